@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -21,9 +21,6 @@ from nodeready.reports.registry import names
 from nodeready.text import now
 from nodeready.transport.base import Request, new_nonce
 from nodeready.transport.look import Look
-
-if TYPE_CHECKING:
-    pass
 
 
 def _installed(

@@ -22,8 +22,6 @@ from nodeready.subjects.result import Page
 
 #: Longer lines of prose are hard to read.
 _WIDEST = 90
-
-
 _DEFAULTS = {field.name: field.default for field in fields(Policy)}
 
 

@@ -7,7 +7,6 @@ Nagios reads at most 8 KiB of a plugin's output, and takes the text after a ``|`
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit
 from nodeready.reports.findings import AuditFinding, errors, findings, outlier_line
@@ -15,9 +14,6 @@ from nodeready.reports.lines import nodes
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.subjects.result import STATUSES
 from nodeready.text import counted, sanitise
-
-if TYPE_CHECKING:
-    pass
 
 #: The words of the exit codes 0 to 3.
 STATES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")

@@ -7,12 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import compress, count
 from operator import ne
-from typing import TYPE_CHECKING, Any, Callable, Generic
+from typing import Any, Callable, Generic
 
 from nodeready.subjects.base import Made
-
-if TYPE_CHECKING:
-    pass
 
 
 def fast_replace(instance: Made, **fields: Any) -> Made:

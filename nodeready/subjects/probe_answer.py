@@ -24,8 +24,6 @@ MAX_ANSWER_BYTES = 8 * 1024 * 1024
 
 #: Maximum bytes of a section, so that reading one takes a bounded time.
 SECTION_BYTES = 1 << 20
-
-
 _STATUS = re.compile(r"[0-9]{1,3}\n?")
 
 

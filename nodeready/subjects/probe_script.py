@@ -22,8 +22,6 @@ TOGETHER_S = 5
 #: At most this part of the whole script's time, so that they can run in parallel afterwards when
 #: the shell did not finish.
 QUICK_S = 10
-
-
 _QUICK_PART = 2 / 3
 
 

@@ -11,8 +11,6 @@ from nodeready.subjects.result import Result
 
 #: The only statuses that can be waived: a value that was not observed cannot be accepted.
 WAIVABLE = ("fail", "warn")
-
-
 _WORD = "waived: "
 
 

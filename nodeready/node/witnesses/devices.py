@@ -539,8 +539,6 @@ def message_of(text: str, ago_s: float) -> Message | None:
 
 
 _DRIVERS = ("NVRM: ", "nvidia-nvswitch", "nvidia ", "amdgpu", "[drm", "kfd kfd: ", "pcieport ")
-
-
 _HEX = "[0-9a-fA-F]"
 _XID = re.compile(
     rf"NVRM: Xid \(PCI:({_HEX}{{4,8}}):({_HEX}{{2}}):({_HEX}{{2}})[^)]*\): (\d{{1,5}})\b"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nodeready.subjects.gpus.amd_json import (
     Reader,
@@ -13,9 +13,6 @@ from nodeready.subjects.gpus.amd_json import (
 )
 from nodeready.subjects.gpus.gpu import Gpu, PciGpu
 from nodeready.subjects.iommu.instincts import MODELS
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

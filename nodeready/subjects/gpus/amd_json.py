@@ -6,11 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    pass
-
+from typing import Any, TypeVar
 
 Json = dict[str, Any]
 
@@ -20,8 +16,6 @@ _Value = TypeVar("_Value")
 
 #: GT/s of each generation of PCI Express.
 _GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
-
-
 _MEGABYTES = {"B": 1 / (1 << 20), "KB": 1 / 1024, "MB": 1.0, "GB": 1024.0, "TB": 1024.0 * 1024}
 
 

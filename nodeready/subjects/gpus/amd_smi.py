@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nodeready.subjects.gpus.amd_gpu import (
     AmdGpu,
@@ -40,10 +40,6 @@ from nodeready.subjects.gpus.amd_json import (
 from nodeready.subjects.gpus.gpu import Gpu, Link
 from nodeready.subjects.gpus.kfd import Kfd, idle
 from nodeready.subjects.iommu.instincts import MODELS
-
-if TYPE_CHECKING:
-    pass
-
 
 # amd-smi's violation -> the reason for a lower clock, as `Gpu.throttle` names it. Power (ppt) is
 # left out: under load, a GPU is meant to run at its power limit.

@@ -12,17 +12,9 @@ from nodeready.subjects.gpus.gpu import Gpus, KernelFault
 from nodeready.subjects.result import Result, check, fail, na, ok, unknown, warn
 
 _NODE = (xids.ISOLATE, xids.REBOOT, xids.RESET)
-
-
 _VENDOR = "open a case with the vendor if it comes back"
-
-
 _RELOAD = "load the driver's module anew, or reboot: programs of another version asked for it"
-
-
 _NO_ADDRESS = "set Above 4G Decoding in the firmware's setup, or pci=realloc=on, then reboot"
-
-
 _KEEP_LOG = (
     "read the older lines by hand (/var/log/kern.log, a log server); from the next boot on: "
     "systemd-journald, or log_buf_len=16M on the kernel's command line"

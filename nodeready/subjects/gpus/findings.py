@@ -14,14 +14,8 @@ from nodeready.subjects.result import Result, fail, na, ok, some, unknown
 
 #: The kernel driver that a vendor's tool works with.
 DRIVERS = {"nvidia": "nvidia", "amd": "amdgpu"}
-
-
 _GUEST_DRIVERS = ("pci-stub", "pciback", "xen-pciback")
-
-
 _DISPLAY = "0300"
-
-
 _SHOWN = 4
 
 

@@ -12,18 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from nodeready.subjects.gpus.amd_json import degrees
 from nodeready.subjects.gpus.gpu import GpuProcess
 
-if TYPE_CHECKING:
-    pass
-
-
 _ROOT = "/sys/class/kfd/kfd"
-
-
 DRIVER = "/sys/bus/pci/drivers/amdgpu"
 
 

@@ -36,14 +36,8 @@ _ROUNDED = 0.98
 # A bridge between two cards carries four links of each (H100 NVL and PCIe, A100 PCIe product
 # briefs: three bridges, twelve links).
 _BRIDGED = re.compile(r"\b[AH]100\b.*\b(?:PCIe|NVL)\b")
-
-
 _BRIDGE = 4
-
-
 _PAIRED = re.compile(r"\bH100 NVL\b")
-
-
 _READS = ("links", "uuid", "virtual")
 
 
@@ -204,11 +198,7 @@ def nvlink(observed: Gpus, policy: Policy) -> Result:
 
 
 _START = "systemctl start nvidia-fabricmanager, of the driver's own version; see its log"
-
-
 _HEAL = "see the logs of the fabric manager and of NVLSM; drain, then reset the node's GPUs"
-
-
 _FABRIC_READS = ("fabric_state", "fabric_status", "fabric_faults", "fabric_clique")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess
 from nodeready.subjects.gpus.nvidia_xml import (
@@ -26,10 +25,6 @@ from nodeready.subjects.gpus.nvidia_xml import (
     own_elements,
     plain_word,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 _REASONS = (
     "hw_slowdown",
@@ -75,8 +70,6 @@ _COMPUTE = {
 
 
 _JOINED = {name: name for name in ("completed", "in progress", "not started")}
-
-
 _PAGES = [
     f"retired_pages/{kind}_bit_retirement/retired_count" for kind in ("multiple_single", "double")
 ]

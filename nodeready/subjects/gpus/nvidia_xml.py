@@ -48,21 +48,13 @@ ERRORS = (
 
 #: Introduced in an unknown driver release: absence means unsupported.
 ANY_DRIVER = 10**6
-
-
 SWITCH = {"enabled": "on", "disabled": "off"}
-
-
 YES = {"yes": True, "no": False}
-
-
 ACTIVE = {"active": True, "not active": False}
 
 
 # A count, and in which unit: 31 C, 16x, 2560 bank(s), 700.00 W.
 _NUMBER = re.compile(r"(-?[0-9]{1,15})(?:\.[0-9]{1,9})?(?: ?(?:C|x|W|MiB|(?:bank|group)\(s\)))?")
-
-
 T = TypeVar("T")
 
 
@@ -83,14 +75,8 @@ _MOST = (1 << 32) - 1
 #: Lanes of a PCIe link (0: the tool's word for none), and its generations; what a sensor of a chip
 #: can show in C, and what T.Limit can. A register that cannot be read is all ones: 255, 65535, -1.
 LANES = range(33)
-
-
 GENERATIONS = range(8)
-
-
 DEGREES = range(-60, 200)
-
-
 DEGREES_LEFT = range(-200, 200)
 
 

@@ -19,14 +19,8 @@ if TYPE_CHECKING:
 # Boards on which the links are connected by construction. The others are cards: a bridge between
 # two of them is an option, and an NVL is a pair of cards (product names as recordings have them).
 _BOARD = re.compile(r"\bSXM[0-9]?\b|\bHBM3\b|\bG?B[123]00\b|\bH(?:20|20-3e|100|200|800)\b")
-
-
 _CARD = re.compile(r"\bPCIe\b|\bNVL\b|\bHBM2e\b")
-
-
 _SWITCHED = re.compile(r"\bG?B[123]00\b")
-
-
 _FABRIC_JOINED = ("completed", "in progress")
 
 
@@ -47,17 +41,9 @@ def switched(gpu: Gpu) -> bool:
 
 
 NVLINK = "nvidia-smi nvlink"
-
-
 _MAX_LINKS = 64
-
-
 _GPU = re.compile(r"GPU [0-9]{1,4}: [^(]{0,200}\(UUID: (\S{1,80})\)")
-
-
 _LINK = re.compile(r"\s+Link ([0-9]{1,3}): (\S.{0,79})")
-
-
 _SPEED = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) GB/s")
 
 

@@ -25,11 +25,7 @@ CLASSES = ("0300", "0302", "0380", "1200")
 
 #: PCI class "other bridge": with NVIDIA's vendor id, an NVSwitch.
 _SWITCH_CLASS = "0680"
-
-
 _DEVICES = "/sys/bus/pci/devices"
-
-
 _ATTRIBUTES = (
     "vendor",
     "class",
@@ -56,8 +52,6 @@ _LINE = re.compile(
 
 
 _VERSION = "/proc/driver/nvidia/version"
-
-
 _MODULE_VERSION = "/sys/module/nvidia/version"
 
 
@@ -129,8 +123,6 @@ def _driver(lines: Iterable[str]) -> str | None:
 #: Errors that a sound bus has as well: a request for a function that is not there, which the
 #: search for devices makes (PCIe base specification, Unsupported Request).
 _HARMLESS = ("UnsupReq", "Undefined")
-
-
 _AER = re.compile(r"([A-Za-z_]{2,24}) ([0-9]{1,9})")
 
 

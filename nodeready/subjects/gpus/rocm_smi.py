@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nodeready.subjects.gpus.amd_gpu import (
     AmdGpu,
@@ -31,9 +31,6 @@ from nodeready.subjects.gpus.amd_json import (
     whole,
 )
 from nodeready.subjects.gpus.kfd import Kfd, idle
-
-if TYPE_CHECKING:
-    pass
 
 
 def cards(printed: str) -> dict[int, dict[str, Any]]:

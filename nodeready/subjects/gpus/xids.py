@@ -13,11 +13,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
 
 #: The device or its slot needs hands: drain the node and open a case.
 ISOLATE = "ISOLATE"
@@ -41,8 +36,6 @@ APPLICATION = "APPLICATION"
 
 #: The actions, the gravest first.
 ACTIONS = (ISOLATE, REBOOT, RESET, MONITOR, APPLICATION)
-
-
 _CATALOG = "NVIDIA Xid catalog"
 
 
@@ -190,8 +183,6 @@ def lookup(code: int) -> Xid:
 # The severity stands behind the unit (``NETIR_LINK_EVT  Fatal   XC1 i0 Link 04 (…)``), and no
 # comma behind it. The name of a process stands in front, and can be any word: ``name=Fatal, ``.
 FATAL = "[A-Z0-9_)] +Fatal( [^,]*)?$"
-
-
 _DEMANDS = {"none": "", "reboot": REBOOT, "reset": RESET, "flr": RESET, "drain": RESET}
 
 

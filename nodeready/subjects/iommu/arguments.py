@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from nodeready.subjects.base import Line, kernel_arguments
-
-if TYPE_CHECKING:
-    pass
-
 
 #: Options whose values add up: a second token of such an option contradicts nothing.
 REPEATABLE = frozenset({"pci", "console", "earlycon", "modprobe.blacklist", "rd.driver.blacklist"})
@@ -23,16 +19,12 @@ REPEATABLE = frozenset({"pci", "console", "earlycon", "modprobe.blacklist", "rd.
 
 #: The variables that become the command line, in this order (grub-mkconfig's 10_linux).
 VARIABLES = ("GRUB_CMDLINE_LINUX", "GRUB_CMDLINE_LINUX_DEFAULT")
-
-
 _ASSIGNMENT = re.compile(
     rf"\s*(?:export\s+)?({'|'.join(reversed(VARIABLES))})=(.*?)\r?$", re.DOTALL
 )
 
 
 _PIECE = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|\\(.)|([^\s\"'\\;&|<>()#`]+)", re.DOTALL)
-
-
 _REFERENCE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 
 

@@ -8,11 +8,6 @@ drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c (Arcturus and Aldebaran), and pci.ids.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
 
 #: AMD's graphics and accelerators (its CPUs and chipsets are 0x1022).
 VENDOR = "0x1002"

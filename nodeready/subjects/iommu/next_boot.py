@@ -6,37 +6,18 @@ import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from nodeready.subjects.base import Line, kernel_arguments
 from nodeready.subjects.iommu.arguments import expand
 
-if TYPE_CHECKING:
-    pass
-
-
 #: Where update-grub, grub2-mkconfig and the installers of RHEL put GRUB's own file.
 GRUB_CFG = ("/boot/grub/grub.cfg", "/boot/grub2/grub.cfg", "/boot/efi/EFI/*/grub.cfg")
-
-
 ENTRIES = "/boot/loader/entries"
-
-
 GRUBENV = ("/boot/grub2/grubenv", "/boot/grub/grubenv")
-
-
 _LINUX = re.compile(r"\s*linux(?:16|efi)?\s+\S+\s*(.*)$", re.DOTALL)
-
-
 _MENU = re.compile(r"\s*(menuentry|submenu|function)\s+(.*)$", re.DOTALL)
-
-
 _WORD = re.compile(r"(?:'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.|[^\s'\"\\])+", re.DOTALL)
-
-
 _BEGIN = re.compile(r"### BEGIN (\S+) ###")
-
-
 LOADER_CONF = "/boot/loader/loader.conf"
 
 

@@ -34,8 +34,6 @@ from nodeready.subjects.result import (
 )
 
 _DEPLOY = "nodeready deploy INVENTORY --only"
-
-
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 
 _SETTINGS = ("ptrace_scope", "packages", "py_spy_version")

@@ -47,17 +47,9 @@ Files = Mapping[str, Mapping[str, str]]
 
 
 _EMPTY_GID = re.compile(r"[0:]*$")
-
-
 _NET = "device/net/"
-
-
 _PORT_LINE = re.compile(r"ports/([0-9]{1,3})(?:/|$)")
-
-
 _NUMBER = re.compile(r"(?:[0-9]{1,20}|0x[0-9a-fA-F]{1,16})")
-
-
 _RATE = re.compile(r"(?<![0-9.])([0-9]{1,5}(?:\.[0-9]{1,2})?) ?G")
 
 
@@ -217,22 +209,14 @@ def gbps(text: str) -> float | None:
 #: Lanes that a link can have, and GT/s of the generations of PCI Express (PCI Express Base
 #: Specification, Link Status Register; Linux' drivers/pci/probe.c, pcie_link_speed).
 _LANES = {str(lanes): lanes for lanes in (1, 2, 4, 8, 12, 16, 32)}
-
-
 _SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0, 128.0)
-
-
 _SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9])?) GT/s(?: PCIe)?")
 
 
 #: The kernel's words for a link that the device does not describe: a virtual function (registers
 #: of zeros), one that a hypervisor made. 255: PCIE_LNK_WIDTH_UNKNOWN of include/linux/pci.h.
 _NO_LANES = {"current_link_width": ("0",), "max_link_width": ("0", "255")}
-
-
 _NO_SPEED = ("Unknown", "Unknown speed")
-
-
 _LINK = ("current_link_width", "max_link_width", "current_link_speed", "max_link_speed")
 
 

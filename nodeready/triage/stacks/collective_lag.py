@@ -588,8 +588,6 @@ MAX_GROUP_RANKS = 512
 
 #: Names of the process group of all ranks in the watchdog's lines.
 _DEFAULT_GROUP_NAMES = ("default_pg", "a process group")
-
-
 _P2P = re.compile(r"(?:\w+:)?(send|recv) (\d{1,7})(->|<-)(\d{1,7})")
 
 
