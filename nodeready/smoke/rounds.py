@@ -40,6 +40,7 @@ from nodeready.smoke.knowledge import (
 from nodeready.smoke.outcomes import collective_outcome, pair_outcome, port_holder
 from nodeready.smoke.participants import Participants
 from nodeready.transport.base import mistake
+from nodeready.transport.channels import join_all
 
 #: Bytes of the collectives whose results are checked, and of the one whose bandwidth counts.
 _SMALL = 4 << 10
@@ -349,12 +350,7 @@ class TestRounds:
 
         title = self._title(tests)
         with self.nodes.progress(title, {name for t in ready for name in t.orders}) as done:
-            jobs = [gevent.spawn(run_test, ordered) for ordered in ready]
-            try:
-                gevent.joinall(jobs)
-            except BaseException:
-                gevent.killall(jobs, block=False)
-                raise
+            join_all([gevent.spawn(run_test, ordered) for ordered in ready])
         if is_sweep and not all(outcome and outcome.ok for outcome in results.values()):
             # A target has no order, so its loss is not noticed yet.
             self.channels.drop_dead()

@@ -212,6 +212,17 @@ _FILE_LINE = re.compile(
 _NUMBERS = {str(number): number for number in range(1, 1000)}
 
 
+def files_by_name(directories: Iterable[str], paths: Iterable[str]) -> dict[str, str]:
+    """Base name -> its file of the first directory that has one, in byte order of the names."""
+    first: dict[str, str] = {}
+    for directory in directories:
+        for path in paths:
+            parent, _, name = path.rpartition("/")
+            if parent == directory:
+                first.setdefault(name, path)
+    return dict(sorted(first.items(), key=lambda item: item[0].encode("utf-8", "surrogateescape")))
+
+
 def file_lines(text: str) -> Iterator[Line]:
     """The lines that nr_lines printed (``/path:number:text``); other lines are skipped.
 

@@ -23,7 +23,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import Line, Output, Section, by_path, file_lines, kernel_arguments
+from nodeready.subjects.base import (
+    Line,
+    Output,
+    Section,
+    by_path,
+    file_lines,
+    files_by_name,
+    kernel_arguments,
+)
 from nodeready.subjects.own_files import beatable
 from nodeready.subjects.result import Result, ok, warn
 
@@ -177,17 +185,6 @@ class SysctlFiles:
     cmdline: Mapping[str, str] = field(default_factory=dict)
 
 
-def _applied(paths: Iterable[str]) -> list[str]:
-    """The unmasked files of the directories, in the order in which they are applied."""
-    by_name: dict[str, str] = {}
-    for directory in DIRECTORIES:
-        for path in paths:
-            parent, _, name = path.rpartition("/")
-            if parent == directory:
-                by_name.setdefault(name, path)
-    return [by_name[name] for name in sorted(by_name, key=lambda n: n.encode(errors="replace"))]
-
-
 _SWAPPED = str.maketrans("./", "/.")
 
 
@@ -293,7 +290,8 @@ def parse(output: Output) -> SysctlFiles:
     tuned = _options(
         line for path in reversed(profiles) for line in section(lines[path], "sysctl")
     )
-    order = _applied(paths)
+    # Unmasked files, in the order in which they are applied.
+    order = list(files_by_name(DIRECTORIES, paths).values())
     manual = [*order, SYSCTL_CONF] if SYSCTL_CONF in paths else order
     # tuned reads /etc/sysctl.conf last of all, as procps does.
     boot_order = order if systemd and not (tuned and reapply) else manual

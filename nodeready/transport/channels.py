@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import gevent
@@ -22,6 +22,15 @@ from nodeready.transport.base import Carrier, NodeChannel, Request
 Row = TypeVar("Row")
 #: Seconds for closing the channels of all nodes.
 _CLOSE_S = 5
+
+
+def join_all(jobs: Sequence[gevent.Greenlet[..., Any]]) -> None:
+    """Wait for all of them; an interrupt ends them first."""
+    try:
+        gevent.joinall(jobs)
+    except BaseException:
+        gevent.killall(jobs, block=False)
+        raise
 
 
 class Channels:
@@ -59,12 +68,7 @@ class Channels:
             except Exception as problem:  # noqa: BLE001 - as everywhere
                 self.lose(name, f"internal error: {type(problem).__name__}: {problem}")
 
-        jobs = [gevent.spawn(guarded, name) for name in names]
-        try:
-            gevent.joinall(jobs)
-        except BaseException:
-            gevent.killall(jobs, block=False)
-            raise
+        join_all([gevent.spawn(guarded, name) for name in names])
 
     def lose(self, name: str, reason: str, evidence: str = "") -> None:
         """The node takes no part any more. It costs itself, not those that tried it."""

@@ -12,6 +12,7 @@ from nodeready.subjects.base import (
     PAM_DIRECTORIES,
     Line,
     by_path,
+    files_by_name,
 )
 from nodeready.subjects.own_files import beatable
 
@@ -175,17 +176,6 @@ def _value(text: str, item: str) -> int | None:
     # strtoull: what follows the digits is ignored, a negative number wraps around.
     value = int(match[0]) % 2**64 if len(match[0]) < 21 else UNLIMITED
     return min(value * ITEMS[item], UNLIMITED)
-
-
-def files_by_name(directories: Iterable[str], paths: Iterable[str]) -> dict[str, str]:
-    """Base name -> its file of the first directory that has one, in byte order of the names."""
-    first: dict[str, str] = {}
-    for directory in directories:
-        for path in paths:
-            parent, _, name = path.rpartition("/")
-            if parent == directory:
-                first.setdefault(name, path)
-    return dict(sorted(first.items(), key=lambda item: item[0].encode("utf-8", "surrogateescape")))
 
 
 def _reading_order(paths: Iterable[str]) -> list[str]:

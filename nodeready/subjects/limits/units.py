@@ -10,8 +10,9 @@ from typing import ClassVar
 from nodeready.subjects.base import (
     Line,
     by_path,
+    files_by_name,
 )
-from nodeready.subjects.limits.pam import ITEMS, UNLIMITED, files_by_name
+from nodeready.subjects.limits.pam import ITEMS, UNLIMITED
 from nodeready.subjects.own_files import beatable
 
 # --- The limits that systemd gives to a service: its unit file and its drop-ins.

@@ -17,6 +17,7 @@ from nodeready.subjects.proof.facts import (
     SessionLimits,
 )
 from nodeready.subjects.proof.preconditions import (
+    DEPLOY_ONLY,
     observation,
     other_sessions,
 )
@@ -31,8 +32,6 @@ from nodeready.subjects.result import (
     ok,
     warn,
 )
-
-_DEPLOY = "nodeready deploy INVENTORY --only"
 
 
 def _follows_policy(core: ProvedCore, policy: Policy) -> bool:
@@ -63,7 +62,7 @@ def _limit(check: str, expected: str, observed: Proved, policy: Policy) -> Resul
         low = low_limits(has.opener, {"core": limit_text(has.core, "core")}, has, least, observed)
         if low.fix:
             return fail(check, expected, f"{actual}: {low.cause}", low.source, low.fix)
-    return fixable(check, expected, actual, "", f"{_DEPLOY} limits")
+    return fixable(check, expected, actual, "", f"{DEPLOY_ONLY} limits")
 
 
 def _directory(place: CoreDirectory, name: str, missing: int) -> tuple[str, str]:
@@ -171,7 +170,7 @@ def _crashed(observed: Proved, policy: Policy) -> Result:
     if crash.skipped or crash.stray or not crash.is_complete:
         actual, fix = _cause(crash, observed.user_name)
         judged = fail if fix else fixable
-        return judged(check, expected, actual, "", fix or f"{_DEPLOY} core_dumps")
+        return judged(check, expected, actual, "", fix or f"{DEPLOY_ONLY} core_dumps")
     if not _follows_policy(crash, policy):
         lands = f"in {crash.path.rpartition('/')[0]}"
         if crash.handler:
@@ -179,7 +178,7 @@ def _crashed(observed: Proved, policy: Policy) -> Result:
         elif not crash.pattern.startswith("/"):
             lands = "in whatever directory the process works in"
         actual = f"{lands}: core_pattern is {crash.pattern}"
-        return fixable(check, expected, actual, "", f"{_DEPLOY} core_dumps")
+        return fixable(check, expected, actual, "", f"{DEPLOY_ONLY} core_dumps")
     if crash.leftover:
         return warn(check, expected, f"our own is left: {crash.leftover}", "", "remove it")
     return ok(check, expected)

@@ -19,6 +19,7 @@ from nodeready.subjects.proof.facts import (
     User,
 )
 from nodeready.subjects.proof.preconditions import (
+    DEPLOY_ONLY,
     observation,
     other_sessions,
 )
@@ -33,7 +34,6 @@ from nodeready.subjects.result import (
     unknown,
 )
 
-_DEPLOY = "nodeready deploy INVENTORY --only"
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 
 _SETTINGS = ("ptrace_scope", "packages", "py_spy_version")
@@ -71,10 +71,10 @@ def _refused(
     causes += ["CAP_SYS_PTRACE is missing"] if lacks and not root else []
     actual = f"refused{also if not root else ''}: {' and '.join(causes)}{also if root else ''}"
     if yama == 3:
-        fix = f"{_DEPLOY} ptrace, then reboot the node"
+        fix = f"{DEPLOY_ONLY} ptrace, then reboot the node"
         return fail(check, expected, actual, _YAMA, fix)
     if yama > policy.ptrace_scope or (guards.deny_ptrace and not root):
-        return fixable(check, expected, actual, _YAMA if yama else "", f"{_DEPLOY} ptrace")
+        return fixable(check, expected, actual, _YAMA if yama else "", f"{DEPLOY_ONLY} ptrace")
     if yama:
         fix = "ptrace_scope: 0 in the policy lets the job's user attach"
         return fail(check, expected, actual, _YAMA, fix)
@@ -103,7 +103,7 @@ def _missing(check: str, expected: str, tool: str, policy: Policy) -> Result:
         return na(check, "no py-spy, and the policy leaves it alone")
     if tool != "py-spy" and tool not in policy.packages:
         return na(check, f"no {tool}, and it is not among the policy's packages")
-    return fixable(check, expected, f"{tool} is not installed", "", f"{_DEPLOY} debug_tools")
+    return fixable(check, expected, f"{tool} is not installed", "", f"{DEPLOY_ONLY} debug_tools")
 
 
 def _broken(
@@ -116,7 +116,7 @@ def _broken(
     if attempt.rc == NO_START:
         actual, fix = (
             f"{attempt.tool} does not start: {attempt.complaint}",
-            f"{_DEPLOY} debug_tools",
+            f"{DEPLOY_ONLY} debug_tools",
         )
         if attempt.complaint == NOEXEC:
             fix = MAY_EXECUTE.format(attempt.tool)

@@ -18,6 +18,9 @@ from nodeready.subjects.result import Result, na, unknown
 
 _T = TypeVar("_T")
 
+#: Of a fix that is another subject's deploy: the command, for the subject's name to follow.
+DEPLOY_ONLY = "nodeready deploy INVENTORY --only"
+
 
 def observation(check: str, observed: Proved, field: str, kind: type[_T]) -> _T | Result:
     """The observation in this field of `Proved`, or the result of a check without it."""
