@@ -14,7 +14,7 @@ from nodeready.cli.conversations import ask_with_progress
 from nodeready.cli.options import Refused, asking, format_option, option, output_directory
 from nodeready.cli.screen import Screen, show
 from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
-from nodeready.node.stacks.program import Config
+from nodeready.node.stacks.program import StacksConfig
 from nodeready.policy import Policy
 from nodeready.reports.registry import FORMATS, names
 from nodeready.text import now
@@ -63,7 +63,7 @@ def _grouped(
 
 def _captured(
     nodes: Targets,
-    config: Config,
+    config: StacksConfig,
     screen: Screen,
     *,
     native: bool,
@@ -101,7 +101,7 @@ def _for_a_check(source: str | None, form: str, output: str | None) -> None:
         raise Refused("--check: keeps no stacks; take -o out")
 
 
-def _checked(nodes: Targets, config: Config, screen: Screen, form: str) -> int:
+def _checked(nodes: Targets, config: StacksConfig, screen: Screen, form: str) -> int:
     """Show what the job offers for debugging; returns the exit code."""
     started = now()
     config = replace(config, check=True, samples=1)
@@ -163,8 +163,12 @@ def _own_directory(output: str | None) -> Path | None:
 
 
 def _nodes(
-    inventory: str | None, local: bool, options: TargetOptions, config: Config, screen: Screen
-) -> tuple[Targets, Config]:
+    inventory: str | None,
+    local: bool,
+    options: TargetOptions,
+    config: StacksConfig,
+    screen: Screen,
+) -> tuple[Targets, StacksConfig]:
     """The way to the nodes, and what is asked for there."""
     if local:
         nodes = local_targets(Policy())
@@ -180,7 +184,7 @@ def _nodes(
     return nodes, replace(config, job=job, owner=owner, tag=nodes.transport.tag)
 
 
-def _capture(nodes: Targets, config: Config, screen: Screen) -> Captured:
+def _capture(nodes: Targets, config: StacksConfig, screen: Screen) -> Captured:
     """Both rounds; the nodes that gave no answer are kept for ``--limit @last-failed``."""
     captured = capture(ask_with_progress(nodes.transport, screen), nodes.transport.nodes, config)
     failed = [*captured.unreached, *captured.mistaken]

@@ -112,7 +112,7 @@ class _Watcher:
         Raises Refused where several users claim the job and its owner is unknown.
         """
         carrier, owner_options = self.nodes.transport, {"user": self.user, "owner": self.owner}
-        config = motion.Config("", carrier.tag, watching.LIMIT_S, self.job, **owner_options)
+        config = motion.MotionConfig("", carrier.tag, watching.LIMIT_S, self.job, **owner_options)
         # It runs unattended: progress would fill the log.
         ask = ask_with_progress(carrier, Screen("never", quiet=True))
         look = watching.take(ask, carrier.nodes, config, time.monotonic())

@@ -307,7 +307,7 @@ def _trace() -> tuple[str, Iterator[str]]:
 
     transport = Local()
     (node,) = transport.nodes
-    config = program.Config(new_nonce(), transport.tag, STACKS_S, samples=1)
+    config = program.StacksConfig(new_nonce(), transport.tag, STACKS_S, samples=1)
     conversations: dict[Key, Conversation[Any]] = {
         node: once(request(node, program.__name__, config))
     }

@@ -26,7 +26,7 @@ __all__ = ["NO_PYTHON", "Program", "closure", "imports", "is_package", "program"
 
 
 def _place(name: str) -> Any:
-    """The place of a package of nodeready, by its dotted name."""
+    """The folder of a package of nodeready, by its dotted name."""
     path: Any = resources.files("nodeready")
     for word in name.split(".")[1:]:
         path = path.joinpath(word)
@@ -47,7 +47,7 @@ def _source(name: str) -> str | None:
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """All statements that can run; those under TYPE_CHECKING cannot."""
+    """All statements except those under TYPE_CHECKING, which never run."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue
@@ -56,7 +56,7 @@ def _statements(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def imports(source: str) -> set[str]:
-    """The dotted names that a module imports: a module's, and ``MODULE.NAME`` of what it takes."""
+    """The dotted names that a module imports: ``MODULE``, and ``MODULE.NAME`` for each name."""
     names: set[str] = set()
     for node in _statements(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -76,7 +76,7 @@ def _parents(name: str) -> Iterator[str]:
 def closure(roots: Iterable[str], without: Iterable[str] = ()) -> dict[str, str]:
     """The modules of nodeready that these (dotted names) need, each with its source.
 
-    without: those that are left out, with what only they import
+    without: modules that are left out, with the modules that only they import
     """
     sources: dict[str, str] = {}
     todo, left_out = list(roots), frozenset(without)
@@ -102,27 +102,28 @@ def is_package(name: str) -> bool:
 
 # --- The program as one text, and the script that starts it.
 
-# Where a Python may be: the interpreter of the platform is often older than 3.9.
+# Programs that may be Python 3.9 or newer: the platform's own interpreter is often older.
 PYTHONS = (
     "python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.9",
     "/usr/libexec/platform-python",
 )  # fmt: skip
 
-# Without what a user or a site has added to it, and without writing compiled modules beside it.
-_ALONE = "-I -S -B -c"
+# Without a user's or a site's additions, and without writing compiled modules.
+_ISOLATED = "-I -S -B -c"
 
 # Reads the program from a file descriptor and runs it; what follows stays there, or becomes the
-# program's input. Its words: the descriptor, the number, whether there is more, the run's tag.
+# program's input. Its words: the descriptor, the size of the program's text, whether the
+# descriptor becomes the program's input, the run's tag.
 _START = """
 import os, sys
-number, left, more = map(int, sys.argv[1:4])
+number, size, is_input = map(int, sys.argv[1:4])
 text = bytearray()
-while len(text) < left:
-    piece = os.read(number, left - len(text))
-    if not piece:
+while len(text) < size:
+    chunk = os.read(number, size - len(text))
+    if not chunk:
         sys.exit("cut off")
-    text += piece
-if more:
+    text += chunk
+if is_input:
     os.dup2(number, 0)
 if number:
     os.close(number)
@@ -147,8 +148,9 @@ sys.dont_write_bytecode = True
 from nodeready.node import payload
 payload.HERE = MAIN, TEXT, PACKAGES
 main = importlib.import_module(MAIN)
+config_class = getattr(importlib.import_module(CONFIG_CLASS[0]), CONFIG_CLASS[1])
 CONFIG = {key: tuple(v) if isinstance(v, list) else v for key, v in CONFIG.items()}
-main.main(main.Config(**CONFIG), **HOW)
+main.main(config_class(**CONFIG), **HOW)
 """
 
 #: On a node: which program this is, its compressed modules, and which of them are packages.
@@ -179,15 +181,17 @@ class Program(NamedTuple):
 def text(main: str, config: Any, **how: object) -> str:
     """The program as Python source on one line of ASCII: ``MAIN.main(config, **how)``.
 
-    main:   the dotted name of a module with ``main`` and the dataclass ``Config``
-    config: such a dataclass, of plain values and tuples
+    main:   the dotted name of a module with ``main``
+    config: a dataclass of plain values and tuples, from a module that ``main``'s module imports
     how:    plain values
     """
     modules, packages = _modules(main)
+    config_class = type(config)
     return (
         "import base64,json,zlib;"
         f"MAIN={main!r};TEXT={modules!r};PACKAGES={packages!r};"
         "SOURCES=json.loads(zlib.decompress(base64.b85decode(TEXT)));"
+        f"CONFIG_CLASS={(config_class.__module__, config_class.__name__)!a};"
         f"CONFIG={dataclasses.asdict(config)!a};HOW={how!a};"
         f"exec({_BOOT!r})"
     )
@@ -214,21 +218,21 @@ def program(
     within = "" if first else f"timeout -k {KILL_AFTER_S} {config.limit_s + 1} "
     old = "import sys; sys.exit(sys.version_info < (3, 9))"
     source = text(main, config, **how)
-    # What starts a program inside of another has the nonce in no command line: it needs none.
+    # A program that another program starts gets no nonce here: a command line is public.
     none = NO_PYTHON if first else f"{config.nonce} {NO_PYTHON}"
-    # The error of the first Python tells why: that Python runs this program's parent.
+    # The first Python runs this program's parent, so its error is the reason.
     reason = '": $nr_why"' if first else ""
     words = join([str(descriptor), str(len(source)), str(int(stdin)), config.tag])
     script = f"""
     nr_python= nr_why=
     for nr_name in {join([first or PYTHONS[0], *PYTHONS])}; do
-        if nr_said=$("$nr_name" {_ALONE} {quote(old)} 2>&1); then nr_python=$nr_name; break; fi
+        if nr_said=$("$nr_name" {_ISOLATED} {quote(old)} 2>&1); then nr_python=$nr_name; break; fi
         nr_why=${{nr_why:-$nr_said}}
     done
     if [ -z "$nr_python" ]; then
         echo {quote(none)}{reason}
         exit 0
     fi
-    exec {within}"$nr_python" {_ALONE} {quote(_START)} {words}
+    exec {within}"$nr_python" {_ISOLATED} {quote(_START)} {words}
     """
     return Program(script, source)

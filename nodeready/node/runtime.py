@@ -1,7 +1,7 @@
-"""The processes that a program on a node starts: started, watched, and certain to end.
+"""The processes that a program on a node starts and watches, and that certainly end.
 
-Only what was started here is ever touched: signalled, traced, waited for. `ProcessSupervisor`
-holds all processes of one run; `ForkedWorker` does work that may hang in the kernel.
+Only these processes are ever signalled, traced or waited for. `ProcessSupervisor` holds all
+processes of one run; `ForkedWorker` does work that may hang in the kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nodeready.node.users_file import Rights
 
 
 def hold_streams() -> None:
-    """Open 0, 1 and 2 where a profile closed them: one of our files would get the number."""
+    """Open 0, 1 and 2 if a profile closed them: one of our files would get such a number."""
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:
         pass
     os.close(number)
@@ -51,9 +51,9 @@ def _process_stat(pid: int) -> tuple[int, int, int]:
 
 
 def _kill(pid: int, start: int) -> None:
-    """Kill the process that began then; its number may be another's by now. Raises OSError."""
+    """Kill the process with this start time, unless another has its pid now. Raises OSError."""
     held = -1
-    # Not in every Python, and not before Linux 5.3: there, a moment is left between the two.
+    # Missing in some Pythons and before Linux 5.3. Then the pid may be reused before the signal.
     with contextlib.suppress(AttributeError, OSError):
         held = os.pidfd_open(pid)
     try:
@@ -70,13 +70,13 @@ def _kill(pid: int, start: int) -> None:
 
 
 def end_all(pids: set[int]) -> None:
-    """Kill these processes and all that they started, in other sessions, too.
+    """Kill these processes and all that they started, also in other sessions.
 
-    su puts a login into a new session, and does not end it when su is killed. The user can end
-    the login's processes at any moment, and other processes may get their numbers.
+    su puts a login into a new session, and does not end the session when su is killed. The user
+    can end the login's processes at any moment, and other processes may get their pids.
     """
     sessions = set(pids)
-    # Twice: what was started while we looked is in one of the same sessions.
+    # Twice: a process that started during the first turn is in one of the same sessions.
     for _ in range(2 if pids else 0):
         processes: dict[int, tuple[int, int, int]] = {}
         for name in filter(str.isdigit, os.listdir("/proc")):
@@ -94,20 +94,20 @@ def end_all(pids: set[int]) -> None:
                 _kill(pid, processes[pid][2])
 
 
-#: The last word to the watchdog, from a program that was not killed.
+#: The last word to the watchdog, from a program that ends by itself.
 _OVER = "over"
 
 
 class Watchdog:
-    """A process that knows which processes we started, and ends them when we are killed.
+    """A process that ends the processes that we started when we are killed.
 
-    It is there for SIGKILL alone: our handlers get every other signal.
+    It serves only for SIGKILL: our handlers get every other signal.
     """
 
     def __init__(self, after_kill: Callable[[], object] = lambda: None) -> None:
-        """It forks: to be made before any thread is started.
+        """Fork the watchdog, which is only possible before any thread is started.
 
-        after_kill: done by the watchdog when we were killed and our processes have ended
+        after_kill: called by the watchdog when we were killed and our processes have ended
         """
         read, self._write = os.pipe()
         self._pid = os.fork()
@@ -124,15 +124,15 @@ class Watchdog:
             os.write(self._write, word.encode())
 
     def add(self, pid: int) -> None:
-        """This process was started, in a new session."""
+        """Watch this process, which was started in a new session."""
         self._write_line(f"+{pid}\n")
 
     def remove(self, pid: int) -> None:
-        """This process has ended."""
+        """Forget this process, which has ended."""
         self._write_line(f"-{pid}\n")
 
     def close(self) -> None:
-        """Every process has ended, and with that the watchdog's work."""
+        """End the watchdog: every process has ended."""
         self._write_line(f"{_OVER}\n")
         with contextlib.suppress(OSError):
             os.close(self._write)
@@ -141,11 +141,11 @@ class Watchdog:
 
 
 def _run_watchdog(read: int, after_kill: Callable[[], object]) -> None:
-    """The watchdog's process: it reads to the end of the pipe, then ends what is left."""
+    """The watchdog's process: it reads to the end of the pipe, then ends what still runs."""
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # A reader of our output must see it end when we end.
+    # The reader of our output must see its end when we end.
     null = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(null, stream)
@@ -164,17 +164,17 @@ def _run_watchdog(read: int, after_kill: Callable[[], object]) -> None:
 
 # --- The processes of one run.
 
-#: Output of a tool that is kept; the rest is read and dropped.
+#: Bytes of a tool's output that are kept; the rest is read and dropped.
 KEPT_BYTES = 256 * 1024
 
-#: Seconds for a program to start, while everything is ended: it is there in milliseconds.
+#: Seconds for a program that starts while everything ends; it takes milliseconds.
 _STARTING_S = 1.0
 
 #: The frame that a stack of a canary must show.
 FRAME = "nodeready_canary"
 
-# A canary answers each byte of a pipe that only we hold: it ends with us, however we die. If it is
-# stopped then, the kernel kills it (PR_SET_PDEATHSIG). It never lives longer than its alarm.
+# A canary answers each byte of a pipe that only we hold, so it ends when we end. The kernel kills
+# a stopped canary then (PR_SET_PDEATHSIG). No canary lives longer than its alarm.
 _CANARY = f"""
 import os, signal, sys
 signal.alarm(int(sys.argv[2]))
@@ -190,10 +190,10 @@ def {FRAME}():
 {FRAME}()
 """
 
-# What a Python may need to be found and to load its libraries.
-_CANARYS = ("PATH", "LC_ALL", "LD_LIBRARY_PATH")
+# Variables that a Python may need to be found and to load its libraries.
+_CANARY_VARIABLES = ("PATH", "LC_ALL", "LD_LIBRARY_PATH")
 
-#: Gets a process, the stream (1: output, 2: errors), and a piece that the process wrote to it.
+#: Gets a process, the stream (1: output, 2: errors), and the data that the process wrote to it.
 OutputHandler = Callable[["subprocess.Popen[bytes]", int, bytes], None]
 
 
@@ -203,7 +203,10 @@ _PRELOAD = re.compile(r"^ERROR: ld\.so: object '.*\n?", re.M)
 
 @dataclass(frozen=True)
 class Ended:
-    """How a tool ended. rc: its exit status, negative for a signal; None: ended by its limit."""
+    """How a tool ended.
+
+    rc: its exit status, negative for a signal; None: it reached its limit
+    """
 
     rc: int | None
     out: str
@@ -219,14 +222,18 @@ class Ended:
 
 @dataclass(frozen=True)
 class Status:
-    """The state of a process: its letter in /proc/PID/stat ("" when it is gone), its tracer."""
+    """The state of a process.
+
+    state:  its letter in /proc/PID/stat; "": the process has ended
+    tracer: the pid of its tracer; 0: none
+    """
 
     state: str
     tracer: int
 
 
 def status(pid: int) -> Status:
-    """What /proc says of a process."""
+    """The state of a process, from /proc."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             values = dict(row.split(":", 1) for row in file if ":" in row)
@@ -235,29 +242,30 @@ def status(pid: int) -> Status:
     return Status(values["State"].split()[0], int(values["TracerPid"]))
 
 
-def roots_alone(program: str) -> bool:
-    """Whether root alone can change this program, each directory and each link on the way to it.
+def changeable_by_root_only(program: str) -> bool:
+    """Whether only root can change this program, and each directory and link in its path.
 
-    As an ordinary user, True: whom it could be changed by is no matter to root.
+    For an ordinary user it is True, because the program then has no rights of root.
     """
     if os.geteuid():
         return True
-    at, todo, links = "/", program.split("/"), 0
+    path, todo, links = "/", program.split("/"), 0
     try:
-        status = os.lstat(at)
+        status = os.lstat(path)
         while todo:
             name = todo.pop(0)
-            at = os.path.dirname(at) if name == ".." else os.path.join(at, name).rstrip("/") or "/"
-            status = os.lstat(at)
+            path = os.path.dirname(path) if name == ".." else os.path.join(path, name)
+            path = path.rstrip("/") or "/"
+            status = os.lstat(path)
             if status.st_uid:
                 return False
             if stat.S_ISLNK(status.st_mode):
                 links += 1
-                target = os.readlink(at)
-                at = "/" if target.startswith("/") else os.path.dirname(at)
+                target = os.readlink(path)
+                path = "/" if target.startswith("/") else os.path.dirname(path)
                 todo = target.split("/") + todo
             elif links > 40 or stat.S_IMODE(status.st_mode) & 0o1002 == stat.S_IWOTH:
-                # In a sticky directory like /tmp, users cannot move root's files.
+                # In a sticky directory such as /tmp, users cannot move root's files.
                 return False
     except OSError:
         return False
@@ -274,16 +282,18 @@ def responds(canary: subprocess.Popen[bytes]) -> bool:
         if not select.select([canary.stdout], [], [], 2)[0]:
             return False
         return os.read(canary.stdout.fileno(), 1) == b"."
-    except (OSError, ValueError):  # it is gone, or ended by us meanwhile
+    except (OSError, ValueError):  # it has ended, or another thread ended it
         return False
 
 
 class ProcessSupervisor:
-    """Starts the processes of one run, and ends them all. Use as a context manager.
+    """Starts the processes of one run, and ends them all. Use it as a context manager.
 
-    To be made before any thread is started. tag: marks the processes, so that an interrupt finds
-    them; limit_s: seconds until all must have ended; after_kill: what is done after all have ended
-    when this process itself is killed, by another one that is forked here
+    It is created before any thread is started.
+
+    tag:        marks the processes, so that an interrupt finds them
+    limit_s:    seconds until all must have ended
+    after_kill: called by the watchdog when this process was killed and all others have ended
     """
 
     def __init__(
@@ -296,7 +306,7 @@ class ProcessSupervisor:
         self._lock = threading.RLock()
         self._starting, self._over = 0, False
         self._watchdog = Watchdog(after_kill)
-        self._tidy: list[Callable[[], object]] = []
+        self._cleanups: list[Callable[[], object]] = []
 
     def __enter__(self) -> ProcessSupervisor:
         return self
@@ -307,13 +317,13 @@ class ProcessSupervisor:
 
     @property
     def left_s(self) -> float:
-        """Seconds until everything must have ended; at least a little."""
+        """Seconds until everything must have ended; at least 0.2."""
         return max(0.2, self.deadline - time.monotonic())
 
     def start(self, argv: Sequence[str], **how: object) -> subprocess.Popen[bytes]:
-        """Start a program in a new session, so that it can be ended with all it started.
+        """Start a program in a new session, so that it can be ended with its children.
 
-        Raises OSError when it cannot be started.
+        Raises OSError if it cannot be started.
         """
         settings = {
             "stdin": subprocess.DEVNULL,
@@ -345,24 +355,24 @@ class ProcessSupervisor:
         has_begun: Any = None,
         **how: object,
     ) -> Ended:
-        """Run a program to its end, or end it after ``limit_s`` seconds; never longer.
+        """Run a program to its end, or end it after ``limit_s`` seconds.
 
-        on_output: gets each piece of its output (1) and complaints (2) as it comes
-        has_begun: seconds, and a function that tells whether the program has begun by then; if
-                   it has not, it is ended
+        on_output: gets its output (1) and its errors (2) as they come
+        has_begun: seconds, and a function that tells whether the program has begun; a program
+                   that has not begun after these seconds is ended
 
-        Raises OSError when it cannot be started.
+        Raises OSError if it cannot be started.
         """
         began = time.monotonic()
         process = self.start(argv, **how)
         limit_s = min(limit_s, self.left_s)
         first_s = min(limit_s, has_begun[0]) if has_begun else limit_s
-        out, err, is_whole = _read(process, first_s, on_output)
-        if not is_whole and first_s < limit_s and has_begun[1]():
-            more_out, worse, is_whole = _read(process, limit_s - first_s, on_output)
-            out, err = out + more_out, err + worse
+        out, err, is_complete = _read(process, first_s, on_output)
+        if not is_complete and first_s < limit_s and has_begun[1]():
+            more_out, more_err, is_complete = _read(process, limit_s - first_s, on_output)
+            out, err = out + more_out, err + more_err
         rc: int | None = None
-        if is_whole:
+        if is_complete:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 rc = process.wait(timeout=1)
         if rc is None:
@@ -373,16 +383,18 @@ class ProcessSupervisor:
     def canary(self, rights: Rights | None = None) -> subprocess.Popen[bytes]:
         """A Python that waits in the function FRAME, a sibling of the process that inspects it.
 
-        rights: whose it is, where we are root; None: ours.
+        rights: of the canary, if we are root; None: our own
 
-        Raises OSError when it does not come up.
+        Raises OSError if it does not start.
         """
         seconds = str(int(self.left_s) + 2)
         argv = [sys.executable, "-I", "-S", "-B", "-c", _CANARY, self.tag, seconds]
         how: dict[str, object] = {}
         if rights is not None:
-            # Its user can make it leave a core and read that, so it gets none of our environment.
-            environment = {name: os.environ[name] for name in _CANARYS if name in os.environ}
+            # The user can read the canary's core, so it gets none of our environment.
+            environment = {
+                name: os.environ[name] for name in _CANARY_VARIABLES if name in os.environ
+            }
             how = {"user": rights.uid, "group": rights.gid, "extra_groups": rights.groups}
             how["env"] = environment
         process = self.start(argv, stdin=subprocess.PIPE, cwd="/", **how)
@@ -395,7 +407,7 @@ class ProcessSupervisor:
 
     def stop(self, process: subprocess.Popen[bytes]) -> None:
         """End this process and all that it started; a process in state D is left behind."""
-        # Before it is waited for: afterwards its number may be another's.
+        # The signals come before the wait: afterwards another process may have the pid.
         if process.returncode is None:
             for number in (signal.SIGKILL, signal.SIGCONT):
                 with contextlib.suppress(OSError):
@@ -411,12 +423,12 @@ class ProcessSupervisor:
                 self._started.remove(process)
                 self._watchdog.remove(process.pid)
 
-    def at_end(self, tidy: Callable[[], object]) -> None:
-        """Have this called when everything ends: it removes files, and can be called twice."""
-        self._tidy.append(tidy)
+    def at_end(self, cleanup: Callable[[], object]) -> None:
+        """Call this function when everything ends. It removes files; a second call is harmless."""
+        self._cleanups.append(cleanup)
 
     def end_on_signals(self) -> None:
-        """From here on TERM, INT and HUP end everything, this process with 128 + the signal."""
+        """From now on TERM, INT and HUP end everything; the exit status is 128 + the signal."""
 
         def leave(number: int, frame: object) -> None:
             self.end()
@@ -426,13 +438,13 @@ class ProcessSupervisor:
             signal.signal(number, leave)
 
     def kill(self) -> None:
-        """Kill all that runs now. Each caller sees the end of its process, and may start more."""
+        """Kill all running processes. Each caller sees the end of its process."""
         end_all({process.pid for process in [*self._started] if process.returncode is None})
 
     def end(self) -> None:
-        """End everything; nothing is started any more."""
+        """End everything. No process can be started afterwards."""
         self._over = True
-        # A process that another thread is just starting is not in the list yet.
+        # A process that another thread starts now is not in the list yet.
         until = time.monotonic() + _STARTING_S
         while self._starting and time.monotonic() < until:
             time.sleep(0.01)
@@ -440,9 +452,9 @@ class ProcessSupervisor:
         self.kill()
         for process in started:
             self.stop(process)
-        for tidy in self._tidy:
+        for cleanup in self._cleanups:
             with contextlib.suppress(Exception):
-                tidy()
+                cleanup()
 
 
 def _read(
@@ -450,7 +462,7 @@ def _read(
     limit_s: float,
     on_output: OutputHandler | None,
 ) -> tuple[str, str, bool]:
-    """Both outputs, each at most KEPT_BYTES, and whether that was all before the time was over."""
+    """Both outputs, each at most KEPT_BYTES, and whether both streams ended within the limit."""
     streams = {s.fileno(): bytearray() for s in (process.stdout, process.stderr) if s is not None}
     open_ = set(streams)
     until = time.monotonic() + limit_s
@@ -473,13 +485,13 @@ def _read(
     return (*[*texts, "", ""][:2], not open_)  # type: ignore[return-value]
 
 
-# --- Work that may hang for good, in a fork that is left behind when it does.
+# --- Work that may hang forever, in a fork that is then left behind.
 
 #: Sends plain data to the process that made the fork.
 Send = Callable[[Any], None]
 
-#: Bytes of one message; a fork that sends a longer one is not heard any more.
-_LONGEST_MESSAGE = 64 << 20
+#: Maximum bytes of one message; a fork that sends a longer message is no longer read.
+_MAX_MESSAGE_BYTES = 64 << 20
 
 
 class ForkedWorker:
@@ -487,8 +499,8 @@ class ForkedWorker:
 
     A thread that hangs in the kernel would keep its process from ending; a fork is left behind.
 
-    limit_s: seconds after which it ends for certain, unless it hangs in the kernel
-    keep:    descriptors that it has beside its pipe; None: all
+    limit_s: seconds after which it certainly ends, unless it hangs in the kernel
+    keep:    descriptors that stay open beside the pipe; None: all
     """
 
     def __init__(
@@ -505,9 +517,9 @@ class ForkedWorker:
         os.close(write)
 
     def read(self) -> list[Any] | None:
-        """The messages that have come, when the pipe is ready; None: the fork has ended."""
+        """The messages in the pipe, which must be ready; None: the fork has ended."""
         data = os.read(self.pipe, 1 << 16)
-        if not data or len(self._partial) > _LONGEST_MESSAGE:
+        if not data or len(self._partial) > _MAX_MESSAGE_BYTES:
             return None
         *lines, self._partial = (self._partial + data).split(b"\n")
         return [json.loads(line) for line in lines]
@@ -515,7 +527,7 @@ class ForkedWorker:
     def messages(self, patience_s: float, deadline: float) -> Iterator[Any]:
         """Each message of the fork until it ends; None after a silence, and at the deadline.
 
-        patience_s: the silence; deadline: a moment of time.monotonic()
+        patience_s: seconds of a silence; deadline: a moment of time.monotonic()
         """
         while True:
             wait_s = min(patience_s, deadline - time.monotonic())
@@ -532,7 +544,7 @@ class ForkedWorker:
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
         until = time.monotonic() + 0.5
-        # gevent, where this process has it, takes the status of every child.
+        # In a process with gevent, gevent takes the status of every child.
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
                 time.sleep(0.01)
@@ -542,7 +554,7 @@ class ForkedWorker:
 def _work(
     work: Callable[[Send], None], pipe: int, limit_s: float, keep: Iterable[int] | None
 ) -> None:
-    """The fork's process. It closes all files by which another process may wait for its end."""
+    """The fork's process. It closes all inherited files, whose end others may wait for."""
     handle_signals(signal.SIG_DFL)
     for number in (signal.SIGALRM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)

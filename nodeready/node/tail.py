@@ -68,10 +68,6 @@ class TailConfig:
     processes: tuple[tuple[int, float], ...] = ()
 
 
-#: The name by which `payload.program` finds the class.
-Config = TailConfig
-
-
 @dataclass(frozen=True)
 class LogTail:
     """A file that was read. mtime_s: seconds since 1970; age_s: since then, by the node's clock.
@@ -79,7 +75,7 @@ class LogTail:
     lines:   the oldest first
     matches: of the expression in the last `MAX_BYTES`; None: there is none
     reports: of PyTorch's watchdog, in its last `TAIL_BYTES` bytes
-    pids:    of `Config.processes`, those that write it; its path is their word
+    pids:    of `TailConfig.processes`, those that write it; its path is their word
     """
 
     path: wire.Path
@@ -618,7 +614,7 @@ def _written(pid: int, uid: int, count: int) -> _Written:
 
 
 def read_logs(config: TailConfig) -> NodeTail:
-    """The logs of `Config.processes`, each once, within config.limit_s."""
+    """The logs of `TailConfig.processes`, each once, within config.limit_s."""
     answer, started = _TailAnswer(config), dict(config.processes)
     deadline = time.monotonic() + config.limit_s - 1
     facts = processes.observe(list(started), deadline)

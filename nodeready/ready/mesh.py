@@ -18,7 +18,7 @@ from typing import Protocol
 
 from nodeready.node.proofs.mesh import (
     FOREIGN,
-    IN_A_ROW,
+    MAX_TIMEOUTS,
     OK,
     REFUSED,
     SILENT,
@@ -60,10 +60,10 @@ def port_cause(attempt: Try, skipped: bool) -> str:
     skipped: the remaining ports were not tried, because the first ones timed out
     """
     if skipped and attempt.outcome in (TIMEOUT, SKIPPED):
-        return f"{_DROPPED}; the first {IN_A_ROW} ports stand for all"
+        return f"{_DROPPED}; the first {MAX_TIMEOUTS} ports stand for all"
     if attempt.outcome == UNREACHABLE:
-        return f"unreachable: {attempt.said}"
-    return _CAUSES.get(attempt.outcome) or attempt.said or "failed"
+        return f"unreachable: {attempt.error}"
+    return _CAUSES.get(attempt.outcome) or attempt.error or "failed"
 
 
 def known_owners(inventory_addresses: Mapping[str, str], met: Mapping[str, Met]) -> dict[str, str]:
@@ -130,7 +130,7 @@ class Owners:
 
 
 class ResolvedName(Protocol):
-    """A target's name as a node resolves it: `Round`, and the smoke test's `Paired`."""
+    """A target's name as a node resolves it: `Round`, and the smoke test's `PairAnswer`."""
 
     @property
     def target(self) -> str: ...
@@ -299,7 +299,7 @@ class Rounds:
         failing: dict[int, str] = {}
         passed = []
         self._rounds = max(self._rounds, answer.number + 1)
-        self._came[source] = max(self._came.get(source, 0), answer.came)
+        self._came[source] = max(self._came.get(source, 0), answer.accepted_count)
         times = self._times.setdefault(source, _Times())
         self.connections += sum(attempt.outcome != SKIPPED for attempt in answer.tries)
         skipped = any(attempt.outcome == SKIPPED for attempt in answer.tries)

@@ -59,7 +59,7 @@ def choose(hellos: Mapping[str, Hello], wanted: str = "", has_gpus: bool = False
 
     nccl-tests need MPI between nodes: they test each node alone, and the ring tests several.
     """
-    out = {name: sanitise(hello.why, 200) for name, hello in hellos.items() if hello.why}
+    out = {name: sanitise(hello.reason, 200) for name, hello in hellos.items() if hello.reason}
     able = {name: hello for name, hello in hellos.items() if name not in out}
     name, _, backend = wanted.partition(":")
     kinds = [_NCCL, _GLOO, _RING] if has_gpus else [_GLOO, _RING]
@@ -112,7 +112,7 @@ def choose(hellos: Mapping[str, Hello], wanted: str = "", has_gpus: bool = False
 
 def _find(hello: Hello, kind: Kind, usable: bool = True) -> Engine | None:
     engines = (engine for engine in hello.engines if (engine.name, engine.backend) == kind)
-    return next((engine for engine in engines if not (usable and engine.why)), None)
+    return next((engine for engine in engines if not (usable and engine.reason)), None)
 
 
 def _engines(hellos: Mapping[str, Hello], kind: Kind) -> dict[str, Engine]:
@@ -122,8 +122,8 @@ def _engines(hellos: Mapping[str, Hello], kind: Kind) -> dict[str, Engine]:
 def _missing_reason(hello: Hello, kind: Kind) -> str:
     """Why the node has no such engine."""
     engine = _find(hello, kind, usable=False)
-    same_name = (engine.why for engine in hello.engines if engine.name == kind[0])
-    reason = engine.why if engine else next(same_name, "")
+    same_name = (engine.reason for engine in hello.engines if engine.name == kind[0])
+    reason = engine.reason if engine else next(same_name, "")
     title = _TITLES[kind[0]] + ("" if kind[0] == RING else f" over {kind[1]}")
     return f"no {title}: {sanitise(reason, 200) or 'it was not found'}"
 

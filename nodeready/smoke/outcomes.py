@@ -12,7 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from nodeready.node.proofs.mesh import OK, SKIPPED
-from nodeready.node.smoke.orders import PHASES, CollectiveOrder, Paired, Ran, RankResult
+from nodeready.node.smoke.orders import (
+    PHASES,
+    CollectiveAnswer,
+    CollectiveOrder,
+    PairAnswer,
+    RankResult,
+)
 from nodeready.ready import mesh
 from nodeready.smoke.knowledge import SmokeOutcome, Test
 from nodeready.subjects.ports.checks import folded
@@ -84,14 +90,16 @@ class _NamedRank:
 
 
 def collective_outcome(
-    test: Test, answers: Mapping[str, Ran | str], orders: Mapping[str, CollectiveOrder]
+    test: Test,
+    answers: Mapping[str, CollectiveAnswer | str],
+    orders: Mapping[str, CollectiveOrder],
 ) -> SmokeOutcome:
     """The outcome of a test of ranks.
 
     answers: of each node; a text is the reason why it gave none
     orders:  of each node
     """
-    received = {name: a for name in test.nodes if isinstance(a := answers[name], Ran)}
+    received = {name: a for name in test.nodes if isinstance(a := answers[name], CollectiveAnswer)}
     lost = tuple(name for name in test.nodes if name not in received)
     loss = f"{lost[0]} is lost: {_line(str(answers[lost[0]]))}" if lost else ""
     certain = _implausible(test, received, orders)
@@ -106,7 +114,7 @@ def collective_outcome(
         return _line(_RANK.sub(lambda match: titles.get(int(match[1]), match[0]), text))
 
     ranks = [
-        _NamedRank(name, titles[rank.rank], rank, line(rank.said), line(rank.wrong))
+        _NamedRank(name, titles[rank.rank], rank, line(rank.error), line(rank.mismatch))
         for name, answer in received.items()
         if name not in certain
         for rank in answer.ranks
@@ -146,9 +154,9 @@ def collective_outcome(
     return SmokeOutcome(True, ms=slowest_ms, gbps=min(rates, default=0.0))
 
 
-def port_holder(answer: Ran | Paired | str) -> str:
+def port_holder(answer: CollectiveAnswer | PairAnswer | str) -> str:
     """The other user's process that has rank 0's port, by the answer of its node; "": none."""
-    return _line(answer.taken) if isinstance(answer, Ran) else ""
+    return _line(answer.port_holder) if isinstance(answer, CollectiveAnswer) else ""
 
 
 def _line(text: str) -> str:
@@ -168,7 +176,7 @@ def _rank_titles(test: Test, orders: Mapping[str, CollectiveOrder]) -> dict[int,
 
 
 def _implausible(
-    test: Test, received: Mapping[str, Ran], orders: Mapping[str, CollectiveOrder]
+    test: Test, received: Mapping[str, CollectiveAnswer], orders: Mapping[str, CollectiveOrder]
 ) -> dict[str, str]:
     """The nodes with an impossible answer: another test's, other ranks, impossible figures."""
     failures = {}
@@ -219,7 +227,7 @@ def _blamed_by_two(ranks: list[_NamedRank], node_of: Mapping[int, str]) -> set[s
     return _reported_by_two(
         (node_of.get(int(number)), named.node)
         for named in ranks
-        for number in _RANK.findall(named.rank.wrong)
+        for number in _RANK.findall(named.rank.mismatch)
     )
 
 
@@ -258,7 +266,7 @@ def _behind(ranks: list[_NamedRank]) -> set[str]:
 
 # --- A test of the plain path between two nodes.
 
-#: The outcome of the data of a `Paired` -> why it fails.
+#: The outcome of the data of a `PairAnswer` -> why it fails.
 _DATA_CAUSES = {
     OK: "",
     "": "it can be connected to, and there was no time for data",
@@ -269,7 +277,7 @@ _DATA_CAUSES = {
 
 
 def pair_outcome(
-    test: Test, answer: Paired | str, owners: mesh.Owners, ports: tuple[int, ...]
+    test: Test, answer: PairAnswer | str, owners: mesh.Owners, ports: tuple[int, ...]
 ) -> SmokeOutcome:
     """The outcome of a pair, from the source's answer; a text is the reason why it gave none.
 

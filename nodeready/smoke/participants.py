@@ -11,7 +11,7 @@ from typing import Any
 import gevent
 
 from nodeready.inventory.nodeset import folded
-from nodeready.node.smoke.orders import ENGINES, RING, Config, Hello
+from nodeready.node.smoke.orders import ENGINES, RING, Hello, SmokeConfig
 from nodeready.policy import Policy
 from nodeready.ready import mesh
 from nodeready.smoke.engine_choice import EngineChoice, Kind, choose, engine_name
@@ -65,7 +65,7 @@ class SmokeTask:
     ranks:       of a node without GPUs
     busy:        use GPUs that others use
     full:        every pair, not only ring and skips
-    python, prefix, environment: of the job, see `orders.Config`; empty: the policy's
+    python, prefix, environment: of the job, see `orders.SmokeConfig`; empty: the policy's
     given:       address -> the node to which the inventory gives it
     """
 
@@ -165,7 +165,7 @@ class Participants:
     def _start(self, name: str) -> None:
         """Start the program on a node, and read its first line."""
         task, policy = self.task, self.task.policies[name]
-        config = Config(
+        config = SmokeConfig(
             nonce=self.channels.nonce,
             tag=task.carrier.tag,
             user=policy.job_user,
@@ -235,8 +235,8 @@ class Participants:
             ordered = mesh.chosen_ports(*self.task.policies[name].port_range)
             self.ports[name] = tuple(port for port in ordered if port in {*hello.ports})
             self.addresses[name] = tuple(a for a in claimed[name] if owners.of(a) == name)
-            if hello.why:
-                self.out[name] = hello.why
+            if hello.reason:
+                self.out[name] = hello.reason
             elif not self.ports[name]:
                 self.out[name] = "it listens on none of its ports"
             elif not self.addresses[name] and len(hellos) > 1:

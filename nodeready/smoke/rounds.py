@@ -15,11 +15,11 @@ from nodeready.inventory.nodeset import folded
 from nodeready.node.smoke import orders
 from nodeready.node.smoke.orders import (
     RING,
+    CollectiveAnswer,
     CollectiveOrder,
     EndOrder,
-    Paired,
+    PairAnswer,
     PairOrder,
-    Ran,
     SmokePeer,
 )
 from nodeready.smoke import engine_choice
@@ -74,7 +74,7 @@ _TITLES = {
 }
 
 #: A node and its answer, or the reason why it has none.
-_Answer = tuple[str, Ran | Paired | str]
+_Answer = tuple[str, CollectiveAnswer | PairAnswer | str]
 #: Tests that take as long with as many ranks: the engine, and whether there are several nodes.
 _Likeness = tuple[Kind, bool]
 
@@ -213,15 +213,15 @@ class TestRounds:
 
     def _ask(self, name: str, order: CollectiveOrder | PairOrder, queue: Queue[_Answer]) -> None:
         """Send the order, and queue the answer, or the reason why there is none."""
-        answer: Ran | Paired | None = None
+        answer: CollectiveAnswer | PairAnswer | None = None
         # The test's own deadline comes first.
         limit_s = order.limit_s + 2 * _MARGIN_S
         try:
             self.channels.open[name].send_line(orders.line(order))
             if isinstance(order, PairOrder):
-                answer = self.channels.read(name, "paired", Paired, limit_s)
+                answer = self.channels.read(name, "pair", PairAnswer, limit_s)
             else:
-                answer = self.channels.read(name, "ran", Ran, limit_s)
+                answer = self.channels.read(name, "collective", CollectiveAnswer, limit_s)
             if answer is not None and answer.number != order.number:
                 self.channels.lose(name, "the answer makes no sense (another test)")
                 answer = None
@@ -240,13 +240,13 @@ class TestRounds:
 
     def _answers(
         self, ordered: _OrderedTest, test_round: _TestRound, done: Callable[[str], object]
-    ) -> dict[str, Ran | Paired | str]:
+    ) -> dict[str, CollectiveAnswer | PairAnswer | str]:
         """Order a test, and wait until each of its nodes has answered, or is lost."""
         queue: Queue[_Answer] = Queue()
         test_round.queues.append(queue)
         number = ordered.test.number
         jobs = [gevent.spawn(self._ask, *order, queue) for order in ordered.orders.items()]
-        answers: dict[str, Ran | Paired | str] = {}
+        answers: dict[str, CollectiveAnswer | PairAnswer | str] = {}
         lost_at = test_round.began + ordered.limit_s + _MARGIN_S
         end_at, is_ended = math.inf, False
         try:
@@ -269,7 +269,10 @@ class TestRounds:
                 if name:
                     answers[name] = answer
                     done(name)
-                    if not (isinstance(answer, Ran) and all(rank.ok for rank in answer.ranks)):
+                    if not (
+                        isinstance(answer, CollectiveAnswer)
+                        and all(rank.ok for rank in answer.ranks)
+                    ):
                         end_at = min(end_at, time.monotonic() + _GRACE_S)
         finally:
             gevent.killall(jobs, block=False)
@@ -301,11 +304,11 @@ class TestRounds:
                 return SmokeOutcome(False, f"{head}: {reason}", barred=(head,))
             if test.purpose == SWEEP:
                 source, target = test.nodes
-                paired = cast("Paired | str", answers[source])
+                paired = cast("PairAnswer | str", answers[source])
                 ports = self.nodes.ports[target]
                 outcome = pair_outcome(test, paired, self.nodes.owners, ports)
             else:
-                ran = cast("Mapping[str, Ran | str]", answers)
+                ran = cast("Mapping[str, CollectiveAnswer | str]", answers)
                 collectives = cast("Mapping[str, CollectiveOrder]", ordered.orders)
                 outcome = collective_outcome(test, ran, collectives)
         except Exception as problem:  # noqa: BLE001 - a mistake of ours makes no suspect

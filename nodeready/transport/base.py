@@ -4,9 +4,9 @@ A command holds a conversation with every node: a generator that yields a `Reque
 `Answer`, and may ask again; what it returns is what the command wanted to know. Every request gets
 exactly one answer: after an interrupt, or at the deadline, that is a `Failure`.
 
-A node program is a module with ``main(config)`` and a dataclass ``Config``, which has
-at least a ``nonce``, a ``tag`` and ``limit_s`` (`nodeready.node.payload`): `request` runs it,
-`rows` reads its answer.
+A node program is a module with ``main(config)``. Its configuration is a dataclass with at least
+the fields ``nonce``, ``tag`` and ``limit_s`` (`nodeready.node.payload`). `request` runs the
+program, and `rows` reads its answer.
 """
 
 from __future__ import annotations

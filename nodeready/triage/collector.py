@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from nodeready.node.secrets import redacted
-from nodeready.node.tail import Config as TailConfig
+from nodeready.node.tail import TailConfig
 from nodeready.policy import Policy
 from nodeready.text import counted, now, sanitise
 from nodeready.transport.base import UNREACHED, Asks, Carrier, Conversation

@@ -422,13 +422,13 @@ def _because(signs: Iterable[Sign], moves: bool) -> str:
 LIMIT_S = 20
 
 
-def take(ask: Asks, nodes: Iterable[str], config: motion.Config, at: float) -> Look:
+def take(ask: Asks, nodes: Iterable[str], config: motion.MotionConfig, at: float) -> Look:
     """One look at these nodes.
 
     config: its nonce is set here; at: of this machine's monotonic clock
     """
     names = list(nodes)
-    with_nonce = motion.Config(**{**vars(config), "nonce": new_nonce()})
+    with_nonce = motion.MotionConfig(**{**vars(config), "nonce": new_nonce()})
     answers = ask("watch", {name: request(name, motion.__name__, with_nonce) for name in names})
     ranks: dict[RankKey, Motion] = {}
     ports: dict[str, PortBytes] = {}

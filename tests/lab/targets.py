@@ -66,12 +66,12 @@ def status(node: LabNode, pid: int) -> tuple[str, int]:
     return (found[1], int(found[2])) if found else ("", 0)
 
 
-def configured(**how: Any) -> answer.Config:
+def configured(**how: Any) -> answer.StacksConfig:
     nonce = f"nodeready-{secrets.token_hex(8)}"
-    return answer.Config(nonce, TAG, **{"limit_s": 40, "interval_s": 0.1, **how})
+    return answer.StacksConfig(nonce, TAG, **{"limit_s": 40, "interval_s": 0.1, **how})
 
 
-def line(config: answer.Config) -> shell.ShellCommand:
+def line(config: answer.StacksConfig) -> shell.ShellCommand:
     """The command as it travels."""
     made = payload.program("nodeready.node.stacks.program", config)
     return shell.command(made.script, config.limit_s + 2, TAG, made.text)

@@ -305,7 +305,7 @@ def test_who_called_sudo_is_found(fresh_node, options):
         fresh_node.write(f"/opt/test/{name.replace('.', '/')}{file}", source)
     code = (
         "import sys; sys.path.insert(0, '/opt/test'); from nodeready.node.proofs import session; "
-        "print(session._above_sudo())"
+        "print(session._caller_of_sudo())"
     )
     script = f"echo $$; sudo -n sh -c {quote(f'timeout 9 python3 -B -c {quote(code)}; :')}; :"
     words = fresh_node.run(f"sh -c {quote(script)}", user="ml").stdout.split()

@@ -19,7 +19,7 @@ import pytest
 
 from nodeready.node.smoke import orders, ring
 from nodeready.node.smoke.listeners import SmokeListeners
-from nodeready.node.smoke.orders import CollectiveOrder, Paired, PairOrder, RankResult
+from nodeready.node.smoke.orders import CollectiveOrder, PairAnswer, PairOrder, RankResult
 from nodeready.node.smoke.pair import run_pair
 from nodeready.node.smoke.ring import run_ring
 from nodeready.subjects import wire
@@ -46,7 +46,7 @@ def node() -> None:
     for line in sys.stdin:
         order, stop = orders.read(line), threading.Event()
         if isinstance(order, CollectiveOrder):
-            answer: RankResult | Paired = run_ring(order, listeners, stop)
+            answer: RankResult | PairAnswer = run_ring(order, listeners, stop)
         else:
             assert isinstance(order, PairOrder)
             answer = run_pair(order, (), listeners, stop)
@@ -109,7 +109,7 @@ def perform(**play: Any) -> list[Any]:
     assert done.returncode == 0, done.stderr
     rows = [row.split("\t") for row in done.stdout.splitlines()]
     assert float(rows[-1][1]) < 30
-    kind = Paired if "pair" in play else RankResult
+    kind = PairAnswer if "pair" in play else RankResult
     answers = [json.loads(answer) for answer, _ in rows]
     return [answer and wire.decode(kind, answer) for answer in answers]
 
@@ -154,8 +154,8 @@ def test_a_fault_is_named_for_what_it_is(play, culprits, rank, phase, error):
     ranks = perform(nodes=4, **play)
     assert roots(ranks) == {frozenset(culprits)}, ranks
     assert ranks[rank].phase == phase
-    assert re.fullmatch(error, ranks[rank].said), ranks
-    assert not any(answer.ok or answer.wrong for answer in ranks if answer)
+    assert re.fullmatch(error, ranks[rank].error), ranks
+    assert not any(answer.ok or answer.mismatch for answer in ranks if answer)
 
 
 def test_loss_costs_time_alone():

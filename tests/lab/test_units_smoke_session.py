@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.smoke.orders import EndOrder, Ran
+from nodeready.node.smoke.orders import CollectiveAnswer, EndOrder
 from tests.unit.node.smoke.running_program import (
     port,
     ring,
@@ -73,7 +73,7 @@ def kill_all(user: str) -> None:
 def test_a_session_of_the_user(start, user, port):
     node = start(user=user)
     hello = node.answer()
-    assert (hello.user, hello.ports, hello.why) == (user, (port,), "")
+    assert (hello.user, hello.ports, hello.reason) == (user, (port,), "")
     node.order(torch(1, "sleep 300", 50, first=2))
     node.wait_for_ranks()
     (rank,) = of(user) & {*node.pids("sleep 300")}
@@ -82,7 +82,7 @@ def test_a_session_of_the_user(start, user, port):
     assert re.search(r"^Max core file size +[01] ", limits, re.M)
     assert os.readlink(f"/proc/{rank}/cwd") == "/"
     node.order(EndOrder(1))
-    ranks = [(rank.rank, rank.said) for rank in node.answer().ranks]
+    ranks = [(rank.rank, rank.error) for rank in node.answer().ranks]
     assert ranks == [(2, "ended"), (3, "ended")]
     assert node.close() == (0, "")
     assert node.is_gone()
@@ -128,8 +128,8 @@ def test_no_session(start, user, profile, text, why):
     assert within(20, lambda: not of(user, ended=True))
     node = start(user=user, limit_s=8)
     hello = node.answer()
-    assert hello.why.startswith("no session: ")
-    assert why in hello.why
+    assert hello.reason.startswith("no session: ")
+    assert why in hello.reason
     assert (hello.user, hello.ports, hello.engines) == (user, (), ())
     assert node.answer() is None
     assert node.wait() == (0, "")
@@ -141,7 +141,7 @@ def test_no_session(start, user, profile, text, why):
 def test_a_user_logs_in_without_root(start, user, wanted):
     node = start(login=user, user=wanted.format(user))
     hello = node.answer()
-    assert (hello.user, hello.why) == (user, "")
+    assert (hello.user, hello.reason) == (user, "")
     node.process.stdin.close()
     assert node.answer() is None
     assert node.is_gone()
@@ -154,7 +154,7 @@ def test_a_user_logs_in_without_root(start, user, wanted):
 def test_an_odd_profile_is_no_trouble(start, user, profile, text):
     profile(f"{text}\n")
     node = start(user=user)
-    assert not node.answer().why
+    assert not node.answer().reason
     node.order(ring(1))
     assert node.answer().ranks[0].ok
     status, error = node.close()
@@ -180,11 +180,11 @@ nonce = re.search(rb"'nonce': '([^']+)'", text)[1].decode()
 def say(name, **data):
     print(nonce, name, json.dumps(data, ensure_ascii=False), flush=True)
 HELLO = dict(host="other", user="root", token="t", ports=[22, PORT], busy=[],
-             addresses=["10.9.9.9"], gpus=0, engines=[], why="")
-ENGINE = ("name", "backend", "version", "library", "where", "proves", "why")
-RAN = dict(number=1, error="honest", ranks=[], taken="")
+             addresses=["10.9.9.9"], gpus=0, engines=[], reason="")
+ENGINE = ("name", "backend", "version", "library", "path", "proves", "reason")
+RAN = dict(number=1, error="honest", ranks=[], port_holder="")
 PAIRED = dict(number=1, target="x", resolved=[], error="", address="", tries=[], outcome="ok",
-              ms=1, gbps=1, retransmits=0, came=0)
+              ms=1, gbps=1, retransmits=0, accepted_count=0)
 def attack():
     say('hello', **dict(HELLO, busy=[dict(port=1, error='x' * 8000)] * 30))
     say('hello', **dict(HELLO, engines=[dict.fromkeys(ENGINE, 'ü' * 1000)] * 20))
@@ -197,15 +197,15 @@ def attack():
     os.write(1, bytes(range(256)) * 1000 + b'\\n' + (nonce + ' ran {"number": 1, \\n').encode())
 say("begun")
 attack()
-say("ran", **RAN)
+say("collective", **RAN)
 say("hello", **dict(HELLO, token="honest"))
 os.read(pipes[0], 1 << 20)
 attack()
 say("hello", **HELLO)
-say("paired", **PAIRED)
-say("ran", **RAN)
+say("pair", **PAIRED)
+say("collective", **RAN)
 attack()
-say("ran", **RAN)
+say("collective", **RAN)
 while os.read(pipes[0], 1 << 20):
     pass
 """
@@ -222,7 +222,7 @@ def test_only_what_was_asked_for_comes_out(start, user, profile, port):
     assert "10.9.9.9" not in hello.addresses
     assert hello.ports == (port,)
     node.order(ring(1))
-    assert node.answer() == Ran(1, "honest", ())
+    assert node.answer() == CollectiveAnswer(1, "honest", ())
     assert not within(3, lambda: not node.rows.empty())
     assert node.close() == (0, "")
     assert [row.count("\n") for row in node.printed] == [1, 1]

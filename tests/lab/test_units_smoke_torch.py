@@ -27,9 +27,9 @@ from nodeready.node.smoke.orders import (
     RING,
     TORCH,
     CollectiveOrder,
-    Config,
     Engine,
     RankResult,
+    SmokeConfig,
     SmokePeer,
 )
 from tests.cases import cases
@@ -96,7 +96,7 @@ class TorchNode:
         (path / "sitecustomize.py").write_text(SITE)
         self.words = (f"PYTHONPATH={path}", f"NODEREADY_TEST_FAULT={self.file}")
         self.path = pythons.found()[0].path
-        config = Config("n", "tag", limit_s=600, python=self.path, environment=self.words)
+        config = SmokeConfig("n", "tag", limit_s=600, python=self.path, environment=self.words)
         given = (listeners.descriptors,) if listeners else ()
         self.engines = engines.Engines(supervisor, config, *given)
 
@@ -154,7 +154,7 @@ def passed(ranks: tuple[RankResult, ...]) -> bool:
 def texts(ranks: tuple[RankResult, ...]) -> list[str]:
     """Of each rank its phase, what is wrong or why it failed, and for whom it waits."""
     return [
-        f"{rank.phase}: {rank.wrong or rank.said}"
+        f"{rank.phase}: {rank.mismatch or rank.error}"
         + f" -> {rank.waits_for}" * (rank.waits_for >= 0)
         for rank in ranks
     ]
@@ -176,11 +176,11 @@ def test_what_ranks_answer(node, case):
 
 def test_an_engine_names_its_versions(node):
     nccl, gloo, _, ring = node.engines.engines
-    assert (gloo.name, gloo.backend, gloo.why, gloo.where) == (TORCH, "gloo", "", node.path)
-    ask = [gloo.where, "-c", "import torch; print(torch.__version__)"]
+    assert (gloo.name, gloo.backend, gloo.reason, gloo.path) == (TORCH, "gloo", "", node.path)
+    ask = [gloo.path, "-c", "import torch; print(torch.__version__)"]
     assert gloo.version == nccl.version == subprocess.check_output(ask, text=True).strip()
     assert "send/recv" in gloo.proves
-    assert nccl.why.startswith("PyTorch ") or node.engines.gpus
+    assert nccl.reason.startswith("PyTorch ") or node.engines.gpus
     assert ring == Engine(RING, "tcp", "", "", "", ring.proves, "")
 
 
@@ -206,7 +206,7 @@ def test_a_rank_that_reads_the_port_before_the_store_is_there_waits(node, superv
         late = order(1, world=2, first=1, head=head)
         thread = threading.Thread(target=lambda: answers.append(other.run(late)))
         thread.start()
-        wait_for(lambda: listeners.came > 2)
+        wait_for(lambda: listeners.accepted_count > 2)
         listeners.sockets[port].shutdown(socket.SHUT_RDWR)
         listeners.sockets[port].close()
         assert passed(node.run(order(1, world=2, head=head)))
@@ -237,7 +237,9 @@ def test_nobody_gets_the_port_before_rank_0(supervisor, tmp_path):
             listeners.lend(port)
             assert passed(node.run(asked))
             assert listeners.take(port)
-        found, connection = mesh.meet("127.0.0.1", port, listener_mark(listeners.token))
+        found, connection = mesh.connect_to_listener(
+            "127.0.0.1", port, listener_mark(listeners.token)
+        )
         assert (found.outcome, got) == ("ok", [])
         connection.close()
     finally:
@@ -353,7 +355,7 @@ def test_ranks_have_the_gpus_of_their_order(node, monkeypatch):
     assert [rank.gpu for rank in ranks] == [3, 1]
     ranks = node.run(order(2, gpus=(3, 1), **asked), GPUS + "dist.all_gather = lambda *a: 1 / 0")
     error = "ZeroDivisionError: division by zero (3,1 PCI_BUS_ID WARN)"
-    assert {rank.said for rank in ranks} == {error}
+    assert {rank.error for rank in ranks} == {error}
     fault = GPUS + "cuda.init = lambda: None\ncuda.device_count = lambda: 1"
     ranks = node.run(order(2, gpus=(0, 7), **asked), fault)
     wanted = [f"compute: GPU {gpu}: PyTorch sees 1 of 2 GPUs" for gpu in (0, 7)]

@@ -233,10 +233,6 @@ class AttachConfig:
     started: int = 0
 
 
-#: The name by which `payload.program` finds the class.
-Config = AttachConfig
-
-
 @dataclass(frozen=True)
 class Preview:
     """What would be done, or why nothing is done.

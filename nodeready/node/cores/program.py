@@ -60,10 +60,6 @@ class CoresConfig:
     maximum: int = 20
 
 
-#: The name by which `payload.program` finds the class.
-Config = CoresConfig
-
-
 @dataclass(frozen=True)
 class CoreSummary:
     """What one core tells, and the backtrace that gdb took from it.

@@ -1,7 +1,7 @@
 """Prove that the job's user can see into a process: py-spy in its three modes, gdb and strace.
 
-The target is a sibling of the tool, as a rank is one of the shell of whoever looks: Yama's scope 1
-lets a parent attach, and proves nothing.
+The target is a sibling of the tool, because a rank is no child of the shell that examines it.
+Yama's scope 1 lets a parent attach, so a child would prove nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from nodeready.node.runtime import (
     OutputHandler,
     ProcessSupervisor,
     Status,
+    changeable_by_root_only,
     responds,
-    roots_alone,
     status,
 )
 from nodeready.node.users_file import rights_of
@@ -41,12 +41,12 @@ from nodeready.subjects.proof.facts import (
 
 #: Bit of CAP_SYS_PTRACE in the sets of /proc/PID/status (capabilities(7)).
 _CAP_SYS_PTRACE = 1 << 19
-# EPERM and EACCES, as py-spy, gdb and strace put them.
+# How py-spy, gdb and strace report EPERM and EACCES.
 _REFUSED = re.compile(r"permission denied|not permitted|\bEPERM\b|\bEACCES\b|os error 13?\b", re.I)
 
 
 def first_number(path: str) -> int | None:
-    """The number with which a file of the kernel begins; None: there is none."""
+    """The first number in a file of the kernel; None: the file has no number."""
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             return int(file.read(100).split()[0])
@@ -55,7 +55,7 @@ def first_number(path: str) -> int | None:
 
 
 def guards() -> Guards:
-    """What guards processes against tracing, as it is for this process now."""
+    """The protections against tracing that apply to this process now."""
     deny = first_number("/sys/fs/selinux/booleans/deny_ptrace")
     with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
         sets = dict(row.split(":", 1) for row in file if row.startswith("Cap"))
@@ -71,7 +71,7 @@ def guards() -> Guards:
 
 
 def environment() -> dict[str, str]:
-    """The environment of a tool: in English; gdb downloads nothing and writes no bytecode."""
+    """The environment of a tool: English messages, no downloads by gdb, no bytecode files."""
     environment = {k: v for k, v in os.environ.items() if k not in ("DEBUGINFOD_URLS", "LANGUAGE")}
     return {**environment, "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -82,20 +82,20 @@ def attempt(
     argv: Sequence[str],
     limit_s: int,
     *,
-    wrong: Callable[[Ended], str],
+    find_error: Callable[[Ended], str],
     on_output: OutputHandler | None = None,
 ) -> DebuggerAttempt:
     """Try a tool on this canary.
 
-    wrong:     what is wrong with the tool's end; "": nothing
-    on_output: gets the tool's output as it comes
+    find_error: finds the error in how the tool ended; "": none
+    on_output:  gets the tool's output as it comes
     """
     full = supervisor.left_s > limit_s
     try:
         ended = supervisor.run(argv, limit_s, on_output, env=environment())
     except OSError as problem:
         return DebuggerAttempt(argv[0], NO_START, _no_start(argv[0], problem))
-    complaint = "" if ended.rc is None else wrong(ended)
+    complaint = "" if ended.rc is None else find_error(ended)
     refused = bool(complaint and _REFUSED.search(ended.err))
     answered = responds(canary)
     if not answered:
@@ -118,7 +118,7 @@ def attempt(
 
 
 def _no_start(program: str, problem: OSError) -> str:
-    """Why a program did not start: a file system that forbids it, or what the kernel says."""
+    """Why a program did not start: a file system that forbids it, or the kernel's error."""
     with contextlib.suppress(OSError):
         if os.statvfs(program).f_flag & os.ST_NOEXEC:
             return NOEXEC
@@ -126,9 +126,9 @@ def _no_start(program: str, problem: OSError) -> str:
 
 
 def complaint(ended: Ended) -> str:
-    """What a tool said, on one line, or how it ended: py-spy's and gdb's errors have several.
+    """A tool's error on one line, or how the tool ended.
 
-    gdb talks of uids first, and of the error last.
+    py-spy's and gdb's errors have several lines. gdb prints uids first and the error last.
     """
     rows = (ended.err.strip() or ended.out.strip()).splitlines()
     chosen = [row for row in rows if _REFUSED.search(row)] or rows
@@ -140,19 +140,19 @@ def complaint(ended: Ended) -> str:
 
 # --- py-spy, as the user and, for comparison, as root.
 
-# The most seconds of each mode. Unwinding native frames reads the symbols of all libraries: up to
-# 14 s cold on a torch process.
+# The maximum seconds of each mode. Unwinding native frames reads the symbols of all libraries: up
+# to 14 s cold on a torch process.
 _LIMITS_S = {"blocking": 10, "nonblocking": 10, "native": 25}
 _OPTIONS = {"blocking": [], "nonblocking": ["--nonblocking"], "native": ["--native"]}
 
 
 def _py_spy(config: ProofConfig) -> str:
     spy = config.py_spy or shutil.which("py-spy") or ""
-    return spy if os.path.exists(spy) and roots_alone(spy) else ""
+    return spy if os.path.exists(spy) and changeable_by_root_only(spy) else ""
 
 
-def _wrong(ended: Ended) -> str:
-    """Why this is no stack of a canary; "": it is one."""
+def _stack_error(ended: Ended) -> str:
+    """Why the output is no stack of a canary; "": it is a stack."""
     if ended.rc != 0:
         return complaint(ended)
     try:
@@ -168,7 +168,7 @@ def _dump(supervisor: ProcessSupervisor, config: ProofConfig, mode: str, pid: in
 
 
 def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Attach:
-    """The three modes one after the other: two blocking dumps of one process collide."""
+    """Run the three modes in sequence, because two blocking dumps of one process collide."""
     attempts: dict[str, DebuggerAttempt] = {}
     if not _py_spy(config):
         return Attach(guards(), "", *[DebuggerAttempt("")] * 3)
@@ -179,9 +179,9 @@ def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Attach:
                 break
             canary = canary or supervisor.canary()
             argv = _dump(supervisor, config, mode, canary.pid)
-            attempts[mode] = attempt(supervisor, canary, argv, limit_s, wrong=_wrong)
+            attempts[mode] = attempt(supervisor, canary, argv, limit_s, find_error=_stack_error)
             if not attempts[mode].answers or attempts[mode].tracer:
-                # The next mode gets a canary that this one has not touched.
+                # The next mode gets a canary that this mode has not touched.
                 supervisor.stop(canary)
                 canary = None
     except OSError as problem:
@@ -193,7 +193,7 @@ def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Attach:
 
 
 def control(supervisor: ProcessSupervisor, config: ProofConfig, uid: int | None = None) -> Control:
-    """As root, on a canary of this user; None: of root."""
+    """Attach as root to a canary of this user; None: to a canary of root."""
     if not _py_spy(config):
         return Control(guards(), "", DebuggerAttempt(""))
     try:
@@ -202,13 +202,15 @@ def control(supervisor: ProcessSupervisor, config: ProofConfig, uid: int | None 
         return Control(guards(), str(problem), None)
     try:
         argv = _dump(supervisor, config, "nonblocking", canary.pid)
-        tried = attempt(supervisor, canary, argv, _LIMITS_S["nonblocking"], wrong=_wrong)
+        tried = attempt(
+            supervisor, canary, argv, _LIMITS_S["nonblocking"], find_error=_stack_error
+        )
     finally:
         supervisor.stop(canary)
     return Control(guards(), "", tried)
 
 
-# --- gdb and strace: they attach, and the process goes on when they have left.
+# --- gdb and strace: they attach, and the process continues when they have detached.
 
 # gdb reads the symbols of Python and of all its libraries first.
 _GDB_LIMIT_S, _STRACE_LIMIT_S = 20, 10
@@ -222,60 +224,62 @@ def _no_backtrace(ended: Ended) -> str:
 
 
 def _no_calls(ended: Ended) -> str:
-    # By its version, an interrupted strace ends by the signal, with its number, or with 0.
+    # An interrupted strace ends by the signal, with the signal's number or with 0, by its version.
     if "attached" in ended.err and "read(0," in ended.err:
         return ""
     return complaint(ended)
 
 
 def _gdb(supervisor: ProcessSupervisor, canary: subprocess.Popen[bytes]) -> DebuggerAttempt | None:
-    # A process in state D to which gdb attaches stays stopped for good when gdb is killed.
+    # A process in state D to which gdb attaches stays stopped forever when gdb is killed.
     if status(canary.pid).state == "D":
         return None
-    # The system's start-up files are read as for everybody, the user's are not.
+    # gdb reads the system's start-up files, but not the user's.
     argv = [shutil.which("gdb") or "", "-nh", "-batch", "-p", str(canary.pid), "-ex", "bt"]
-    return attempt(supervisor, canary, argv, _GDB_LIMIT_S, wrong=_no_backtrace)
+    return attempt(supervisor, canary, argv, _GDB_LIMIT_S, find_error=_no_backtrace)
 
 
 def _strace(
     supervisor: ProcessSupervisor, canary: subprocess.Popen[bytes]
 ) -> DebuggerAttempt | None:
     text = bytearray()
-    chunks: list[bytes] = []
+    steps: list[str] = []
 
     def on_output(process: subprocess.Popen[bytes], stream: int, data: bytes) -> None:
         """Have the canary make system calls once strace has attached, then interrupt strace."""
         text.extend(data[:4096])
-        if not chunks and b"attached" in text:
-            chunks.append(b"go on")
+        if not steps and b"attached" in text:
+            steps.append("system calls")
             responds(canary)
-        if len(chunks) == 1 and b"read(0," in text:
-            chunks.append(b"leave")
+        if len(steps) == 1 and b"read(0," in text:
+            steps.append("interrupt")
             process.send_signal(signal.SIGINT)
 
     argv = [shutil.which("strace") or "", "-p", str(canary.pid)]
-    return attempt(supervisor, canary, argv, _STRACE_LIMIT_S, wrong=_no_calls, on_output=on_output)
+    return attempt(
+        supervisor, canary, argv, _STRACE_LIMIT_S, find_error=_no_calls, on_output=on_output
+    )
 
 
 def _try(
     supervisor: ProcessSupervisor,
     tool: str,
-    on: Callable[[ProcessSupervisor, subprocess.Popen[bytes]], DebuggerAttempt | None],
+    run_tool: Callable[[ProcessSupervisor, subprocess.Popen[bytes]], DebuggerAttempt | None],
 ) -> DebuggerAttempt | None:
-    """A tool on a canary of its own. Raises OSError when none comes up."""
+    """Try a tool on a new canary. Raises OSError if no canary starts."""
     if not shutil.which(tool):
         return DebuggerAttempt("")
     if supervisor.left_s < 1:
         return None
     canary = supervisor.canary()
     try:
-        return on(supervisor, canary)
+        return run_tool(supervisor, canary)
     finally:
         supervisor.stop(canary)
 
 
 def prove_tracers(supervisor: ProcessSupervisor, config: ProofConfig) -> Tracers:
-    """One after the other, each on a canary of its own: what gdb leaves is not strace's fault."""
+    """Run gdb and strace in sequence, each on a new canary that no other tool has touched."""
     gdb = None
     try:
         gdb = _try(supervisor, "gdb", _gdb)

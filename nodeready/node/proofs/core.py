@@ -38,9 +38,9 @@ from nodeready.subjects.proof.facts import (
     ProvedCore,
 )
 
-# --- The canary's core file: told from all others, measured, removed.
+# --- The canary's core file: found among other cores, measured, removed.
 
-# The kernel writes the program headers and, right after them, the command line of what crashed.
+# The kernel writes the program headers, then the command line of the crashed process.
 _HEAD_BYTES = 65536
 
 
@@ -60,9 +60,9 @@ class CanaryCore:
 
 @dataclass(frozen=True)
 class Mark:
-    """What tells the canary's core from others.
+    """How the canary's core is recognised.
 
-    word:  stands on the canary's command line, near the beginning of its core, and nowhere else
+    word:  stands only on the canary's command line, which is near the beginning of the core
     uid:   the owner that the core must have
     since: seconds since the epoch; the core cannot be older
     """
@@ -73,10 +73,12 @@ class Mark:
 
 
 def find_core(path: str, mark: Mark, *, named: bool) -> CanaryCore | None:
-    """The file at ``path``, when it is our canary's core; None for every other.
+    """The file at ``path`` if it is our canary's core; None for any other file.
 
-    named: its name has the canary's number, so that it is ours even when it was cut off before
-    the command line. A link is never followed.
+    named: the file's name has the canary's pid, so it is ours even if it was cut off before the
+           command line
+
+    A link is never followed.
     """
     try:
         if stat.S_ISLNK(os.lstat(path).st_mode):
@@ -93,7 +95,7 @@ def find_core(path: str, mark: Mark, *, named: bool) -> CanaryCore | None:
         return None
     finally:
         os.close(number)
-    # Its times are the file server's: a little off.
+    # The file server's clock may differ a little.
     is_ours = mark.word.encode() in head or (named and status.st_mtime >= mark.since - 2)
     if not is_ours:
         return None
@@ -101,9 +103,9 @@ def find_core(path: str, mark: Mark, *, named: bool) -> CanaryCore | None:
 
 
 def whole_bytes(head: bytes) -> int | None:
-    """The size of the core that begins with ``head``: where its last segment ends (elf(5)).
+    """The size of the core that begins with ``head``: the end of its last segment (elf(5)).
 
-    None for what is no ELF file, or has not even its program headers.
+    None if the file is no ELF file or lacks program headers.
     """
     layouts = {b"\x01": ("I", 0x1C, 0x2A, "IIII", 4), b"\x02": ("Q", 0x20, 0x36, "QQQQ", 8)}
     if head[:4] != b"\x7fELF" or head[4:5] not in layouts:
@@ -124,7 +126,7 @@ def whole_bytes(head: bytes) -> int | None:
 
 
 def remove(core_file: CanaryCore) -> str:
-    """Remove exactly this file; returns why it cannot be removed, or ""."""
+    """Remove exactly this file. Returns why it cannot be removed; "": it is removed."""
     parent, name = os.path.split(core_file.path)
     try:
         directory = os.open(parent or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -144,18 +146,18 @@ def remove(core_file: CanaryCore) -> str:
     return ""
 
 
-# --- The canary: a shell of our own to crash, and what its crash can leave on the disk.
+# --- The canary: a shell to crash, and the places where its core can be.
 
 _UP_S = 10
-# The PID namespace of the host (PROC_PID_INIT_INO): there, %P is the number that we know.
+# The PID namespace of the host (PROC_PID_INIT_INO), in which %P is the pid that we know.
 _HOST_PIDS = "pid:[4026531836]"
 
 
 class CrashCanary:
     """A sleeping /bin/sh to crash, and the places where its core may be.
 
-    home: the shell's working directory, made for it: there its core lies when the pattern is
-          relative, or a program's own; "": none can be made
+    home: the shell's working directory, which is new: a relative pattern or a program puts the
+          core there; "": no directory can be made
     """
 
     def __init__(self, supervisor: ProcessSupervisor, pattern: str) -> None:
@@ -171,9 +173,9 @@ class CrashCanary:
         self._ended: float | None = None
 
     def begin(self) -> None:
-        """Raises OSError when no shell comes up."""
+        """Start the shell. Raises OSError if it does not start."""
         self.home = _private(self.mark.word)
-        # The shell ends when this process does: its input is a pipe of ours.
+        # The shell ends with this process, which holds the pipe of the shell's input.
         argv = ["/bin/sh", "-c", "echo; read x; :", self.supervisor.tag, self.mark.word]
         process = self.supervisor.start(argv, stdin=subprocess.PIPE, cwd=self.home or "/")
         self._process, self.pid = process, process.pid
@@ -201,18 +203,18 @@ class CrashCanary:
         return values
 
     @property
-    def alone(self) -> bool:
+    def has_unique_path(self) -> bool:
         """Whether no other canary's core can have the same path at the same time."""
         if handler_of(self.pattern) or not os.path.isabs(self.pattern):
             return True
         return self._uses_pid or re.search("%[pPiI]", self.pattern) is not None
 
     def crash(self) -> bool | None:
-        """Crash the shell: whether the kernel says that it dumped; None: it is still dumping."""
+        """Crash the shell. Whether the kernel dumped a core; None: it is still dumping."""
         how = os.WEXITED | os.WNOHANG | os.WNOWAIT
         os.kill(self.pid, signal.SIGSEGV)
         until = time.monotonic() + min(DUMP_S, self.supervisor.left_s)
-        # Popen's own wait() drops the bit that says so.
+        # Popen.wait() drops the bit of the status that tells about the dump.
         while (status := os.waitid(os.P_PID, self.pid, how)) is None:
             if time.monotonic() > until:
                 return None
@@ -221,13 +223,16 @@ class CrashCanary:
         return status.si_code == os.CLD_DUMPED
 
     def expected(self, second: int | None = None) -> str:
-        """The path that the pattern gives, expanded; second: of the crash."""
+        """The core's path by the pattern.
+
+        second: of the crash, for a pattern with the time
+        """
         values = self._values if second is None else {**self._values, "t": str(second)}
         path = expand(self.pattern, values, uses_pid=self._uses_pid)
         return os.path.join(self.home or "/", path)
 
     def cores(self) -> list[CanaryCore]:
-        """Every core of the canary's that is there."""
+        """All cores of the canary on the disk."""
         core_files: list[CanaryCore | None] = []
         if self.home:
             with contextlib.suppress(OSError):
@@ -236,17 +241,20 @@ class CrashCanary:
         if self._values and self.pattern and not handler_of(self.pattern):
             named = names_process(self.pattern, self._values, uses_pid=self._uses_pid)
             until = self._ended or time.time()
-            # A second more on both sides: the kernel's coarse clock is a little behind.
+            # One second more on both sides, because the kernel's coarse clock is a little behind.
             seconds = range(int(self.mark.since) - 1, int(until) + 2)
             for path in dict.fromkeys(self.expected(second) for second in seconds):
                 for name in existing(path):
-                    # A number alone is the host's only where we have the host's numbers.
+                    # The name has the host's pid, which we know only in the host's namespace.
                     is_ours = named and "P" in self._values
                     core_files.append(find_core(name, self.mark, named=is_ours))
         return [core_file for core_file in core_files if core_file is not None]
 
     def tidy(self) -> str:
-        """End the canary, remove its cores; returns what is left and why. Harmless twice."""
+        """End the canary and remove its cores. Returns the cores that are left, with the reason.
+
+        A second call is harmless.
+        """
         if self._process is not None:
             self.supervisor.stop(self._process)
         problems = [(core.path, remove(core)) for core in self.cores()]
@@ -257,7 +265,7 @@ class CrashCanary:
 
 
 def _private(word: str) -> str:
-    """A new directory for this user alone; "" when none can be made."""
+    """A new directory that only this user can read; "": none can be made."""
     import tempfile
 
     for parent in ("/tmp", "/var/tmp", "/dev/shm"):
@@ -269,21 +277,21 @@ def _private(word: str) -> str:
 # --- The canary's core in systemd-coredump's store: coredumpctl(1), systemd-coredump(8).
 
 _STORE = "/var/lib/systemd/coredump"
-# The kernel does not wait for the handler, which takes a backtrace of its own first.
+# The kernel does not wait for the handler, which first takes a backtrace itself.
 _KEEP_S = 15
 _STORAGE = re.compile(r"^\s*Storage: (/\S+|journal|none)(?: \((.*)\))?\s*$", re.M)
 
 
 @dataclass(frozen=True)
 class StoredCore:
-    """The canary's core as systemd-coredump keeps it.
+    """The canary's core in the store of systemd-coredump.
 
-    path: its file, or "journal"; "": none
-    said: why there is no copy that gdb could read; "": there is one
+    path:  of its file, or "journal"; "": none
+    error: why gdb has no copy to read; "": there is a copy
     """
 
     path: str = ""
-    said: str = ""
+    error: str = ""
 
 
 def stored_core(supervisor: ProcessSupervisor, pid: int, mark: Mark, home: str) -> StoredCore:
@@ -305,7 +313,7 @@ def stored_core(supervisor: ProcessSupervisor, pid: int, mark: Mark, home: str) 
 
 
 def _entry(supervisor: ProcessSupervisor, pid: int, mark: Mark) -> tuple[str, str]:
-    """The core's place by the journal, and its state there; else "", and why there is none."""
+    """The core's path and its state in the journal; else "" and the reason."""
     argv = ["coredumpctl", "--no-pager", "-1", "info", str(pid)]
     try:
         info = supervisor.run(argv, 5, env=environment())
@@ -317,7 +325,7 @@ def _entry(supervisor: ProcessSupervisor, pid: int, mark: Mark) -> tuple[str, st
 
 
 def _copy(supervisor: ProcessSupervisor, pid: int, home: str) -> str:
-    """Why there is no copy; "": there is one."""
+    """Copy the core. Returns why that fails; "": the copy is there."""
     if not home:
         return "no directory for a copy of the core"
     argv = ["coredumpctl", "--no-pager", "-o", os.path.join(home, "core"), "dump", str(pid)]
@@ -329,7 +337,7 @@ def _copy(supervisor: ProcessSupervisor, pid: int, home: str) -> str:
 
 
 def _stored_path(pid: int, mark: Mark) -> str:
-    """The file of a journal that this user may not read: core.COMM.UID.BOOT.PID.TIME."""
+    """The core's file, for a user who may not read the journal: core.COMM.UID.BOOT.PID.TIME."""
     for path in glob.glob(f"{_STORE}/core.*.{mark.uid}.*.{pid}.*"):
         with contextlib.suppress(OSError):
             if os.lstat(path).st_mtime >= mark.since - 2:
@@ -337,14 +345,14 @@ def _stored_path(pid: int, mark: Mark) -> str:
     return ""
 
 
-# --- The proof: what is there before the crash, the crash, and what it left.
+# --- The proof: the state before the crash, the crash, and its core.
 
 _PATTERN = "/proc/sys/kernel/core_pattern"
 _GDB_S = 60
 
 
 def _directory(path: str) -> CoreDirectory | None:
-    """The directory as this user finds it; None: its name is not known."""
+    """The directory in this user's view; None: its name is not known."""
     if UNKNOWN in path:
         return None
     shown = printable(path)
@@ -366,9 +374,9 @@ def _directory(path: str) -> CoreDirectory | None:
 def _backtrace(
     supervisor: ProcessSupervisor, path: str, program: str, core: CanaryCore
 ) -> tuple[int, str]:
-    """How many frames gdb reads from a core, and what it said when there is none.
+    """The number of frames that gdb reads from a core, and gdb's error if it reads none.
 
-    path: gdb's
+    path: of gdb
     """
     try:
         number, status = open_regular(follow(ROOT, core.path).path)
@@ -390,18 +398,18 @@ def _backtrace(
 
 
 def _before(canary: CrashCanary) -> ProvedCore:
-    """What is known before the crash."""
+    """The proof's values that are known before the crash."""
     handler = handler_of(canary.pattern)
     limit = resource.getrlimit(resource.RLIMIT_CORE)[0]
     expected = "" if handler else printable(canary.expected())
-    # With no second in it, the path is what a crash would replace (fs/coredump.c unlinks it).
+    # A crash replaces a file with this path, if the path has no time in it (fs/coredump.c).
     existed = not handler and canary.pattern and os.path.lexists(canary.expected())
     return ProvedCore(
         pattern=printable(canary.pattern),
         handler=printable(handler),
         handler_there=not handler or os.access(handler, os.X_OK),
         skipped=f"{expected} is there, and a crash would replace it" if existed else "",
-        # Of a process that is not, these files are root's, though not their directory.
+        # The files in /proc/PID of a process that is not dumpable belong to root.
         dumpable=os.stat(f"/proc/{canary.pid}/environ").st_uid == os.geteuid(),
         limit_bytes=None if limit == resource.RLIM_INFINITY else limit,
         expected=expected,
@@ -410,13 +418,13 @@ def _before(canary: CrashCanary) -> ProvedCore:
 
 
 def _after(canary: CrashCanary, observed: ProvedCore) -> ProvedCore:
-    """Crash the canary, and add what is on the disk then; nothing is removed here."""
+    """Crash the canary, and add its core on the disk. Nothing is removed here."""
     observed = replace(observed, dumped=canary.crash())
     if not observed.handler:
         observed = replace(observed, directory=_directory(os.path.dirname(canary.expected())))
     elif os.path.basename(observed.handler) == PROGRAM and observed.dumped:
         stored = stored_core(canary.supervisor, canary.pid, canary.mark, canary.home)
-        observed = replace(observed, path=printable(stored.path), gdb_said=stored.said)
+        observed = replace(observed, path=printable(stored.path), gdb_said=stored.error)
     core_file = canary.cores()
     if not core_file:
         return observed
@@ -437,7 +445,7 @@ def _after(canary: CrashCanary, observed: ProvedCore) -> ProvedCore:
 
 
 def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> ProvedCore:
-    """Crash a canary and see what is left of it."""
+    """Crash a canary, and examine its core."""
     with open(_PATTERN, encoding="utf-8", errors="surrogateescape") as file:
         pattern = file.read().rstrip("\n")
     handler = handler_of(pattern)
@@ -449,7 +457,7 @@ def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> ProvedCore:
     supervisor.at_end(canary.tidy)
     try:
         canary.begin()
-        if config.machine and not canary.alone:
+        if config.machine and not canary.has_unique_path:
             return ProvedCore(printable(pattern), skipped="one core at a time has this name")
         observed = _before(canary)
         observed = replace(observed, gdb="") if config.machine else observed

@@ -1,8 +1,8 @@
-"""The node's part in the mesh: listen on the job's ports for seconds, connect where it is told.
+"""The node's part in the mesh: listen on the job's ports, and connect to the given targets.
 
-One process that writes nothing. It ends with its standard input, and by an alarm of its own. It
-connects to the same program on other nodes alone: to a port on which the target's program said
-that it listens, at an address that the target said is its own; and there its token must come.
+The program is one process, which writes no file. It ends with its standard input and by its own
+alarm. It connects only to the same program on other nodes: to a port on which the target's program
+listens, at an address that the target reports as its own. The target's token must arrive there.
 """
 
 from __future__ import annotations
@@ -31,19 +31,16 @@ from typing import Any
 from nodeready.subjects import wire
 from nodeready.subjects.proof.facts import Busy, ProofConfig
 
-#: The name by which `payload.program` finds the class.
-Config = ProofConfig
+# --- Listeners on the job's ports, which are plain sockets as the job opens them. Their token
+# distinguishes them from other programs.
 
-# --- Listeners on the job's ports. Their token tells them from other programs.
-#
-# Plain sockets, as the job would open them.
-
-#: A busy port is tried once more: what holds it may be a connection that is just ending.
+#: Seconds after which a busy port is tried once more: a connection that ends may hold it.
 _AGAIN_S = 0.5
-#: Connections that are open at once, and how long each may be.
-MOST, OPEN_S = 64, 5.0
-#: That wait to be taken: one that finds no room comes again after a second, which looks slow.
-_WAITING = 1024
+#: Maximum connections that are open at once; maximum seconds of each.
+MAX_OPEN, OPEN_S = 64, 5.0
+#: The queue of a listener. A connection that finds no room tries again after a second, and looks
+#: slow.
+_BACKLOG = 1024
 
 
 def listener(port: int) -> socket.socket:
@@ -52,22 +49,22 @@ def listener(port: int) -> socket.socket:
     Raises OSError.
     """
     try:
-        return _bound(socket.AF_INET6, "::", port)
+        return _listening_socket(socket.AF_INET6, "::", port)
     except OSError as problem:
         if problem.errno in (errno.EADDRINUSE, errno.EACCES):
             raise
-    return _bound(socket.AF_INET, "0.0.0.0", port)
+    return _listening_socket(socket.AF_INET, "0.0.0.0", port)
 
 
-def _bound(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+def _listening_socket(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # A TIME_WAIT of the last job is no obstacle.
+        # A TIME_WAIT of the last job must not block the port.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind((address, port))
-        listener.listen(_WAITING)
+        listener.listen(_BACKLOG)
         listener.setblocking(False)
     except OSError:
         listener.close()
@@ -86,7 +83,7 @@ class MeshListeners:
 
     def __init__(self, ports: Iterable[int]) -> None:
         self.token = secrets.token_hex(8)
-        self.came = 0
+        self.accepted_count = 0
         self.sockets: dict[int, socket.socket] = {}
         errors = self.listen(ports)
         if errors:
@@ -95,7 +92,7 @@ class MeshListeners:
         self.busy = tuple(Busy(port, error) for port, error in sorted(errors.items()))
 
     def listen(self, ports: Iterable[int]) -> dict[int, str]:
-        """Open these; those that could not be opened, with the kernel's words."""
+        """Listen on these ports. Returns the ports that failed, with the kernel's error."""
         errors = {}
         for port in ports:
             try:
@@ -105,7 +102,7 @@ class MeshListeners:
         return errors
 
     def serve(self) -> None:
-        """Send the token to whoever connects, until the process ends."""
+        """Send the token to each connection, until the process ends."""
         waiting = selectors.DefaultSelector()
         opened: dict[socket.socket, float] = {}
 
@@ -116,7 +113,7 @@ class MeshListeners:
 
         def accept(listener: socket.socket) -> None:
             connection, _ = listener.accept()
-            self.came += 1
+            self.accepted_count += 1
             connection.setblocking(False)
             reset_on_close(connection)
             opened[connection] = time.monotonic() + OPEN_S
@@ -135,37 +132,39 @@ class MeshListeners:
                     with contextlib.suppress(OSError):
                         accept(connection)
                 elif connection in opened:
-                    # Whatever it says, it has its token.
+                    # The peer has its token; its data or its end closes the connection.
                     close(connection)
             now_s = time.monotonic()
             late = [connection for connection, until in opened.items() if until < now_s]
-            for connection in late + [*opened][: max(0, len(opened) - MOST)]:
+            for connection in late + [*opened][: max(0, len(opened) - MAX_OPEN)]:
                 if connection in opened:
                     close(connection)
 
 
-# --- Connections to other nodes, and what the program is told and answers.
+# --- Connections to other nodes, and the program's answers.
 
 OK, REFUSED, TIMEOUT, UNREACHABLE = "ok", "refused", "timeout", "unreachable"
 FOREIGN, SILENT, FAILED, SKIPPED = "foreign", "silent", "failed", "skipped"
 
-#: A SYN is sent again after 1 s (RFC 6298, section 2): in this time two are lost, not one.
+#: A SYN is sent again after 1 s (RFC 6298, section 2), so a single lost SYN is no time-out.
 CONNECT_S = 1.5
-#: For the token; longer, for the target may be busy where the kernel has answered already.
+#: Seconds for the token; longer, because the target's program may be busy after its kernel
+#: answered.
 TOKEN_S = 3.0
 RESOLVE_S = 3.0
-#: After so many time-outs in a row, from the first port on, the others are not waited for.
-IN_A_ROW = 3
+#: After this number of time-outs in a row, from the first port on, no further port is tried.
+MAX_TIMEOUTS = 3
 
 
 @dataclass(frozen=True)
 class Listening:
     """The program's first line.
 
-    token:     what its listeners send to whoever connects
-    addresses: the node's own, without those that every node has (loopback, link-local)
-    host:      the node's host name; resolved: its addresses on the node itself, in the resolver's
-               order; error: why it has none
+    token:     which its listeners send to each connection
+    addresses: the node's own, without loopback and link-local addresses
+    host:      the node's host name
+    resolved:  the host name's addresses on the node itself, in the resolver's order
+    error:     why the host name has no address
     """
 
     token: wire.Name
@@ -185,29 +184,29 @@ __all__ = ["Busy", "Listening", "MeshRound", "Try", "main"]
 class Try:
     """One connection.
 
-    outcome: ``ok``; ``refused``; ``timeout``; ``unreachable``; ``foreign``: something else than
-             the token came, or the end; ``silent``: nothing came; ``failed``; ``skipped``: not
-             tried after time-outs
-    ms:      the handshake, 0 when there was none
-    said:    the kernel's words, "" when the outcome says it all
+    outcome: ``ok``; ``refused``; ``timeout``; ``unreachable``; ``foreign``: other data than the
+             token came, or the end; ``silent``: no data came; ``failed``; ``skipped``: not tried
+             after time-outs
+    ms:      the handshake; 0: there was none
+    error:   the kernel's; "" if the outcome is enough
     """
 
     port: wire.Port
     outcome: wire.Name
     ms: float
-    said: wire.Line
+    error: wire.Line
 
 
 @dataclass(frozen=True)
 class MeshRound:
-    """The result of one round: one target, its ports one after the other.
+    """The result of one round: one target, and its ports in their order.
 
     resolved: the addresses of the target's name on this node, in the resolver's order
-    error:    why the name has none
-    address:  the one that was connected to: the first that is the target's own; "": none is
+    error:    why the name has no address
+    address:  of the connection: the first resolved address that is the target's own; "": none is
     tries:    fewer than ports when the round's time was over
-    came:     how many connections our listeners have taken since they began
-    host_resolved, host_error: the same as resolved and error, of the target's host name
+    accepted_count: connections that our listeners have accepted since their start
+    host_resolved, host_error: as resolved and error, of the target's host name
     """
 
     number: wire.Count
@@ -216,15 +215,15 @@ class MeshRound:
     error: wire.Line
     address: wire.Name
     tries: tuple[Try, ...]
-    came: wire.Count
+    accepted_count: wire.Count
     host_resolved: tuple[wire.Name, ...] = ()
     host_error: wire.Line = ""
 
 
-def own_addresses(fib_trie: str, if_inet6: str) -> tuple[str, ...]:
-    """The node's addresses from the texts of the files of these names in /proc/net.
+def parse_addresses(fib_trie: str, if_inet6: str) -> tuple[str, ...]:
+    """The node's addresses, from the contents of these two files in /proc/net.
 
-    Loopback and link-local addresses are left out: every node has them, so they tell nothing.
+    Loopback and link-local addresses are left out, because every node has them.
     """
     peers = []
     last = ""
@@ -237,7 +236,7 @@ def own_addresses(fib_trie: str, if_inet6: str) -> tuple[str, ...]:
     for row in if_inet6.splitlines():
         digits = row.partition(" ")[0]
         if re.fullmatch("[0-9a-f]{32}", digits):
-            peers.append(":".join(digits[at : at + 4] for at in range(0, 32, 4)))
+            peers.append(":".join(digits[start : start + 4] for start in range(0, 32, 4)))
     addresses = []
     for text in dict.fromkeys(peers):
         with contextlib.suppress(ValueError):
@@ -247,9 +246,9 @@ def own_addresses(fib_trie: str, if_inet6: str) -> tuple[str, ...]:
     return tuple(addresses)
 
 
-def addresses_here() -> tuple[str, ...]:
+def local_addresses() -> tuple[str, ...]:
     """This node's addresses."""
-    return own_addresses(_read("/proc/net/fib_trie"), _read("/proc/net/if_inet6"))
+    return parse_addresses(_read("/proc/net/fib_trie"), _read("/proc/net/if_inet6"))
 
 
 def _read(path: str) -> str:
@@ -260,13 +259,13 @@ def _read(path: str) -> str:
         return ""
 
 
-#: Whether a socket is ready for these events of poll(2) within so many seconds. It may raise, to
-#: end what waits.
+#: Tells whether a socket is ready for these events of poll(2) within these seconds. It may raise
+#: an exception, which ends the connection.
 Ready = Callable[[socket.socket, int, float], bool]
 
 
 def ready(connection: socket.socket, events: int, seconds: float) -> bool:
-    """Wait for the socket, and for nothing else."""
+    """Whether the socket is ready for these events of poll(2) within these seconds."""
     poll = select.poll()
     poll.register(connection, events)
     return bool(poll.poll(max(0, math.ceil(seconds * 1000))))
@@ -275,10 +274,11 @@ def ready(connection: socket.socket, events: int, seconds: float) -> bool:
 def resolve(
     name: str, wait: Callable[[threading.Thread, float], None] = threading.Thread.join
 ) -> tuple[tuple[str, ...], str]:
-    """The addresses of a name, in the resolver's order, or why there are none. Bounded: a name
-    service that hangs is left behind in its thread.
+    """The addresses of a name, in the resolver's order, or why it has none.
 
-    wait: waits for the thread, so many seconds; it may raise
+    A name service that hangs is left behind in its thread.
+
+    wait: waits for a thread, at most these seconds; it may raise an exception
     """
     resolutions: list[tuple[tuple[str, ...], str]] = []
 
@@ -296,12 +296,12 @@ def resolve(
     return resolutions[0] if resolutions else ((), f"no answer in {RESOLVE_S:.0f} s")
 
 
-def meet(
+def connect_to_listener(
     address: str, port: int, token: bytes, ready: Ready = ready, connect_s: float = CONNECT_S
 ) -> tuple[Try, socket.socket | None]:
-    """One connection to a listener of ours, and whether it is one: then the open connection, too.
+    """Connect to a listener of ours. Returns the open connection if the listener is ours.
 
-    It does not block, and close() resets it.
+    The connection does not block, and close() resets it.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     connection = socket.socket(family, socket.SOCK_STREAM)
@@ -309,7 +309,7 @@ def meet(
         connection.setblocking(False)
         attempt = _handshake(connection, address, port, ready, connect_s)
         if attempt.outcome == OK:
-            attempt = _shake_hands(connection, attempt, token, ready)
+            attempt = _receive_token(connection, attempt, token, ready)
     except BaseException:
         connection.close()
         raise
@@ -334,8 +334,8 @@ def _handshake(
     return Try(port, OK, round((time.monotonic() - began) * 1000, 3), "")
 
 
-def _shake_hands(connection: socket.socket, attempt: Try, token: bytes, ready: Ready) -> Try:
-    """What became of a connection that was made: whether the token comes."""
+def _receive_token(connection: socket.socket, attempt: Try, token: bytes, ready: Ready) -> Try:
+    """The attempt, with the outcome of the wait for the token."""
     until = time.monotonic() + TOKEN_S
     received = b""
     while len(received) < len(token):
@@ -346,7 +346,7 @@ def _shake_hands(connection: socket.socket, attempt: Try, token: bytes, ready: R
         except BlockingIOError:
             continue
         except OSError as error:
-            return replace(attempt, outcome=FOREIGN, said=error.strerror or str(error))
+            return replace(attempt, outcome=FOREIGN, error=error.strerror or str(error))
         received += data
         if not data or not token.startswith(received):
             return replace(attempt, outcome=FOREIGN)
@@ -361,32 +361,33 @@ _OUTCOMES = {
 }
 
 
-def tries(
+def try_ports(
     address: str, ports: Iterable[int], token: bytes, until: float, ready: Ready = ready
 ) -> Iterator[Try]:
-    """The ports one after the other: never more than one connection of ours at a time."""
+    """Try the ports, with at most one connection of ours at a time."""
     timeouts = 0
     for number, port in enumerate(ports):
         if time.monotonic() > until:
             return
-        if timeouts == IN_A_ROW:
+        if timeouts == MAX_TIMEOUTS:
             yield Try(port, SKIPPED, 0.0, "")
             continue
-        attempt, peer = meet(address, port, token, ready)
+        attempt, peer = connect_to_listener(address, port, token, ready)
         if peer is not None:
             peer.close()
         timeouts += attempt.outcome == TIMEOUT and timeouts == number
         yield attempt
 
 
-def peer_address(resolved: Iterable[str], addresses: Iterable[str], own: Iterable[str]) -> str:
-    """The first that is the target's own; "": none is.
+def peer_address(
+    resolved: Iterable[str], addresses: Iterable[str], local_addresses: Iterable[str]
+) -> str:
+    """The first resolved address that is the target's own; "": none is.
 
-    An address that this node has, too (a container bridge's, say) leads back here.
+    An address that this node has, too, such as a container bridge's, leads back here.
     """
-    return next(
-        (address for address in resolved if address in addresses and address not in own), ""
-    )
+    peer_only = {*addresses}.difference(local_addresses)
+    return next((address for address in resolved if address in peer_only), "")
 
 
 def _round(
@@ -399,27 +400,27 @@ def _round(
     attempts: tuple[Try, ...] = ()
     if address:
         token = request["token"].encode()
-        attempts = tuple(tries(address, request["ports"], token, began + request["limit_s"]))
+        attempts = tuple(try_ports(address, request["ports"], token, began + request["limit_s"]))
     host = (resolved, error) if request["host"] == name else resolve(request["host"])
     return MeshRound(
-        request["round"], name, resolved, error, address, attempts, listeners.came, *host
+        request["round"], name, resolved, error, address, attempts, listeners.accepted_count, *host
     )
 
 
 def main(config: ProofConfig, *, ports: tuple[int, ...]) -> None:
-    """Listen on these ports, and connect as the lines of standard input say.
+    """Listen on these ports, and connect to the targets in the lines of the standard input.
 
-    A line is a JSON object: round (its number), target (a name), ports, addresses, token and host
-    (what the target's program said), limit_s (seconds for this round).
+    A line is a JSON object: round (its number), target (a name), limit_s (seconds for this round),
+    and ports, addresses, token and host as the target's program reports them.
     """
     signal.alarm(config.limit_s)
     listeners = MeshListeners(ports)
-    addresses = addresses_here()
+    addresses = local_addresses()
     threading.Thread(target=listeners.serve, daemon=True).start()
     requests: queue.Queue[str] = queue.Queue()
 
     def work() -> None:
-        # Whatever goes wrong ends the process: the connection's end tells the other side.
+        # Any error ends the process, and the end of the connection tells the control machine.
         try:
             while True:
                 answer = _round(json.loads(requests.get()), addresses, listeners)
@@ -438,7 +439,7 @@ def main(config: ProofConfig, *, ports: tuple[int, ...]) -> None:
         *resolve(host),
     )
     print(wire.line(config.nonce, "listening", first), flush=True)
-    # The end of the input is the end of everything, in the middle of a connection, too.
+    # The end of the input ends the process, even in the middle of a connection.
     for line in sys.stdin:
         requests.put(line)
     os._exit(0)

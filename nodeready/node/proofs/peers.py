@@ -1,4 +1,4 @@
-"""Prove that ssh and pdsh work from this node to others, in the user's own session."""
+"""Prove that ssh and pdsh work from this node to its peers, in the user's own session."""
 
 from __future__ import annotations
 
@@ -25,37 +25,39 @@ from nodeready.subjects.proof.facts import (
     SshTry,
 )
 
-#: Seconds for a connection, up to the other sshd's banner.
+#: Seconds for a connection, up to the banner of the peer's sshd.
 CONNECT_S = 5
 #: Seconds for a login and its command: PAM, a name service, a home directory on the network.
 _COMMAND_S = 10
-#: Handshakes at a time: each costs about 100 ms of CPU at either end.
+#: Maximum handshakes at once: each costs about 100 ms of CPU on either node.
 AT_ONCE = 4
 # Not `hostname`, which prints the same: minimal images lack it.
-_ASKED = "uname -n"
-# A connection that is shared proves nothing about the next one, and its master would stay.
+_COMMAND = "uname -n"
+# A shared connection proves nothing about the next connection, and its master would stay.
 _OPTIONS = ("BatchMode=yes", f"ConnectTimeout={CONNECT_S}", "ControlPath=none")
-# pdsh takes brackets, commas, colons and a leading - / ^ @ for more than a name.
+# pdsh gives brackets, commas, colons and a leading - / ^ @ a special meaning.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _KEPT = 2000
-#: What every user's ssh reads; with -F, it reads no file of the user's own.
+#: The system's configuration of ssh; with -F, ssh does not read the user's configuration.
 _SYSTEM = "/etc/ssh/ssh_config" if os.path.exists("/etc/ssh/ssh_config") else "none"
 _MOST_OPTIONS = 8
-# sshd tells a user who asks with -v what his key may do (auth2-pubkeyfile.c).
+# With -v, sshd prints the options of the user's key (auth2-pubkeyfile.c).
 _FORCED = re.compile(r"^debug1: Remote: (/\S+:\d+): key options: (?:.* )?command\b", re.M)
 
 
 def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Peers:
-    """Log in to every peer as a person would: the user's configuration, keys and known hosts
-    count, and nothing is answered for the user."""
+    """Log in to every peer as a person would.
+
+    The user's configuration, keys and known hosts are used, and no prompt is answered.
+    """
     has_ssh, has_pdsh = bool(shutil.which("ssh")), bool(shutil.which("pdsh"))
-    asked: dict[str, _Shell] = {}
-    asking = [
-        threading.Thread(target=_ask, args=(supervisor, kind, asked), daemon=True)
+    shells: dict[str, _Shell] = {}
+    threads = [
+        threading.Thread(target=_ask, args=(supervisor, kind, shells), daemon=True)
         for kind in _SHELLS
         if has_pdsh and config.peers
     ]
-    for thread in asking:
+    for thread in threads:
         thread.start()
     tries = _logins(supervisor, config.peers) if has_ssh else ()
     reached = tuple(
@@ -63,15 +65,15 @@ def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Peers:
         for peer in tries
         if peer.rc == 0 and peer.answer and _PLAIN_NAME.fullmatch(peer.name)
     )
-    for thread in asking:
+    for thread in threads:
         thread.join()
-    shells = {kind: asked[kind] for kind in _SHELLS if kind in asked}
+    shells = {kind: shells[kind] for kind in _SHELLS if kind in shells}
     if not (reached and has_pdsh):
         return Peers(os.uname().nodename, has_ssh, tries, has_pdsh, None)
     login = shells.get("login", _Shell("", dict(os.environ), ""))
     runs: dict[str, PdshRun] = {}
     for shell in shells.values():
-        # Nobody runs rshd any more, and root's rsh waits for a minute.
+        # rshd is obsolete, and root's rsh waits for a minute.
         if shell.rcmd not in ("", "ssh", "rsh") and shell.rcmd not in runs:
             runs[shell.rcmd] = _pdsh(supervisor, reached, shell.rcmd, shell.environment)
     run = runs.get(login.rcmd)
@@ -84,7 +86,7 @@ def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Peers:
             value=shell.value,
             set_by="" if shell.rcmd == "ssh" else _set_by(supervisor, kind, shell),
             works=shell.rcmd == "ssh" or (shell.rcmd in runs and bool(runs[shell.rcmd].answers)),
-            messages=shell.said,
+            messages=shell.messages,
         )
         for kind, shell in shells.items()
     )
@@ -93,8 +95,10 @@ def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Peers:
 
 
 def _logins(supervisor: ProcessSupervisor, names: tuple[str, ...]) -> tuple[SshTry, ...]:
-    """Log in to the peers, AT_ONCE side by side: a peer that hangs costs only itself. Peers for
-    which there is no time left are not tried."""
+    """Log in to the peers, AT_ONCE in parallel, so that a peer that hangs delays no other peer.
+
+    Peers for which no time is left are not tried.
+    """
     tries: dict[str, SshTry] = {}
     waiting = list(reversed(names))
 
@@ -134,18 +138,18 @@ def _login(supervisor: ProcessSupervisor, name: str) -> SshTry:
 def _ssh(supervisor: ProcessSupervisor, name: str, *words: str) -> Ended:
     """The end of one login. Raises OSError."""
     options = [word for option in _OPTIONS for word in ("-o", option)]
-    argv = ["ssh", *words, *options, "-n", "--", name, _ASKED]
+    argv = ["ssh", *words, *options, "-n", "--", name, _COMMAND]
     return supervisor.run(argv, CONNECT_S + _COMMAND_S)
 
 
 def _answer(ended: Ended) -> str:
-    """The last line that came back."""
+    """The last line of the output."""
     rows = [row.strip() for row in ended.out.splitlines() if row.strip()]
     return rows[-1][:200] if rows else ""
 
 
 def _own_options(supervisor: ProcessSupervisor, name: str) -> tuple[str, ...]:
-    """The options that the user's own configuration changes for this peer. Raises OSError."""
+    """The options for this peer that the user's configuration changes. Raises OSError."""
     with_own, system = (
         supervisor.run(["ssh", *words, "-G", "--", name], CONNECT_S).out.splitlines()
         for words in ([], ["-F", _SYSTEM])
@@ -163,10 +167,10 @@ def _pdsh(
 ) -> PdshRun:
     """Ask all peers in one run of pdsh, by this remote command, in this environment.
 
-    -S appends ``;echo …$?`` to the command, which fish and the BSD csh refuse: when nothing comes
-    back, it is left out.
+    -S appends ``;echo …$?`` to the command, which fish and the BSD csh refuse. If no peer answers,
+    pdsh runs once more without -S.
     """
-    # ConnectTimeout is -t; with -u, pdsh ends what it started itself.
+    # ConnectTimeout is -t; with -u, pdsh ends its own processes.
     limits = ["-t", str(CONNECT_S), "-u", str(_COMMAND_S), "-f", str(AT_ONCE)]
     options = " ".join(f"-o{option}" for option in _OPTIONS)
     append = f"{variables.get('PDSH_SSH_ARGS_APPEND', '')} {options}".strip()
@@ -174,7 +178,7 @@ def _pdsh(
     program = shutil.which("pdsh", path=variables.get("PATH")) or "pdsh"
     run = PdshRun(names, (), None, "")
     for status in (["-S"], []):
-        argv = [program, *status, "-R", rcmd, *limits, "-w", ",".join(names), _ASKED]
+        argv = [program, *status, "-R", rcmd, *limits, "-w", ",".join(names), _COMMAND]
         try:
             ended = supervisor.run(argv, CONNECT_S + _COMMAND_S, env=environment)
         except OSError as problem:
@@ -183,26 +187,26 @@ def _pdsh(
         responds = tuple(
             PdshAnswer(label[:200], text[:200]) for label, colon, text in parts if colon
         )
-        # Not _said: pdsh exits with 0 whatever happened.
+        # Not `_messages`: pdsh exits with 0 even after errors.
         run = PdshRun(names, responds, ended.rc, ended.err.strip()[-_KEPT:])
         if responds or ended.rc is None or "command timeout" in ended.err:
             break
     return run
 
 
-# --- What pdsh does by itself, as a person has it who types its name.
+# --- The remote command of pdsh in a person's shell.
 
-#: Seconds for a shell to start, with all that a user lets it do then.
+#: Seconds for a shell to start, with the user's start-up files.
 _SHELL_S = 6
-#: Kind of shell -> the option that makes a shell one. csh knows no -l beside -c.
+#: Kind of shell -> its option. csh does not accept -l with -c.
 _SHELLS = {"login": "-l", "interactive": "-i"}
 _POSIX = ("sh", "bash", "dash", "ash", "ksh", "ksh93", "mksh", "zsh")
 _CSH = ("csh", "tcsh")
 _VARIABLE = "PDSH_RCMD_TYPE"
 _RCMD = re.compile(r"^Rcmd type\s+(\S+)", re.M)
 _ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
-# What bash reads at its start, and other shells: bash(1), INVOCATION; the environment's own files
-# last, for what no shell has set.
+# The start-up files of bash (bash(1), INVOCATION), then those of other shells; the files of the
+# environment are last, for variables that no shell sets.
 _STARTS = {
     "login": ("/etc/profile", "~/.bash_profile ~/.bash_login ~/.profile"),
     "interactive": ("/etc/bash.bashrc", "/etc/bashrc", "~/.bashrc"),
@@ -222,11 +226,11 @@ _TRACED = re.compile(r"^\++nodeready:(/[^\n]*?:[0-9]+): ([^\n]*)", re.M)
 
 @dataclass(frozen=True)
 class _Shell:
-    """pdsh in one kind of shell: its remote command, the environment there, what pdsh said."""
+    """pdsh in one kind of shell: its remote command, its environment, its messages."""
 
     rcmd: str
     environment: dict[str, str]
-    said: str
+    messages: str
 
     @property
     def value(self) -> str | None:
@@ -236,9 +240,9 @@ class _Shell:
 
 
 def _ask(supervisor: ProcessSupervisor, kind: str, shells: dict[str, _Shell]) -> None:
-    """Ask pdsh in the user's own shell which remote command it takes; it connects to nobody.
+    """Ask pdsh in the user's own shell for its remote command, without a connection.
 
-    A shell that hangs or that shows no environment tells nothing: then nothing is found.
+    A shell that hangs or does not print its environment is left out.
     """
     path = pwd.getpwuid(os.geteuid()).pw_shell or "/bin/sh"
     name, mark = os.path.basename(path), f"nodeready-{os.urandom(8).hex()}"
@@ -257,7 +261,7 @@ def _ask(supervisor: ProcessSupervisor, kind: str, shells: dict[str, _Shell]) ->
 
 
 def _pdshrc(supervisor: ProcessSupervisor) -> str:
-    """Why a command behind ``. ~/.pdshrc`` does not run; "": it does, or there is no such file."""
+    """Why a command after ``. ~/.pdshrc`` does not run; "": it runs, or there is no such file."""
     path = os.path.join(pwd.getpwuid(os.geteuid()).pw_dir, ".pdshrc")
     if not os.path.isfile(path):
         return ""
@@ -272,13 +276,13 @@ def _pdshrc(supervisor: ProcessSupervisor) -> str:
 
 
 def _set_by(supervisor: ProcessSupervisor, kind: str, shell: _Shell) -> str:
-    """The last line that a shell runs at its start and that decides pdsh's remote command."""
+    """The last start-up line that sets pdsh's remote command, as ``FILE:LINE``."""
     bash = shutil.which("bash")
-    # An interactive shell has the environment of the login that it runs in.
+    # An interactive shell also has the environment of its login shell.
     for start in dict.fromkeys((kind, "login")) if bash else ():
         reads = []
         for choice in _STARTS[start]:
-            # Of one choice, the first file that is there.
+            # Of each choice, bash reads the first file that exists.
             tests = (f"[ -r {path} ]; then . {path}" for path in choice.split())
             reads.append(f"if {'; elif '.join(tests)}; fi")
         script = "PS4='+nodeready:${BASH_SOURCE}:${LINENO}: '; set -x; " + "; ".join(reads)

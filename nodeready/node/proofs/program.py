@@ -1,10 +1,10 @@
-"""The program on the node: become the job's user, run the canaries, print what they saw.
+"""The program on the node: become the job's user, run the canaries, print their results.
 
-Started by root, it opens a session for the user (``su -``, through PAM as every login) and runs
-there once more; what only root can tell, it tells beside that. Started by the user, it runs as it
-is. From there it goes by ssh to the node itself, where what is quick is proved once more. Each
-observation is a line (`nodeready.subjects.wire`) as soon as it is there: a hang costs the
-observations behind it, and nothing else.
+Started by root, the program opens a session for the user (``su -``, through PAM as every login)
+and runs there once more; root's part observes what only root can see. Started by the user, it runs
+as it is. From the user's session it goes by ssh to the node itself, and repeats the quick proofs
+there. Each observation is printed as a line (`nodeready.subjects.wire`) when it is complete, so a
+proof that hangs costs only its own observation.
 """
 
 from __future__ import annotations
@@ -32,9 +32,6 @@ from nodeready.subjects.proof.facts import (
     User,
 )
 
-#: The name by which `payload.program` finds the class.
-Config = ProofConfig
-
 _PROVE: dict[str, Callable[[ProcessSupervisor, ProofConfig], Any]] = {
     "limits": session.prove,
     "attach": attach.prove,
@@ -44,7 +41,7 @@ _PROVE: dict[str, Callable[[ProcessSupervisor, ProofConfig], Any]] = {
     "peers": peers.prove,
 }
 
-#: A login that takes longer hangs: with less time than this, nobody can tell.
+#: A login that takes longer than these seconds hangs. Within less time, a hang cannot be seen.
 _LOGIN_S = 5
 
 _printing = threading.Lock()
@@ -56,7 +53,7 @@ def _say(config: ProofConfig, name: str, observed: Any) -> None:
 
 
 def _observe(config: ProofConfig, name: str, look: Callable[[], Any]) -> None:
-    """Make and print one observation. An exception is one, too: it costs no other canary."""
+    """Make and print one observation. An exception is printed as one: it costs no other canary."""
     try:
         observed = look()
     except Exception as problem:  # noqa: BLE001
@@ -73,17 +70,17 @@ def _in_thread(config: ProofConfig, name: str, look: Callable[[], Any]) -> threa
 def _proofs(
     supervisor: ProcessSupervisor, config: ProofConfig, further: Mapping[str, Callable[[], Any]]
 ) -> None:
-    """All wanted proofs side by side: the slowest, py-spy's native unwinding, takes seconds."""
+    """Run the requested proofs in parallel: py-spy's native unwinding alone takes seconds."""
     looks = {**further} | {
         name: partial(_PROVE[name], supervisor, config) for name in config.proofs
     }
     for thread in [_in_thread(config, name, look) for name, look in looks.items()]:
-        # A little longer: a proof that the end of the time cuts off says so itself.
+        # A little longer, because a proof reports by itself that its time is over.
         thread.join(supervisor.left_s + 0.5)
 
 
 def _end_with_parent(supervisor: ProcessSupervisor) -> None:
-    """End everything when whoever started us is gone: our standard input is a pipe of theirs."""
+    """End everything when our parent has ended: our standard input is a pipe of the parent."""
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -95,13 +92,16 @@ def _end_with_parent(supervisor: ProcessSupervisor) -> None:
 
 
 def main(config: ProofConfig, *, inside: bool = False) -> None:
-    """inside: this is the session that root opened for the user."""
+    """Run all proofs.
+
+    inside: this is the session that root opened for the user
+    """
     hold_streams()
     supervisor = ProcessSupervisor(config.tag, config.limit_s)
 
     def leave(number: int, frame: object) -> None:
-        # From here on nothing is printed: a killed tool's last words are no observation. The lock
-        # may be held by this very thread.
+        # Nothing more is printed: the output of a killed tool is no observation. This thread may
+        # already hold the lock.
         _printing.acquire(blocking=False)
         supervisor.end()
         os._exit(128 + number)
@@ -129,8 +129,8 @@ def _in_own_session(
 ) -> None:
     """The proofs in this session.
 
-    control: we are root, and try what only root can tell
-    inside:  another program of ours opened the session, and tells how the node opens them
+    control: we are root, and also attach as root
+    inside:  another nodeready program opened the session, and observes how the node opens sessions
     """
     user_name, uid = session.name_of(os.geteuid()), os.geteuid()
     if config.user and user_name != config.user:
@@ -144,22 +144,22 @@ def _in_own_session(
     parallel: dict[str, Callable[[], Any]] = {}
     if control:
         parallel["control"] = partial(attach.control, supervisor, config)
-    if not inside and _by_ways(config):
+    if not inside and _depends_on_session(config):
         parallel["logins"] = partial(session.logins, supervisor, user_name)
-    if not config.machine and _by_ways(config):
-        parallel |= _other_ways(supervisor, config)
+    if not config.machine and _depends_on_session(config):
+        parallel |= _other_sessions(supervisor, config)
     _proofs(supervisor, config, parallel)
 
 
-def _by_ways(config: ProofConfig) -> bool:
-    """Whether something is proved that can be another in another way in."""
+def _depends_on_session(config: ProofConfig) -> bool:
+    """Whether a proof is requested whose result depends on how the session was opened."""
     return not {*IN_EACH_SESSION}.isdisjoint(config.proofs)
 
 
-def _other_ways(
+def _other_sessions(
     supervisor: ProcessSupervisor, config: ProofConfig
 ) -> dict[str, Callable[[], Any]]:
-    """The other ways in from this session, which is one of them itself."""
+    """The other ways to open a session, which this session tries; each gives a `SessionProof`."""
     sessions: dict[str, Callable[[], Any]] = {}
     opened_by, name = session.opened_by()[0], session.name_of(os.geteuid())
     if opened_by != "ssh":
@@ -189,14 +189,14 @@ def _as_user(supervisor: ProcessSupervisor, config: ProofConfig) -> None:
     inner = replace(
         config,
         limit_s=max(1, int(supervisor.left_s) - 2),
-        # In a job of Slurm's own, another one may have no room.
+        # Inside a job of Slurm, there may be no room for another job.
         step=config.step and "SLURM_JOB_ID" not in os.environ,
     )
     has_begun = by_shell = False
 
-    def line(text: str) -> None:
-        # The session is the user's, who can learn the nonce there and print what is asked of the
-        # session. What root tells is none of that.
+    def relay(text: str) -> None:
+        # The user can learn the nonce in the session and print observations of the session, but
+        # none of root's observations.
         nonlocal has_begun, by_shell
         try:
             rows = dict(wire.lines(text, config.nonce))
@@ -212,15 +212,15 @@ def _as_user(supervisor: ProcessSupervisor, config: ProofConfig) -> None:
             by_shell = True
             look = partial(session.by_shell, supervisor, config, config.user, "shell")
             threads.append(_in_thread(config, "shell", look))
-        # A profile's noise may stand in front of it.
+        # A profile's output may stand before the line.
         with _printing:
             print(text[text.index(f"{config.nonce} ") :], flush=True)
 
-    def made(descriptor: int) -> Program:
+    def make_program(descriptor: int) -> Program:
         how = {"stdin": True, "first": sys.executable, "descriptor": descriptor}
         return payload.program(__name__, inner, inside=True, **how)  # type: ignore[arg-type]
 
-    ended = session.run(supervisor, config.user, made, line)
+    ended = session.run(supervisor, config.user, make_program, relay)
     if not has_begun and not (ended.rc is None and config.limit_s < _LOGIN_S):
         reason = session.no_session(ended, config.user)
         _say(config, "user", User(config.user, uid, True, reason))

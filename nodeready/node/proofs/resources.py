@@ -1,6 +1,6 @@
-"""Prove that the job's user has what a job uses: directories, shared memory, device files.
+"""Prove that the job's user can use directories, shared memory and device files as a job does.
 
-Each is tried as a job tries it, with a file of our own of 1 MiB that has no name before or after.
+Each directory is tried with a file of 1 MiB that has no name.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _DEVICES = (
     "/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/kfd",
     "/dev/infiniband/uverbs*", "/dev/infiniband/rdma_cm",
 )  # fmt: skip
-#: Bytes that are written: more than a file system keeps back for its own use of a small file.
+#: Bytes that are written, more than a file system reserves for a small file.
 _BYTES = 1 << 20
 
 
 def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Resources:
-    """Write to the directories, map what was written, and ask for the device files."""
+    """Write to the directories, map the files, and try to open the device files."""
     home = pwd.getpwuid(os.geteuid()).pw_dir
     places = dict.fromkeys(("/tmp", SHM, home))
     devices = sorted(path for pattern in _DEVICES for path in glob.glob(pattern))
@@ -45,13 +45,13 @@ def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Resources:
 
 
 def _place(path: str) -> JobDirectory:
-    """What can be done in a directory."""
+    """Whether files in a directory can be written, mapped and executed."""
     number = -1
     try:
-        # Without a name, nothing is left whatever ends us.
+        # A file without a name leaves nothing behind, even if this process is killed.
         number = os.open(path, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o700)
     except OSError as problem:
-        # A file system of the network has no such files.
+        # Network file systems do not support such files.
         if isinstance(problem, (PermissionError, FileNotFoundError, NotADirectoryError)):
             return JobDirectory(path, _words(problem))
     try:
@@ -72,10 +72,12 @@ def _place(path: str) -> JobDirectory:
 
 
 def _memory_bytes(root: str) -> int | None:
-    """What is free of memory and swap, or the lowest memory.max of this session's cgroups (v2).
+    """The free memory and swap, at most the lowest memory.max of this session's cgroups (v2).
 
-    Not what a cgroup has left: its use counts files that the kernel gives up when asked. None:
-    /proc/meminfo cannot be read. root: the directory of /proc and /sys.
+    A cgroup's current use is ignored, because it counts files that the kernel can drop. None:
+    /proc/meminfo cannot be read.
+
+    root: the directory of /proc and /sys
     """
     try:
         with open(os.path.join(root, "proc/meminfo"), encoding="ascii") as file:
@@ -91,14 +93,14 @@ def _memory_bytes(root: str) -> int | None:
             parts = group.strip("/").split("/")
             for depth in range(len(parts)):
                 path = Path(root, "sys/fs/cgroup", *parts[: depth + 1], "memory.max")
-                # "max", no controller of memory, and a file that is not there limit nothing.
+                # There is no limit if the file is missing or has "max".
                 with contextlib.suppress(OSError, ValueError):
                     memory_bytes = min(memory_bytes, int(path.read_text(encoding="ascii")))
     return memory_bytes
 
 
 def _executes(number: int) -> str:
-    """Why code cannot be mapped from a file, as the loader maps it; "": it can."""
+    """Why the loader cannot map code from a file; "": it can."""
     try:
         mmap.mmap(number, _BYTES, prot=mmap.PROT_READ | mmap.PROT_EXEC).close()
     except OSError as problem:
@@ -111,14 +113,14 @@ def _words(problem: OSError) -> str:
 
 
 def _device(path: str) -> DeviceNode | None:
-    """A device file that its mode or its ACL keeps from the user; None: it does not.
+    """A device file whose mode or ACL excludes the user; None: the user may open it.
 
-    A cgroup that keeps a device for other jobs says EPERM, and is no fault of the file.
+    A cgroup that reserves a device for other jobs gives EPERM, which is no fault of the file.
     """
     if os.access(path, os.R_OK | os.W_OK):
         return None
     try:
-        # The kernel refuses before the driver is asked: nothing is opened.
+        # The kernel refuses before it calls the driver, so the device is not opened.
         os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
     except PermissionError as problem:
         if problem.errno != errno.EACCES:

@@ -1,9 +1,9 @@
-"""The ways into the node for the job's user, and the limits that a session has in each of them.
+"""The sessions of the job's user on the node, and their limits.
 
 A session is opened by ``su -``, through PAM and with the user's own shell, as every login. From
-there ssh goes to the node itself with the user's own key, for launchers (pdsh, mpirun, a loop
-around torchrun) come in by ssh, and sshd has a file of PAM of its own; without such a key, the
-shell is started as sshd starts it. A job of Slurm's has the limits of slurmd.
+there ssh goes to the node itself with the user's own key, because launchers (pdsh, mpirun, a loop
+around torchrun) come by ssh, and sshd has its own file of PAM. Without such a key, the shell is
+started as sshd starts it. A job of Slurm has the limits of slurmd.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ ITEMS = {
     "nofile": resource.RLIMIT_NOFILE,
 }
 KINDS = ("soft", "hard")
-# Bit of CAP_SYS_RESOURCE (capabilities(7)): without it nobody may raise a hard limit.
+# Bit of CAP_SYS_RESOURCE (capabilities(7)), the right to raise a hard limit.
 _CAP_SYS_RESOURCE = 1 << 24
 
 
 def limits_of(pid: int) -> tuple[Limit, ...]:
     """The limits of a process, in the order of ITEMS. Raises OSError, ValueError, KeyError.
 
-    From /proc, which everybody may read: prlimit() asks for the right to trace the process.
+    They are read from /proc, because prlimit() needs the right to trace the process.
     """
     with open(f"/proc/{pid}/limits", encoding="ascii", errors="replace") as file:
-        return _limits_in(file.read())
+        return _parse_limits(file.read())
 
 
-def _limits_in(text: str) -> tuple[Limit, ...]:
+def _parse_limits(text: str) -> tuple[Limit, ...]:
     """The limits in the words of /proc/PID/limits. Raises ValueError, KeyError."""
     names = {"core": "Max core file size", "memlock": "Max locked memory"}
     names["nofile"] = "Max open files"
@@ -84,14 +84,14 @@ def _limit_rows(text: str) -> dict[str, list[int]]:
     }
 
 
-def _others_in(text: str) -> tuple[int, ...]:
+def _other_limits(text: str) -> tuple[int, ...]:
     """The soft limits of OTHER_ITEMS. Raises ValueError, KeyError."""
     rows = _limit_rows(text)
     return tuple(rows[name][0] for name in OTHER_ITEMS.values())
 
 
-#: The program that opens a session -> that way in; sshd's part of a session has its own name
-#: since OpenSSH 9.8.
+#: The program that opens a session -> the key of SESSION_NAMES. Since OpenSSH 9.8, sshd's part of
+#: a session is named sshd-session.
 _OPENERS = {
     "su": "su", "sshd": "ssh", "sshd-session": "ssh", "slurmstepd": "srun",
     "sudo": "", "runuser": "", "login": "", "sshd-auth": "ssh",
@@ -102,7 +102,7 @@ def _parents() -> Iterator[tuple[int, str]]:
     """The ancestors of this process, the nearest first, with their names."""
     pid = os.getppid()
     with contextlib.suppress(OSError, ValueError, IndexError):
-        for _up in range(32):
+        for _ in range(32):
             with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
                 name, _, remaining = file.read().partition("(")[2].rpartition(")")
             yield pid, name
@@ -110,14 +110,16 @@ def _parents() -> Iterator[tuple[int, str]]:
 
 
 def opened_by() -> tuple[str, tuple[Limit, ...]]:
-    """A key of SESSION_NAMES (who opened it) or "", and the limits that PAM set before any
-    profile; () where they cannot be read."""
+    """How this session was opened (a key of SESSION_NAMES, or ""), and its first limits.
+
+    PAM sets these limits before any profile runs; (): they cannot be read.
+    """
     for pid, name in _parents():
         # slurmstepd: [1234.batch], as the process calls itself
         opener = "srun" if name.startswith("slurmstepd") else _OPENERS.get(name)
         if opener is not None:
             try:
-                # slurmstepd gives its task other limits than it has itself.
+                # slurmstepd's own limits are not those of its task.
                 return opener, () if opener in ("", "srun") else limits_of(pid)
             except (OSError, ValueError, KeyError):
                 return opener, ()
@@ -125,7 +127,7 @@ def opened_by() -> tuple[str, tuple[Limit, ...]]:
 
 
 def _ceiling() -> tuple[int, ...]:
-    """sshd's hard limits, or process 1's, where nobody may raise them."""
+    """The hard limits of sshd or process 1, if no process may raise them; else ()."""
     with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
         sets = dict(row.split(":", 1) for row in file if row.startswith("Cap"))
     if int(sets["CapBnd"], 16) & _CAP_SYS_RESOURCE:
@@ -137,12 +139,12 @@ def _ceiling() -> tuple[int, ...]:
 
 
 def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> SessionLimits:
-    """The limits of this session, after PAM and the user's profile. It only looks."""
+    """The limits of this session, after PAM and the user's profile. Nothing is changed."""
     core, memlock, nofile = (Limit(*resource.getrlimit(number)) for number in ITEMS.values())
     nr_open = first_number("/proc/sys/fs/nr_open")
     opener, before = opened_by()
     with open("/proc/self/limits", encoding="ascii", errors="replace") as file:
-        further = _others_in(file.read())
+        further = _other_limits(file.read())
     return SessionLimits(core, memlock, nofile, before, _ceiling(), nr_open, opener, further)
 
 
@@ -155,30 +157,30 @@ def name_of(uid: int) -> str:
 
 
 def cannot_become(current_user: str, user: str) -> str:
-    """Why a session as one user cannot be one as another."""
+    """Why a session of one user cannot become a session of another user."""
     return f"logged in as {current_user}, who cannot become {user}: log in as root"
 
 
 @dataclass(frozen=True)
 class BrokenProof:
-    """In place of an observation: the exception of ours that ended the proof."""
+    """In place of an observation: the exception in our code that ended the proof."""
 
     broken: str
 
 
 # --- A new session, by su.
 
-#: Shells that hand an open descriptor on to what they run. csh and tcsh close it: they get the
-#: program's text as their standard input, and so does a shell that nobody knows.
-_KEEPING = ("sh", "bash", "dash", "ash", "ksh", "ksh93", "mksh", "zsh", "fish")
+#: Shells that keep an open descriptor for their commands. csh and tcsh close it: they and unknown
+#: shells get the program's text as their standard input.
+_KEEPS_DESCRIPTORS = ("sh", "bash", "dash", "ash", "ksh", "ksh93", "mksh", "zsh", "fish")
 #: Shells that refuse every login. A batch system runs their users' jobs without a shell.
 _NO_LOGIN = ("nologin", "false", "true")
-# One line for whatever shell the user has, which quotes as every shell does, and which finds its
-# programs whatever the start-up files did to PATH.
+# One line for any shell: it quotes in the way that all shells know, and finds its programs with
+# any PATH of the start-up files.
 _DECODED = '"$(PATH=$PATH:/usr/bin:/bin; echo {}|base64 -d)"'
-# What sshd puts into a session's environment. By SSH_CLIENT, bash knows that sshd started it, and
-# reads ~/.bashrc (Debian, Ubuntu, RHEL and SLES build it with SSH_SOURCE_BASHRC).
-_OF_SSHD = {"PATH": "/usr/local/bin:/usr/bin:/bin", "SSH_CLIENT": "127.0.0.1 1023 22"}
+# Variables that sshd sets in a session. With SSH_CLIENT, bash reads ~/.bashrc (Debian, Ubuntu,
+# RHEL and SLES build it with SSH_SOURCE_BASHRC).
+_SSHD_VARIABLES = {"PATH": "/usr/local/bin:/usr/bin:/bin", "SSH_CLIENT": "127.0.0.1 1023 22"}
 
 
 def run(
@@ -193,43 +195,42 @@ def run(
 ) -> Ended:
     """Run a program below the user's own shell: in a new session of this user, as root.
 
-    made:  gives the script, and the program's text, which is read at the given file descriptor;
-           that becomes the program's input (``payload.program(stdin=True)``), and its end tells
-           the program that we are gone
-    line:  gets each line of its output as it comes
-    more:  lines that follow the text, each written when it is there; then comes the end. None:
-           the end comes with ours
-    begun: as for `ProcessSupervisor.run`
-    way:   ``su``: the shell is a login shell; ``shell``: it is started as sshd starts it for a
-           command; ``login``: a login shell in this session, which is the user's own
+    make_script:   gives the script and the program's text, which is read at the given file
+                   descriptor. The descriptor becomes the program's input
+                   (``payload.program(stdin=True)``), whose end tells the program that we ended
+    line:          gets each line of the program's output as it comes
+    further_input: lines after the text, each written when it is there, then the end; None: the
+                   input ends when we end
+    start:         as ``has_begun`` of `ProcessSupervisor.run`
+    opener:        ``su``: a login shell; ``shell``: the shell as sshd starts it for a command;
+                   ``login``: a login shell in this session, which is the user's own
 
-    Through ``su -``: sudo sets the core limit of what it runs to 0 (since 1.9.9), and setpriv
-    gives no limits at all. When we came through sudo ourselves, the limit goes back to what it was
-    before.
+    ``su -`` is used because sudo (since 1.9.9) sets the core limit of its command to 0, and
+    setpriv sets no limits. If sudo started us, the earlier core limit is restored first.
     """
     _undo_sudo()
     name = shell_of(user)
     read, write = os.pipe()
-    # A start-up file may read the standard input: it finds nothing there, as in a job.
-    keeps = name in _KEEPING or not name
+    # A start-up file may read the standard input, which is empty there, as in a job.
+    keeps = name in _KEEPS_DESCRIPTORS or not name
     how: dict[str, Any] = {"pass_fds": (read,)} if keeps else {"stdin": read}
     try:
         script, first_input = make_script(read if keeps else 0)
         chunks = itertools.chain([first_input], further_input or ())
-        threading.Thread(target=_tell, args=(os.dup(write), chunks), daemon=True).start()
+        threading.Thread(target=_write_all, args=(os.dup(write), chunks), daemon=True).start()
         if further_input is not None:
             os.close(write)
             write = -1
         argv = ["su", *(["-"] if opener == "su" else []), user]
         argv += [] if name else ["-s", "/bin/sh"]
         if opener == "login":
-            # By the dash, every shell knows that it is a login shell.
+            # A leading dash makes any shell a login shell.
             argv, how["executable"] = [f"-{name}"], pwd.getpwnam(user).pw_shell or "/bin/sh"
         text = _DECODED.format(base64.b64encode(script.encode()).decode())
         argv += ["-c", f"exec /bin/sh -c {quote(f'eval {text}')}"]
         if opener == "shell":
-            how["env"] = _OF_SSHD
-        # A second is left to end what hangs, and to say so.
+            how["env"] = _SSHD_VARIABLES
+        # The last second is for ending a program that hangs, and for the report.
         limit_s = supervisor.left_s - 1
         return supervisor.run(argv, limit_s, _by_line(line), start, **how)
     except OSError as problem:
@@ -247,7 +248,7 @@ def shell_of(user: str) -> str:
 
 
 def _by_line(line: Callable[[str], None]) -> Callable[[object, int, bytes], None]:
-    """What hears a program's output, and gives each line of it to ``line``."""
+    """An output handler that gives each line of a program's output to ``line``."""
     buffer = bytearray()
 
     def on_output(_: object, stream: int, data: bytes) -> None:
@@ -261,10 +262,10 @@ def _by_line(line: Callable[[str], None]) -> Callable[[object, int, bytes], None
 
 
 def no_session(ended: Ended, user: str) -> str:
-    """Why a session came to nothing, in one line."""
+    """Why a session failed, in one line."""
     reason = ended.first or f"exit status {ended.rc}"
     if reason.startswith("Traceback"):
-        # A program of ours: what it cannot do in the user's limits stands in the last line.
+        # Our program raised it; the last line tells which limit of the user stopped it.
         reason = ended.err.strip().splitlines()[-1][:200]
     python = next((row for row in ended.out.splitlines() if payload.NO_PYTHON in row), "")
     if python:
@@ -275,8 +276,8 @@ def no_session(ended: Ended, user: str) -> str:
     return f"no session: {reason}"
 
 
-def _tell(number: int, chunks: Iterable[str]) -> None:
-    """Write all of it, as fast as it is read; a reader that is gone is its own trouble."""
+def _write_all(number: int, chunks: Iterable[str]) -> None:
+    """Write all chunks as fast as they are read. A reader that has ended is ignored."""
     with contextlib.suppress(OSError), os.fdopen(number, "wb") as file:
         for data in chunks:
             file.write(data.encode())
@@ -284,19 +285,19 @@ def _tell(number: int, chunks: Iterable[str]) -> None:
 
 
 def _undo_sudo() -> None:
-    """Give ourselves the core limit of whoever called sudo, in place of sudo's 0."""
-    caller = _above_sudo() if "SUDO_UID" in os.environ else None
+    """Restore the core limit of the process that called sudo, in place of sudo's 0."""
+    caller = _caller_of_sudo() if "SUDO_UID" in os.environ else None
     if caller is not None:
-        # Where it cannot be raised, the check of the limits tells.
+        # If the limit cannot be raised, the check of the limits reports that.
         with contextlib.suppress(OSError, ValueError, KeyError):
             core = limits_of(caller)[0]
             resource.setrlimit(resource.RLIMIT_CORE, (core.soft, core.hard))
 
 
-def _above_sudo() -> int | None:
-    """The first of our ancestors that sudo did not start; None: there is none.
+def _caller_of_sudo() -> int | None:
+    """The process that called sudo; None: sudo is not among our ancestors.
 
-    With use_pty, sudo is two processes, and sets its own core limit to 0, too.
+    With use_pty, sudo is two processes, and also sets its own core limit to 0.
     """
     is_below = False
     for pid, name in _parents():
@@ -309,12 +310,12 @@ def _above_sudo() -> int | None:
 # --- The same node by ssh, as the user.
 
 _MAIN = "nodeready.node.proofs.program"
-#: Seconds for sshd to take the connection, and for the login to come as far as our program.
+#: Seconds for sshd to accept the connection; seconds from the login to our program.
 _CONNECT_S, _BEGIN_S = 5, 12
-#: Seconds for all that is proved there: a login, a dump by py-spy, a core.
-_WAY_S = 40
-# The user's key and name for this node count; whose host key it has is proof.ssh's to tell, and
-# nothing but the node itself is asked: no proxy, no other connection, no known host is made.
+#: Seconds for all proofs in one session: a login, a dump by py-spy, a core.
+_SESSION_S = 40
+# The user's key and name for this node are used. proof.ssh judges the host key. Only the node
+# itself is contacted: without a proxy, another connection or a new known host.
 _OPTIONS = (
     "BatchMode=yes", f"ConnectTimeout={_CONNECT_S}", "ConnectionAttempts=1", "LogLevel=INFO",
     "ControlMaster=no", "ControlPath=none", "ProxyCommand=none", "PermitLocalCommand=no",
@@ -322,18 +323,17 @@ _OPTIONS = (
     "UserKnownHostsFile=/dev/null", "GlobalKnownHostsFile=/dev/null", "RequestTTY=no",
     "SendEnv=LC_IDENTIFICATION",
 )  # fmt: skip
-# One line for whatever shell the user has: the script comes first, then the program's text.
+# One line for any shell: the input has the script first, then the program's text.
 _READ = f"exec 3<&0; read -r nr && eval {_DECODED.format('$nr')}"
 _NO_SSHD = re.compile(r"not resolve|not known|refused|No route|unreachable|n timed out", re.I)
 
-
-# What sshd takes from its client by default, and nothing heeds (locale(7)): it tells the processes
-# of our session from others of the user's, when a start-up file of the shell hangs there.
+# A variable that sshd takes from its client by default, and that no program uses (locale(7)). It
+# marks the processes of our session, for the case that a start-up file of the shell hangs there.
 _MARK = "LC_IDENTIFICATION"
 
 
 def _end_marked(mark: str) -> None:
-    """End what is left of a session that was given up: killing ssh ends no process behind it."""
+    """Kill the remaining processes of our session: killing ssh ends none of them."""
     for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
         with contextlib.suppress(OSError):
             with open(f"/proc/{pid}/environ", "rb") as file:
@@ -343,21 +343,21 @@ def _end_marked(mark: str) -> None:
 
 
 def identity() -> str:
-    """What tells this machine from others: its host name and the boot of its kernel."""
+    """The identity of this machine: its host name and its kernel's boot id."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{os.uname().nodename} {file.read().strip()}"
 
 
 def by_ssh(supervisor: ProcessSupervisor, config: ProofConfig) -> SessionProof:
-    """What the proofs see in a session that ssh opens from the node to itself, as this user.
+    """The proofs in a session that ssh opens from the node to itself, as this user.
 
-    The user's key may not open it: then nothing is proved that way, and the reason is told
-    (`by_shell` is in its place then).
+    If the user's key does not open the session, the result has the reason, and `by_shell` runs
+    instead.
     """
     if not shutil.which("ssh"):
         return SessionProof("ssh is not installed")
     proof = SessionProof("no time left")
-    # Where the name leads to an address without sshd, there is one behind the loopback.
+    # If the name resolves to an address without sshd, sshd listens on the loopback address.
     for host in (os.uname().nodename, "localhost"):
         if supervisor.left_s > _CONNECT_S:
             proof = _by_ssh(supervisor, config, host)
@@ -367,7 +367,7 @@ def by_ssh(supervisor: ProcessSupervisor, config: ProofConfig) -> SessionProof:
 
 
 def _by_ssh(supervisor: ProcessSupervisor, config: ProofConfig, host: str) -> SessionProof:
-    limit_s = min(supervisor.left_s - 1, _WAY_S)
+    limit_s = min(supervisor.left_s - 1, _SESSION_S)
     name = pwd.getpwuid(os.geteuid()).pw_name
     rows = _SessionRows(config, name, limit_s)
     program = payload.program(_MAIN, rows.config, stdin=True, first=sys.executable, inside=True)
@@ -376,12 +376,12 @@ def _by_ssh(supervisor: ProcessSupervisor, config: ProofConfig, host: str) -> Se
     text = f"{base64.b64encode(program.script.encode()).decode()}\n{program.text}"
     mark = f"nodeready-{os.urandom(8).hex()}"
     environment = {**os.environ, _MARK: mark}
-    # Its end tells the program there that we are gone.
+    # The pipe's end tells the program in the session that we have ended.
     read, write = os.pipe()
     try:
-        threading.Thread(target=_tell, args=(os.dup(write), [text]), daemon=True).start()
+        threading.Thread(target=_write_all, args=(os.dup(write), [text]), daemon=True).start()
         how: dict[str, Any] = {"stdin": read, "env": environment}
-        ended = supervisor.run(argv, limit_s, _by_line(rows.add), rows.begun, **how)
+        ended = supervisor.run(argv, limit_s, _by_line(rows.add), rows.start, **how)
         if ended.rc is None:
             _end_marked(mark)
     except OSError as problem:
@@ -389,30 +389,33 @@ def _by_ssh(supervisor: ProcessSupervisor, config: ProofConfig, host: str) -> Se
     finally:
         os.close(read)
         os.close(write)
-    # ssh gives 255 for trouble of its own, else the status of what sshd started.
-    return rows.way(ended, starts=ended.rc not in (None, 255) and bool(shell_of(name)))
+    # 255 is ssh's own failure; any other status is that of sshd's command.
+    return rows.result(ended, starts=ended.rc not in (None, 255) and bool(shell_of(name)))
 
 
 def by_shell(
     supervisor: ProcessSupervisor, config: ProofConfig, user: str, opener: str
 ) -> SessionProof:
-    """What the proofs see below the user's shell in another way than the first; see `run`."""
-    rows = _SessionRows(config, user, min(supervisor.left_s - 1, _WAY_S))
+    """The proofs in another session of the user's shell.
 
-    def made(descriptor: int) -> tuple[str, str]:
+    opener: as for `run`
+    """
+    rows = _SessionRows(config, user, min(supervisor.left_s - 1, _SESSION_S))
+
+    def make_program(descriptor: int) -> tuple[str, str]:
         how = {"stdin": True, "first": sys.executable, "descriptor": descriptor}
         return payload.program(_MAIN, rows.config, inside=True, **how)  # type: ignore[arg-type]
 
-    ended = run(supervisor, user, made, rows.add, start=rows.begun, opener=opener)
-    proof = rows.way(ended, starts=ended.rc is not None)
+    ended = run(supervisor, user, make_program, rows.add, start=rows.start, opener=opener)
+    proof = rows.result(ended, starts=ended.rc is not None)
     return replace(proof, limits=replace(proof.limits, opener=opener)) if proof.limits else proof
 
 
 class _SessionRows:
-    """What the program inside another way in is told, and what it tells.
+    """The configuration of the program in another session, and its output.
 
     config: of the program there
-    begun:  as for `ProcessSupervisor.run`
+    start:  as ``has_begun`` of `ProcessSupervisor.run`
     """
 
     def __init__(self, config: ProofConfig, name: str, limit_s: float) -> None:
@@ -426,7 +429,7 @@ class _SessionRows:
             **{name: SESSION[name] for name in repeated},
         }
         self._rows: dict[str, Any] = {}
-        self.begun = (_BEGIN_S, lambda: "user" in self._rows)
+        self.start = (_BEGIN_S, lambda: "user" in self._rows)
 
     def add(self, text: str) -> None:
         """Take a line of its output."""
@@ -435,8 +438,11 @@ class _SessionRows:
                 if kind in self._kinds and kind not in self._rows:
                     self._rows[kind] = wire.decode(self._kinds[kind], data)
 
-    def way(self, ended: Ended, *, starts: bool) -> SessionProof:
-        """What came of it. starts: the user's shell was started, and ended by itself"""
+    def result(self, ended: Ended, *, starts: bool) -> SessionProof:
+        """The result of the session.
+
+        starts: the user's shell was started, and ended by itself
+        """
         user = self._rows.pop("user", None)
         if user and not user.error:
             return SessionProof("", **self._rows)
@@ -450,29 +456,31 @@ class _SessionRows:
 
 # --- A step of Slurm.
 
-#: Seconds for Slurm to have the node for us, and for the step to end.
+#: Seconds for Slurm to give us the node; seconds for the step to end.
 _IMMEDIATE_S, _STEP_S = 3, 15
 
 
-def _lower(these: tuple[Limit, ...], than: tuple[Limit, ...]) -> bool:
-    """Whether one of these limits is lower than the other one of the same item."""
-    values = [(getattr(a, kind), getattr(b, kind)) for a, b in zip(these, than) for kind in KINDS]
+def _is_lower(limits: tuple[Limit, ...], compared: tuple[Limit, ...]) -> bool:
+    """Whether a limit is lower than the compared limit of the same item."""
+    values = [
+        (getattr(a, kind), getattr(b, kind)) for a, b in zip(limits, compared) for kind in KINDS
+    ]
     return any(limit != -1 and (other == -1 or limit < other) for limit, other in values)
 
 
 def step_matters(slurmd: tuple[Limit, ...]) -> bool:
-    """Whether only a step can tell the limits of jobs.
+    """Whether only a step can show the limits of jobs.
 
-    A step's hard limits are slurmd's; its soft ones are slurmd's, or, by PropagateResourceLimits,
-    those of whoever submits, below that (slurm.conf(5)). Where slurmd has no lower ones than this
-    session, a step would show nothing else, and none is started.
+    A step has slurmd's hard limits. Its soft limits are slurmd's, or, by PropagateResourceLimits,
+    the lower limits of the submitting user (slurm.conf(5)). If slurmd's limits are not lower than
+    this session's, a step has this session's limits, and no step is started.
     """
     own_limits = tuple(Limit(*resource.getrlimit(number)) for number in ITEMS.values())
-    return _lower(slurmd, own_limits) and "SLURM_JOB_ID" not in os.environ
+    return _is_lower(slurmd, own_limits) and "SLURM_JOB_ID" not in os.environ
 
 
 def by_srun(supervisor: ProcessSupervisor, config: ProofConfig) -> SessionProof:
-    """The limits of a step on this node, when Slurm can start one at once."""
+    """The limits of a step on this node, if Slurm can start a step at once."""
     if not shutil.which("srun"):
         return SessionProof("srun is not installed")
     node = os.uname().nodename.partition(".")[0]
@@ -486,8 +494,8 @@ def by_srun(supervisor: ProcessSupervisor, config: ProofConfig) -> SessionProof:
     except OSError as problem:
         return SessionProof(f"srun: {problem.strerror}")
     try:
-        core, memlock, nofile = _limits_in(ended.out)
-        further = _others_in(ended.out)
+        core, memlock, nofile = _parse_limits(ended.out)
+        further = _other_limits(ended.out)
     except (ValueError, KeyError):
         message = re.sub(r"^srun: (error: )?", "", ended.first) or f"exit status {ended.rc}"
         return SessionProof("timed out" if ended.rc is None else message)
@@ -509,7 +517,7 @@ _LIMITS_FILES = tuple(
 _LIMITS_LINE = re.compile(
     r"\s*[^\s#*]\S*\s+(-\s*(#.*)?$|(soft|hard|-)\s+(core|memlock|nofile)\s)", re.I
 )
-_MOST_LINES = 200
+_MAX_LINES = 200
 
 
 def _file_of(service: str) -> str:
@@ -518,8 +526,10 @@ def _file_of(service: str) -> str:
 
 
 def _stack(path: str, kinds: tuple[str, ...], depth: int = 0) -> Iterator[PamLine | None]:
-    """The lines of this file and of those that it includes that ask for LOGIN_MODULES; None for a
-    file that cannot be read (pam.conf(5))."""
+    """The lines for LOGIN_MODULES in this file and in the files that it includes (pam.conf(5)).
+
+    None stands for a file that cannot be read.
+    """
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             rows = file.read(1 << 20).replace("\\\n", "  ").splitlines()
@@ -543,15 +553,15 @@ def _stack(path: str, kinds: tuple[str, ...], depth: int = 0) -> Iterator[PamLin
 
 
 def _service(name: str, *files: str) -> Service:
-    """What PAM asks for a service, by the first of these names that has a file."""
+    """The lines of PAM for a service, from the first of these files that exists."""
     path = next(filter(None, map(_file_of, files)), "")
     lines = list(_stack(path, ("account", "session"))) if path else []
     readable = tuple(line for line in lines if line is not None)
-    return Service(name, path, len(readable) == len(lines), readable[:_MOST_LINES])
+    return Service(name, path, len(readable) == len(lines), readable[:_MAX_LINES])
 
 
-def _running(name: str) -> int | None:
-    """The process of root's that has this name and was not started by one of the same name."""
+def _daemon_pid(name: str) -> int | None:
+    """The pid of root's process of this name, without its children of the same name."""
     counts: dict[int, int] = {}
     for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -563,8 +573,8 @@ def _running(name: str) -> int | None:
 
 
 def limits_of_daemon(name: str) -> tuple[Limit, ...]:
-    """The limits of a daemon of root's, which what it starts inherits; (): it does not run."""
-    pid = _running(name)
+    """The limits of root's daemon, which its children inherit; (): the daemon does not run."""
+    pid = _daemon_pid(name)
     with contextlib.suppress(OSError, ValueError, KeyError):
         return limits_of(pid) if pid else ()
     return ()
@@ -582,10 +592,10 @@ def _use_pam(supervisor: ProcessSupervisor, name: str) -> bool | None:
 
 
 def _domains(name: str) -> tuple[str, ...]:
-    """What stands for a user in limits.conf, beside ``*``: limits.conf(5)."""
+    """The domains in limits.conf that match a user, besides ``*`` (limits.conf(5))."""
     account = pwd.getpwnam(name)
     domains = [name, f":{account.pw_uid}"]
-    for gid in os.getgrouplist(name, account.pw_gid)[:_MOST_LINES]:
+    for gid in os.getgrouplist(name, account.pw_gid)[:_MAX_LINES]:
         domains.append(f"@:{gid}")
         with contextlib.suppress(KeyError):
             domains.append(f"@{grp.getgrgid(gid).gr_name}")
@@ -604,8 +614,10 @@ def _limits_lines() -> Iterator[LimitsLine]:
 
 
 def logins(supervisor: ProcessSupervisor, name: str) -> Logins:
-    """How this node opens sessions for this user: what to look at when one is refused, or gets
-    other limits than another. It only looks."""
+    """How this node opens sessions for this user. Nothing is changed.
+
+    It explains why a session is refused, or why its limits differ from another session's.
+    """
     nologin = next(filter(os.path.exists, _NOLOGIN), "")
     notice = ""
     with contextlib.suppress(OSError, StopIteration):
@@ -624,6 +636,6 @@ def logins(supervisor: ProcessSupervisor, name: str) -> Logins:
         shutdown=os.path.exists(_SHUTDOWN),
         sshd=limits_of_daemon("sshd"),
         slurmd=limits_of_daemon("slurmd"),
-        lines=tuple(_limits_lines())[:_MOST_LINES],
+        lines=tuple(_limits_lines())[:_MAX_LINES],
         domains=_domains(name),
     )

@@ -15,17 +15,17 @@ from nodeready.node.proofs.mesh import Try
 from nodeready.node.smoke.listeners import NONCE_SIZE, WELCOME, greeting, listener_mark
 from nodeready.node.smoke.orders import SmokePeer
 
-#: In this time two packets of a handshake can be lost, and sent again.
+#: Long enough for two lost packets of a handshake to be sent again.
 _CONNECT_S = 3.5
 #: Seconds until the end of a test from outside is noticed.
 SLICE_S = 0.2
-#: Bytes of a small message: it fits into one packet of any network, and tells nothing of the MTU.
+#: Bytes of a small message: it fits into one packet of any network, whatever the MTU is.
 SMALL = 1024
 #: Bytes of one message of the large part.
 BLOCK = 64 * 1024
-#: Without a byte for these seconds, the other side is given up.
+#: A peer that sends no byte for these seconds is given up.
 SILENT_S = 3.0
-#: A link is not called slow earlier.
+#: Minimum seconds before a link is called slow.
 SLOW_S = 2.0
 
 
@@ -38,16 +38,16 @@ class Deadline:
 
     def __init__(self, limit_s: float, stop: threading.Event) -> None:
         self.began = time.monotonic()
-        # The remainder is for the answer.
+        # The rest of the time is for the answer.
         self.end = self.began + limit_s - min(0.3, limit_s / 10)
         self._stop = stop
 
     def check(self) -> float:
         """The time. Raises TestOver."""
-        now = time.monotonic()
-        if now > self.end or self._stop.is_set():
+        now_s = time.monotonic()
+        if now_s > self.end or self._stop.is_set():
             raise TestOver
-        return now
+        return now_s
 
     def ready(self, connection: socket.socket, events: int, seconds: float) -> bool:
         """Whether the connection is ready for these events of poll(2) within these seconds."""
@@ -79,7 +79,7 @@ _TCP_INFO = struct.Struct("=3xB20xI28xI40xI16xQ16xI68xI")
 
 
 def tcp_info(connection: socket.socket) -> tuple[int, ...]:
-    """What the kernel counts of a connection; empty where it does not tell."""
+    """The kernel's counters of a connection; () if the kernel does not tell them."""
     try:
         data = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     except OSError:
@@ -90,17 +90,17 @@ def tcp_info(connection: socket.socket) -> tuple[int, ...]:
 def greet(
     peer: SmokePeer, address: tuple[str, int], deadline: Deadline, purpose: tuple[int, int, int]
 ) -> tuple[Try, socket.socket | None]:
-    """A connection to the peer's listener, at this address and port, that is welcome there.
+    """Connect to the peer's listener at this address and port, and be welcomed there.
 
     purpose: number, rank, RING or PAIR
     """
     end = time.monotonic() + _CONNECT_S
     while True:
-        attempt, connection = mesh.meet(
+        attempt, connection = mesh.connect_to_listener(
             *address, listener_mark(peer.token), deadline.ready, _CONNECT_S
         )
-        # A crowd of strangers may push it out, by a reset.
-        is_retried = connection is not None or (attempt.outcome == mesh.FOREIGN and attempt.said)
+        # Many strangers may push it out, by a reset.
+        is_retried = connection is not None or (attempt.outcome == mesh.FOREIGN and attempt.error)
         if connection is not None:
             if _is_welcome(connection, peer.token, deadline, purpose):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -117,10 +117,10 @@ def _is_welcome(
     def read(count: int) -> bytes:
         data = b""
         while len(data) < count and deadline.ready(connection, select.POLLIN, mesh.TOKEN_S):
-            piece = connection.recv(count - len(data))
-            if not piece:
+            chunk = connection.recv(count - len(data))
+            if not chunk:
                 break
-            data += piece
+            data += chunk
         return data
 
     answer = b""
@@ -138,11 +138,11 @@ def _is_welcome(
 
 
 def random_blocks(number: int) -> bytes:
-    """Two blocks, so that a block can begin anywhere in the first; equal on all nodes."""
+    """Two blocks, equal on all nodes; a block can begin anywhere in the first."""
     return random.Random(number).randbytes(2 * BLOCK)
 
 
 def lost_packets(connection: socket.socket) -> int:
-    """Packets that were lost; -1: unknown. The kernel also sends some again that were not lost."""
+    """The number of lost packets; -1: unknown. Packets that came twice were not lost."""
     info = tcp_info(connection)
     return max(0, info[3] - info[-1]) if info else -1

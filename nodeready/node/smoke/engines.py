@@ -1,7 +1,7 @@
-"""The engines of a node: the job's own PyTorch, the vendor's test program, and what each proves.
+"""The engines of a node: the job's own PyTorch, and the vendor's test program.
 
-`Engines` finds them, with the reason why one cannot be used. `Engines.run` runs this node's ranks
-of one test; it returns by the test's limit, and its processes have ended then.
+`Engines` finds the engines, with what each proves and why one cannot be used. `Engines.run` runs
+this node's ranks of one test. It returns within the test's limit, and its processes have ended.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from nodeready.node.smoke.orders import (
     RING,
     TORCH,
     CollectiveOrder,
-    Config,
     Engine,
     RankResult,
+    SmokeConfig,
 )
 
 _LONGEST = torch_ranks.LONGEST
@@ -67,7 +67,7 @@ def _lost(
 ) -> tuple[RankResult, ...]:
     """All ranks of this node, failed for one reason.
 
-    phases: the last phase of each rank that reported one
+    phases: the last phase of each rank that reported a phase
     """
     gpus = order.gpus or (-1,) * order.ranks
     numbers = range(order.first, order.first + order.ranks)
@@ -90,8 +90,8 @@ def _ranks(order: CollectiveOrder, answer: Mapping[str, Any]) -> tuple[RankResul
     answer that makes no sense: it is the user's program."""
     ranks = tuple(
         RankResult(
-            int(row["rank"]), int(row["gpu"]), str(row["phase"]), str(row["wrong"])[:_LONGEST],
-            str(row["said"])[:_LONGEST], int(row["waits_for"]), _number(row["ms"], 0),
+            int(row["rank"]), int(row["gpu"]), str(row["phase"]), str(row["mismatch"])[:_LONGEST],
+            str(row["error"])[:_LONGEST], int(row["waits_for"]), _number(row["ms"], 0),
             _number(row["gbps"], 0), _number(row["seconds"], 0),
         )
         for row in answer["ranks"]
@@ -103,9 +103,9 @@ def _ranks(order: CollectiveOrder, answer: Mapping[str, Any]) -> tuple[RankResul
 
 
 def misled(name: str, addresses: tuple[str, ...], resolved: tuple[str, ...], error: str) -> str:
-    """Why a name does not lead to its node; "": it does.
+    """Why a name does not resolve to its node; "": it does.
 
-    own: the addresses of that node; resolved: the resolver's, or its error
+    addresses: of that node; resolved: the resolver's addresses, else its error
     """
     if not resolved:
         return f"{name}: {error or 'no address'}"
@@ -116,15 +116,15 @@ def misled(name: str, addresses: tuple[str, ...], resolved: tuple[str, ...], err
 
 # --- The job's Python.
 
-# Understood by every Python 2 and 3; the program follows over the standard input.
+# Every Python 2 and 3 understands this. The program follows over the standard input.
 _BOOT = (
     "import sys;sys.version_info<(3,8)and sys.exit('Python %d.%d: older than 3.8'%"
     "sys.version_info[:2]);exec(compile(sys.stdin.buffer.read(int(sys.argv[1])),"
     "'torch_ranks.py','exec'))"
 )
-#: Seconds for the import of torch at most: from a network's disk it takes a minute.
+#: Maximum seconds for the import of torch: from a network's disk it takes a minute.
 _IMPORT_S = 90.0
-#: The part of the whole time that the import may take.
+#: The maximum part of the whole time for the import.
 _IMPORT_SHARE = 0.5
 #: Seconds after its limit in which a test is answered, before its Python is given up.
 _GRACE_S = 0.6
@@ -132,12 +132,12 @@ _OUTPUT = 1 << 20
 
 
 class _TorchProcess:
-    """The job's Python with torch imported. Raises `EngineUnusable` where there is none."""
+    """The job's Python with torch imported. Raises `EngineUnusable` if it cannot be started."""
 
     def __init__(
         self,
         supervisor: ProcessSupervisor,
-        config: Config,
+        config: SmokeConfig,
         limit_s: float,
         listeners: Mapping[int, int],
     ) -> None:
@@ -182,8 +182,8 @@ class _TorchProcess:
         while time.monotonic() < until:
             for data in self.lines(until - time.monotonic()):
                 imported = imported or "imported" in data
-                if "why" in data and "torch" not in data:
-                    raise EngineUnusable(f"{self.name}: {data['why']}"[:_LONGEST])
+                if "reason" in data and "torch" not in data:
+                    raise EngineUnusable(f"{self.name}: {data['reason']}"[:_LONGEST])
                 if "torch" in data:
                     return data
             if self.ended:
@@ -211,19 +211,19 @@ class _TorchProcess:
     ended = False
 
     def lines(self, wait_s: float) -> list[dict[str, Any]]:
-        """Its messages within this time; at once when there are some."""
+        """Its messages within this time; at once when there are any."""
         assert self.process.stdout is not None
         try:
             number = self.process.stdout.fileno()
             if not select.select([number], [], [], max(0.0, wait_s))[0]:
                 return []
-            piece = os.read(number, 65536)
-        except (OSError, ValueError):  # it was stopped meanwhile
-            piece = b""
-        if not piece:
+            chunk = os.read(number, 65536)
+        except (OSError, ValueError):  # another thread stopped it
+            chunk = b""
+        if not chunk:
             self.ended = True
             return []
-        *rows, partial = (self._partial + piece).split(b"\n")
+        *rows, partial = (self._partial + chunk).split(b"\n")
         self._partial = partial[-_OUTPUT:]
         messages = []
         for row in rows:
@@ -242,7 +242,7 @@ class _TorchProcess:
     def run(
         self, order: CollectiveOrder, limit_s: float, stop: threading.Event
     ) -> tuple[RankResult, ...]:
-        """One test. Afterwards `ended` says whether this Python is good for another one."""
+        """Run one test. Afterwards `ended` tells whether this Python can run another test."""
         test = {
             "number": order.number, "host": order.head.name, "port": order.head.port,
             "token": order.head.token,
@@ -281,7 +281,7 @@ class _TorchProcess:
         """End it with its ranks: close its input, else kill it."""
         self.ended = True
         if at_once:
-            # Its ranks have sessions of their own.
+            # Each of its ranks has its own session.
             end_all({self.process.pid})
         elif self.process.returncode is None:
             with contextlib.suppress(OSError, ValueError):
@@ -304,7 +304,7 @@ def _source() -> str:
     return source
 
 
-def _environment(config: Config) -> dict[str, str]:
+def _environment(config: SmokeConfig) -> dict[str, str]:
     """The session's, with the job's variables."""
     return {**os.environ, **dict(word.split("=", 1) for word in config.environment if "=" in word)}
 
@@ -345,8 +345,8 @@ _PLACES = (
 _REPETITIONS, _WARM = 5, 2
 _VERSION = re.compile(r"^#? *([nr]ccl-tests)(?: version|: Version) (\S+)", re.M)
 _LIBRARY = re.compile(r"\b([nr])ccl-library=(\d+)")
-# size count type redop root (old ones have none), then twice: time algbw busbw #wrong; that is N/A
-# unchecked, and the largest difference in old ones.
+# size count type redop root (old versions have no root), then twice: time algbw busbw #wrong. The
+# last is N/A if unchecked, and the largest difference in old versions.
 _ROW = re.compile(
     r"^ *(\d+) +\d+ +\w+ +\w+(?: +-?\d+)?"
     r" +([\d.e+]+) +([\d.e+]+) +([\d.e+]+) +(\S+) +([\d.e+]+) +([\d.e+]+) +([\d.e+]+) +(\S+)\s*$",
@@ -360,20 +360,20 @@ _FAILURE = re.compile(r"Test (?:NCCL|CUDA) failure \S+ '(.*?)(?: / )?'", re.S)
 class Performance:
     """The result of a run of all_reduce_perf.
 
-    version, library: of the program, and ``NCCL 2.28.8``; "" where it is not printed
-    whole:            the run came to its end, and has checked its results
-    wrong:            wrong results, in words
+    version, library: of the program, such as ``NCCL 2.28.8``; "" if it is not printed
+    is_complete:      the run came to its end, and has checked its results
+    mismatch:         wrong results, in words
     ms, gbps:         the time of the smallest size; bus bandwidth of the largest, in Gbit/s
-    said:             the error
+    error:            of the program; "": none
     """
 
     version: str
     library: str
-    whole: bool
-    wrong: str
+    is_complete: bool
+    mismatch: str
     ms: float
     gbps: float
-    said: str
+    error: str
 
 
 def performance(text: str) -> Performance:
@@ -387,14 +387,14 @@ def performance(text: str) -> Performance:
         major, minor = divmod(code, 10000 if code >= 10000 else 1000)
         name = f"{library[1].upper()}CCL {major}.{minor // 100}.{minor % 100}"
     rows = [(int(row[1]), row) for row in _ROW.finditer(text)]
-    wrong_result = ""
+    mismatch = ""
     for size, row in rows:
         for count in (row[5], row[9]):
-            if not wrong_result and count.isdigit() and int(count):
-                wrong_result = f"all_reduce of {size} bytes: {count} numbers are wrong"
+            if not mismatch and count.isdigit() and int(count):
+                mismatch = f"all_reduce of {size} bytes: {count} numbers are wrong"
     bounds = _OUT_OF_BOUNDS.search(text)
     if bounds and bounds[2] != "OK":
-        wrong_result = wrong_result or f"all_reduce: out of bounds values: {bounds[1]}"
+        mismatch = mismatch or f"all_reduce: out of bounds values: {bounds[1]}"
     ms = gbps = 0.0
     if rows:
         first, last = min(rows)[1], max(rows)[1]
@@ -406,14 +406,14 @@ def performance(text: str) -> Performance:
     warning = torch_ranks.last_warning(text)
     if failure and warning:
         message += f" ({warning})"
-    is_whole = checked and bounds is not None and not failure
+    is_complete = checked and bounds is not None and not failure
     return Performance(
-        version[2] if version else "", name, is_whole, wrong_result, ms, gbps, message[:_LONGEST]
+        version[2] if version else "", name, is_complete, mismatch, ms, gbps, message[:_LONGEST]
     )
 
 
 def _nccl_tests(environment: Mapping[str, str]) -> str:
-    """The path of all_reduce_perf; "": it is not here."""
+    """The path of all_reduce_perf; "": it is not installed."""
     path = environment.get("PATH", os.defpath)
     return shutil.which(_PROGRAM, path=os.pathsep.join((path, *_PLACES))) or ""
 
@@ -422,7 +422,7 @@ def _nccl_tests(environment: Mapping[str, str]) -> str:
 
 
 def _gpus_of_driver(supervisor: ProcessSupervisor) -> int:
-    """The number of GPUs that the driver's tool sees, or AMD's driver; 0: none."""
+    """The number of GPUs that NVIDIA's tool or AMD's driver sees; 0: none."""
     with contextlib.suppress(OSError):
         rows = supervisor.run(["nvidia-smi", "-L"], 15).out.splitlines()
         count = sum(row.startswith("GPU ") for row in rows)
@@ -432,30 +432,30 @@ def _gpus_of_driver(supervisor: ProcessSupervisor) -> int:
     nodes = "/sys/class/kfd/kfd/topology/nodes"
     with contextlib.suppress(OSError):
         for name in os.listdir(nodes):
-            # A node without SIMDs is a processor; another user's cannot be read.
+            # A node without SIMDs is a processor. Another user's file cannot be read.
             with contextlib.suppress(OSError), open(f"{nodes}/{name}/properties") as file:
                 count += bool(re.search(r"^simd_count [1-9]", file.read(), re.M))
     return count
 
 
 def _head_addresses(order: CollectiveOrder) -> tuple[str, ...]:
-    """The head's addresses, as this node may use them. On the head itself its name may be a
-    loopback address, as on Debian (127.0.1.1 in /etc/hosts)."""
+    """The head's addresses. On the head itself its name may resolve to a loopback address, as on
+    Debian (127.0.1.1 in /etc/hosts)."""
     loopback = ("127.0.0.1", "127.0.1.1", "::1") if order.first == 0 else ()
     return order.head.addresses + loopback
 
 
 class Engines:
-    """The engines of this node. The job's Python stays, with torch imported, until `close`.
+    """The engines of this node. The job's Python runs, with torch imported, until `close`.
 
-    engines: best first, also unusable ones
+    engines: the best first; unusable engines are included
     gpus:    the number that the job's PyTorch sees, else the driver's tool
     """
 
     def __init__(
         self,
         supervisor: ProcessSupervisor,
-        config: Config,
+        config: SmokeConfig,
         listeners: Callable[[], Mapping[int, int]] = dict,
     ) -> None:
         """listeners: gives the descriptor of each port's listener"""
@@ -493,23 +493,30 @@ class Engines:
         path = str(hello.get("executable", ""))
         if self._config.prefix or not path:
             path = " ".join(python.words)
-        whys = {_NCCL: "", _GLOO: ""}
+        reasons = {_NCCL: "", _GLOO: ""}
         if not hello.get("distributed"):
-            whys = dict.fromkeys(whys, f"PyTorch {version} is built without torch.distributed")
+            reasons = dict.fromkeys(
+                reasons, f"PyTorch {version} is built without torch.distributed"
+            )
         else:
             if not hello.get("gloo"):
-                whys[_GLOO] = f"PyTorch {version} is built without gloo"
+                reasons[_GLOO] = f"PyTorch {version} is built without gloo"
             if not (hello.get("cuda") or hello.get("hip")):
-                whys[_NCCL] = f"PyTorch {version} is built without CUDA and ROCm"
+                reasons[_NCCL] = f"PyTorch {version} is built without CUDA and ROCm"
             elif not hello.get("nccl"):
-                whys[_NCCL] = f"PyTorch {version} is built without NCCL"
+                reasons[_NCCL] = f"PyTorch {version} is built without NCCL"
             elif not self.gpus:
-                detail = str(hello.get("why", ""))
-                whys[_NCCL] = "PyTorch sees no GPU" + (f": {detail}" if detail else "")
+                detail = str(hello.get("reason", ""))
+                reasons[_NCCL] = "PyTorch sees no GPU" + (f": {detail}" if detail else "")
         library = str(hello.get("library", ""))[:80]
         return [
             _engine(
-                TORCH, backend, version=version, library=carries, path=path, reason=whys[backend]
+                TORCH,
+                backend,
+                version=version,
+                library=carries,
+                path=path,
+                reason=reasons[backend],
             )
             for backend, carries in ((_NCCL, library), (_GLOO, "gloo"))
         ]
@@ -520,7 +527,7 @@ class Engines:
         if not self._program:
             return _engine(NCCL_TESTS, _NCCL, reason=f"{_PROGRAM}: not found")
         version = library = reason = ""
-        # Some print the version here, without using a GPU.
+        # Some versions print their version here, without using a GPU.
         try:
             ended = self._supervisor.run([self._program, "-h"], 5, env=environment)
             result = performance(f"{ended.out}\n{ended.err}")
@@ -541,19 +548,20 @@ class Engines:
     # --- One test.
 
     def takes(self, order: CollectiveOrder) -> bool:
-        """Whether the head's listener stays open: rank 0 takes it over, or needs no port."""
+        """Whether the head's listener stays open: rank 0 takes it over or needs no port."""
         if order.engine != TORCH:
             return True
         return self._python is not None and self._python.takes(order.head.port)
 
     def run(self, order: CollectiveOrder, stop: threading.Event) -> tuple[RankResult, ...]:
-        """Run this node's ranks of a test of torch or nccl-tests, for at most the order's limit
-        and a moment; afterwards no process of the test remains.
+        """Run this node's ranks of a test of torch or nccl-tests.
+
+        It takes at most a moment longer than the order's limit, and leaves no process.
         """
         began = time.monotonic()
         for engine in self.engines:
-            if (engine.name, engine.backend) == (order.engine, order.backend) and engine.why:
-                return _lost(order, "start", engine.why)
+            if (engine.name, engine.backend) == (order.engine, order.backend) and engine.reason:
+                return _lost(order, "start", engine.reason)
         if order.engine == NCCL_TESTS:
             return self._run_vendor(order, stop)
         if order.engine != TORCH:
@@ -580,7 +588,7 @@ class Engines:
         gpus = list(order.gpus)
         try:
             name = "HIP_VISIBLE_DEVICES" if os.path.exists("/dev/kfd") else "CUDA_VISIBLE_DEVICES"
-            environment[name] = torch_ranks.visible(gpus, environment.get(name, ""))
+            environment[name] = torch_ranks.visible_devices(gpus, environment.get(name, ""))
         except RuntimeError as problem:
             return _lost(order, "start", str(problem))
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -595,20 +603,21 @@ class Engines:
             return _lost(order, "start", str(problem))
         text, reason = _watch(process, began + order.limit_s - 0.5, stop)
         rc = process.returncode
-        files = torch_ranks.shared(process.pid) if rc is None else []
+        files = torch_ranks.shared_memory_files(process.pid) if rc is None else []
         end_all({process.pid} if rc is None else set())
         self._supervisor.stop(process)
-        torch_ranks.remove(files)
+        torch_ranks.remove_files(files)
         result = performance(text)
-        message = result.said or reason
-        if not message and not result.wrong and (rc or not result.whole):
+        message = result.error or reason
+        if not message and not result.mismatch and (rc or not result.is_complete):
             last = torch_ranks.output_reason(text) or torch_ranks.last_line(text)
             message = f"{_PROGRAM} ended with status {rc}" + (f": {last}" if last else "")
         phase = "done" if not message else "all_reduce" if "#wrong" in text else "init"
         seconds = time.monotonic() - began
         return tuple(
             replace(
-                rank, phase=phase, said=message[:_LONGEST], wrong=result.wrong, seconds=seconds,
+                rank, phase=phase, error=message[:_LONGEST], mismatch=result.mismatch,
+                seconds=seconds,
                 ms=round(result.ms, 4) if not message else 0.0,
                 gbps=round(result.gbps, 4) if not message else 0.0,
             )

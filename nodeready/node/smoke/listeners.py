@@ -2,8 +2,8 @@
 
 A listener sends a mark made of the token, and a number for this connection. A rank of the test
 knows the token from its order, and answers with a greeting: the purpose of the connection, sealed
-with the token and that number. Then it is welcomed. So a stranger neither takes part nor learns
-the token.
+with the token and that number. The listener then welcomes it. A stranger neither takes part nor
+learns the token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RING, PAIR = range(2)
 #: The purpose of a connection: the test, the rank that connects, RING or PAIR; and the seal.
 _GREETING = struct.Struct("!QIB16s")
 NONCE_SIZE, WELCOME = 16, b"+"
-#: Connections without a greeting.
+#: Maximum connections without a greeting.
 _MAX_SILENT = 256
 #: Bytes of one read.
 _READ = 256 * 1024
@@ -49,7 +49,10 @@ def greeting(token: str, nonce: bytes, number: int, rank: int, kind: int) -> byt
 
 @dataclass
 class _Guest:
-    """A connection in the listeners' thread. received: of its greeting; unsent: of its echo."""
+    """A connection in the listeners' thread.
+
+    received: bytes of its greeting; unsent: bytes of its echo
+    """
 
     socket: socket.socket
     nonce: bytes
@@ -83,7 +86,7 @@ class ExpectedConnection:
 
 
 class SmokeListeners(mesh.MeshListeners):
-    """Our listeners. One thread serves; the others call `release`, `lend`, `take`, `expected`."""
+    """Our listeners. One thread serves; others call `release`, `lend`, `take`, `expected`."""
 
     def __init__(self, ports: Iterable[int]) -> None:
         super().__init__(ports)
@@ -102,7 +105,7 @@ class SmokeListeners(mesh.MeshListeners):
         self._lent: dict[int, socket.socket] = {}
 
     def descriptors(self) -> dict[int, int]:
-        """Port -> its listener's descriptor, also of those that are lent."""
+        """Port -> its listener's descriptor; lent listeners are included."""
         sockets = {**self._lent, **self.sockets}
         return {port: listener.fileno() for port, listener in sockets.items()}
 
@@ -125,7 +128,7 @@ class SmokeListeners(mesh.MeshListeners):
         self._call(close)
 
     def lend(self, port: int) -> None:
-        """Leave the connections of this port to another program, which has its listener too."""
+        """Leave this port to another program, which has the listener too."""
 
         def leave() -> bool:
             listener = self._remove(port)
@@ -147,7 +150,7 @@ class SmokeListeners(mesh.MeshListeners):
         def listen() -> bool:
             if port in self._lent:
                 self.sockets[port] = self._lent.pop(port)
-                # The other program may have changed the flags that both share.
+                # The program that had it may have changed the flags, which both share.
                 self.sockets[port].setblocking(False)
             elif port in self.sockets or self.listen([port]):
                 return port in self.sockets
@@ -168,7 +171,7 @@ class SmokeListeners(mesh.MeshListeners):
 
     @contextlib.contextmanager
     def expected(self, number: int, rank: int) -> Iterator[ExpectedConnection]:
-        """The connection of this rank in this test. At the end, unused ones are closed."""
+        """The connection of this rank in this test. At the end, unused connections are closed."""
         expected = ExpectedConnection()
         with self._lock:
             self._expected[number, rank] = expected
@@ -198,7 +201,7 @@ class SmokeListeners(mesh.MeshListeners):
         swept_at = 0.0
         while True:
             listening = {listener.fileno() for listener in self.sockets.values()}
-            # New connections last: their number must not push out those that send a greeting.
+            # New connections last: they must not push out connections that send a greeting.
             ready = [key for key, _ in self._selector.select(1)]
             for key in sorted(ready, key=lambda key: key.fd in listening):
                 connection = key.fileobj
@@ -208,10 +211,10 @@ class SmokeListeners(mesh.MeshListeners):
                         key.data(connection)
                     except OSError:
                         self._close(connection)
-            now = time.monotonic()
-            if now > swept_at + 0.25:
-                swept_at = now
-                self._close_late(now)
+            now_s = time.monotonic()
+            if now_s > swept_at + 0.25:
+                swept_at = now_s
+                self._close_late(now_s)
 
     def _answer_calls(self, bell: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -220,13 +223,13 @@ class SmokeListeners(mesh.MeshListeners):
             function, result = self._calls.get()
             result.put(function())
 
-    def _close_late(self, now: float) -> None:
-        for guest in [guest for guest in self._guests.values() if guest.until < now]:
+    def _close_late(self, now_s: float) -> None:
+        for guest in [guest for guest in self._guests.values() if guest.until < now_s]:
             self._close(guest.socket)
         with self._lock:
             while self._early:
                 (key, (connection, until)) = next(iter(self._early.items()))
-                if until > now and len(self._early) <= _MAX_SILENT:
+                if until > now_s and len(self._early) <= _MAX_SILENT:
                     break
                 del self._early[key]
                 connection.close()
@@ -248,7 +251,7 @@ class SmokeListeners(mesh.MeshListeners):
                 self._close_silent(0)
                 time.sleep(0.02)
                 break
-            self.came += 1
+            self.accepted_count += 1
             connection.setblocking(False)
             mesh.reset_on_close(connection)
             guest = _Guest(connection, secrets.token_bytes(NONCE_SIZE), until)

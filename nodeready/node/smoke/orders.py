@@ -1,7 +1,7 @@
 """The control machine's orders in a smoke test, and the node's answers.
 
 An order is one line of JSON on the program's standard input, an answer one line of its output
-(`nodeready.subjects.wire`). A node is ordered one test at a time; a pair's target has no order.
+(`nodeready.subjects.wire`). A node gets one order at a time; the target of a pair gets none.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ PHASES = (
 
 
 @dataclass(frozen=True)
-class Config:
+class SmokeConfig:
     """The configuration of the program.
 
     user:        the user of the ranks; "": the user who logs in
     limit_s:     seconds after which everything has ended
-    ports:       on which the node listens, of the policy's range
-    engines:     to search for
+    ports:       of the policy's range, on which the node listens
+    engines:     engines to search for
     python:      the Python of the job, an absolute path; "": python3 of the user's session
-    prefix:      words in front of it, such as ``apptainer exec --nv image.sif``
+    prefix:      words before the Python, such as ``apptainer exec --nv image.sif``
     environment: ``NAME=VALUE`` of the job
     """
 
@@ -64,18 +64,18 @@ class Engine:
     backend: ``nccl`` (RCCL with AMD's GPUs), ``gloo``, ``tcp``
     version: of the engine, such as ``2.13.0+cu130``; "" where it has none
     library: of the data's transport, such as ``NCCL 2.28.3``; ""
-    where:   the program or the Python
+    path:    of the program or of the Python
     proves:  what a pass proves
-    why:     why it cannot be used on this node; "": it can
+    reason:  why it cannot be used on this node; "": it can be used
     """
 
     name: wire.Name
     backend: wire.Name
     version: wire.Line
     library: wire.Line
-    where: wire.Path
+    path: wire.Path
     proves: wire.Line
-    why: wire.Line
+    reason: wire.Line
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ class Hello:
     user:      the user of the ranks
     token:     of its listeners
     ports:     on which it listens now
-    addresses: the node's own, without loopback and link-local ones
-    gpus:      the number that the job's PyTorch, else the driver's tool sees
-    engines:   best first, also unusable ones
-    why:       why nothing can be tested on this node at all; "": it can
+    addresses: the node's own, without loopback and link-local addresses
+    gpus:      the number that the job's PyTorch sees, else the driver's tool
+    engines:   the best first; unusable engines are included
+    reason:    why nothing can be tested on this node; "": something can
     """
 
     host: wire.Name
@@ -100,7 +100,7 @@ class Hello:
     addresses: tuple[wire.Name, ...]
     gpus: wire.Count
     engines: tuple[Engine, ...]
-    why: wire.Line
+    reason: wire.Line
 
 
 # --- Orders.
@@ -108,7 +108,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class SmokePeer:
-    """Another node, as an order names it.
+    """Another node in an order.
 
     name:      the job's name for it: it is resolved on the node that gets the order
     addresses: the peer's own, from its `Hello`, checked by the control machine
@@ -122,7 +122,7 @@ class SmokePeer:
 
 @dataclass(frozen=True)
 class CollectiveOrder:
-    """One test: this node's ranks of a collective. The answer is a `Ran`.
+    """One test: this node's ranks of a collective. The answer is a `CollectiveAnswer`.
 
     number:  of the test, unique in the run
     engine:  and backend: as `Engine` has them
@@ -133,7 +133,7 @@ class CollectiveOrder:
     head:    the node of rank 0, with the port of the rendezvous
     next:    the node after this one around the ring; None: this node is alone
     small:   bytes of the collectives whose results are checked number by number
-    large:   bytes of the one whose bandwidth counts
+    large:   bytes of the all_reduce whose bandwidth is measured
     limit_s: seconds after which the node has ended all of the test's processes
     """
 
@@ -149,15 +149,15 @@ class CollectiveOrder:
     small: int
     large: int
     limit_s: float
-    what: str = "collective"
+    kind: str = "collective"
 
 
 @dataclass(frozen=True)
 class PairOrder:
-    """One test of the plain path to another node. The answer is a `Paired`.
+    """One test of the plain path to another node. The answer is a `PairAnswer`.
 
-    ports: of the target, that are tried one after the other; over the first that works go
-           ``small`` and ``large`` bytes, there and back
+    ports: of the target, tried in this order; ``small`` and ``large`` bytes go there and back
+           over the first port that works
     """
 
     number: int
@@ -166,15 +166,15 @@ class PairOrder:
     small: int
     large: int
     limit_s: float
-    what: str = "pair"
+    kind: str = "pair"
 
 
 @dataclass(frozen=True)
 class EndOrder:
-    """End this test now: other tests have passed long ago. The test is still answered."""
+    """End this test now: other tests passed long ago. The node still answers the test."""
 
     number: int
-    what: str = "end"
+    kind: str = "end"
 
 
 def line(order: CollectiveOrder | PairOrder | EndOrder) -> str:
@@ -185,7 +185,7 @@ def line(order: CollectiveOrder | PairOrder | EndOrder) -> str:
 def read(text: str) -> CollectiveOrder | PairOrder | EndOrder:
     """The order in a line. Raises KeyError, TypeError, ValueError."""
     data = json.loads(text)
-    kind = {"collective": CollectiveOrder, "pair": PairOrder, "end": EndOrder}[data["what"]]
+    order_class = {"collective": CollectiveOrder, "pair": PairOrder, "end": EndOrder}[data["kind"]]
     for name in ("head", "next", "target"):
         if data.get(name) is not None:
             peer = data[name]
@@ -193,7 +193,7 @@ def read(text: str) -> CollectiveOrder | PairOrder | EndOrder:
     for name in ("gpus", "ports"):
         if name in data:
             data[name] = tuple(data[name])
-    order: CollectiveOrder | PairOrder | EndOrder = kind(**data)
+    order: CollectiveOrder | PairOrder | EndOrder = order_class(**data)
     return order
 
 
@@ -204,10 +204,10 @@ def read(text: str) -> CollectiveOrder | PairOrder | EndOrder:
 class RankResult:
     """The result of one rank.
 
-    gpu:       its GPU, -1: none
-    phase:     the last one, of `PHASES`; ``done``: it came to its end
-    wrong:     a wrong result, in words; "" when all are right
-    said:      why it failed, the last line of its error; "" when it did not
+    gpu:       its GPU; -1: none
+    phase:     the last phase, of `PHASES`; ``done``: the rank came to its end
+    mismatch:  how a result differs from the expected result; "": all are right
+    error:     why it failed, the last line of its error; "": it did not fail
     waits_for: the rank whose data it waited for when it was ended; -1: unknown
     ms:        the median of its small collectives; 0: there was none
     gbps:      bus bandwidth of its large all_reduce, in Gbit/s; 0: there was none
@@ -217,8 +217,8 @@ class RankResult:
     rank: wire.Count
     gpu: int
     phase: wire.Name
-    wrong: wire.Line
-    said: wire.Line
+    mismatch: wire.Line
+    error: wire.Line
     waits_for: int
     ms: float
     gbps: float
@@ -227,37 +227,37 @@ class RankResult:
     @property
     def ok(self) -> bool:
         """Whether it came to its end with the right results."""
-        return self.phase == "done" and not self.wrong and not self.said
+        return self.phase == "done" and not self.mismatch and not self.error
 
 
 @dataclass(frozen=True)
-class Ran:
+class CollectiveAnswer:
     """The answer to a `CollectiveOrder`: all of this node's ranks.
 
-    error: why no rank could be started; "": they were
-    taken: the port that rank 0 did not get, and the process that has it; "": it got its port
+    error:       why no rank could be started; "": all were started
+    port_holder: the port that rank 0 did not get, and the process that has it; "": it got it
     """
 
     number: wire.Count
     error: wire.Line
     ranks: tuple[RankResult, ...]
-    taken: wire.Line = ""
+    port_holder: wire.Line = ""
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairAnswer:
     """The answer to a `PairOrder`.
 
     resolved:    the addresses of the target's name on this node, in the resolver's order
-    error:       why the name has none
-    address:     of the connection, one of the target's own; "": no resolved address is
-    tries:       of the ports, in their order; fewer when the time was over
+    error:       why the name has no address
+    address:     of the connection; "": no resolved address is the target's own
+    tries:       of the ports, in their order; fewer than ports when the time was over
     outcome:     of the data: ``ok``, ``small`` or ``large`` (the part that did not come back), ""
                  when no port works
     ms:          the median of the small messages' round trips
-    gbps:        of the large one, both ways, in Gbit/s
+    gbps:        of the large message, in both directions, in Gbit/s
     retransmits: TCP segments that this node sent again for it; -1: unknown
-    came:        the number of connections that this node's listeners have accepted
+    accepted_count: connections that this node's listeners have accepted
     """
 
     number: wire.Count
@@ -270,9 +270,23 @@ class Paired:
     ms: float
     gbps: float
     retransmits: int
-    came: wire.Count
+    accepted_count: wire.Count
 
 
 # wire.decode looks for the classes of a field in the module.
-__all__ = ["Busy", "CollectiveOrder", "Config", "EndOrder", "Engine", "Hello", "PairOrder",
-           "Paired", "Ran", "RankResult", "SmokePeer", "Try", "line", "read"]  # fmt: skip
+__all__ = [
+    "Busy",
+    "CollectiveAnswer",
+    "CollectiveOrder",
+    "EndOrder",
+    "Engine",
+    "Hello",
+    "PairAnswer",
+    "PairOrder",
+    "RankResult",
+    "SmokeConfig",
+    "SmokePeer",
+    "Try",
+    "line",
+    "read",
+]  # fmt: skip

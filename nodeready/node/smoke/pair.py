@@ -23,7 +23,7 @@ from nodeready.node.smoke.connections import (
     random_blocks,
 )
 from nodeready.node.smoke.listeners import PAIR, SmokeListeners, listener_mark
-from nodeready.node.smoke.orders import Paired, PairOrder
+from nodeready.node.smoke.orders import PairAnswer, PairOrder
 
 _ECHOES = 50
 #: Seconds in which the large message is repeated: the best time counts.
@@ -31,7 +31,7 @@ _REPEAT_S = 0.05
 
 
 class _Echo:
-    """The data of a pair: it goes to the target, and comes back."""
+    """The data of a pair, which goes to the target and comes back."""
 
     def __init__(self, connection: socket.socket, order: PairOrder, deadline: Deadline) -> None:
         self._connection, self._order, self._deadline = connection, order, deadline
@@ -53,8 +53,8 @@ class _Echo:
         if not self._exchange(self._order.large, measure=True):
             return
         self.outcome, best = "ok", self.gbps
-        # The first one alone shows how the connection began: the kernel remembers for each peer
-        # how the last one went (tcp_no_metrics_save in tcp(7)).
+        # The first message shows the slow start only: the kernel keeps each peer's metrics of the
+        # last connection (tcp_no_metrics_save in tcp(7)).
         while time.monotonic() - began < _REPEAT_S:
             if not self._exchange(self._order.large, measure=True):
                 break
@@ -70,7 +70,7 @@ class _Echo:
             remaining_s = received_at + SILENT_S - time.monotonic()
             if remaining_s < 0 or not self._deadline.ready(self._connection, events, remaining_s):
                 return False
-            now = time.monotonic()
+            now_s = time.monotonic()
             with contextlib.suppress(BlockingIOError):
                 if sent < size:
                     start = sent % BLOCK
@@ -81,18 +81,18 @@ class _Echo:
                 start = received % BLOCK
                 if not data or data != bytes(self._data[start : start + len(data)]):
                     return False
-                received, received_at = received + len(data), now
+                received, received_at = received + len(data), now_s
             if measure and received:
-                self.gbps = round(received * 8e-9 / max(1e-6, now - began), 6)
-            if measure and self._is_too_slow(began, now, size - received):
+                self.gbps = round(received * 8e-9 / max(1e-6, now_s - began), 6)
+            if measure and self._is_too_slow(began, now_s, size - received):
                 return False
         if measure:
             self.gbps = round(size * 8e-9 / max(1e-6, time.monotonic() - began), 6)
         return True
 
-    def _is_too_slow(self, began: float, now: float, remaining: int) -> bool:
+    def _is_too_slow(self, began: float, now_s: float, remaining: int) -> bool:
         """Whether the remaining data cannot come in time."""
-        waited_s, remaining_s = now - began, self._deadline.end - now
+        waited_s, remaining_s = now_s - began, self._deadline.end - now_s
         if waited_s < max(SLOW_S, (waited_s + remaining_s) / 3) or not self.gbps:
             return False
         return remaining * 8e-9 / self.gbps > remaining_s
@@ -103,7 +103,7 @@ def run_pair(
     own_addresses: tuple[str, ...],
     listeners: SmokeListeners,
     stop: threading.Event,
-) -> Paired:
+) -> PairAnswer:
     """Test the path to the order's target.
 
     own_addresses: of this node
@@ -115,14 +115,16 @@ def run_pair(
     ms = gbps = 0.0
     retransmits = -1
     tries: list[Try] = []
-    # What is known when the time is over is the answer.
+    # When the time is over, the answer has what is known by then.
     with contextlib.suppress(TestOver, OSError):
         resolved, error = mesh.resolve(peer.name, deadline.join)
         address = mesh.peer_address(resolved, peer.addresses, own_addresses)
         # Half of the time is for the data.
         half = deadline.began + order.limit_s / 2
         ports = order.ports if address else ()
-        for attempt in mesh.tries(address, ports, listener_mark(peer.token), half, deadline.ready):
+        for attempt in mesh.try_ports(
+            address, ports, listener_mark(peer.token), half, deadline.ready
+        ):
             tries.append(attempt)
         port = next((attempt.port for attempt in tries if attempt.outcome == mesh.OK), None)
         if port is not None:
@@ -137,7 +139,7 @@ def run_pair(
                     outcome, ms, gbps = echo.outcome, echo.ms, echo.gbps
                     retransmits = lost_packets(connection)
                     connection.close()
-    return Paired(
+    return PairAnswer(
         number=order.number,
         target=peer.name,
         resolved=resolved,
@@ -148,5 +150,5 @@ def run_pair(
         ms=ms,
         gbps=gbps,
         retransmits=retransmits,
-        came=listeners.came,
+        accepted_count=listeners.accepted_count,
     )

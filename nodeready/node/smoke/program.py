@@ -1,13 +1,13 @@
 """The program on the node: it reads the control machine's orders, and answers each of them.
 
 Started by root, it opens a session for the job's user (``su -``, through PAM as every login) and
-runs there once more. Root's part passes the orders in, and the answers out: one to each order, of
-its kind and within the bounds. The part inside is the user's, who can print anything there; that
-affects the row of his own node alone.
+runs there once more. Root's part passes the orders in, and the answers out: one answer to each
+order, of its kind and within the bounds. The user can print anything in the session, which affects
+only the row of this node.
 
-Inside, or as the user who logs in, it listens on the job's ports, finds the engines, says hello,
-and works the orders one after the other. The end of the standard input, a signal and the alarm end
-everything at once, also in the middle of a test: both parts, and all that they started.
+In the session, or as the user who logs in, the program listens on the job's ports, finds the
+engines, says hello, and works one order after another. The end of the standard input, a signal and
+the alarm end both parts and all that they started at once, even in the middle of a test.
 """
 
 from __future__ import annotations
@@ -31,32 +31,29 @@ from typing import Any, NoReturn, Union
 from nodeready.node import payload
 from nodeready.node.payload import Program
 from nodeready.node.proofs import session
-from nodeready.node.proofs.mesh import addresses_here
+from nodeready.node.proofs.mesh import local_addresses
 from nodeready.node.runtime import Ended, ProcessSupervisor, hold_streams, mistake
 from nodeready.node.smoke import engines, orders
 from nodeready.node.smoke.listeners import SmokeListeners
 from nodeready.node.smoke.orders import (
+    CollectiveAnswer,
     CollectiveOrder,
-    Config,
     EndOrder,
     Hello,
-    Paired,
+    PairAnswer,
     PairOrder,
-    Ran,
+    SmokeConfig,
 )
 from nodeready.node.smoke.pair import run_pair
 from nodeready.node.smoke.ring import run_ring
 from nodeready.subjects import wire
 
-# payload.program starts this module's main with this module's Config.
-__all__ = ["Config", "main"]
-
 #: Seconds from a login to our program.
 _LOGIN_S = 20
-#: Seconds to find the engines, more than they take by their own limits; and the maximum part of
-#: the whole time.
+#: Seconds to find the engines, more than the engines' own limits; and the maximum part of the
+#: whole time.
 _FIND_S, _FIND_SHARE = 120, 0.75
-#: Seconds after a test's limit in which a thread must have answered; another one answers for it.
+#: Seconds after a test's limit in which its thread must answer; then another thread answers.
 _LATE_S = 0.9
 #: Messages of the kernel and of PyTorch for a port that another process has (EADDRINUSE).
 _IN_USE = re.compile(r"(?i)address already in use|EADDRINUSE|errno: 98\b")
@@ -74,13 +71,17 @@ _LONGEST = 128 << 10
 _Work = Union[CollectiveOrder, PairOrder]
 
 #: The name of an answer -> its type; the type of an order -> the name of its answer.
-_ANSWERS: dict[str, type[Any]] = {"hello": Hello, "ran": Ran, "paired": Paired}
-_ANSWER = {CollectiveOrder: "ran", PairOrder: "paired"}
+_ANSWERS: dict[str, type[Any]] = {
+    "hello": Hello,
+    "collective": CollectiveAnswer,
+    "pair": PairAnswer,
+}
+_ANSWER = {CollectiveOrder: "collective", PairOrder: "pair"}
 
 _printing = threading.Lock()
 
 
-def _say(config: Config, name: str, answer: Any) -> None:
+def _say(config: SmokeConfig, name: str, answer: Any) -> None:
     text = wire.line(config.nonce, name, answer)
     with _printing:
         print(text, flush=True)
@@ -88,10 +89,10 @@ def _say(config: Config, name: str, answer: Any) -> None:
 
 def _no_hello(user: str, reason: str, busy: tuple[orders.Busy, ...] = ()) -> Hello:
     host = os.uname().nodename
-    return Hello(host, user, "", (), busy, addresses_here(), 0, (), reason)
+    return Hello(host, user, "", (), busy, local_addresses(), 0, (), reason)
 
 
-def main(config: Config, *, inside: bool = False) -> None:
+def main(config: SmokeConfig, *, inside: bool = False) -> None:
     """Run until the input ends.
 
     inside: this is the session that root opened for the user
@@ -109,11 +110,11 @@ def main(config: Config, *, inside: bool = False) -> None:
         signal.signal(number, leave)
     signal.setitimer(signal.ITIMER_REAL, config.limit_s)
     if inside:
-        # For root's part: the login was successful.
+        # This line tells root's part that the login was successful.
         print(f"{config.nonce} begun {{}}", flush=True)
     try:
         part.begin()
-        for text in _typed():
+        for text in _input_lines():
             part.take(_order(text))
     except Exception as problem:  # noqa: BLE001 - it must not keep the program from its end
         print(problem if isinstance(problem, ValueError) else mistake(problem), file=sys.stderr)
@@ -121,7 +122,7 @@ def main(config: Config, *, inside: bool = False) -> None:
     part.leave(0)
 
 
-def _typed() -> Iterator[str]:
+def _input_lines() -> Iterator[str]:
     """The complete lines of the standard input."""
     # A profile may have closed it: then Python has no sys.stdin.
     with open(0, "rb", closefd=False) as file:
@@ -147,7 +148,7 @@ def _order(text: str) -> _Work | EndOrder:
 class _ProgramPart:
     """A part of the program, which can end at any moment."""
 
-    def __init__(self, supervisor: ProcessSupervisor, config: Config) -> None:
+    def __init__(self, supervisor: ProcessSupervisor, config: SmokeConfig) -> None:
         self.supervisor, self.config = supervisor, config
         self.leaving = False
 
@@ -175,14 +176,14 @@ class _ProgramPart:
 class _SessionPart(_ProgramPart):
     """The session of the job's user, from outside."""
 
-    def __init__(self, supervisor: ProcessSupervisor, config: Config) -> None:
+    def __init__(self, supervisor: ProcessSupervisor, config: SmokeConfig) -> None:
         super().__init__(supervisor, config)
         self._orders: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         #: The number of an order without an answer -> the name of its answer, and rank 0's port.
         self._pending: dict[int, str] = {}
         self._heads: dict[int, int] = {}
         self._has_begun = self._has_greeted = self._has_refused = False
-        # Lines from inside have a nonce of their own: the control machine's stays unknown there.
+        # The session gets its own nonce, so that the control machine's nonce stays secret.
         self._inner = replace(config, nonce=f"inside-{os.urandom(8).hex()}")
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -204,7 +205,7 @@ class _SessionPart(_ProgramPart):
         self._orders.put(f"{orders.line(order)}\n")
 
     def last(self) -> None:
-        # The end of its input lets the session end as every login does.
+        # At the end of its input the session logs out, as every login does.
         self._orders.put(None)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(_LEAVE_S)
@@ -223,7 +224,7 @@ class _SessionPart(_ProgramPart):
                 supervisor,
                 config.user,
                 inner_program,
-                self._hear,
+                self._relay_answer,
                 further_input=iter(self._orders.get, None),
                 start=(_LOGIN_S, lambda: self._has_begun),
             )
@@ -245,9 +246,9 @@ class _SessionPart(_ProgramPart):
             )
         self.leave(0 if self._has_refused else 1)
 
-    def _hear(self, text: str) -> None:
-        """Pass a line from inside out if it is a hello or answers an order. Other output, such as
-        a profile's, is ignored."""
+    def _relay_answer(self, text: str) -> None:
+        """Pass a line of the session out if it is a hello or answers an order. Other output, such
+        as a profile's, is ignored."""
         try:
             ((name, data),) = wire.lines(text, self._inner.nonce)
             if name == "begun":
@@ -259,39 +260,42 @@ class _SessionPart(_ProgramPart):
         if isinstance(answer, Hello):
             if self._has_greeted:
                 return
-            # Root's own knowledge replaces what the inside says.
+            # Root's own values replace those that the user can forge.
             hello = _no_hello(self.config.user, "")
             ports = tuple(port for port in self.config.ports if port in answer.ports)
             hello = replace(hello, token=answer.token, ports=ports, busy=answer.busy)
-            answer = replace(hello, gpus=answer.gpus, engines=answer.engines, why=answer.why)
+            answer = replace(hello, gpus=answer.gpus, engines=answer.engines, reason=answer.reason)
         elif self._pending.get(answer.number) != name:
             return
-        elif isinstance(answer, Ran) and answer.taken:
-            # Root also sees whose program it is.
-            answer = replace(answer, taken=_taken(self._heads[answer.number]) or answer.taken)
+        elif isinstance(answer, CollectiveAnswer) and answer.port_holder:
+            # Root can see which program has the port.
+            answer = replace(
+                answer,
+                port_holder=_foreign_holder(self._heads[answer.number]) or answer.port_holder,
+            )
         if len(wire.line(self.config.nonce, name, answer)) > _LONGEST:
             return
         if isinstance(answer, Hello):
-            self._has_greeted, self._has_refused = True, bool(answer.why)
+            self._has_greeted, self._has_refused = True, bool(answer.reason)
         else:
             del self._pending[answer.number]
         _say(self.config, name, answer)
 
 
-# --- The node's part: as the job's user, or as whoever logs in.
+# --- The node's part: as the job's user, or as the user who logs in.
 
 
 class _OrderJob:
-    """An order in work. stop: set to end its test"""
+    """An order in work. stop: set it to end the test"""
 
     def __init__(self, order: _Work) -> None:
         self.order, self.stop, self.answered = order, threading.Event(), False
 
 
 class _NodePart(_ProgramPart):
-    """This node's part: it works orders one after the other in a thread that may hang."""
+    """This node's part, which works one order after another in a thread that may hang."""
 
-    def __init__(self, supervisor: ProcessSupervisor, config: Config) -> None:
+    def __init__(self, supervisor: ProcessSupervisor, config: SmokeConfig) -> None:
         super().__init__(supervisor, config)
         self._lock = threading.Lock()
         self._todo: queue.SimpleQueue[_OrderJob] = queue.SimpleQueue()
@@ -310,7 +314,7 @@ class _NodePart(_ProgramPart):
                 uid = pwd.getpwnam(user).pw_uid
             except KeyError:
                 self.refuse(login, f"no such user: {user}")
-            # A number may have more than one name.
+            # A uid may have more than one name.
             if uid != os.geteuid():
                 self.refuse(login, session.cannot_become(login, user))
         # With a limit of 1 byte no core is written, not even through a pipe (fs/coredump.c).
@@ -318,8 +322,8 @@ class _NodePart(_ProgramPart):
         resource.setrlimit(resource.RLIMIT_CORE, (1 if hard else 0, hard))
         limit_s = min(_FIND_S, self.supervisor.left_s * _FIND_SHARE)
         reason = f"the engines were not found in {limit_s:.0f} s"
-        _later(limit_s, partial(self._greet, _no_hello(login, reason)))
-        self._thread(self._first)
+        _start_timer(limit_s, partial(self._greet, _no_hello(login, reason)))
+        self._start_thread(self._greet_and_work)
 
     def take(self, order: _Work | EndOrder) -> None:
         """Queue an order. Raises ValueError for an order that is in work."""
@@ -333,7 +337,7 @@ class _NodePart(_ProgramPart):
             job = self._jobs[order.number] = _OrderJob(order)
         self._todo.put(job)
 
-    def _thread(self, work: Callable[[], None]) -> None:
+    def _start_thread(self, work: Callable[[], None]) -> None:
         def run() -> None:
             try:
                 work()
@@ -345,18 +349,18 @@ class _NodePart(_ProgramPart):
 
     # --- Hello.
 
-    def _first(self) -> None:
+    def _greet_and_work(self) -> None:
         login = session.name_of(os.geteuid())
         try:
             hello = self._look(login)
-        except Exception as problem:  # noqa: BLE001 - said by the node that it is about
+        except Exception as problem:  # noqa: BLE001 - the hello reports it
             hello = _no_hello(login, mistake(problem))
         self._greet(hello)
         self._work()
 
     def _look(self, login: str) -> Hello:
         """Start the listeners, and find the engines of this node."""
-        self._addresses = addresses_here()
+        self._addresses = local_addresses()
         self._listeners = listeners = SmokeListeners(self.config.ports)
         if not listeners.ports:
             return _no_hello(login, _no_port(self.config.ports, listeners.busy), listeners.busy)
@@ -374,7 +378,7 @@ class _NodePart(_ProgramPart):
             addresses=self._addresses,
             gpus=node_engines.gpus,
             engines=node_engines.engines,
-            why="",
+            reason="",
         )
 
     def _greet(self, hello: Hello) -> None:
@@ -383,7 +387,7 @@ class _NodePart(_ProgramPart):
                 return
             self._has_greeted = True
         _say(self.config, "hello", hello)
-        if hello.why:
+        if hello.reason:
             self.leave(0)
 
     # --- Orders.
@@ -391,25 +395,27 @@ class _NodePart(_ProgramPart):
     def _work(self) -> None:
         while True:
             job = self._todo.get()
-            self._take_back()
+            self._reclaim_ports()
             limit_s = job.order.limit_s
-            timer = _later(limit_s + _LATE_S, partial(self._give_up, job))
+            timer = _start_timer(limit_s + _LATE_S, partial(self._give_up, job))
             try:
-                answer = self._worked(job)
+                answer = self._answer(job)
             except Exception as problem:  # noqa: BLE001 - it costs this test alone
                 answer = _empty_answer(job.order, mistake(problem), broken=True)
             timer.cancel()
             if not self._claim(job):
-                # Another thread works the orders by now.
+                # Another thread works the orders now.
                 return
             _say(self.config, _ANSWER[type(job.order)], answer)
 
-    def _worked(self, job: _OrderJob) -> Ran | Paired:
+    def _answer(self, job: _OrderJob) -> CollectiveAnswer | PairAnswer:
         order = job.order
         if isinstance(order, PairOrder):
             return run_pair(order, self._addresses, self._listeners, job.stop)
         if order.engine == orders.RING:
-            return Ran(order.number, "", (run_ring(order, self._listeners, job.stop),))
+            return CollectiveAnswer(
+                order.number, "", (run_ring(order, self._listeners, job.stop),)
+            )
         port, released = order.head.port, False
         if order.first == 0 and port in self._listeners.ports:
             # Rank 0 is here, and listens there itself.
@@ -418,13 +424,15 @@ class _NodePart(_ProgramPart):
             (self._listeners.release if released else self._listeners.lend)(port)
         try:
             ranks = self._engines.run(order, job.stop)
-            in_use = released and any(_IN_USE.search(rank.said) for rank in ranks)
-            return Ran(order.number, "", ranks, _taken(port) if in_use else "")
+            in_use = released and any(_IN_USE.search(rank.error) for rank in ranks)
+            return CollectiveAnswer(
+                order.number, "", ranks, _foreign_holder(port) if in_use else ""
+            )
         finally:
             if not job.answered:
-                self._take_back(_TAKE_S)
+                self._reclaim_ports(_TAKE_S)
 
-    def _take_back(self, limit_s: float = 0.0) -> None:
+    def _reclaim_ports(self, limit_s: float = 0.0) -> None:
         """Listen again on the ports that ranks had, for pairs of other nodes."""
         until = time.monotonic() + limit_s
         for port in sorted(self._lent):
@@ -443,7 +451,7 @@ class _NodePart(_ProgramPart):
             return True
 
     def _give_up(self, job: _OrderJob) -> None:
-        """Answer for a thread that hangs, and let another one work the orders."""
+        """Answer for a thread that hangs, and let another thread work the orders."""
         if not self._claim(job):
             return
         order = job.order
@@ -454,13 +462,13 @@ class _NodePart(_ProgramPart):
         reason = f"did not end in {order.limit_s:g} s"
         _say(self.config, _ANSWER[type(order)], _empty_answer(order, reason))
         if ranks:
-            # The process for the next tests was killed too.
+            # The job's Python, which the next tests need, was killed, too.
             self._engines.close()
-        self._thread(self._work)
+        self._start_thread(self._work)
 
 
 #: Processes that are searched for a port's holder.
-_MOST_HOLDERS = 4096
+_MAX_HOLDERS = 4096
 
 
 def _holder(port: int) -> tuple[int, str] | None:
@@ -471,16 +479,16 @@ def _holder(port: int) -> tuple[int, str] | None:
             for row in islice(file, 1, None):
                 words = row.split()
                 if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
-                    uid, program = int(words[7]), _program(int(words[7]), words[9])
+                    uid, program = int(words[7]), _socket_process(int(words[7]), words[9])
                     name = session.name_of(uid)
                     user = name if name == str(uid) else f"{name} (uid {uid})"
                     return uid, f"{user}: {program}" if program else user
     return None
 
 
-def _program(uid: int, inode: str) -> str:
+def _socket_process(uid: int, inode: str) -> str:
     """The process of this user that has a socket; "": it is not visible."""
-    for pid in islice(filter(str.isdigit, os.listdir("/proc")), _MOST_HOLDERS):
+    for pid in islice(filter(str.isdigit, os.listdir("/proc")), _MAX_HOLDERS):
         with contextlib.suppress(OSError):
             if os.stat(f"/proc/{pid}").st_uid != uid:
                 continue
@@ -491,13 +499,13 @@ def _program(uid: int, inode: str) -> str:
     return ""
 
 
-def _taken(port: int) -> str:
-    """The other user's process that has a port of our ranks; "": none is visible."""
+def _foreign_holder(port: int) -> str:
+    """Another user's process that has a port of our ranks; "": none is visible."""
     holder = _holder(port)
     return f"port {port} is taken by {holder[1]}" if holder and holder[0] != os.geteuid() else ""
 
 
-def _later(limit_s: float, act: Callable[[], None]) -> threading.Timer:
+def _start_timer(limit_s: float, act: Callable[[], None]) -> threading.Timer:
     """A timer that calls the function after these seconds."""
     timer = threading.Timer(limit_s, act)
     timer.daemon = True
@@ -505,20 +513,22 @@ def _later(limit_s: float, act: Callable[[], None]) -> threading.Timer:
     return timer
 
 
-def _empty_answer(order: _Work, reason: str, *, broken: bool = False) -> Ran | Paired:
+def _empty_answer(
+    order: _Work, reason: str, *, broken: bool = False
+) -> CollectiveAnswer | PairAnswer:
     """The answer to an order without a result.
 
-    broken: the reason is a mistake of ours
+    broken: the reason is a mistake in this program
     """
     if isinstance(order, PairOrder):
-        return Paired(order.number, order.target.name, (), reason, "", (), "", 0.0, 0.0, -1, 0)
+        return PairAnswer(order.number, order.target.name, (), reason, "", (), "", 0.0, 0.0, -1, 0)
     gpus = (*order.gpus, *[-1] * order.ranks)
     seconds = 0.0 if broken else order.limit_s
     ranks = (
-        orders.RankResult(order.first + at, gpus[at], "start", "", reason, -1, 0.0, 0.0, seconds)
-        for at in range(order.ranks)
+        orders.RankResult(order.first + index, gpu, "start", "", reason, -1, 0.0, 0.0, seconds)
+        for index, gpu in zip(range(order.ranks), gpus)
     )
-    return Ran(order.number, reason if broken else "", tuple(ranks))
+    return CollectiveAnswer(order.number, reason if broken else "", tuple(ranks))
 
 
 def _no_port(ports: tuple[int, ...], busy: Iterable[orders.Busy]) -> str:
@@ -526,10 +536,12 @@ def _no_port(ports: tuple[int, ...], busy: Iterable[orders.Busy]) -> str:
     if not ports:
         return "no port to listen on"
     is_range = [*ports] == [*range(ports[0], ports[-1] + 1)]
-    of = f"{ports[0]}-{ports[-1]}" if is_range and ports[1:] else ", ".join(map(str, ports[:8]))
+    range_text = (
+        f"{ports[0]}-{ports[-1]}" if is_range and ports[1:] else ", ".join(map(str, ports[:8]))
+    )
     first: dict[str, int] = {}
     for busy_port in busy:
         first.setdefault(busy_port.error, busy_port.port)
-    rows = [_taken(port) or f"{port}: {error}" for error, port in first.items()]
+    rows = [_foreign_holder(port) or f"{port}: {error}" for error, port in first.items()]
     suffix = ["…"] if len(ports) > len(rows) else []
-    return f"no port of {of} is free ({'; '.join(rows + suffix)})"
+    return f"no port of {range_text} is free ({'; '.join(rows + suffix)})"

@@ -1,8 +1,8 @@
 """A ring over TCP between all nodes, with the standard library alone.
 
 Each rank has one connection to the next rank and one from the previous rank. A rank that aborts
-closes both connections, so its neighbours fail at once; a rank that only waits sends that to the
-next rank, so that silence means that no data arrives.
+closes both connections, so its neighbours fail at once. A rank that only waits tells that to the
+next rank, so silence means that no data arrives.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from nodeready.node.smoke.orders import PHASES, CollectiveOrder, RankResult, Smo
 
 #: A message: its phase, step and index, bytes that follow.
 _HEAD = struct.Struct("!BIII")
-#: In place of a phase: the sender waits, for the rank in place of the step.
+#: In place of a phase: the sender waits for the rank that stands in place of the step.
 _BEAT, _BEAT_S, _FRESH_S = 0, 0.5, 1.5
-#: In place of a phase, the last message: the sender aborts. In place of step and index are the
-#: rank that is waited for, and the rank that waits. The previous rank receives nothing else.
+#: In place of a phase, in the last message: the sender aborts. Step and index are replaced by the
+#: awaited rank and the waiting rank. The previous rank receives no other message.
 _ABORT = 255
 #: A neighbour that keeps this rank waiting for these seconds is named when the test is over.
 LONG_S = 1.5
@@ -46,12 +46,12 @@ LONG_S = 1.5
 _CONNECT_S = 15.0
 #: Exchanges whose median is the latency.
 _ROUNDS = 20
-#: A node that did not run for these seconds stood still.
+#: A process that did not run for these seconds stood still.
 _STOOD_STILL_S = 2.0
-#: Without an acknowledgement for these seconds, the next rank is given up: before it gives up
-#: itself, for this side knows more.
+#: A next rank that acknowledges nothing for these seconds is given up. The limit is shorter than
+#: the next rank's own limit, because this side knows more.
 _STUCK_S = 2.5
-#: A rate is not measured earlier.
+#: Minimum seconds before a rate is measured.
 _RATE_S = 1.0
 
 _CAUSES = {
@@ -77,7 +77,7 @@ class RingFailure(Exception):
 
 
 def number_at(rank: int, position: int) -> int:
-    """A rank's number at this position: no two ranks are alike in it, nor two positions."""
+    """A rank's number at this position; it differs between ranks and between positions."""
     return (rank + 1) * (rank + 1 + position)
 
 
@@ -106,13 +106,13 @@ class RingRank:
         self.next = (self.rank + 1) % self._world
         self._previous_name, self._next_name = f"rank {self.previous}", f"rank {self.next}"
         self._patience_s = 0.0
-        self.phase, self.wrong = "init", ""
+        self.phase, self.mismatch = "init", ""
         self.ms = self.gbps = 0.0
         self.connections: list[socket.socket] = []
-        # The messages to send, the unsent bytes of one, and whether a part of it is sent.
+        # The messages to send, the unsent bytes of the current one, and whether a part is sent.
         self._frames: Iterator[bytes] = iter(())
         self._pending, self._is_cut = b"", False
-        # The message that comes in: its buffer, its bytes so far, its expected step and index.
+        # The incoming message: its buffer, its bytes so far, its length, expected index and step.
         self._buffer = bytearray(_HEAD.size + BLOCK)
         self._have, self._length, self._index, self._step = 0, 0, 0, 0
         self._is_waiting = False
@@ -123,12 +123,13 @@ class RingRank:
         # When this process ran last, and the seconds for which it did not.
         self._ticked_at, self.still_s = deadline.began, 0.0
         self._awaited = self.previous
-        # The path to the next rank: since when no byte is acknowledged though some are sent (0:
-        # none are), since when no packet is, the acknowledged bytes, and those before large.
+        # The path to the next rank: since when no byte is acknowledged though bytes are sent (0:
+        # no bytes are sent), since when no packet is acknowledged, the acknowledged bytes, and the
+        # bytes that were acknowledged before the large phase.
         self._stuck_since = self._dark_since = 0.0
         self._acknowledged = self._acknowledged_before = 0
-        # The large phase: its begin, its bytes in all and so far; of the current step its begin,
-        # its bytes so far, and in all.
+        # The large phase: its begin, its total bytes, its received bytes; then the same of the
+        # current step.
         self._began, self._total, self._received = 0.0, 0, 0
         self._step_began, self._step_received, self._step_total = 0.0, 0, 0
 
@@ -139,7 +140,7 @@ class RingRank:
             awaited, source = failure.told_by or (awaited_by_default, self.rank)
             message = _HEAD.pack(_ABORT, awaited, source, 0)
             for connection in self.connections:
-                # In the middle of a message it would be a part of that message.
+                # In the middle of another message it would become a part of it.
                 if connection is not self._out or not self._is_cut:
                     with contextlib.suppress(OSError):
                         connection.send(message)
@@ -186,7 +187,7 @@ class RingRank:
         purpose = (self._order.number, self.rank, RING)
         attempt, connection = greet(peer, (address, peer.port), self._deadline, purpose)
         if connection is None:
-            cause = _CAUSES.get(attempt.outcome) or attempt.said or "failed"
+            cause = _CAUSES.get(attempt.outcome) or attempt.error or "failed"
             message = f"no connection to {self._next_name} port {peer.port}: {cause}"
             raise RingFailure(message, self.next)
         self._out = connection
@@ -194,7 +195,7 @@ class RingRank:
 
     def _wait_for_previous(self, expected: ExpectedConnection) -> None:
         self._patience_s = min(_CONNECT_S, self._order.limit_s / 2)
-        # The steps before have limits of their own.
+        # The earlier steps have their own limits.
         self._ticked_at = time.monotonic()
         self._received_at, self._is_waiting = self._deadline.began, True
         while (connection := expected.take()) is None:
@@ -212,7 +213,7 @@ class RingRank:
     def _swap(
         self, step: int, frames: Iterable[bytes], count: int, take: Callable[[bytes], None]
     ) -> None:
-        """Send these messages and take this number of the previous rank's, of this step."""
+        """Send these messages, and take this number of messages of the previous rank's step."""
         self._step, self._index = step, 0
         self._frames = iter(frames)
         self._is_waiting = count > 0
@@ -230,7 +231,7 @@ class RingRank:
                 self._wait(self._in if self._is_waiting else None)
 
     def _push(self) -> bool:
-        """Send what the connection takes. Whether all is sent."""
+        """Send as much as the connection takes. Whether all is sent."""
         while True:
             if not self._pending:
                 self._pending = next(self._frames, b"")
@@ -247,7 +248,7 @@ class RingRank:
             self._sent_at = self._tick()
 
     def _pull(self) -> bytes | None:
-        """One message, when all of it has come. Beats are no messages."""
+        """The next complete message; None: it has not arrived. Beats are skipped."""
         view = memoryview(self._buffer)
         while True:
             size = _HEAD.size
@@ -291,13 +292,11 @@ class RingRank:
         return _HEAD.pack(PHASES.index(self.phase), step, index, length)
 
     def _exchange(self, step: int, data: bytes) -> bytes:
-        """Send this and receive as much, in messages that fit into a packet."""
-        pieces = [data[start : start + SMALL] for start in range(0, max(1, len(data)), SMALL)]
-        frames = (
-            self._head(step, index, len(piece)) + piece for index, piece in enumerate(pieces)
-        )
+        """Send this data and receive as much, in messages that fit into a packet."""
+        bodies = [data[start : start + SMALL] for start in range(0, max(1, len(data)), SMALL)]
+        frames = (self._head(step, index, len(part)) + part for index, part in enumerate(bodies))
         received: list[bytes] = []
-        self._swap(step, frames, len(pieces), received.append)
+        self._swap(step, frames, len(bodies), received.append)
         body = b"".join(received)
         if len(body) != len(data):
             sizes = f"{len(body)} bytes in {self.phase}, not {len(data)}"
@@ -314,49 +313,49 @@ class RingRank:
         if source is not None:
             poll.register(source.fileno(), select.POLLIN)
         else:
-            # Only its end by a reset.
+            # Without events, poll(2) reports only the end by a reset.
             poll.register(self._in.fileno(), 0)
         self._tick()
         events = dict(poll.poll(SLICE_S * 1000))
-        now = self._tick()
+        now_s = self._tick()
         self._deadline.check()
         if source is None and self._in.fileno() in events:
             raise self._lost(self._in, None)
         if events.get(out, 0) & ~select.POLLOUT:
-            # The next rank sends nothing but its last message.
+            # The only message of the next rank is its last one.
             problem = self._read_last(self._out)
             if not isinstance(problem, BlockingIOError):
                 raise self._lost(self._out, problem)
         patience_s = max(SLOW_S, (self._deadline.end - self._began) / 3)
-        message = self._slow() if now - self._began > patience_s else ""
+        message = self._slow() if now_s - self._began > patience_s else ""
         if not message and (source is None or source.fileno() not in events):
             message = self._silence(self._patience_s)
         if message:
             raise RingFailure(message, self.previous)
-        if now > self._looked_at + SLICE_S:
-            self._look_at_kernel(now)
+        if now_s > self._looked_at + SLICE_S:
+            self._look_at_kernel(now_s)
             message = self._unacknowledged(_STUCK_S)
             if message:
                 raise RingFailure(message, self.next)
-        if not self._pending and now > self._sent_at + _BEAT_S:
+        if not self._pending and now_s > self._sent_at + _BEAT_S:
             awaited = self.waits_for()
             self._pending = _HEAD.pack(_BEAT, self.rank if awaited < 0 else awaited, 0, 0)
             self._push()
 
     def _tick(self) -> float:
-        """The time. While this process does not run, no neighbour is silent."""
-        now = time.monotonic()
-        if now - self._ticked_at > _STOOD_STILL_S:
-            self.still_s += now - self._ticked_at
-            self._received_at, self._stuck_since = now, 0.0
-        self._ticked_at = now
-        return now
+        """The time. A neighbour is not silent while this process does not run."""
+        now_s = time.monotonic()
+        if now_s - self._ticked_at > _STOOD_STILL_S:
+            self.still_s += now_s - self._ticked_at
+            self._received_at, self._stuck_since = now_s, 0.0
+        self._ticked_at = now_s
+        return now_s
 
     def waits_for(self) -> int:
-        """The rank whose data this one waits for, as far as beats tell; -1: its own."""
+        """The rank whose data this rank waits for, by the beats; -1: its own."""
         if not self.connections or (self._pending and not self._is_waiting):
             return self.next
-        # A rank that is told that it waits for itself does not know.
+        # A beat that names this rank itself tells nothing.
         is_fresh = time.monotonic() < self._beat_at + _FRESH_S
         awaited = self._awaited if is_fresh else self.previous
         return -1 if awaited == self.rank else awaited
@@ -380,7 +379,7 @@ class RingRank:
                     self._told_by = awaited, source
 
     def _lost(self, connection: socket.socket, problem: OSError | None) -> RingFailure:
-        """Why the test is over: a neighbour that kept this rank waiting, or a lost connection."""
+        """The failure when a connection ends: a neighbour kept this rank waiting, or the end."""
         self._tick()
         failure = self.waiting_failure()
         if failure is not None:
@@ -398,7 +397,7 @@ class RingRank:
         return RingFailure(f"connection to {name} in {self.phase}: {problem.strerror}", rank)
 
     def waiting_failure(self) -> RingFailure | None:
-        """The neighbour that has kept this rank waiting; None: neither has, for long."""
+        """The failure that names a neighbour which kept this rank waiting; None: neither did."""
         stuck_s = time.monotonic() - self._stuck_since
         is_full = self._stuck_since and stuck_s >= LONG_S
         full = f"{self._next_name} took nothing for {stuck_s:.1f} s in {self.phase}"
@@ -420,20 +419,20 @@ class RingRank:
             return f"{self._previous_name} did not connect in {seconds:.1f} s"
         return f"{self._previous_name} sent nothing for {seconds:.1f} s in {self.phase}"
 
-    def _look_at_kernel(self, now: float) -> None:
-        """Update what the kernel knows of the path to the next rank."""
-        self._looked_at = now
+    def _look_at_kernel(self, now_s: float) -> None:
+        """Read the kernel's counters of the path to the next rank."""
+        self._looked_at = now_s
         info = tcp_info(self._out)
         if not info:
             return
         probes, unacknowledged, last_ms, _, acknowledged, unsent, _ = info
         is_sending = bool(unacknowledged or unsent or self._pending)
         if not is_sending or not self._stuck_since or acknowledged != self._acknowledged:
-            self._stuck_since = now if is_sending else 0.0
-        # A node without room answers the probes.
+            self._stuck_since = now_s if is_sending else 0.0
+        # A node whose buffers are full still answers the probes.
         is_dark = unacknowledged > 0 or probes > 1
         self._acknowledged = acknowledged
-        self._dark_since = now - (last_ms / 1000 if is_dark else 0)
+        self._dark_since = now_s - (last_ms / 1000 if is_dark else 0)
 
     def _unacknowledged(self, min_s: float | None = None) -> str:
         """A message, if the next rank's kernel has acknowledged nothing for these seconds."""
@@ -448,14 +447,14 @@ class RingRank:
     def _slow(self) -> str:
         """A message with the rate of the current step, if the remaining data cannot come in time;
         "" if it can, or the rate is unknown."""
-        now, received = time.monotonic(), self._step_received + self._have
-        if not 0 < received < self._step_total or now - self._step_began < _RATE_S:
+        now_s, received = time.monotonic(), self._step_received + self._have
+        if not 0 < received < self._step_total or now_s - self._step_began < _RATE_S:
             return ""
-        gbps = received * 8e-9 / (now - self._step_began)
-        if (self._total - self._received) * 8e-9 / gbps < self._deadline.end - now:
+        gbps = received * 8e-9 / (now_s - self._step_began)
+        if (self._total - self._received) * 8e-9 / gbps < self._deadline.end - now_s:
             return ""
         self.gbps = round(gbps, 6)
-        seconds = now - self._began
+        seconds = now_s - self._began
         return f"{_rate(gbps)} from {self._previous_name} after {seconds:.1f} s of large"
 
     def over(self, how: str) -> RingFailure:
@@ -485,11 +484,11 @@ class RingRank:
         self.phase = "done"
         self._part()
 
-    def _note_wrong(self, wrong: str) -> None:
-        self.wrong = self.wrong or f"{self.phase}: {wrong}"
+    def _note_mismatch(self, mismatch: str) -> None:
+        self.mismatch = self.mismatch or f"{self.phase}: {mismatch}"
 
     def _barrier(self, step: int = 0) -> None:
-        """Twice around: the first time all ranks arrive, the second time all ranks know it."""
+        """Go around twice: first all ranks arrive, then all ranks know it."""
         for turn in (step, step + 1):
             if self.rank == 0:
                 self._exchange(turn, b"")
@@ -498,14 +497,14 @@ class RingRank:
                 self._swap(turn, [self._head(turn, 0, 0)], 0, lambda body: None)
 
     def _send_recv(self) -> None:
-        """Exchange numbers with the neighbours: all of them once, then a packet many times."""
+        """Exchange numbers with the neighbours: all numbers once, then a packet many times."""
         times: list[float] = []
         for step in range(1 + _ROUNDS):
             began = time.monotonic()
             count = max(1, (min(SMALL, self._order.small) if step else self._order.small) // 8)
             body = self._exchange(step, pack_numbers(self.rank, count))
             if body != pack_numbers(self.previous, count):
-                self._note_wrong(f"what came is not what rank {self.previous} sent")
+                self._note_mismatch(f"what came is not what rank {self.previous} sent")
             if step:
                 times.append(time.monotonic() - began)
         self.ms = round(1000 * statistics.median(times), 3)
@@ -535,7 +534,7 @@ class RingRank:
             self._step_received += len(body)
             self._received += len(body)
             if body != bytes(content(self._step, self.previous, self._index)):
-                self._note_wrong(f"message {self._index} of step {self._step} came damaged")
+                self._note_mismatch(f"message {self._index} of step {self._step} came damaged")
 
         for step in range(2, 2 + steps):
             self._step_received = 0
@@ -582,8 +581,8 @@ def run_ring(
         rank=ring.rank,
         gpu=-1,
         phase=ring.phase,
-        wrong=ring.wrong,
-        said=failure.message if failure else "",
+        mismatch=ring.mismatch,
+        error=failure.message if failure else "",
         waits_for=failure.waits_for if failure else -1,
         ms=ring.ms,
         gbps=ring.gbps,

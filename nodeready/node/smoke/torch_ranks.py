@@ -1,20 +1,20 @@
 """The ranks of a smoke test in the job's own Python, with the job's own PyTorch.
 
-Self-contained, for Python 3.8 and torch 1.13 and newer: the text is sent over the standard input
-of ``PYTHON -c`` and needs nothing else, so that it also runs behind a container's prefix. It
-imports torch once and forks a process for each rank of each order: an import takes seconds, a fork
-milliseconds. CUDA is never initialised in the process that forks.
+This module is self-contained, for Python 3.8 and torch 1.13 and newer: its text is sent over the
+standard input of ``PYTHON -c``, so it also runs behind a container's prefix. It imports torch once
+and forks a process for each rank of each order: an import takes seconds, a fork milliseconds. CUDA
+is never initialised in the process that forks.
 
 An order is a line of JSON on the standard input, an answer a line on the standard output that
-begins with a mark. A rank reports each phase over a pipe, so that the phase of a hanging rank is
-known. All ranks of a test have ended when it is answered, except a rank that hangs in the kernel:
-the answer reports it. They end with this process (PR_SET_PDEATHSIG) and by an alarm of their own;
-this process ends with its standard input.
+begins with a mark. A rank reports each phase over a pipe, so the phase of a hanging rank is known.
+All ranks of a test have ended when it is answered, except a rank that hangs in the kernel, which
+the answer reports. Ranks end with this process (PR_SET_PDEATHSIG) and by their own alarm. This
+process ends with its standard input.
 
-The environment is the job's. Set in a rank: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, so that
-the numbers are the driver's; NCCL_DEBUG=WARN where the job has none, for the reason of an error,
-and no NCCL_DEBUG_FILE; TORCH_NCCL_DUMP_ON_TIMEOUT=0, for a dump is a file in /tmp; MASTER_ADDR and
-MASTER_PORT of the test's store.
+The environment is the job's. A rank sets CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, so that GPU
+numbers are the driver's; NCCL_DEBUG=WARN if the job sets no NCCL_DEBUG, for the reason of an
+error; TORCH_NCCL_DUMP_ON_TIMEOUT=0, because a dump is a file in /tmp; MASTER_ADDR and MASTER_PORT
+of the test's store. It removes NCCL_DEBUG_FILE.
 """
 
 from __future__ import annotations
@@ -40,25 +40,26 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-#: Seconds before the end of a test at which a rank is asked what it waits for, and seconds for
-#: its answer; then it is killed.
+#: Seconds before the end of a test at which a rank is asked what it waits for; seconds for the
+#: rank's answer, after which it is killed.
 ASK_S, ANSWER_S = 0.6, 0.25
-#: Seconds for the other ranks of this node when one rank has failed.
+#: Seconds for the remaining ranks of this node when one rank has failed.
 AFTER_FAILURE_S = 2.0
-#: Seconds in which a killed process is gone, unless it hangs in the kernel.
+#: Maximum seconds for a killed process to end, unless it hangs in the kernel.
 REAP_S = 0.6
 #: Seconds for the driver to count its GPUs.
 COUNT_S = 25.0
-#: The store's time-out is shorter than the test by this: the rank then reports missing ranks.
+#: Seconds by which the store's time-out is shorter than the test, so that a rank can report
+#: missing ranks.
 STORE_S = 1.0
-#: Our listener sends its token faster than this; seconds for one connection to the store.
+#: Our listener sends its token within these seconds; seconds for one connection to the store.
 SILENT_S, CONNECT_S = 0.05, 3.0
 #: The part of the test's time for the repetitions of the large all_reduce.
 SHARE = 0.2
 REPETITIONS, LATENCIES = 5, 5
-#: Characters of an error, bytes of a rank's output that are kept.
+#: Maximum characters of an error; bytes of a rank's output that are kept.
 LONGEST, KEPT = 300, 32768
-#: Side of the matrices, on a GPU and without one; bytes that go to a GPU's memory and back.
+#: Side of the matrices, on a GPU and on a CPU; bytes that are copied to a GPU's memory and back.
 SIDE, SIDE_CPU, COPIED = 2048, 64, 64 << 20
 
 _INFO = 192  # bytes of struct tcp_info that are asked for
@@ -73,20 +74,20 @@ _ADVICE = re.compile(
     r"Device-side assert|frame #|Last error:$|\(?Triggered internally|terminate called|"
     r"This may indicate a possible application crash"
 )
-_COUNSEL = re.compile(r"\.? (This is typically caused by|Please check that|See the inner) .*")
+_SUGGESTION = re.compile(r"\.? (This is typically caused by|Please check that|See the inner) .*")
 _WHERE = re.compile(r"\[[^\]\s]*\.(cc|cpp|cu|h|hpp):\d+\] ")
 
 
 def last_line(text: str) -> str:
     """The line of an error's text with the reason."""
     text = re.split(r"\n?Exception raised from ", text)[0]
-    text = _COUNSEL.sub("", text)
+    text = _SUGGESTION.sub("", text)
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not _ADVICE.match(line)]
     return _WHERE.sub("", lines[-1])[:LONGEST] if lines else ""
 
 
-def short(problem: BaseException) -> str:
+def error_line(problem: BaseException) -> str:
     """An exception in one line."""
     message = last_line(str(problem))
     if isinstance(problem, (RuntimeError, ImportError, OSError)) and message:
@@ -106,7 +107,7 @@ def output_reason(output: str) -> str:
 
 
 def last_warning(output: str) -> str:
-    """The last warning of NCCL or torch's network code; "": there is none."""
+    """The last warning of NCCL or of torch's network code; "" without a warning."""
     for line in reversed(output.splitlines()):
         match = re.search(r"NCCL WARN (.*)|(Unable to (?:resolve hostname|find address).*)", line)
         if match:
@@ -118,8 +119,10 @@ def last_warning(output: str) -> str:
 
 
 def connections() -> Iterator[tuple[str, int, int]]:
-    """The peer, the state, and the stuck segments of each connection: not acknowledged after two
-    time-outs."""
+    """The peer, the state, and the number of stuck segments of each connection.
+
+    A segment is stuck if it is not acknowledged after two time-outs.
+    """
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError, ValueError):
             if not os.readlink("/proc/self/fd/" + name).startswith("socket:"):
@@ -132,33 +135,33 @@ def connections() -> Iterator[tuple[str, int, int]]:
                 try:
                     peer = connection.getpeername()[0]
                 except OSError:
-                    peer = remote(str(os.fstat(connection.fileno()).st_ino))
+                    peer = connecting_address(str(os.fstat(connection.fileno()).st_ino))
                 # linux/tcp.h: the third byte counts the time-outs since the last acknowledgement,
                 # unacked is at 24. After one time-out a connection is slow, after two it hangs.
                 (unacked,) = struct.unpack_from("=I", info, 24)
                 yield peer.rpartition("::ffff:")[2], info[0], unacked if info[2] > 1 else 0
 
 
-def remote(inode: str) -> str:
-    """The address to which a socket connects, without an answer yet, from the kernel's table."""
+def connecting_address(inode: str) -> str:
+    """The address to which a socket still connects, from the kernel's table."""
     for path in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
             for words in (row.split() for row in file):
                 if len(words) > 9 and words[9] == inode:
-                    return address(bytes.fromhex(words[2].partition(":")[0]))
-    return "somebody"
+                    return table_address(bytes.fromhex(words[2].partition(":")[0]))
+    return "an unknown address"
 
 
-def address(number: bytes) -> str:
+def table_address(number: bytes) -> str:
     """An address of the kernel's table: numbers of 32 bits in the machine's order."""
-    parts = [number[at : at + 4] for at in range(0, len(number), 4)]
+    parts = [number[start : start + 4] for start in range(0, len(number), 4)]
     if sys.byteorder == "little":
         parts = [part[::-1] for part in parts]
     family = socket.AF_INET if len(number) == 4 else socket.AF_INET6
     return socket.inet_ntop(family, b"".join(parts))
 
 
-def waiting() -> str:
+def unanswered_connections() -> str:
     """What this process waits for: its connections without an answer."""
     reasons = []
     for peer, state, stuck in connections():
@@ -170,8 +173,10 @@ def waiting() -> str:
 
 
 def store_problem(host: str, port: int, token: bytes, wait_s: float) -> str:
-    """Why there is no store yet; "": there is one. A store sends nothing first; the program on its
-    node listens there before, and sends its token."""
+    """Why there is no store yet; "": the store is there.
+
+    A store sends nothing first. Our listener, which has the port before the store, sends a token.
+    """
     try:
         with socket.create_connection((host, port), max(0.1, wait_s)) as connection:
             connection.settimeout(SILENT_S)
@@ -195,14 +200,17 @@ def mismatch(torch: Any, got: Any, expected: Any, title: str) -> str:
     count = int(bad.sum().item())
     if not count:
         return ""
-    at = int(bad.reshape(-1).nonzero()[0].item())
-    value, expected_value = (tensor.reshape(-1)[at].item() for tensor in (got, expected))
-    of = f"{count} of {bad.numel()} numbers are wrong"
-    return f"{title}: {of}, number {at} is {value}, not {expected_value}"
+    index = int(bad.reshape(-1).nonzero()[0].item())
+    value, expected_value = (tensor.reshape(-1)[index].item() for tensor in (got, expected))
+    share = f"{count} of {bad.numel()} numbers are wrong"
+    return f"{title}: {share}, number {index} is {value}, not {expected_value}"
 
 
 class RankWork:
-    """The rank's work. say: sends a dict to the process that forked it"""
+    """The rank's work.
+
+    say: sends a dict to the process that forked this rank
+    """
 
     def __init__(self, order: dict[str, Any], index: int, torch: Any, say: Callable[..., None]):
         self.order, self.torch, self.say = order, torch, say
@@ -212,7 +220,7 @@ class RankWork:
         self.gpu = order["gpus"][index] if on_gpu else -1
         self.device = torch.device("cuda", index) if on_gpu else torch.device("cpu")
         self.deadline = order["deadline"]
-        self.wrong = ""
+        self.mismatch = ""
         self.ms, self.gbps = 0.0, 0.0
         self.large_s = 1.0
         self.store: Any = None
@@ -229,20 +237,20 @@ class RankWork:
         self.say(phase="done", ms=self.ms, gbps=self.gbps)
         self.part()
 
-    def differs(self, message: str) -> None:
-        """Report the first wrong result; the work continues, for other ranks need this one."""
-        if message and not self.wrong:
-            self.wrong = message
-            self.say(wrong=message)
+    def report_mismatch(self, message: str) -> None:
+        """Report the first wrong result. The work continues: other ranks need this rank."""
+        if message and not self.mismatch:
+            self.mismatch = message
+            self.say(mismatch=message)
 
     def sync(self) -> None:
         if self.gpu >= 0:
             self.torch.cuda.synchronize(self.device)
 
     def compute(self) -> None:
-        """A product of matrices whose numbers are known, exactly; memory there and back.
+        """Check a product of matrices, and memory that is copied to the GPU and back.
 
-        Raises RuntimeError for a GPU that is not there.
+        Raises RuntimeError for a GPU that PyTorch does not see.
         """
         torch = self.torch
         if self.gpu >= 0:
@@ -261,12 +269,12 @@ class RankWork:
         got = (left_matrix @ right).cpu()
         n, s, q = side, side / 4 * 6, side / 4 * 14
         i, j = four[:, None], four[None, :]
-        self.differs(
+        self.report_mismatch(
             mismatch(torch, got, n * i * j - s * i + s * j - q, "the product of matrices")
         )
         if self.gpu >= 0:
             sent = torch.arange(COPIED // 8, dtype=torch.int64) * 2654435761
-            self.differs(
+            self.report_mismatch(
                 mismatch(torch, sent.to(self.device).cpu(), sent, "memory there and back")
             )
             self.sync()
@@ -276,7 +284,7 @@ class RankWork:
         if order["first"]:
             self.reach()
         limit = datetime.timedelta(seconds=max(0.5, self.left_s() - STORE_S))
-        # The listener itself is handed over: nobody can take the port in between.
+        # The listener itself is handed over, so no program can take the port in between.
         listener = {}
         if self.rank == 0 and order["listener"] >= 0:
             listener = {"master_listen_fd": os.dup(order["listener"])}
@@ -287,7 +295,7 @@ class RankWork:
         self.join()
         options: dict[str, Any] = {}
         if order["backend"] == "nccl":
-            # Later than the end: the rank is killed before its own watchdog acts.
+            # Later than the test's end: the rank is killed before its own watchdog acts.
             limit = datetime.timedelta(seconds=self.left_s() + 3600)
             if "device_id" in inspect.signature(dist.init_process_group).parameters:
                 options["device_id"] = self.device
@@ -297,8 +305,8 @@ class RankWork:
             order["backend"], store=self.store, rank=self.rank, world_size=self.world,
             timeout=limit, **options,
         )  # fmt: skip
-        # In init gloo names a rank that it does not reach; later it only reports a time-out, and
-        # closes the connections that would tell more.
+        # In init gloo names the rank that it does not reach. Later gloo only reports a time-out,
+        # and closes the connections that show the peer.
         c10d = importlib.import_module("torch.distributed.distributed_c10d")
         later = getattr(dist, "set_timeout", None) or getattr(c10d, "_set_pg_timeout", None)
         if later is not None and order["backend"] != "nccl":
@@ -308,7 +316,7 @@ class RankWork:
     def reach(self) -> None:
         """Wait for the store of another node, which may be a moment behind.
 
-        Raises RuntimeError where there is none.
+        Raises RuntimeError if the store does not come.
         """
         host, port = self.order["host"], self.order["port"]
         while True:
@@ -340,9 +348,9 @@ class RankWork:
                 suffix = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
                 noun = "rank" if len(missing) == 1 else "ranks"
                 self.say(
-                    said=f"timed out: {noun} {numbers}{suffix} did not come", waits_for=missing[0]
+                    error=f"timed out: {noun} {numbers}{suffix} did not come", waits_for=missing[0]
                 )
-                # Keep the store for the other ranks: each reports its own reason.
+                # The remaining ranks need the store until each has reported its own reason.
                 time.sleep(self.left_s() + 5)
             time.sleep(0.005)
         self.store.set("nodeready/all", "1")
@@ -365,7 +373,7 @@ class RankWork:
         self.sync()
 
     def positions(self, item: int, size_bytes: int, dtype: Any) -> Any:
-        """0, 1, 2, ... as many as fit into these bytes."""
+        """The numbers 0, 1, 2, ... that fit into these bytes."""
         torch = self.torch
         return torch.arange(max(1, size_bytes // item), dtype=torch.int64, device=self.device).to(
             dtype
@@ -387,7 +395,7 @@ class RankWork:
         ):
             how = "were missing" if difference < 0 else "counted twice"
             message = f"all_reduce of int64: as if rank {abs(difference) - 1} {how}"
-        self.differs(message)
+        self.report_mismatch(message)
         # Exact in float32: nothing is larger than 2^24 for up to 160,000 ranks.
         at = self.positions(4, self.order["small"], torch.float32) % 13 + 1
         expected = at * sum(rank % 8 + 1 for rank in range(n))
@@ -399,7 +407,7 @@ class RankWork:
             self.dist.all_reduce(got)
             self.sync()
             took.append(time.monotonic() - began)
-            self.differs(mismatch(torch, got, expected, "all_reduce of float32"))
+            self.report_mismatch(mismatch(torch, got, expected, "all_reduce of float32"))
         self.ms = sorted(took)[len(took) // 2] * 1000
 
     def all_gather(self) -> None:
@@ -410,7 +418,7 @@ class RankWork:
         self.sync()
         for rank, part in enumerate(parts):
             title = f"all_gather, the part of rank {rank}"
-            self.differs(mismatch(torch, part, at + rank * 1000003, title))
+            self.report_mismatch(mismatch(torch, part, at + rank * 1000003, title))
 
     def send_recv(self) -> None:
         """Send to the next rank of the ring, receive from the previous rank."""
@@ -433,10 +441,10 @@ class RankWork:
             request.wait()
         self.sync()
         self.say(waits_for=-1)
-        self.differs(mismatch(torch, got, at + before * 7919, f"what rank {before} sent"))
+        self.report_mismatch(mismatch(torch, got, at + before * 7919, f"what rank {before} sent"))
 
     def large(self) -> None:
-        """Measure the best of some repetitions; all ranks agree on their number."""
+        """Measure the fastest of some repetitions. All ranks agree on their number."""
         torch, n = self.torch, self.world
         count = max(1, self.order["large"] // 4)
         few = torch.arange(1, 14, dtype=torch.float32, device=self.device)
@@ -453,26 +461,26 @@ class RankWork:
 
         once()
         at_end = at * sum(rank % 8 + 1 for rank in range(n))
-        self.differs(mismatch(torch, got, at_end, "the large all_reduce"))
+        self.report_mismatch(mismatch(torch, got, at_end, "the large all_reduce"))
         times = [once()]
         self.large_s = times[0]
-        # Agreed by the store: with a library that sums wrongly, the ranks would not agree.
+        # The store carries the number: a library that sums wrongly would not.
         if self.rank == 0:
             share = min(self.order["seconds"] * SHARE, self.left_s() / 2)
             self.store.set("nodeready/more", str(min(REPETITIONS, int(share / self.large_s))))
         times += [once() for _ in range(int(self.store.get("nodeready/more")))]
-        self.differs(mismatch(torch, got, at_end, "the large all_reduce"))
+        self.report_mismatch(mismatch(torch, got, at_end, "the large all_reduce"))
         moved = at.numel() * 4 * 8 * 2 * (n - 1) / n
         self.gbps = moved / min(times) / 1e9
 
     def part(self) -> None:
         """Wait until all ranks are done: they read this GPU's memory, and rank 0 has the store.
 
-        The work is done: a problem here is no failure.
+        The results are already there, so a problem here is no failure.
         """
         limit = datetime.timedelta(seconds=min(self.left_s(), max(1.0, 3 * self.large_s)))
         if self.world > 1:
-            # No polling: there may be thousands of ranks.
+            # Without polling, because there may be thousands of ranks.
             with contextlib.suppress(Exception):
                 if self.store.add("nodeready/done", 1) == self.world:
                     self.store.set("nodeready/over", "1")
@@ -483,11 +491,12 @@ class RankWork:
                     self.store.wait(["nodeready/gone"], limit)
 
 
-def visible(gpus: list[int], session_gpus: str) -> str:
-    """CUDA_VISIBLE_DEVICES for these GPUs, the driver's numbers, in a session that has ``given``.
+def visible_devices(gpus: list[int], session_gpus: str) -> str:
+    """CUDA_VISIBLE_DEVICES for these GPUs, by the driver's numbers.
 
-    Where the session's have names (UUIDs), a number stands for the place in its list. Raises
-    RuntimeError for a GPU that is not the session's.
+    session_gpus: the session's CUDA_VISIBLE_DEVICES; of UUIDs, a number is the place in the list
+
+    Raises RuntimeError for a GPU that the session does not have.
     """
     allowed = [name.strip() for name in session_gpus.split(",") if name.strip()]
     if not allowed:
@@ -509,14 +518,14 @@ def prepare(order: dict[str, Any], hip: bool) -> None:
     if order["gpus"]:
         name = "HIP_VISIBLE_DEVICES" if hip else "CUDA_VISIBLE_DEVICES"
         session_gpus = os.environ.get(name) or os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        os.environ[name] = visible(order["gpus"], session_gpus)
+        os.environ[name] = visible_devices(order["gpus"], session_gpus)
         if hip:
             os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
 
 
-def become(limit_s: float, parent: int, output: int) -> None:
-    """Let this process end with its parent, or by its alarm, and leave no core."""
+def isolate(limit_s: float, parent: int, output: int) -> None:
+    """Let this process end with its parent or by its alarm, without a core."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
@@ -544,7 +553,7 @@ def rank_process(torch: Any, order: dict[str, Any], index: int, tell: int, quest
         # A byte is a question; the end means that the parent has ended.
         if not os.read(questions, 1):
             os._exit(1)
-        say(late=waiting())
+        say(late=unanswered_connections())
 
     failed = 0
     try:
@@ -554,33 +563,35 @@ def rank_process(torch: Any, order: dict[str, Any], index: int, tell: int, quest
         RankWork(order, index, torch, say).run()
     except BaseException as problem:  # noqa: BLE001
         failed = 1
-        say(said=short(problem))
+        say(error=error_line(problem))
     finally:
-        # Without destructors: a library's may wait for a rank that has ended.
+        # Without destructors: a library's destructor may wait for a rank that has ended.
         os._exit(failed)
 
 
 # --- The process that forks them.
 
 
-def shared(pid: int) -> list[str]:
-    """The files of NCCL's shared memory that a process has open. NCCL removes their names when all
-    ranks have opened them, but not if a rank is killed before."""
+def shared_memory_files(pid: int) -> list[str]:
+    """The files of NCCL's shared memory that a process has open.
+
+    NCCL removes their names when all ranks have opened them, but not if a rank is killed before.
+    """
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
         paths = re.findall(rb" (/dev/shm/nccl-\S+)$", file.read(), re.M)
         return [os.fsdecode(path) for path in paths]
     return []
 
 
-def remove(files: list[str]) -> None:
-    """Remove these, as far as they are there."""
+def remove_files(files: list[str]) -> None:
+    """Remove these files; missing files are ignored."""
     for path in set(files):
         with contextlib.suppress(OSError):
             os.unlink(path)
 
 
 class RankProcess:
-    """A rank's process as its parent knows it."""
+    """A rank's process in its parent."""
 
     def __init__(
         self, torch: Any, order: dict[str, Any], index: int, siblings: list[RankProcess], out: int
@@ -605,7 +616,7 @@ class RankProcess:
                         if number >= 0:
                             os.close(number)
                 os.close(out)
-                become(order["seconds"] + 1, parent, output)
+                isolate(order["seconds"] + 1, parent, output)
                 rank_process(torch, order, index, tell, questions)
             finally:
                 os._exit(1)
@@ -616,8 +627,8 @@ class RankProcess:
 
     @property
     def failed(self) -> bool:
-        """Whether it failed by itself, and not by a time-out, which the other ranks have too."""
-        message = self.report.get("said", "")
+        """Whether it failed by itself. A time-out is no such failure: all ranks have it."""
+        message = self.report.get("error", "")
         if self.report["phase"] == "done" or re.search("timed? ?out", message, re.I):
             return False
         return self.ended is not None or bool(message)
@@ -625,10 +636,10 @@ class RankProcess:
     @property
     def own_fault(self) -> bool:
         """Whether it failed in a phase that needs no other rank, or died."""
-        return self.report["phase"] in ("start", "compute") or not self.report.get("said")
+        return self.report["phase"] in ("start", "compute") or not self.report.get("error")
 
     def state(self) -> str:
-        """The kernel's state of the process, if that explains why it does not continue."""
+        """The kernel's state of the process if it explains the hang; else ""."""
         with contextlib.suppress(OSError, IndexError):
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 letter = file.read().rpartition(b") ")[2][:1].decode()
@@ -670,7 +681,7 @@ class RankProcess:
         if self.ended is not None:
             return
         if not self.state():
-            self.files += shared(self.pid)
+            self.files += shared_memory_files(self.pid)
         for number in (signal.SIGKILL, signal.SIGCONT):
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, number)
@@ -682,12 +693,12 @@ class RankProcess:
         for number in (self.messages_end, self.ask_end, self.log):
             os.close(number)
         self.messages_end = self.ask_end = self.log = -1
-        remove(self.files)
+        remove_files(self.files)
 
     def answer(self, gpu: int) -> dict[str, Any]:
         """Its result, for the answer."""
         state, output = self.report, self.output.decode("utf-8", "replace")
-        message = state.get("said", "")
+        message = state.get("error", "")
         if state["phase"] == "done":
             message = ""
         elif self.ended is None:
@@ -712,7 +723,7 @@ class RankProcess:
             message += "".join(": " + detail for detail in (output_reason(output),) if detail)
         return {
             "rank": self.number, "gpu": gpu, "phase": state["phase"],
-            "wrong": state.get("wrong", ""), "said": message[:LONGEST],
+            "mismatch": state.get("mismatch", ""), "error": message[:LONGEST],
             "waits_for": state.get("waits_for", -1) if message else -1,
             "ms": round(state.get("ms", 0.0), 4), "gbps": round(state.get("gbps", 0.0), 4),
             "seconds": round(self.seconds or time.monotonic() - self.began, 3),
@@ -720,12 +731,12 @@ class RankProcess:
 
 
 class Forker:
-    """Reads orders, forks ranks, answers."""
+    """Reads orders, forks ranks and prints answers."""
 
     def __init__(self, torch: Any, out: int, mark: str) -> None:
         self.torch, self.out, self.mark = torch, out, mark
         self.input = b""
-        #: Killed, and not gone.
+        #: Killed processes that have not ended.
         self.zombies: list[int] = []
 
     def say(self, data: dict[str, Any]) -> None:
@@ -794,7 +805,7 @@ class Forker:
                     if message.get("end") == order["number"]:
                         reason, until = reason or "ended: others had passed in less time", 0.0
             elif ready:
-                # The end of a pipe comes a moment before that of its process.
+                # A pipe ends a moment before its process does.
                 time.sleep(0.001)
         for rank in running:
             rank.killed = reason or f"no end after {time.monotonic() - rank.began:.1f} s"
@@ -830,11 +841,11 @@ class Forker:
         self.zombies += [rank.pid for rank in ranks if rank.ended is None]
 
 
-# --- What is here, and the beginning.
+# --- The Python, its torch and its GPUs; the start.
 
 
 def library(torch: Any) -> str:
-    """``NCCL 2.28.3``; "": there is none."""
+    """The collective library of this torch, such as ``NCCL 2.28.3``."""
     version = importlib.import_module("torch.cuda.nccl").version()
     if isinstance(version, int):
         version = (version // 1000, version % 1000 // 100, version % 100)
@@ -842,9 +853,9 @@ def library(torch: Any) -> str:
     return name + " " + ".".join(str(part) for part in version[:3])
 
 
-def count(torch: Any, tell: int) -> None:
+def print_gpu_count(torch: Any, tell: int) -> None:
     """Count the GPUs, in a fork: counting may initialise CUDA."""
-    result: dict[str, Any] = {"gpus": 0, "why": "", "library": ""}
+    result: dict[str, Any] = {"gpus": 0, "reason": "", "library": ""}
     try:
         with contextlib.suppress(Exception):
             result["library"] = library(torch)
@@ -852,11 +863,11 @@ def count(torch: Any, tell: int) -> None:
         if not result["gpus"]:
             torch.cuda.init()
     except BaseException as problem:  # noqa: BLE001
-        result["why"] = short(problem)
+        result["reason"] = error_line(problem)
     os.write(tell, json.dumps(result).encode("ascii"))
 
 
-def counted(torch: Any) -> dict[str, Any]:
+def gpu_report(torch: Any) -> dict[str, Any]:
     """The number of GPUs that PyTorch sees, why it sees none, and its library for them."""
     read, write = os.pipe()
     parent = os.getpid()
@@ -864,8 +875,8 @@ def counted(torch: Any) -> dict[str, Any]:
     if pid == 0:
         try:
             os.close(read)
-            become(COUNT_S, parent, 2)
-            count(torch, write)
+            isolate(COUNT_S, parent, 2)
+            print_gpu_count(torch, write)
         finally:
             os._exit(0)
     os.close(write)
@@ -885,14 +896,20 @@ def counted(torch: Any) -> dict[str, Any]:
     try:
         result: dict[str, Any] = json.loads(text)
     except ValueError:
-        return {"gpus": 0, "library": "", "why": f"the driver did not answer in {COUNT_S:.0f} s"}
+        return {
+            "gpus": 0,
+            "library": "",
+            "reason": f"the driver did not answer in {COUNT_S:.0f} s",
+        }
     return result
 
 
-def handed_over(dist: Any, listeners: dict[int, int]) -> list[int]:
-    """The ports whose listeners a store can take over (PyTorch 2.0 and newer). A container's
-    program may close all descriptors but the first three. Unused listeners are closed, so that
-    they hold no port."""
+def listeners_for_store(dist: Any, listeners: dict[int, int]) -> list[int]:
+    """The ports whose listeners a store can take over (PyTorch 2.0 and newer).
+
+    A container's program may have closed all descriptors but the first three. Unused listeners
+    are closed, so that they hold no port.
+    """
     ports = []
     initializer = getattr(getattr(dist, "TCPStore", None), "__init__", None)
     takes = "master_listen_fd" in str(getattr(initializer, "__doc__", ""))
@@ -922,12 +939,12 @@ def main(
         signal.signal(number, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     os.environ.update(environment)
-    # Other output, such as a library's, goes to standard error.
+    # Any other output, such as a library's, goes to standard error.
     out = os.dup(1)
     os.set_inheritable(out, False)
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
-    # -c puts the current directory first; a job's first is that of its script.
+    # -c puts the current directory first; a job has its script's directory there.
     sys.path[:] = [path for path in sys.path if path]
     forker = Forker(None, out, mark)
     try:
@@ -935,7 +952,7 @@ def main(
         dist = importlib.import_module("torch.distributed")
         forker.torch = torch
     except BaseException as problem:  # noqa: BLE001
-        forker.say({"why": short(problem)})
+        forker.say({"reason": error_line(problem)})
         os._exit(1)
     forker.say({"imported": True})
     hello: dict[str, Any] = {
@@ -948,14 +965,14 @@ def main(
         "nccl": False, "gloo": False,
     }  # fmt: skip
     if hello["distributed"]:
-        hello["listeners"] = handed_over(dist, listeners)
+        hello["listeners"] = listeners_for_store(dist, listeners)
         hello["nccl"] = bool(dist.is_nccl_available())
         # Newer versions only.
         is_available = getattr(dist, "is_gloo_available", None)
         hello["gloo"] = bool(is_available()) if is_available else hasattr(dist, "ProcessGroupGloo")
-    hello.update(counted(torch))
+    hello.update(gpu_report(torch))
     if torch.cuda.is_initialized():
-        hello["why"] = "the import of torch initialises CUDA: no rank can be forked"
+        hello["reason"] = "the import of torch initialises CUDA: no rank can be forked"
         hello["gpus"] = 0
     gc.collect()
     gc.freeze()

@@ -107,7 +107,7 @@ _TOO_LARGE = "the stacks of its owner's processes are too large"
 
 
 @dataclass(frozen=True)
-class Config:
+class StacksConfig:
     """Which processes to probe, and how.
 
     nonce, tag, limit_s: as of every program that is sent to a node (`nodeready.node.payload`)
@@ -146,7 +146,7 @@ class Config:
     longer_s: float = 0.0
 
 
-def main(config: Config) -> None:
+def main(config: StacksConfig) -> None:
     """Print the trace of this node."""
     supervisor = ProcessSupervisor(config.tag, max(1.0, config.limit_s - _ANSWER_S))
     supervisor.end_on_signals()
@@ -256,7 +256,7 @@ def _owner_shares(
 
 
 def _snapshot(
-    supervisor: ProcessSupervisor, config: Config, trace: dict[str, Any]
+    supervisor: ProcessSupervisor, config: StacksConfig, trace: dict[str, Any]
 ) -> tuple[list[StackTarget], list[str], str]:
     """The ranks with their observations; the processes to show where no rank is found; and why
     the result is incomplete.
@@ -310,7 +310,7 @@ def _snapshot(
 
 def _with_spawned(
     supervisor: ProcessSupervisor,
-    config: Config,
+    config: StacksConfig,
     scanned: Sequence[processes.ScannedProcess],
     found_ranks: list[JobRank],
 ) -> list[JobRank]:
@@ -343,7 +343,7 @@ def _with_spawned(
 
 def _capture(
     supervisor: ProcessSupervisor,
-    config: Config,
+    config: StacksConfig,
     targets: Sequence[StackTarget],
     scanned: Sequence[processes.ScannedProcess],
 ) -> tuple[dict[str, Any], float]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from nodeready.node import users_file
 from nodeready.node.proofs.attach import environment
-from nodeready.node.runtime import Ended, ProcessSupervisor, roots_alone
+from nodeready.node.runtime import Ended, ProcessSupervisor, changeable_by_root_only
 from nodeready.node.secrets import redact
 from nodeready.node.stacks.processes import contents, stat
 
@@ -123,7 +123,7 @@ class Dump:
 def find(path: str) -> str:
     """The path of py-spy: this one, or the session's; "": none that is only root's."""
     for candidate in (path, shutil.which("py-spy") or ""):
-        if candidate and os.access(candidate, os.X_OK) and roots_alone(candidate):
+        if candidate and os.access(candidate, os.X_OK) and changeable_by_root_only(candidate):
             return candidate
     return ""
 

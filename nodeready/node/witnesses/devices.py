@@ -15,7 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nodeready.node.runtime import Ended, ForkedWorker, ProcessSupervisor, Send, roots_alone
+from nodeready.node.runtime import (
+    Ended,
+    ForkedWorker,
+    ProcessSupervisor,
+    Send,
+    changeable_by_root_only,
+)
 from nodeready.node.stacks import processes
 
 
@@ -115,7 +121,7 @@ _MOST_BYTES = 8 << 20
 def _tool_path(name: str) -> str:
     """The path of a tool; "": it is missing, or a user other than root could change it."""
     path = shutil.which(name, path=_PATH)
-    return path if path and roots_alone(path) else ""
+    return path if path and changeable_by_root_only(path) else ""
 
 
 @dataclass

@@ -50,11 +50,11 @@ _SYSFS_IB = "/sys/class/infiniband"
 
 
 @dataclass(frozen=True)
-class Config:
+class MotionConfig:
     """The ranks to probe.
 
     nonce, tag, limit_s: as of every program that is sent to a node (`nodeready.node.payload`)
-    job, match, user, owner: as of `nodeready.node.stacks.program.Config`
+    job, match, user, owner: as of `nodeready.node.stacks.program.StacksConfig`
     """
 
     nonce: str
@@ -125,7 +125,7 @@ class MotionEnd:
     error: str = ""
 
 
-def main(config: Config) -> None:
+def main(config: MotionConfig) -> None:
     """Print a line for each rank, one for the ports, and one for the end."""
     # A healthy job needs the CPU.
     os.nice(19)
@@ -143,7 +143,7 @@ def main(config: Config) -> None:
     print(wire.line(config.nonce, "found", MotionEnd(len(motions), error)), flush=True)
 
 
-def probe(config: Config, deadline: float) -> tuple[list[Motion], str]:
+def probe(config: MotionConfig, deadline: float) -> tuple[list[Motion], str]:
     """Every rank of the job, and the omissions, in one line."""
     job_processes, left_out = processes.scan(deadline)
     error = f"{left_out} processes were not looked at: no time left" if left_out else ""

@@ -15,7 +15,7 @@ from nodeready.inventory.nodeset import folded
 from nodeready.node import payload
 from nodeready.node.stacks import program
 from nodeready.node.stacks.processes import FAMILIES
-from nodeready.node.stacks.program import Config
+from nodeready.node.stacks.program import StacksConfig
 from nodeready.node.stacks.py_spy import (
     ENDED_INTERPRETER,
     NATIVE_LIMIT_S,
@@ -58,7 +58,7 @@ class Captured:
     complete:  False when it was interrupted
     """
 
-    config: Config
+    config: StacksConfig
     nodes: list[str]
     answers: dict[str, Answer] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
@@ -114,7 +114,7 @@ def trace_of(name: str, answer: Answer, nonce: str) -> Trace:
     return read({**data, "node": name} if isinstance(data, dict) else data, name)
 
 
-def capture(ask: Asks, nodes: Iterable[str], config: Config) -> Captured:
+def capture(ask: Asks, nodes: Iterable[str], config: StacksConfig) -> Captured:
     """Run the program on all nodes at once. An interrupt makes the result incomplete."""
     captured = Captured(config, list(nodes))
     return add_answers(
@@ -122,7 +122,7 @@ def capture(ask: Asks, nodes: Iterable[str], config: Config) -> Captured:
     )
 
 
-def request_for(name: str, config: Config) -> Request:
+def request_for(name: str, config: StacksConfig) -> Request:
     """The request that runs the program on a node."""
     return request(name, _MAIN, config, margin_s=MARGIN_S)
 
@@ -305,7 +305,7 @@ def program_config(
     ras: bool = False,
     part: str = "",
     longer_s: float = LONGER_S,
-) -> Config:
+) -> StacksConfig:
     """The configuration of the program on the nodes, with a new nonce and tag.
 
     timeout_s: seconds for one node. Raises SearchError.
@@ -320,7 +320,7 @@ def program_config(
             f"--timeout {timeout_s}: {counted(samples, 'sample')} every {interval_s:g} s "
             f"need {needed:.0f} s at least"
         )
-    return Config(
+    return StacksConfig(
         nonce=f"nodeready-{secrets.token_hex(8)}",
         tag=f"nodeready:{secrets.token_hex(6)}",
         limit_s=timeout_s,
@@ -339,7 +339,7 @@ def program_config(
     )
 
 
-def _looked_for(config: Config) -> str:
+def _looked_for(config: StacksConfig) -> str:
     """The conditions on a process, in words."""
     if config.pids:
         return f"there is no process {', '.join(map(str, config.pids))}"

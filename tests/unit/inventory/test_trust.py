@@ -46,7 +46,7 @@ def shows(monkeypatch, path, **values):
     monkeypatch.setattr(os, "lstat", lstat)
 
 
-def test_a_file_of_roots_alone_is_taken(file):
+def test_a_file_of_changeable_by_root_only_is_taken(file):
     for path in (file, "a/x.py", "./a/../a/x.py", "no/such/file"):
         assert trust.distrust(path) == ""
     for name, target in (("b", "c"), ("c", "b")):

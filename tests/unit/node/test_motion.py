@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.node.witnesses import motion
-from nodeready.node.witnesses.motion import Config, Motion
+from nodeready.node.witnesses.motion import Motion, MotionConfig
 from tests.command import wait_for
 
 JOB = f"node-of-motion:{os.getpid()}"
@@ -63,7 +63,7 @@ def starts(tmp_path: Path) -> Iterator[Callable[..., int]]:
 
 
 def look(job: str = JOB) -> list[Motion]:
-    found, error = motion.probe(Config("", "nodeready:test", 20, job), time.monotonic() + 20)
+    found, error = motion.probe(MotionConfig("", "nodeready:test", 20, job), time.monotonic() + 20)
     assert error == ""
     return sorted(found, key=lambda rank: rank.rank or 0)
 
@@ -71,7 +71,7 @@ def look(job: str = JOB) -> list[Motion]:
 def test_the_program_of_a_node_prints_its_ranks_its_ports_and_its_end(starts):
     pid = starts(WAITS)
     code = "import os; os.nice = int; from nodeready.node.witnesses import motion"
-    code += f"; motion.main(motion.Config('nonce', 'nodeready:test', 20, {JOB!r}))"
+    code += f"; motion.main(motion.MotionConfig('nonce', 'nodeready:test', 20, {JOB!r}))"
     text = subprocess.check_output([sys.executable, "-c", code], text=True)
     rows = [row.split(" ", 2) for row in text.splitlines()]
     assert [row[:2] for row in rows] == [["nonce", kind] for kind in ("motion", "ports", "found")]

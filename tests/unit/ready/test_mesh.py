@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.node.proofs.mesh import Listening, MeshRound, Try, own_addresses
+from nodeready.node.proofs.mesh import Listening, MeshRound, Try, parse_addresses
 from nodeready.policy import Policy
 from nodeready.ready.mesh import (
     Rounds,
@@ -93,9 +93,9 @@ fe80000000000000a8f00dfffe000001 02 40 20 80     eth0
 
 
 def test_a_nodes_own_addresses():
-    assert own_addresses(FIB_TRIE, IF_INET6) == ("10.0.0.3", "fd00::2")
-    assert own_addresses("", "") == ()
-    assert own_addresses("|-- 10.0.0\n/32 host LOCAL\n/32 host LOCAL", "fd00 02\n\n") == ()
+    assert parse_addresses(FIB_TRIE, IF_INET6) == ("10.0.0.3", "fd00::2")
+    assert parse_addresses("", "") == ()
+    assert parse_addresses("|-- 10.0.0\n/32 host LOCAL\n/32 host LOCAL", "fd00 02\n\n") == ()
 
 
 NUMBER = {"a": 1, "b": 2, "c": 3}
@@ -149,7 +149,7 @@ def test_all_is_well():
 
 def test_a_crowd_at_the_listeners_is_no_fault_of_the_peers():
     quiet = "a", "b", silent("b", "silent")
-    crowded = replace(well("a"), came=5000), replace(well("c"), came=90_000)
+    crowded = replace(well("a"), accepted_count=5000), replace(well("c"), accepted_count=90_000)
     meshes = everywhere(three(), quiet, ("b", "a", crowded[0]), ("b", "c", crowded[1]))
     assert not blocked(meshes)
     assert {name: item.crowd for name, item in meshes.items()} == {"a": 0, "b": 90_000, "c": 0}
@@ -159,7 +159,7 @@ def test_a_crowd_at_the_listeners_is_no_fault_of_the_peers():
     # As many as the rounds bring anyway, and a peer that came through, are none.
     meshes = everywhere(three(), ("b", "c", crowded[1]))
     assert not any(item.crowd for item in meshes.values())
-    fine = replace(well("c"), came=900)
+    fine = replace(well("c"), accepted_count=900)
     meshes = everywhere(three(), quiet, ("c", "b", silent("b", "silent")), ("b", "c", fine))
     assert [item.kind for item in meshes["b"].blocked] == ["target"]
 
@@ -167,7 +167,7 @@ def test_a_crowd_at_the_listeners_is_no_fault_of_the_peers():
 @pytest.mark.parametrize(("above", "count"), [(0, 0), (1, 1013)])
 def test_four_times_what_one_round_brings_and_a_thousand_more_is_no_crowd(above, count):
     """Three ports, one round: ours are 3."""
-    came = replace(well("c"), came=1000 + 4 * 3 + above)
+    came = replace(well("c"), accepted_count=1000 + 4 * 3 + above)
     meshes = everywhere(three(), ("a", "b", silent("b", "silent")), ("b", "c", came))
     assert meshes["b"].crowd == count
 

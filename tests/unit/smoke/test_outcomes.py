@@ -10,11 +10,11 @@ import pytest
 
 from nodeready.node.proofs.mesh import Try
 from nodeready.node.smoke.orders import (
+    CollectiveAnswer,
     CollectiveOrder,
     Engine,
     Hello,
-    Paired,
-    Ran,
+    PairAnswer,
     RankResult,
     SmokePeer,
 )
@@ -72,10 +72,15 @@ def answers(**changed: Any) -> dict[str, Any]:
         rank(number, **{**changed.get("every", {}), **{**more, **changed}.get(f"r{number}", {})})
         for number in range(8)
     ]
-    found = {name: Ran(7, "", (ranks[2 * n], ranks[2 * n + 1])) for n, name in enumerate(NAMES)}
+    found = {
+        name: CollectiveAnswer(7, "", (ranks[2 * n], ranks[2 * n + 1]))
+        for n, name in enumerate(NAMES)
+    }
     for name in NAMES:
         answer = changed.get(name, found[name])
-        found[name] = Ran(7, answer["error"], ()) if isinstance(answer, dict) else answer
+        found[name] = (
+            CollectiveAnswer(7, answer["error"], ()) if isinstance(answer, dict) else answer
+        )
     return found
 
 
@@ -93,17 +98,21 @@ def test_what_fails_is_told_apart_from_what_waits(case):
 @pytest.mark.parametrize("case", rows("words"))
 def test_words_of_a_library_tell_of_the_rank_itself_of_its_path_or_of_nothing(case):
     words = case["name"]
-    outcome = collective_outcome(TEST, answers(every=STUCK, r4={**STUCK, "said": words}), orders())
+    outcome = collective_outcome(
+        TEST, answers(every=STUCK, r4={**STUCK, "error": words}), orders()
+    )
     cause = {"itself": f"gpu03 local rank 0: {words}", "path": words}
     assert outcome.cause == cause.get(case["tells_of"], "hangs in all_reduce")
     assert outcome.culprits == (("gpu03",) if case["tells_of"] == "itself" else ())
 
 
 def test_a_rank_with_a_gpu_is_called_by_it_in_every_test():
-    outcome = collective_outcome(TEST, answers(r5={"wrong": "wrong product"}), orders(gpus=(3, 5)))
+    outcome = collective_outcome(
+        TEST, answers(r5={"mismatch": "wrong product"}), orders(gpus=(3, 5))
+    )
     assert outcome.cause == "gpu03 GPU 5: wrong product"
     order = replace(orders(gpus=(3, 5))["gpu03"], first=0, world=2)
-    answer = Ran(7, "", (rank(0), rank(1, wrong="wrong product")))
+    answer = CollectiveAnswer(7, "", (rank(0), rank(1, mismatch="wrong product")))
     outcome = collective_outcome(Test(7, ALONE, ("gpu03",)), {"gpu03": answer}, {"gpu03": order})
     assert (outcome.cause, outcome.culprits) == ("gpu03 GPU 5: wrong product", ("gpu03",))
 
@@ -113,13 +122,13 @@ def test_an_answer_that_cannot_be_costs_the_node_that_gave_it(case):
     ranks = [
         rank(row["rank"], **row) if isinstance(row, dict) else rank(row) for row in case["ranks"]
     ]
-    answer = Ran(case.get("number", 7), "", tuple(ranks))
+    answer = CollectiveAnswer(case.get("number", 7), "", tuple(ranks))
     outcome = collective_outcome(TEST, answers(gpu03=answer), orders())
     assert outcome == SmokeOutcome(False, f"gpu03 {case['cause']}", culprits=("gpu03",))
 
 
 def test_a_node_without_an_answer_is_lost():
-    every = {**STUCK, "waits_for": 4, "said": "timed out"}
+    every = {**STUCK, "waits_for": 4, "error": "timed out"}
     outcome = collective_outcome(
         TEST, answers(every=every, gpu03="the connection ended"), orders()
     )
@@ -130,7 +139,7 @@ def test_a_node_without_an_answer_is_lost():
 
 def test_the_cause_is_a_short_line_whatever_a_node_says():
     cause = collective_outcome(
-        TEST, answers(r1={"phase": "start", "said": "a\n\x1b[2J" + "b" * 9000}), orders()
+        TEST, answers(r1={"phase": "start", "error": "a\n\x1b[2J" + "b" * 9000}), orders()
     ).cause
     assert not {"\n", "\x1b"} & {*cause}
     assert len(cause) < 260
@@ -139,7 +148,9 @@ def test_the_cause_is_a_short_line_whatever_a_node_says():
 def test_a_chain_of_a_thousand_waiting_ranks_ends_at_its_first():
     names = tuple(f"n{number}" for number in range(1024))
     chain = {
-        name: Ran(1, "", (rank(number, "barrier", waits_for=number - 1, ms=0.0, gbps=0.0),))
+        name: CollectiveAnswer(
+            1, "", (rank(number, "barrier", waits_for=number - 1, ms=0.0, gbps=0.0),)
+        )
         for number, name in enumerate(names)
     }
     order = orders()["gpu01"]
@@ -163,7 +174,7 @@ def tries(*outcomes: tuple[int, str]) -> tuple[Try, ...]:
 
 ALL_PORTS = tuple(range(29500, 29506))
 OPEN = tries((29500, "ok"), (29501, "ok"))
-PASSED = Paired(9, "gpu02", ("10.0.0.2",), "", "10.0.0.2", OPEN, "ok", 0.2, 9.5, 0, 3)
+PASSED = PairAnswer(9, "gpu02", ("10.0.0.2",), "", "10.0.0.2", OPEN, "ok", 0.2, 9.5, 0, 3)
 
 
 @pytest.mark.parametrize("case", rows("pair"))
@@ -199,7 +210,7 @@ ENGINES = {
     "gloo": GLOO,
     "ring": Engine("ring", "tcp", "", "", "", "the path works", ""),
     "nccl-tests": Engine("nccl-tests", "nccl", "2.17", "NCCL 2.28.3", "/opt/perf", "", ""),
-    "no-torch": replace(GLOO, version="", why="No module named 'torch'"),
+    "no-torch": replace(GLOO, version="", reason="No module named 'torch'"),
 }
 
 

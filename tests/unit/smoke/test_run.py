@@ -18,13 +18,13 @@ from gevent.queue import Empty, Queue
 
 from nodeready.node.smoke import orders
 from nodeready.node.smoke.orders import (
+    CollectiveAnswer,
     CollectiveOrder,
     EndOrder,
     Engine,
     Hello,
-    Paired,
+    PairAnswer,
     PairOrder,
-    Ran,
     RankResult,
     Try,
 )
@@ -130,19 +130,22 @@ class Cluster:
         )
         lie = self.lies.get(name)
         if lie == "nonsense":
-            node.lines.put(f"{node.nonce} ran {{}}")
+            node.lines.put(f"{node.nonce} collective {{}}")
         else:
             number = order.number + (lie == "another test")
             taken = f"port {order.head.port} is taken by mallory" if "in use" in error else ""
-            node.say("hello" if lie == "another row" else "ran", Ran(number, "", ranks, taken))
+            node.say(
+                "hello" if lie == "another row" else "collective",
+                CollectiveAnswer(number, "", ranks, taken),
+            )
 
     def pair(self, name: str, order: PairOrder) -> None:
         target, address = order.target.name, order.target.addresses[0]
         dropped = (name, target) in self.paths
         tries = tuple(Try(port, "timeout" if dropped else "ok", 0.1, "") for port in order.ports)
         data = ("", 0.1, 0.0) if dropped else ("ok", 0.1, 1.0)
-        paired = Paired(order.number, target, (address,), "", address, tries, *data, 0, 1)
-        self.nodes[name].say("paired", paired)
+        paired = PairAnswer(order.number, target, (address,), "", address, tries, *data, 0, 1)
+        self.nodes[name].say("pair", paired)
 
 
 class SimulatedNode(NodeChannel):
@@ -190,7 +193,7 @@ class Nodes(Fake):
         number = self.cluster.names.index(name) + 1
         hello = Hello(
             host=name, user="ada", token=f"token-{name}", ports=PORTS, busy=(),
-            addresses=(f"10.0.0.{number}",), gpus=0, engines=self.cluster.engines, why="",
+            addresses=(f"10.0.0.{number}",), gpus=0, engines=self.cluster.engines, reason="",
         )  # fmt: skip
         if name not in self.cluster.silent:
             node.say("hello", replace(hello, **self.cluster.hellos.get(name, {})))
@@ -476,7 +479,7 @@ def test_nodes_that_cannot_take_part_are_named_with_a_line_each(clock, looks):
     cluster = Cluster(
         names,
         hellos={
-            "n04": {"why": "no session: exit status 1"},
+            "n04": {"reason": "no session: exit status 1"},
             "n05": {"engines": (replace(GLOO, version="2.9.1"), RING)},
             "n06": {"ports": (22,)},
         },
@@ -498,7 +501,7 @@ def test_nodes_that_cannot_take_part_are_named_with_a_line_each(clock, looks):
 
 
 def test_no_node_can_take_part(clock):
-    cluster = Cluster(named(2), hellos={name: {"why": "no Python"} for name in named(2)})
+    cluster = Cluster(named(2), hellos={name: {"reason": "no Python"} for name in named(2)})
     done = Run(clock, cluster)
     assert done.found.stopped == "no node could take part"
     assert done.of("untested") == dict.fromkeys(cluster.names, "no Python")
@@ -540,7 +543,7 @@ def test_only_the_wanted_engine_is_looked_for(clock):
     assert done.found.engine == "ring over tcp"
     assert {(order.engine, order.ranks) for order in cluster.of(CollectiveOrder)} == {("ring", 1)}
     assert {node.ranks for node in done.found.nodes} == {1}
-    lacking = Run(clock, Cluster(named(3), engines=(replace(GLOO, why="no torch"), RING)))
+    lacking = Run(clock, Cluster(named(3), engines=(replace(GLOO, reason="no torch"), RING)))
     assert lacking.lines[0] == "ring over tcp, for there is no PyTorch over gloo: no torch"
 
 

@@ -223,7 +223,7 @@ def test_nothing_but_our_own_files_is_taken_from_an_answer():
     assert observed.exposed == (probe.COMPILED,)
 
 
-def test_what_root_runs_is_roots_alone():
+def test_what_root_runs_is_changeable_by_root_only():
     exposed = {"0 755": False, "0 2755": False, "0 644": False, "0 400": False, "0 0": True}
     exposed |= {"0 775": True, "0 757": True, "1000 755": True, "": True}
     printed = {rights: f"file=1900 {rights} {probe.DIRECTORY}" for rights in exposed}

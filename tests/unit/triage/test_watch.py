@@ -194,7 +194,7 @@ def test_a_node_without_an_answer_is_not_the_end_of_the_job():
     assert (watch.judgement.kind, watch.words) == ("gone", "the job has ended")
 
 
-CONFIG = motion.Config("", "nodeready:test", 20, "4711")
+CONFIG = motion.MotionConfig("", "nodeready:test", 20, "4711")
 
 
 def answering(*rows: object, text: str = ""):

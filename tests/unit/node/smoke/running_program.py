@@ -30,27 +30,27 @@ from nodeready import shell
 from nodeready.node import payload
 from nodeready.node.smoke import orders
 from nodeready.node.smoke.orders import (
+    CollectiveAnswer,
     CollectiveOrder,
-    Config,
     EndOrder,
     Hello,
-    Paired,
+    PairAnswer,
     PairOrder,
-    Ran,
+    SmokeConfig,
     SmokePeer,
 )
 from nodeready.subjects import wire
 
 MAIN = "nodeready.node.smoke.program"
-KINDS = {"hello": Hello, "ran": Ran, "paired": Paired}
+KINDS = {"hello": Hello, "collective": CollectiveAnswer, "pair": PairAnswer}
 
 #: A ring whose nodes wait as long as ``small`` says in ms, and a pair that is told the same way.
 RING = """
 import socket, threading, time
-from nodeready.node.smoke.orders import Busy, Paired, RankResult
+from nodeready.node.smoke.orders import Busy, PairAnswer, RankResult
 class SmokeListeners:
     def __init__(self, ports):
-        self.token, self.came, self.open, self.busy = "token", 0, {}, ()
+        self.token, self.accepted_count, self.open, self.busy = "token", 0, {}, ()
         for port in ports:
             why = self._take(port)
             if why:
@@ -87,7 +87,7 @@ def run_ring(order, listeners, stop):
 def run_pair(order, own, listeners, stop):
     time.sleep(300 if order.small == 666 else 0)
     why = "its address is this node's own" if set(order.target.addresses) & set(own) else ""
-    return Paired(order.number, order.target.name, (), why, "", (), "", 0.0, 0.0, -1, 0)
+    return PairAnswer(order.number, order.target.name, (), why, "", (), "", 0.0, 0.0, -1, 0)
 """
 
 #: An engine whose ranks are real processes.
@@ -179,7 +179,7 @@ def _full_cores() -> None:
 class RunningProgram:
     """What it prints comes in time, or the test fails."""
 
-    def __init__(self, config: Config, login: str, changed: Mapping[str, str]) -> None:
+    def __init__(self, config: SmokeConfig, login: str, changed: Mapping[str, str]) -> None:
         self.config = config
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(payload, "_modules", lambda main: _packed(*changed.items()))
@@ -208,7 +208,7 @@ class RunningProgram:
     def order(self, order: CollectiveOrder | PairOrder | EndOrder) -> None:
         self.write(f"{orders.line(order)}\n")
 
-    def answer(self, limit_s: float = 30) -> Hello | Ran | Paired | None:
+    def answer(self, limit_s: float = 30) -> Hello | CollectiveAnswer | PairAnswer | None:
         """The next answer; None: the program has ended."""
         row = self.rows.get(timeout=limit_s)
         self.printed.append(row)
@@ -272,7 +272,7 @@ def programs(port: int) -> Iterator[Callable[..., RunningProgram]]:
         login: str = "", changed: Mapping[str, str] | None = None, **config: object
     ) -> RunningProgram:
         word = secrets.token_hex(8)
-        given = Config(f"nodeready-{word}", f"nodeready:{word}", ports=(port,), limit_s=60)
+        given = SmokeConfig(f"nodeready-{word}", f"nodeready:{word}", ports=(port,), limit_s=60)
         started.append(RunningProgram(replace(given, **config), login, changed or {}))
         return started[-1]
 

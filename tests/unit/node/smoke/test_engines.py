@@ -26,8 +26,8 @@ from nodeready.node.smoke.orders import (
     RING,
     TORCH,
     CollectiveOrder,
-    Config,
     Engine,
+    SmokeConfig,
     SmokePeer,
 )
 from tests.cases import cases
@@ -48,7 +48,7 @@ def executable(path: Path, text: str) -> str:
 
 def torch_engines(supervisor: ProcessSupervisor, **config: object) -> tuple[Engine, Engine]:
     """Over NCCL, and over gloo."""
-    given = Config("nonce", "tag", engines=(TORCH,), **config)  # type: ignore[arg-type]
+    given = SmokeConfig("nonce", "tag", engines=(TORCH,), **config)  # type: ignore[arg-type]
     found = engines.Engines(supervisor, given)
     found.close()
     nccl, gloo, ring = found.engines
@@ -82,9 +82,9 @@ def test_a_command_that_cannot_run(supervisor, tmp_path):
          "python3: No module named 'torch'"),
     ):  # fmt: skip
         nccl, gloo = torch_engines(supervisor, **config)
-        assert nccl.why == gloo.why == why
+        assert nccl.reason == gloo.reason == why
         words = (*config.get("prefix", ()), config.get("python", "python3"))
-        assert nccl.where == gloo.where == " ".join(words)
+        assert nccl.path == gloo.path == " ".join(words)
 
 
 @pytest.mark.parametrize("case", cases(__file__, "engines.json", "import"))
@@ -92,7 +92,7 @@ def test_a_torch_that_cannot_be_imported(supervisor, package, case):
     words = package(case["name"])
     nccl, _ = torch_engines(supervisor, python=sys.executable, environment=words)
     begins = (os.path.basename(sys.executable), sys.executable)
-    assert nccl.why in [f"{name}: {case['why']}" for name in begins]
+    assert nccl.reason in [f"{name}: {case['why']}" for name in begins]
 
 
 TORCH_OF_TEXT = """
@@ -139,7 +139,7 @@ def test_what_hangs_is_waited_for_no_longer_than_its_share(
     text = TORCH_OF_TEXT.format(**{**BUILT, **hang})
     words = package(text if row else "import time; time.sleep(60)")
     nccl, _ = torch_engines(supervisor, python=sys.executable, environment=words)
-    assert nccl.why == f"{sys.executable}: {why}"
+    assert nccl.reason == f"{sys.executable}: {why}"
 
 
 @pytest.mark.parametrize("case", cases(__file__, "engines.json", "built"))
@@ -149,9 +149,9 @@ def test_a_torch_that_has_not_everything(supervisor, package, tmp_path, case):
     text = '#!/bin/sh\necho "INFO: mounting"\necho {}\nexec "$@"\n'
     prefix = (executable(tmp_path / "container", text), "env")
     found = torch_engines(supervisor, python=sys.executable, prefix=prefix, environment=words)
-    assert [engine.why for engine in found] == case["whys"]
+    assert [engine.reason for engine in found] == case["whys"]
     where = f"{prefix[0]} env {sys.executable}"
-    assert {(engine.version, engine.where) for engine in found} == {("2.9.0+cpu", where)}
+    assert {(engine.version, engine.path) for engine in found} == {("2.9.0+cpu", where)}
 
 
 @pytest.mark.nightly
@@ -161,7 +161,7 @@ def test_other_pythons(supervisor, pythons):
     for version, path in pythons.items():
         if version < (3, 8):
             name = f"{os.path.basename(path)}: Python {version[0]}.{version[1]}"
-            assert torch_engines(supervisor, python=path)[0].why == f"{name}: older than 3.8"
+            assert torch_engines(supervisor, python=path)[0].reason == f"{name}: older than 3.8"
             continue
         ask = "import sys; exec(sys.stdin.read()); print(last_line('a\\nb'))"
         done = subprocess.run(
@@ -187,11 +187,11 @@ def test_a_name_that_leads_elsewhere(resolved, error, why):
 ])  # fmt: skip
 def test_only_gpus_of_the_session_are_visible_by_its_names(wanted, given, visible):
     if visible:
-        assert torch_ranks.visible(wanted, given) == visible
+        assert torch_ranks.visible_devices(wanted, given) == visible
     else:
         why = f"GPU {wanted[0]} is not this session's: CUDA_VISIBLE_DEVICES={given}"
         with pytest.raises(RuntimeError, match=why):
-            torch_ranks.visible(wanted, given)
+            torch_ranks.visible_devices(wanted, given)
 
 
 WAITING = """
@@ -204,7 +204,7 @@ for _ in range(4):
     one.setblocking(False)
     one.connect_ex(name)
     kept.append(one)
-print(waiting())
+print(unanswered_connections())
 """
 
 
@@ -226,7 +226,7 @@ def test_addresses_of_the_kernels_table(row, address):
     number = bytes.fromhex(row)
     if sys.byteorder == "big":
         number = b"".join(number[at : at + 4][::-1] for at in range(0, len(number), 4))
-    assert torch_ranks.address(number) == address
+    assert torch_ranks.table_address(number) == address
 
 
 @pytest.mark.parametrize("case", cases(__file__, "engines.json", "error"))
@@ -276,7 +276,7 @@ def vendor(supervisor, tmp_path, monkeypatch) -> Callable[[str], engines.Engines
         program = f'#!/bin/sh\n[ "$1" = -h ] && exit 0\ncd {tmp_path}\n{text}'
         executable(tmp_path / "all_reduce_perf", program)
         executable(tmp_path / "nvidia-smi", "#!/bin/sh\necho 'GPU 0: H200'\necho 'GPU 1: H200'")
-        return engines.Engines(supervisor, Config("nonce", "tag", engines=(NCCL_TESTS,)))
+        return engines.Engines(supervisor, SmokeConfig("nonce", "tag", engines=(NCCL_TESTS,)))
 
     return make
 
@@ -293,7 +293,7 @@ def order(**changed: object) -> CollectiveOrder:
 def test_nccl_tests_runs_over_the_gpus_of_the_order(vendor, tmp_path, supervisor):
     found = vendor('echo "$CUDA_VISIBLE_DEVICES $*" >asked\ncat good')
     perf, ring = found.engines
-    assert (perf.name, perf.why, perf.where) == (NCCL_TESTS, "", f"{tmp_path}/all_reduce_perf")
+    assert (perf.name, perf.reason, perf.path) == (NCCL_TESTS, "", f"{tmp_path}/all_reduce_perf")
     assert (found.gpus, ring.name) == (2, RING)
     ranks = found.run(order(), threading.Event())
     assert [(rank.gpu, rank.ok, rank.ms, rank.gbps) for rank in ranks] == [
@@ -301,10 +301,10 @@ def test_nccl_tests_runs_over_the_gpus_of_the_order(vendor, tmp_path, supervisor
     ]  # fmt: skip
     words = "1,0 -b 4096 -e 268435456 -f 65536 -g 2 -n 5 -w 2 -c 1\n"
     assert (tmp_path / "asked").read_text() == words
-    nowhere = Config("nonce", "tag", engines=(NCCL_TESTS,), environment=(f"PATH={OUTPUTS}",))
+    nowhere = SmokeConfig("nonce", "tag", engines=(NCCL_TESTS,), environment=(f"PATH={OUTPUTS}",))
     found = engines.Engines(supervisor, nowhere)
     rank, _ = found.run(order(), threading.Event())
-    assert found.engines[0].why == rank.said == "all_reduce_perf: not found"
+    assert found.engines[0].reason == rank.error == "all_reduce_perf: not found"
     assert rank.phase == "start"
     rank, _ = found.run(order(engine=TORCH), threading.Event())
     assert rank.phase == "start"
@@ -324,7 +324,7 @@ def test_nccl_tests_that_fails_hangs_or_sums_wrongly(vendor, text, changed, phas
     own = str(1_000_000 + os.getpid())
     for rank in vendor(text.replace("NUMBER", own)).run(order(**changed), threading.Event()):
         assert (rank.phase, rank.ok) == (phase, False)
-        assert (rank.wrong or rank.said).startswith(error)
+        assert (rank.mismatch or rank.error).startswith(error)
         assert (rank.gbps > 0) == (phase == "done")
     # A process that was killed may be seen for a moment.
     assert within(5, lambda: f"sleep\0{own}\0".encode() not in command_lines())

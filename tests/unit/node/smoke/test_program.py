@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from nodeready.node.smoke import orders, program
-from nodeready.node.smoke.orders import EndOrder, Hello, Paired
+from nodeready.node.smoke.orders import EndOrder, Hello, PairAnswer
 from tests.command import wait_for
 from tests.unit.node.smoke.running_program import HERE, pair, port, ring, start, stubborn, torch
 
@@ -42,7 +42,7 @@ def test_from_hello_to_the_end(start, port):
     for number in (7, 5):
         node.order(EndOrder(number))
     answer = node.answer()
-    assert (answer.number, answer.ranks[0].said) == (5, "ended")
+    assert (answer.number, answer.ranks[0].error) == (5, "ended")
     node.order(EndOrder(6))
     assert (node.answer().number, node.printed[-1].count("ended")) == (6, 1)
     # A line that is cut off is no order.
@@ -84,10 +84,10 @@ def test_a_thread_that_hangs_is_answered_for(start):
         node.order(order)
         answer = node.answer()
         error = "did not end in 0.2 s"
-        if isinstance(answer, Paired):
+        if isinstance(answer, PairAnswer):
             assert answer.error == error
         else:
-            ranks = [(rank.rank, rank.phase, rank.said) for rank in answer.ranks]
+            ranks = [(rank.rank, rank.phase, rank.error) for rank in answer.ranks]
             numbers = range(order.first, order.first + order.ranks)
             assert ranks == [(number, "start", error) for number in numbers]
             assert not answer.error
@@ -117,7 +117,7 @@ def test_no_port_is_free(start):
         node = start(ports=(port,))
         hello = node.answer()
         assert (hello.ports, [busy.port for busy in hello.busy]) == ((), [port])
-        assert hello.why == f"no port of {port} is free ({port}: Address already in use)"
+        assert hello.reason == f"no port of {port} is free ({port}: Address already in use)"
         assert node.answer() is None
         assert node.wait() == (0, "")
     assert node.is_gone()
@@ -133,7 +133,7 @@ def test_no_port_is_free(start):
 ])  # fmt: skip
 def test_a_node_that_cannot_take_part(start, config, why):
     node = start(**config)
-    assert node.answer().why.startswith(why)
+    assert node.answer().reason.startswith(why)
     assert node.answer() is None
     assert node.is_gone()
 

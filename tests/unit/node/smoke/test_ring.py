@@ -26,7 +26,13 @@ from nodeready.node.smoke import connections, orders, ring
 from nodeready.node.smoke import listeners as smoke_listeners
 from nodeready.node.smoke import pair as smoke_pair
 from nodeready.node.smoke.listeners import SmokeListeners
-from nodeready.node.smoke.orders import CollectiveOrder, Paired, PairOrder, RankResult, SmokePeer
+from nodeready.node.smoke.orders import (
+    CollectiveOrder,
+    PairAnswer,
+    PairOrder,
+    RankResult,
+    SmokePeer,
+)
 from nodeready.node.smoke.pair import run_pair
 from nodeready.node.smoke.ring import run_ring
 from nodeready.subjects import wire
@@ -133,7 +139,7 @@ def test_a_ring_passes_one_test_after_the_other(listen, count):
         for rank in ranks:
             assert rank.ok, (small, large, rank)
             assert (rank.ms > 0 < rank.gbps) or not large
-            assert (rank.waits_for, rank.wrong, rank.said) == (-1, "", "")
+            assert (rank.waits_for, rank.mismatch, rank.error) == (-1, "", "")
             # As the control machine will read it.
             assert (
                 wire.decode(RankResult, json.loads(json.dumps(dataclasses.asdict(rank)))) == rank
@@ -178,7 +184,7 @@ def test_it_ends_when_it_is_told_to_and_until_then_does_nothing(listen):
     first, second = party.end()
     # The third has no order. The first has not been told for whom the second waits.
     assert (first.phase, first.waits_for) == ("init", 2)
-    assert first.said.startswith("ended from outside in init after ")
+    assert first.error.startswith("ended from outside in init after ")
     assert (second.phase, second.waits_for) == ("barrier", 2)
 
 
@@ -187,9 +193,9 @@ def test_it_ends_in_its_time_and_the_others_with_it(listen):
     party.begin(0, limit_s=1)
     party.begin(1, limit_s=60)
     first, second = party.end()
-    assert re.fullmatch(r"rank 2 did not connect in \d\.\d s", first.said)
+    assert re.fullmatch(r"rank 2 did not connect in \d\.\d s", first.error)
     assert (first.waits_for, first.phase) == (2, "init")
-    assert second.said == "rank 0 (127.0.0.1) closed the connection in barrier"
+    assert second.error == "rank 0 (127.0.0.1) closed the connection in barrier"
     # So it was told by the first.
     assert second.waits_for == 2
     assert second.seconds < 20
@@ -205,7 +211,7 @@ def test_a_name_that_does_not_lead_to_the_next_node(listen, monkeypatch, name, r
     look = Mock(wraps=socket.getaddrinfo, side_effect=resolve)
     monkeypatch.setattr(socket, "getaddrinfo", look)
     rank = Party(listen, 2).alone(name=name, addresses=("10.9.8.7",))
-    assert re.fullmatch(error, rank.said)
+    assert re.fullmatch(error, rank.error)
     assert (rank.phase, rank.waits_for) == ("init", 1)
 
 
@@ -238,18 +244,18 @@ def stranger(answer: bytes | None) -> Iterator[int]:
 def test_another_program_on_the_port(listen, answer, cause):
     with stranger(answer) as port:
         rank = Party(listen, 2).alone(port=port, name="127.0.0.1")
-    assert rank.said == f"no connection to 127.0.0.1 port {port}: {cause}"
+    assert rank.error == f"no connection to 127.0.0.1 port {port}: {cause}"
     assert (rank.phase, rank.waits_for) == ("init", 1)
 
 
 def test_a_port_on_which_no_program_listens_and_the_token_of_another_run(listen):
     party = Party(listen, 2)
-    assert party.alone(token="0" * 16).said.endswith("another program answers")
+    assert party.alone(token="0" * 16).error.endswith("another program answers")
     port = party.peers[1].port
     party.listeners[1].release(port)
     rank = party.alone(name="localhost", addresses=("127.0.0.1", "::1"))
     error = rf"no connection to localhost \((127\.0\.0\.1|::1)\) port {port}: refused"
-    assert re.fullmatch(error, rank.said)
+    assert re.fullmatch(error, rank.error)
     assert rank.seconds < 3
 
 
@@ -265,8 +271,8 @@ def test_what_comes_damaged_in_the_large_part(listen, monkeypatch):
     first, second, third = party.run(large=8 * MIB)
     assert first.ok
     # The rank after it; itself it takes what is right for wrong.
-    assert [rank.wrong[:14] for rank in (second, third)] == ["large: message"] * 2
-    assert third.wrong.endswith("came damaged")
+    assert [rank.mismatch[:14] for rank in (second, third)] == ["large: message"] * 2
+    assert third.mismatch.endswith("came damaged")
 
 
 class Mute(ring.RingRank):
@@ -295,11 +301,11 @@ def with_rank(monkeypatch) -> Callable[[int, type[ring.RingRank]], None]:
 def test_a_rank_that_gives_up_ends_all_at_once(listen, with_rank):
     with_rank(3, Mute)
     ranks = Party(listen, 5).run()
-    assert ranks[3].said == "its own reason"
+    assert ranks[3].error == "its own reason"
     for rank in ranks:
         assert rank.seconds < 3
         if rank.rank != 3:
-            assert rank.said.endswith(f"closed the connection in {rank.phase}")
+            assert rank.error.endswith(f"closed the connection in {rank.phase}")
             # From rank to rank, all waits lead to the rank that gave up first.
             path = [rank.rank]
             while path[-1] not in (3, 99):
@@ -312,7 +318,7 @@ def test_a_rank_that_sends_something_else(listen, with_rank):
     with_rank(1, Liar)
     rank = Party(listen, 3).run()[2]
     error = "rank 1 (127.0.0.1) sent something else than its send_recv"
-    assert (rank.said, rank.waits_for) == (error, 1)
+    assert (rank.error, rank.waits_for) == (error, 1)
 
 
 def states(port: int) -> list[str]:
@@ -355,7 +361,7 @@ def test_strangers_cost_nothing(listen, monkeypatch):
                 while connection.recv(100):
                     pass
             connection.close()
-    assert party.listeners[1].came > 400
+    assert party.listeners[1].accepted_count > 400
     # Its own end of a connection is another's to close.
     assert {*states(port)} <= {"0A", "06"}
 
@@ -389,7 +395,9 @@ def test_a_port_that_is_lent_is_never_free(listen):
             borrower.accept()[0].sendall(b"store")
             assert guest.recv(9) == b"store"
     assert (listeners.ports, listeners.take(port), listeners.ports) == ((), True, (port,))
-    found, connection = mesh.meet(LOOPBACK, port, smoke_listeners.listener_mark(listeners.token))
+    found, connection = mesh.connect_to_listener(
+        LOOPBACK, port, smoke_listeners.listener_mark(listeners.token)
+    )
     assert (found.outcome, connection is not None) == ("ok", True)
     connection.close()
 
@@ -404,7 +412,9 @@ def test_a_port_is_released_and_taken_again(listen):
     assert listeners.take(port)
     assert listeners.take(port)
     assert listeners.ports == (port,)
-    found, connection = mesh.meet(LOOPBACK, port, smoke_listeners.listener_mark(listeners.token))
+    found, connection = mesh.connect_to_listener(
+        LOOPBACK, port, smoke_listeners.listener_mark(listeners.token)
+    )
     assert found.outcome == "ok"
     assert connection
     connection.close()
@@ -421,15 +431,17 @@ def test_a_port_is_released_and_taken_again(listen):
 
 
 @pytest.fixture
-def pair(listen) -> Callable[..., tuple[Callable[..., Paired], PairOrder, SmokeListeners]]:
+def pair(listen) -> Callable[..., tuple[Callable[..., PairAnswer], PairOrder, SmokeListeners]]:
     """``pair(large=1)``: what runs it, its order, the target's listeners."""
 
-    def make(ports=(), **changed: Any) -> tuple[Callable[..., Paired], PairOrder, SmokeListeners]:
+    def make(
+        ports=(), **changed: Any
+    ) -> tuple[Callable[..., PairAnswer], PairOrder, SmokeListeners]:
         (source, _), (target, port) = listen(), listen()
         order = PairOrder(3, peer(port, target.token), (*ports, port), 4096, MIB, 20.0)
         order = dataclasses.replace(order, **changed)
 
-        def run(own: tuple[str, ...] = (), stop: threading.Event | None = None) -> Paired:
+        def run(own: tuple[str, ...] = (), stop: threading.Event | None = None) -> PairAnswer:
             return run_pair(order, own, source, stop or threading.Event())
 
         return run, order, target
@@ -444,8 +456,8 @@ def test_a_pair_passes_at_any_size_and_many_do_at_once(pair):
     assert (answer.outcome, answer.address, answer.resolved) == ("ok", LOOPBACK, (LOOPBACK,))
     assert answer.ms > 0 < answer.gbps
     assert 0 <= answer.retransmits < 50
-    assert (tries, answer.came, target.came) == (["ok"], 0, 2)
-    assert wire.decode(Paired, json.loads(json.dumps(dataclasses.asdict(answer)))) == answer
+    assert (tries, answer.accepted_count, target.accepted_count) == (["ok"], 0, 2)
+    assert wire.decode(PairAnswer, json.loads(json.dumps(dataclasses.asdict(answer)))) == answer
     wait_for(lambda: states(order.target.port) == ["0A"])
     for large in (0, 1, 65537, 3_000_001):
         assert pair(small=8, large=large)[0]().outcome == "ok", large
@@ -467,7 +479,7 @@ def test_an_address_that_is_our_own_is_not_the_targets(pair):
     run, _, target = pair()
     answer = run(own=(LOOPBACK,))
     assert (answer.address, answer.tries, answer.outcome) == ("", (), "")
-    assert (answer.resolved, target.came) == ((LOOPBACK,), 0)
+    assert (answer.resolved, target.accepted_count) == ((LOOPBACK,), 0)
 
 
 @pytest.mark.parametrize(("least", "outcome"), [(1, "small"), (2000, "large")])
@@ -501,7 +513,7 @@ def test_a_pair_ends_when_it_is_told_to_or_cannot_end_in_time(pair, monkeypatch)
     run, _, target = pair(limit_s=60, large=1 << 40)
     stop = threading.Event()
     plain = target._echo
-    target._echo = lambda connection: (target.came > 1 and stop.set(), plain(connection))
+    target._echo = lambda connection: (target.accepted_count > 1 and stop.set(), plain(connection))
     answer = run(stop=stop)
     assert answer.outcome in ("small", "large")
     assert len(answer.tries) == 1
