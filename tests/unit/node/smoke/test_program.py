@@ -70,7 +70,7 @@ def test_a_line_that_is_no_order_ends_the_program(start):
     node.wait_for_ranks()
     node.write("{}\n")
     status, error = node.wait()
-    assert (status, error) == (1, "no order: KeyError: 'what'\n")
+    assert (status, error) == (1, "no order: KeyError: 'kind'\n")
     assert node.is_gone()
 
 
