@@ -5,14 +5,21 @@ The first node of a job is not known yet: the port must be free on all nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodeready.inventory.nodeset import fold
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.ports import facts as ports_facts
-from nodeready.subjects.ports.facts import Ports, Range, Socket, parse_ranges
-from nodeready.subjects.ports.netfilter import range_text
+from nodeready.subjects.ports.facts import Ports, Socket
+from nodeready.subjects.ports.port_ranges import (
+    Range,
+    join_ranges,
+    overlap,
+    parse_ranges,
+    range_text,
+    without,
+)
 
 #: The maximum of reasons why other ports are not chosen.
 _MOST = 6
@@ -36,22 +43,6 @@ class PortChoice:
     unknown: Mapping[str, str]
 
 
-def _runs(ports: Iterable[int]) -> Ranges:
-    runs: list[Range] = []
-    for port in sorted({*ports}):
-        if runs and runs[-1][1] + 1 == port:
-            runs[-1] = (runs[-1][0], port)
-        else:
-            runs.append((port, port))
-    return tuple(runs)
-
-
-def _within(ranges: Ranges, first: int, last: int) -> Ranges:
-    """The parts of ``ranges`` from ``first`` to ``last``."""
-    cut = ((max(first, low), min(last, high)) for low, high in ranges)
-    return tuple(part for part in cut if part[0] <= part[1])
-
-
 def _holder(socket: Socket) -> str:
     holder = f"{socket.process or 'a process'} of {socket.user or f'uid {socket.uid}'}"
     return f"{holder} listens" if socket.state == "listening" else f"a connection of {holder}"
@@ -66,26 +57,16 @@ def _taken(observed: Ports, first: int, last: int) -> dict[str, Ranges]:
     ports: dict[str, list[int]] = {}
     for port, reason in held.items():
         ports.setdefault(reason, []).append(port)
-    taken = {reason: _runs(numbers) for reason, numbers in ports.items()}
+    taken = {
+        reason: tuple(join_ranges((port, port) for port in numbers))
+        for reason, numbers in ports.items()
+    }
     if observed.privileged_below > 0:
-        taken["for root alone"] = _within(((0, observed.privileged_below - 1),), first, last)
+        taken["for root alone"] = overlap(((0, observed.privileged_below - 1),), first, last)
     if observed.firewall.verdict == "dropped":
         dropped = parse_ranges(observed.firewall.ports) or ()
-        taken["the firewall drops it"] = _within(dropped, first, last)
+        taken["the firewall drops it"] = overlap(dropped, first, last)
     return {reason: ranges for reason, ranges in taken.items() if ranges}
-
-
-def _lent(observed: Ports) -> Ranges:
-    """The ports that the kernel gives to outgoing connections: ephemeral and not reserved."""
-    ranges = [observed.ephemeral] if observed.ephemeral else []
-    for first, last in observed.reserved or ():
-        ranges = [
-            part
-            for low, high in ranges
-            for part in ((low, min(high, first - 1)), (max(low, last + 1), high))
-            if part[0] <= part[1]
-        ]
-    return tuple(ranges)
 
 
 def _unseen(observed: Ports | Unknown, first: int, last: int) -> str:
@@ -111,7 +92,7 @@ def _objection_lines(groups: Objections, first: int, last: int) -> tuple[str, ..
     """``29500-29502 on gpu017: python3 of ada listens``, as far as the ports are in the range."""
     texts = []
     for (reason, ranges), names in groups.items():
-        inside = _within(ranges, first, last)
+        inside = overlap(ranges, first, last)
         if inside:
             ports = ", ".join(range_text(*part) for part in inside[:4])
             suffix = ", ..." if len(inside) > 4 else ""
@@ -150,7 +131,9 @@ def choose(observed: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range])
             continue
         for why, ports in _taken(observation, first, last).items():
             taken.setdefault((why, ports), []).append(name)
-        if inside := _within(_lent(observation), first, last):
+        ephemeral = observation.ephemeral
+        sources = without(ephemeral, observation.reserved or ()) if ephemeral else ()
+        if inside := overlap(sources, first, last):
             lent.setdefault(("outgoing connections may get it", inside), []).append(name)
     if len(unknown) == len(observed):
         return PortChoice(None, "no node tells which of its ports are free", (), unknown)

@@ -7,19 +7,23 @@ from collections.abc import Iterable
 from nodeready.policy import Policy
 from nodeready.subjects.ports.facts import (
     EPHEMERAL,
-    KERNEL_EPHEMERAL,
     PROBE,
     RESERVED,
     Ports,
-    Range,
     Socket,
     compared,
     parse_range,
-    parse_ranges,
     text_of,
 )
 from nodeready.subjects.ports.firewall import Firewall
-from nodeready.subjects.ports.netfilter import join_ranges, range_text
+from nodeready.subjects.ports.port_ranges import (
+    KERNEL_EPHEMERAL,
+    join_ranges,
+    overlap,
+    parse_ranges,
+    range_text,
+    without,
+)
 from nodeready.subjects.result import Result, Subject, check, fail, ok, some, unknown, warn
 
 #: Maximum of holders of ports, and of ranges of ports, that are named.
@@ -108,21 +112,6 @@ def range(observed: Ports, policy: Policy) -> Result:
     return ok(check, expected)
 
 
-def _open_to_others(ephemeral: Range, reserved: tuple[Range, ...], ports: Range) -> list[Range]:
-    """The parts of ``ports`` that the kernel may give to outgoing connections."""
-    start, end = max(ports[0], ephemeral[0]), min(ports[1], ephemeral[1])
-    parts = []
-    for first, last in sorted(reserved):
-        if start > end:
-            break
-        if first > start:
-            parts.append((start, min(end, first - 1)))
-        start = max(start, last + 1)
-    if start <= end:
-        parts.append((start, end))
-    return [part for part in parts if part[0] <= part[1]]
-
-
 @check(
     "ports.ephemeral",
     settings=("port_range",),
@@ -144,11 +133,11 @@ def ephemeral(observed: Ports, policy: Policy) -> Result:
         return unknown(check, f"{EPHEMERAL} cannot be read")
     expected = f"{_port_range_text(policy)} outside the ephemeral ports, or reserved"
     reserved = observed.reserved or ()
-    live = _open_to_others(observed.ephemeral, reserved, ports)
+    live = overlap(without(observed.ephemeral, reserved), *ports)
     range_line, reserved_line = observed.ephemeral_boot.winner, observed.reserved_boot.winner
     range_boot = (parse_range(range_line.value) if range_line else None) or KERNEL_EPHEMERAL
     reserved_boot = (parse_ranges(reserved_line.value) if reserved_line else None) or ()
-    boot = _open_to_others(range_boot, reserved_boot, ports)
+    boot = overlap(without(range_boot, reserved_boot), *ports)
     source = ", ".join(line.where for line in (range_line, reserved_line) if line)
     actual = (
         f"ephemeral {range_text(*observed.ephemeral)}, reserved {text_of(reserved) or 'none'}; "

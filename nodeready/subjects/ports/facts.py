@@ -17,7 +17,14 @@ from nodeready.subjects import sysctl
 from nodeready.subjects.base import Output, Probe, ProbeError, Section, number
 from nodeready.subjects.ports import firewall, rule_listing
 from nodeready.subjects.ports.firewall import Firewall, among
-from nodeready.subjects.ports.netfilter import is_virtual, range_text
+from nodeready.subjects.ports.netfilter import is_virtual
+from nodeready.subjects.ports.port_ranges import (
+    KERNEL_EPHEMERAL,
+    Range,
+    parse_ranges,
+    range_text,
+    without,
+)
 
 # --- The sockets: all that listen, and those that hold one of the policy's ports.
 #
@@ -289,10 +296,6 @@ def parse_sockets(output: Output) -> tuple[Socket, ...] | None:
 
 EPHEMERAL = "net.ipv4.ip_local_port_range"
 RESERVED = "net.ipv4.ip_local_reserved_ports"
-#: The kernel's own value of ip_local_port_range (Documentation/networking/ip-sysctl.rst).
-KERNEL_EPHEMERAL = (32768, 60999)
-
-Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -327,17 +330,6 @@ def parse_range(text: str) -> Range | None:
     """``32768 60999`` as the kernel writes and reads it; None when it makes no sense."""
     match = re.fullmatch(r"(\d{1,5})\s+(\d{1,5})", text.strip())
     return (int(match[1]), int(match[2])) if match else None
-
-
-def parse_ranges(text: str) -> tuple[Range, ...] | None:
-    """``8080,29500-29510`` as ranges; () for none, None when it makes no sense."""
-    ranges = []
-    for part in filter(None, re.split(r"[,\s]+", text)):
-        match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part)
-        if match is None:
-            return None
-        ranges.append((int(match[1]), int(match[2] or match[1])))
-    return tuple(ranges)
 
 
 def text_of(ranges: tuple[Range, ...]) -> str:
@@ -449,7 +441,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
             _addresses(output),
             _networks(output),
             peers=_hosts(output),
-            ephemeral=ephemeral,
+            sources=without(ephemeral or KERNEL_EPHEMERAL, reserved or ()),
         ),
     )
 

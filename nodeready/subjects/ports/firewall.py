@@ -21,13 +21,16 @@ from nodeready.subjects.ports.iptables import CUT, parse_ipsets, parse_iptables_
 from nodeready.subjects.ports.netfilter import (
     Fate,
     Packet,
-    Range,
     Ruleset,
     fates,
-    join_ranges,
-    ports_of,
-    range_text,
     span_of,
+)
+from nodeready.subjects.ports.port_ranges import (
+    KERNEL_EPHEMERAL,
+    Range,
+    join_ranges,
+    parse_ranges,
+    range_text,
 )
 from nodeready.subjects.ports.rule_listing import ENOUGH, ListingTool, split
 
@@ -157,14 +160,14 @@ def parse(
     networks: tuple[tuple[str, str], ...] = (),
     *,
     peers: tuple[str, ...] = (),
-    ephemeral: Range | None = None,
+    sources: tuple[Range, ...] = (KERNEL_EPHEMERAL,),
 ) -> Firewall:
     """What the node's rules do; never raises.
 
     addresses: the node's own; with an IPv6 address among them, IPv6 is judged as well
     networks:  (interface, ``10.1.0.0/16``) of the networks to which the node is connected
     peers:     addresses of hosts that the node knows by name
-    ephemeral: the ports from which the node's programs connect; its peers' mostly are the same
+    sources:   the ports from which the node's programs connect; its peers' mostly are the same
     """
     tools, texts = split(output)
     if output.truncated:
@@ -182,7 +185,7 @@ def parse(
         rules = _ruleset(tuple(texts))
     except ValueError as error:
         return _unknown(str(error), tools)
-    packet_filter = Filter(rules, policy.port_range, addresses, networks, ephemeral)
+    packet_filter = Filter(rules, policy.port_range, addresses, networks, sources)
     return replace(packet_filter.judge(peers), tools=tools, filter=packet_filter)
 
 
@@ -215,8 +218,7 @@ class _NetworkFate:
 
 def _port_count(fate: _NetworkFate) -> int:
     """How many ports ``29500, 29502-29510`` are."""
-    ranges = (ports_of(part) for part in fate.ports.split(", ") if part)
-    return sum(last - first + 1 for first, last in filter(None, ranges))
+    return sum(last - first + 1 for first, last in parse_ranges(fate.ports) or ())
 
 
 def _spans_of(peers: tuple[str, ...]) -> list[tuple[int, int, int]]:
@@ -230,15 +232,16 @@ _spans = cached_per_fleet(_spans_of)
 class Filter:
     """A node's rules, the policy's ports, the node's addresses and networks.
 
-    named:     (interface, ``10.1.0.0/16``)
-    ephemeral: the ports from which the node's programs connect; None: Linux's default
+    named:   (interface, ``10.1.0.0/16``)
+    sources: the ports from which the node's programs connect; (): all are reserved, and any
+             port is possible
     """
 
     rules: Ruleset
     ports: Range
     addresses: tuple[str, ...]
     named: tuple[tuple[str, str], ...]
-    ephemeral: Range | None
+    sources: tuple[Range, ...]
 
     @cached_property
     def networks(self) -> list[tuple[str, str, tuple[int, int, int]]]:
@@ -279,7 +282,7 @@ class Filter:
 
     def _packet(self, family: int) -> Packet:
         packet = Packet(family, *self.ports, self.addresses)
-        return fast_replace(packet, ephemeral=self.ephemeral) if self.ephemeral else packet
+        return fast_replace(packet, sources=self.sources or ((1, 65535),))
 
     def _near(self, family: int, address: int) -> int | None:
         """The network, by its number, that an address is in: the smallest."""

@@ -22,6 +22,7 @@ from functools import cached_property, lru_cache
 from typing import Union
 
 from nodeready.subjects.parsed_template import fast_replace
+from nodeready.subjects.ports.port_ranges import KERNEL_EPHEMERAL, Range, join_ranges
 
 # --- The packets of a connection, and the conditions that they meet.
 #
@@ -32,7 +33,6 @@ from nodeready.subjects.parsed_template import fast_replace
 #: Whether a packet meets a condition; in this order min is "and", max is "or".
 NO, MAYBE, YES = 0, 1, 2
 
-Range = tuple[int, int]
 _Known = Union[int, None]
 
 #: Selectors of a header that the packet does not have: such a condition is never met.
@@ -122,7 +122,7 @@ class Packet:
     interface: by which the packet comes in or goes out; "" when unknown
     own, peer: this node's address and the other node's; None when unknown
     near:      the other node is in a network of this node
-    ephemeral: the ports from which programs connect
+    sources:   the ports from which programs connect, in their order
     others:    the node's other interfaces that have networks
     tracked:   the chain is behind connection tracking
     lost:      connection tracking has not seen the connection's first packet
@@ -136,7 +136,7 @@ class Packet:
     own: _Known = None
     peer: _Known = None
     near: bool = True
-    ephemeral: Range = (32768, 60999)
+    sources: tuple[Range, ...] = (KERNEL_EPHEMERAL,)
     others: tuple[str, ...] = ()
     kind: PacketKind = PACKETS[0]
     state: State = State()
@@ -184,30 +184,6 @@ def ports_of(value: str) -> Range | None:
     """``22`` or ``1024-65535`` as first and last; None for anything else."""
     match = re.fullmatch(r"(\d{1,19})(?:-(\d{1,19}))?", value)
     return (int(match[1]), int(match[2] or match[1])) if match else None
-
-
-def join_ranges(ranges: Iterable[Range]) -> list[Range]:
-    """The ranges in their order, overlapping and touching ones as one.
-
-    >>> join_ranges([(5, 6), (1, 2), (3, 4), (9, 9)])
-    [(1, 6), (9, 9)]
-    """
-    joined: list[Range] = []
-    for first, last in sorted(ranges):
-        if joined and first <= joined[-1][1] + 1:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], last))
-        else:
-            joined.append((first, last))
-    return joined
-
-
-def range_text(first: int, last: int) -> str:
-    """A range of ports as text.
-
-    >>> range_text(22, 22), range_text(29500, 29510)
-    ('22', '29500-29510')
-    """
-    return str(first) if first == last else f"{first}-{last}"
 
 
 @lru_cache(maxsize=256)
@@ -343,7 +319,7 @@ def _length(packet: Packet) -> Range:
 def _numbers(selector: str, packet: Packet) -> Range | None:
     """The numbers that the field may have; None when unknown."""
     kind = packet.kind
-    service, chosen = (packet.first, packet.last), packet.ephemeral
+    service, chosen = (packet.first, packet.last), (packet.sources[0][0], packet.sources[-1][1])
     if selector in ("tcp dport", "th dport"):
         return chosen if kind.reply else service
     if selector in ("tcp sport", "th sport"):
@@ -759,7 +735,8 @@ def _starts(match: RuleMatch) -> Iterator[int]:
         if not selector.endswith(("port", "proto-dst", "proto-src")):
             continue
         for value in match.values:
-            ports = ports_of(value[index]) if index < len(value) else None
+            text = value[index] if index < len(value) else ""
+            ports = ports_of(text) or _service(text)
             if ports:
                 yield from (ports[0], ports[1] + 1)
 
@@ -1000,21 +977,51 @@ def alike_ranges(rules: Ruleset, first: int, last: int) -> list[Range]:
     return [(start, end - 1) for start, end in zip(starts, [*starts[1:], last + 1])]
 
 
-def fates(rules: Ruleset, packet: Packet, inbound: bool = False) -> Iterable[Fate]:
+def fates(rules: Ruleset, packet: Packet) -> Iterable[Fate]:
     """What happens to such connections, for each piece of the packet's ports: the first packet
-    that is not sure to pass. With ``inbound`` the first packet of other nodes' connections alone.
+    that is not sure to pass.
     """
     ranges = alike_ranges(rules, packet.first, packet.last)
     if len(ranges) > MOST_PIECES:
         many = RuleCause("", f"{len(ranges)} pieces of it", False)
         return (Fate(packet.first, packet.last, "cannot tell", many),)
-    return [_range_fate(rules, fast_replace(packet, first=a, last=b), inbound) for a, b in ranges]
+    return [_range_fate(rules, fast_replace(packet, first=a, last=b)) for a, b in ranges]
 
 
-def _range_fate(rules: Ruleset, packet: Packet, inbound: bool) -> Fate:
+def _range_fate(rules: Ruleset, packet: Packet) -> Fate:
+    """The fate that connections from all source ports have, or a doubt."""
+    fate = _worst_fate(rules, packet)
+    if fate.verdict != "cannot tell":
+        return fate
+    sources = _source_pieces(rules, packet)
+    if len(sources) > MOST_PIECES:
+        return fate
+    piece_fates = []
+    for source in sources:
+        piece_fate = _worst_fate(rules, fast_replace(packet, sources=(source,)))
+        if piece_fate.verdict == "cannot tell":
+            return fate if fate.varies else piece_fate
+        piece_fates.append(piece_fate)
+    dropped = [piece_fate for piece_fate in piece_fates if piece_fate.verdict == "dropped"]
+    if dropped and len(dropped) < len(piece_fates):
+        return replace(dropped[0], verdict="cannot tell")
+    return piece_fates[0]
+
+
+def _source_pieces(rules: Ruleset, packet: Packet) -> list[Range]:
+    """A range of source ports for each way in which the rules treat source ports."""
+    pieces: dict[int, Range] = {}
+    for first, last in packet.sources:
+        for piece in alike_ranges(rules, first, last):
+            pieces.setdefault(bisect_right(rules.ports, piece[0]), piece)
+    return list(pieces.values())
+
+
+def _worst_fate(rules: Ruleset, packet: Packet) -> Fate:
+    """The worst fate of a connection's packets."""
     worst = Fate(packet.first, packet.last, "open")
     lost, mark = False, State().ct_mark
-    for kind in PACKETS[: 1 if inbound else None]:
+    for kind in PACKETS:
         if kind.first:
             lost, mark = False, State().ct_mark
         kind_packet = fast_replace(packet, kind=kind, lost=lost, state=State(ct_mark=mark))

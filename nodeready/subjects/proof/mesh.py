@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nodeready.policy import Policy
 from nodeready.subjects.ports.checks import folded
-from nodeready.subjects.ports.netfilter import range_text
+from nodeready.subjects.ports.port_ranges import range_text
 from nodeready.subjects.proof.facts import (
     MESH,
     Blocked,

@@ -39,6 +39,7 @@ from nodeready.subjects.limits import facts as limits
 from nodeready.subjects.parsed_template import TemplateCache
 from nodeready.subjects.ports import facts as ports
 from nodeready.subjects.ports import iptables, nft
+from nodeready.subjects.ports.port_ranges import parse_ranges
 from nodeready.subjects.ssh_client import facts as ssh_client
 from nodeready.subjects.ssh_client import known_hosts
 from nodeready.subjects.ssh_client.login_failures import cause_of
@@ -230,7 +231,7 @@ PARSERS: dict[str, Any] = {
     "limits.conf and units": (limited,),
     "sysctl.d": (next_boot,),
     "AMD's tools": (amd_tools,),
-    "ranges of ports": (lambda text: (ports.parse_range(text), ports.parse_ranges(text)),),
+    "ranges of ports": (lambda text: (ports.parse_range(text), parse_ranges(text)),),
     "srun's output": (step,),
     "a dialogue": (spoken,),
     "the gate's policy": (gate_policy, PolicyError),

@@ -113,6 +113,18 @@ def test_a_drop_is_named_with_what_opens_it():
     assert (result.status, "ip saddr 10.0.0.0/8 drop" in result.actual) == ("warn", True)
 
 
+@pytest.mark.parametrize("case", cases(__file__, "data/ports/nodes.json", "source ports"))
+@pytest.mark.parametrize("address", ["local=10.1.0.5", f"local={'fd' + '0' * 29}05"])
+def test_reserved_ports_are_no_source_ports(case, address):
+    """Connections never come from a reserved port: a rule about it decides nothing."""
+    rules = DROP.replace("tcp dport 29500-29510 counter drop", case["rules"].replace("; ", "\n"))
+    rules = rules.replace("policy accept", f"policy {case.get('policy', 'accept')}")
+    sysctls = (f"ephemeral={case['range']}", f"reserved={case.get('reserved', '')}")
+    observed = node(address, sysctls=sysctls, rules=rules)
+    assert observed.firewall.verdict == case["verdict"], observed.firewall
+    assert observed.firewall.rule == case.get("rule", "")
+
+
 def test_a_network_of_the_node_that_gets_in_is_named():
     rules = DROP.replace("accept;", "drop;").replace(
         "tcp dport 29500-29510 counter drop", "ip saddr 10.1.0.0/16 accept"
