@@ -33,7 +33,7 @@ def hold_streams() -> None:
     os.close(number)
 
 
-def mistake(problem: BaseException) -> str:
+def bug_text(problem: BaseException) -> str:
     """An unexpected exception in one line, with its place."""
     place = traceback.extract_tb(problem.__traceback__)[-1]
     position = f"{os.path.basename(place.filename)}:{place.lineno}"

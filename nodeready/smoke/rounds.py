@@ -39,7 +39,7 @@ from nodeready.smoke.knowledge import (
 )
 from nodeready.smoke.outcomes import collective_outcome, pair_outcome, port_holder
 from nodeready.smoke.participants import Participants
-from nodeready.transport.base import mistake
+from nodeready.transport.base import bug_text
 from nodeready.transport.channels import join_all
 
 #: Bytes of the collectives whose results are checked, and of the one whose bandwidth counts.
@@ -226,7 +226,7 @@ class TestRounds:
                 self.channels.lose(name, "the answer makes no sense (another test)")
                 answer = None
         except Exception as problem:  # noqa: BLE001 - a mistake of ours costs this node alone
-            self.channels.lose(name, mistake(problem))
+            self.channels.lose(name, bug_text(problem))
         lost = self.channels.lost.get(name)
         queue.put((name, answer or (lost.reason if lost else "no answer in time")))
 
@@ -312,8 +312,8 @@ class TestRounds:
                 collectives = cast("Mapping[str, CollectiveOrder]", ordered.orders)
                 outcome = collective_outcome(test, ran, collectives)
         except Exception as problem:  # noqa: BLE001 - a mistake of ours makes no suspect
-            self.channels.lose_all(test.nodes, mistake(problem))
-            return SmokeOutcome(False, mistake(problem), lost=test.nodes)
+            self.channels.lose_all(test.nodes, bug_text(problem))
+            return SmokeOutcome(False, bug_text(problem), lost=test.nodes)
         seconds = time.monotonic() - began
         if outcome.ok:
             test_round.count_pass()

@@ -191,7 +191,7 @@ class Exchange(Generic[Found]):
         except StopIteration as end:
             self.over, self.value = True, end.value
         except Exception as error:  # noqa: BLE001 - a mistake of ours costs this node alone
-            self.over, self.value = True, Failure(kind=FAILED, error=mistake(error))
+            self.over, self.value = True, Failure(kind=FAILED, error=bug_text(error))
 
     def end(self, failure: Failure) -> None:
         """Give this failure as the last answer; a conversation that has not begun is over."""
@@ -212,7 +212,7 @@ def end_all(
         yield key, exchange.value
 
 
-def mistake(error: Exception) -> str:
+def bug_text(error: Exception) -> str:
     """An unexpected exception in one line, with the place in our code."""
     import traceback  # It takes long to load, and is not needed.
 

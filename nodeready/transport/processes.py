@@ -45,10 +45,10 @@ from nodeready.transport.base import (
     Met,
     NodeChannel,
     Request,
+    bug_text,
     end_all,
     interrupted,
     late,
-    mistake,
     node_of,
 )
 from nodeready.transport.inherited import close_inherited, register_for_fork
@@ -399,7 +399,7 @@ def fork_worker(nodes: Sequence[str], make_transport: Callable[[], Carrier]) -> 
         status = 0
     except Exception as error:  # noqa: BLE001 - a mistake of ours is told with the nodes' names
         with contextlib.suppress(OSError):
-            frames.send("mistake", -1, mistake(error))
+            frames.send("mistake", -1, bug_text(error))
     finally:
         os._exit(status)
 

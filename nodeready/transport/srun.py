@@ -45,10 +45,10 @@ from nodeready.transport.base import (
     NodeChannel,
     Reply,
     Request,
+    bug_text,
     end_all,
     interrupted,
     late,
-    mistake,
     node_of,
 )
 from nodeready.transport.dialogue import Dialogue
@@ -183,7 +183,7 @@ class Srun(Carrier):
         except Exception as error:  # noqa: BLE001 - a mistake of ours is an answer, too
             for name in nodes:
                 if name not in answered:
-                    put((name, Failure(kind=FAILED, error=mistake(error))))
+                    put((name, Failure(kind=FAILED, error=bug_text(error))))
 
     def _ask(
         self, request: Request, nodes: Sequence[str], on_answer: Callable[[str, Answer], None]

@@ -48,10 +48,10 @@ from nodeready.transport.base import (
     Met,
     Reply,
     Request,
+    bug_text,
     end_all,
     interrupted,
     late,
-    mistake,
     node_of,
 )
 from nodeready.transport.connector import (
@@ -337,7 +337,7 @@ class Connected(Carrier):
                 first.set()
                 self._answer(link, exchange, began, failure)
             except Exception as error:  # noqa: BLE001 - a mistake of ours costs this node alone
-                exchange.end(Failure(kind=FAILED, error=mistake(error)))
+                exchange.end(Failure(kind=FAILED, error=bug_text(error)))
 
     def _answer(
         self,

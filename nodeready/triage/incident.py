@@ -245,9 +245,9 @@ def take(
             why = f"{problem.strerror or problem}{where}"
             part = Part(name, "missing", why=why, failed=True)
         except Exception as problem:  # noqa: BLE001 - a mistake of ours costs this part alone
-            from nodeready.transport.base import mistake
+            from nodeready.transport.base import bug_text
 
-            part = Part(name, "missing", why=mistake(problem), failed=True)
+            part = Part(name, "missing", why=bug_text(problem), failed=True)
         files = directory.files(name)
         if files and part.status == "missing":
             part = dataclasses.replace(part, status="partial")

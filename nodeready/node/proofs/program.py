@@ -22,7 +22,7 @@ from typing import Any
 from nodeready.node import payload
 from nodeready.node.payload import Program
 from nodeready.node.proofs import attach, core, peers, resources, session
-from nodeready.node.runtime import ProcessSupervisor, hold_streams, mistake
+from nodeready.node.runtime import ProcessSupervisor, bug_text, hold_streams
 from nodeready.subjects import wire
 from nodeready.subjects.proof.facts import (
     FURTHER_SESSIONS,
@@ -57,7 +57,7 @@ def _observe(config: ProofConfig, name: str, look: Callable[[], Any]) -> None:
     try:
         observed = look()
     except Exception as problem:  # noqa: BLE001
-        observed = session.BrokenProof(mistake(problem))
+        observed = session.BrokenProof(bug_text(problem))
     _say(config, name, observed)
 
 

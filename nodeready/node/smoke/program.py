@@ -32,7 +32,7 @@ from nodeready.node import payload
 from nodeready.node.payload import Program
 from nodeready.node.proofs import session
 from nodeready.node.proofs.mesh import local_addresses
-from nodeready.node.runtime import Ended, ProcessSupervisor, hold_streams, mistake
+from nodeready.node.runtime import Ended, ProcessSupervisor, bug_text, hold_streams
 from nodeready.node.smoke import engines, orders
 from nodeready.node.smoke.listeners import SmokeListeners
 from nodeready.node.smoke.orders import (
@@ -117,7 +117,7 @@ def main(config: SmokeConfig, *, inside: bool = False) -> None:
         for text in _input_lines():
             part.take(_order(text))
     except Exception as problem:  # noqa: BLE001 - it must not keep the program from its end
-        print(problem if isinstance(problem, ValueError) else mistake(problem), file=sys.stderr)
+        print(problem if isinstance(problem, ValueError) else bug_text(problem), file=sys.stderr)
         part.leave(1)
     part.leave(0)
 
@@ -229,7 +229,7 @@ class _SessionPart(_ProgramPart):
                 start=(_LOGIN_S, lambda: self._has_begun),
             )
         except Exception as problem:  # noqa: BLE001 - its files were closed when we left, say
-            ended = Ended(127, "", mistake(problem), 0.0)
+            ended = Ended(127, "", bug_text(problem), 0.0)
         if self.leaving:
             return
         if ended.rc == 128 + signal.SIGALRM:
@@ -342,7 +342,7 @@ class _NodePart(_ProgramPart):
             try:
                 work()
             except Exception as problem:  # noqa: BLE001 - the end tells the other side
-                print(mistake(problem), file=sys.stderr, flush=True)
+                print(bug_text(problem), file=sys.stderr, flush=True)
                 self.leave(1)
 
         threading.Thread(target=run, daemon=True).start()
@@ -354,7 +354,7 @@ class _NodePart(_ProgramPart):
         try:
             hello = self._look(login)
         except Exception as problem:  # noqa: BLE001 - the hello reports it
-            hello = _no_hello(login, mistake(problem))
+            hello = _no_hello(login, bug_text(problem))
         self._greet(hello)
         self._work()
 
@@ -401,7 +401,7 @@ class _NodePart(_ProgramPart):
             try:
                 answer = self._answer(job)
             except Exception as problem:  # noqa: BLE001 - it costs this test alone
-                answer = _empty_answer(job.order, mistake(problem), broken=True)
+                answer = _empty_answer(job.order, bug_text(problem), broken=True)
             timer.cancel()
             if not self._claim(job):
                 # Another thread works the orders now.

@@ -30,8 +30,8 @@ from nodeready.transport.base import (
     Failure,
     Key,
     Request,
+    bug_text,
     late,
-    mistake,
     node_of,
 )
 from nodeready.transport.clush.command import Batch, OpenSession, Question, Ssh
@@ -434,5 +434,5 @@ def main(number: int) -> None:
         ClushProcess(frames, begin[1]).run()
     except Exception as problem:  # noqa: BLE001 - a mistake of ours is told with the nodes' names
         with contextlib.suppress(OSError):
-            frames.send("mistake", -1, mistake(problem))
+            frames.send("mistake", -1, bug_text(problem))
         os._exit(1)
