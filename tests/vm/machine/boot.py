@@ -45,6 +45,9 @@ def qemu_command(
     command = [
         # The kernel ends qemu with us, even when we are killed.
         *("setpriv", "--pdeathsig", "KILL", "--"),
+        # Emulation is some twenty times slower than a node: beside other tests a probe's
+        # limits in seconds would end its sections.
+        *("nice", "-n", "-15"),
         "qemu-system-x86_64",
         # Software emulation: the same everywhere, with or without /dev/kvm.
         *("-name", name, "-machine", "q35,accel=tcg", "-cpu", "max", "-smp", "1"),
