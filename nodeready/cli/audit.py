@@ -67,31 +67,31 @@ def audit_document(
 @click.argument("inventory")
 @report(*names("audit"))
 @option("--only", metavar="CHECK,...", help="Only these checks or subjects: gpus,nics.mtu.")
-@option("--skip", metavar="CHECK,...", help="Not these.")
+@option("--skip", metavar="CHECK,...", help="Checks or subjects to skip.")
 @option(
     "--fail-on",
     type=click.Choice(["fail", "warn"]),
     default="fail",
-    help="What makes the exit status 3; 'warn': warnings and outliers, too.",
+    help="Lowest status that exits with 3; 'warn' includes warnings and outliers.",
 )
 @option(
     "--timeout",
     type=click.IntRange(1, 3600),
     default=PROBE_TIMEOUT_S,
     metavar="S",
-    help="Seconds for the look at one node, once it is connected; or for SOURCE.",
+    help="Maximum seconds per node, after it is connected; with --recorded, for SOURCE.",
 )
 @option(
     "--recorded",
     metavar="SOURCE",
-    help="Ask no node: its gate's last verdict, from Prometheus (a URL) or a directory.",
+    help="Each node's last gate verdict, from Prometheus (a URL) or a directory; no connection.",
     general=False,
 )
 @option(
     "--token-file",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False),
-    help="With --recorded: the token (bearer) for Prometheus is in FILE.",
+    help="With --recorded: file with the bearer token for Prometheus.",
     general=False,
 )
 @steps_option

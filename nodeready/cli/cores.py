@@ -130,7 +130,13 @@ def _dump(dumping: Dumping, screen: Screen, yes: bool) -> int:
 @option("--local", is_flag=True, help="This machine, without any connection.")
 @since_option("those written")
 @option("--job", metavar="ID", help="Only this job: of Slurm, torchrun, or ADDRESS:PORT.")
-@option("--gcore", "pid", type=click.IntRange(2), metavar="PID", help="First take a core of this.")
+@option(
+    "--gcore",
+    "pid",
+    type=click.IntRange(2),
+    metavar="PID",
+    help="Dump this live process first (pauses it).",
+)
 @output_directory("Write each backtrace to DIR/NODE-PID.txt, and DIR/cores.json.")
 @format_option(*names("cores"))
 @option("--yes", is_flag=True, help="Do not ask before --gcore pauses the process.")

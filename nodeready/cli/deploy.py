@@ -30,8 +30,8 @@ _STOPPING = "interrupted: ending what runs on the nodes (again: leave at once)"
 
 @click.command()
 @click.argument("inventory")
-@option("--check", is_flag=True, help="Only show what would change; write nothing anywhere.")
-@option("--diff", is_flag=True, help="Show the files' differences.")
+@option("--check", is_flag=True, help="Only show what would change; write nothing.")
+@option("--diff", is_flag=True, help="Show the differences of the files.")
 @option("--only", metavar="SUBJECT,...", help="Only these subjects, e.g. ptrace,limits.")
 @format_option(*names("deploy"), general=False)
 @option("--yes", "-y", is_flag=True, help="Do not ask before the first change.")

@@ -70,25 +70,25 @@ def _environment(
 @click.command()
 @click.argument("inventory")
 # Shells evaluate its output: NODEREADY_FORMAT=json of the other commands does not apply.
-@format_option(*names("env"), help="Lines for a shell, or a form for programs.", general=False)
+@format_option(*names("env"), help="Output format.", general=False)
 @output_file("Write them to FILE, whole or not at all.")
 @option(
     "--ports",
     metavar="FIRST-LAST",
-    help="Choose MASTER_PORT from these, not from the policy's port_range.",
+    help="Port range for MASTER_PORT; default: the policy's port_range.",
 )
-@option("--debug", is_flag=True, help="Also what makes the job debuggable.")
+@option("--debug", is_flag=True, help="Also the variables that make the job debuggable.")
 @option(
     "--python",
     default="python3",
     metavar="PATH",
-    help="The job's Python on the nodes, whose version of PyTorch counts for --debug.",
+    help="With --debug: the job's Python on the nodes, for its version of PyTorch.",
 )
 @option(
     "--directory",
     default="",
     metavar="DIR",
-    help="With --debug: where the ranks write their flight recorders.",
+    help="With --debug: directory for the ranks' flight recorders.",
 )
 @steps_option
 @asking

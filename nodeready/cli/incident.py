@@ -159,13 +159,13 @@ LOCAL = option("--local", is_flag=True, help="This machine, without any connecti
 JOB = option(
     "--job", metavar="ID", required=True, help="The job: of Slurm, torchrun, or ADDRESS:PORT."
 )
-USER = option("--user", metavar="NAME", help="Only this user's ranks, whatever others claim.")
+USER = option("--user", metavar="NAME", help="Only ranks of this user.")
 TIMEOUT = option(
     "--timeout",
     type=click.IntRange(1, 3600),
     default=60,
     metavar="S",
-    help="Seconds for the stacks of one node, once it is connected.",
+    help="Maximum seconds for the stacks of one node, after it is connected.",
 )
 
 
@@ -176,7 +176,7 @@ TIMEOUT = option(
 @USER
 @TIMEOUT
 @output_directory("A new directory for all of it; DIR.tar.gz holds the same.", general=False)
-@format_option(*names("incident"), help="The index for people, or another form.", general=False)
+@format_option(*names("incident"), help="Output format of the index.", general=False)
 @asking
 def incident(
     inventory: str | None,

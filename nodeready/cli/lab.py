@@ -50,26 +50,26 @@ def lab() -> None:
 
 
 @lab.command()
-@click.option("--nodes", default=3, type=click.IntRange(1, MAX_NODES), help="How many nodes.")
+@click.option("--nodes", default=3, type=click.IntRange(1, MAX_NODES), help="Number of nodes.")
 @click.option(
     "--profile",
     type=click.Choice(list(PROFILES)),
-    help="The nodes' hardware; that of the running lab, or cpu.",
+    help="Hardware of the nodes; default: that of the running lab, or cpu.",
 )
 @click.option(
     "--fault",
     metavar="NAME",
-    help="What is wrong with the last node; `none`: nothing with any; `list` shows all there are, "
-    "or those of --profile.",
+    help="Fault of the last node; `none`: no faults; `list` shows all faults, or those of "
+    "--profile.",
 )
 @click.option(
     "--slurm",
     is_flag=True,
-    help="A real Slurm runs on it: slurmd on every node, slurmctld beside them.",
+    help="Run a real Slurm: slurmd on every node, and slurmctld.",
 )
 @_name_option
 def up(nodes: int, profile: str | None, fault: str | None, slurm: bool, name: str) -> None:
-    """Start the lab; harmless when it runs: starts what is dead or missing.
+    """Start the lab; safe to repeat: restarts dead nodes, adds missing ones.
 
     \b
     nodeready lab up --nodes 16

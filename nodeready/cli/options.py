@@ -118,7 +118,7 @@ def option(*names: str, general: bool = True, **settings: Any) -> Callable[[Comm
 
 def format_option(
     *forms: str,
-    help: str = "A table for people, or a form for machines.",
+    help: str = "Output format.",
     general: bool = True,
 ) -> Callable[[Command], Command]:
     """``--format``, the first of ``forms`` by default.
@@ -145,7 +145,7 @@ def _is_directory(path: str) -> bool:
 
 
 def output_file(
-    help: str = "Write the report to FILE, whole or not at all.", **settings: Any
+    help: str = "Write the report to FILE, atomically.", **settings: Any
 ) -> Callable[[Command], Command]:
     """``-o FILE``. NODEREADY_OUTPUT counts when it is no directory."""
     return option(
@@ -165,7 +165,7 @@ def output_directory(help: str, *, general: bool = True) -> Callable[[Command], 
 
 
 def report(
-    *forms: str, help: str = "A table for people, or a form for machines.", general: bool = True
+    *forms: str, help: str = "Output format.", general: bool = True
 ) -> Callable[[Command], Command]:
     """The options of a command that makes a report: ``--format``, and ``-o FILE``.
 
@@ -237,9 +237,12 @@ def common(command: Command) -> Command:
                 default="auto",
                 help="Colours on the terminal.",
             ),
-            click.option("-q", "--quiet", is_flag=True, help="Say nothing when all is well."),
+            click.option("-q", "--quiet", is_flag=True, help="Print nothing on success."),
             click.option(
-                "-v", "--verbose", count=True, help="Say more; progress without a terminal."
+                "-v",
+                "--verbose",
+                count=True,
+                help="More detail; progress also without a terminal.",
             ),
         )
     ):
@@ -268,23 +271,23 @@ def asking(command: Command) -> Command:
                 "--via",
                 type=click.Choice(WAYS),
                 default="ssh",
-                help="The way to the nodes: ssh; srun, Slurm's steps; clush, ClusterShell; auto.",
+                help="Transport: ssh; srun (Slurm steps); clush (ClusterShell); auto.",
             ),
             option(
                 "--salloc",
                 metavar="'WORDS'",
-                help="With --via srun: more options for salloc: '--reservation=maint -A ops'.",
+                help="With --via srun: further options for salloc: '--reservation=maint -A ops'.",
             ),
             option(
                 "--topology",
                 metavar="FILE",
-                help="With --via clush: its topology.conf, where it is not in its place.",
+                help="With --via clush: path of topology.conf, if not the default.",
             ),
             option(
                 "--ssh-processes",
                 type=click.IntRange(1, 64),
                 metavar="N",
-                help="With --via ssh: share the nodes between so many processes.",
+                help="With --via ssh: number of processes that share the connections.",
             ),
             common,
         )

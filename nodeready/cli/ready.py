@@ -150,20 +150,26 @@ def _local_audit(settings: dict[str, Any], selection: CheckSelection, budget_s: 
 @click.command()
 @click.argument("inventory", required=False)
 @option("--local", is_flag=True, help="This machine, without any connection.")
-@option("--budget", type=click.IntRange(1, 3600), default=60, metavar="S", help="Seconds for all.")
-@option("--user", metavar="NAME", help="Prove it as this user: the one whose job will run.")
-@option("--ports", metavar="FIRST-LAST", help="The ports on which the job meets.")
+@option(
+    "--budget",
+    type=click.IntRange(1, 3600),
+    default=60,
+    metavar="S",
+    help="Maximum seconds in all.",
+)
+@option("--user", metavar="NAME", help="Run the proofs as this user, who will run the job.")
+@option("--ports", metavar="FIRST-LAST", help="Port range of the job.")
 @option("--gpus", type=click.IntRange(0, 64), metavar="N", help="GPUs that every node must have.")
 @option(
     "--nodes-needed",
     type=click.IntRange(1),
     metavar="N",
-    help="Enough when so many are ready; without it, all have to be.",
+    help="Exit 0 when at least N nodes are ready; default: all nodes.",
 )
 @hostfile_options("ready")
-@option("--full-mesh", is_flag=True, help="Every node connects to every other, not to some.")
+@option("--full-mesh", is_flag=True, help="Connect every pair of nodes, not a sample of them.")
 @option("--only", metavar="CHECK,...", help="Only these checks or subjects: proof,gpus.present.")
-@option("--skip", metavar="CHECK,...", help="Not these.")
+@option("--skip", metavar="CHECK,...", help="Checks or subjects to skip.")
 @report(*names("ready"))
 @steps_option
 @asking

@@ -25,7 +25,7 @@ def _signal(ctx: click.Context, param: click.Parameter, value: str) -> str:
     metavar="DIR",
     general=False,
     default="",
-    help="Keep its output in DIR/NODE-rankN.RESTART.log, and the flight recorder's dumps.",
+    help="Directory for the output (NODE-rankN.RESTART.log) and the flight recorder's dumps.",
 )
 @option(
     "--signal",
@@ -33,7 +33,7 @@ def _signal(ctx: click.Context, param: click.Parameter, value: str) -> str:
     default="URG",
     general=False,
     callback=_signal,
-    help="Every Python of it writes its stacks on this signal; none: leave all alone.",
+    help="Signal on which each Python process writes its stacks; none: no handler.",
 )
 @option(
     "--trace-lines",
@@ -49,7 +49,7 @@ def _signal(ctx: click.Context, param: click.Parameter, value: str) -> str:
     metavar="NAME",
     multiple=True,
     general=False,
-    help="Trace this installed package, too; may be repeated.",
+    help="Also trace this installed package; may be repeated.",
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 @click.pass_obj

@@ -1,4 +1,4 @@
-"""`nodeready smoke`: one collective over all nodes before the job starts, and who spoils it."""
+"""`nodeready smoke`: one collective over all nodes; names the faulty node, GPU or link."""
 
 from __future__ import annotations
 
@@ -110,20 +110,20 @@ def _keep(
 
 @click.command()
 @click.argument("inventory", required=False)
-@option("--user", metavar="NAME", help="Test as this user: the one whose job will run.")
+@option("--user", metavar="NAME", help="Run the tests as this user, who will run the job.")
 @option(
     "--gpus",
     default="all",
     metavar="all|N|0,3",
     general=False,
-    help="GPUs of each node: all, so many, or these; 0: none.",
+    help="GPUs of each node: all, a number, or indices; 0: none.",
 )
 @option(
     "--ranks",
     type=click.IntRange(1, 256),
     default=2,
     metavar="N",
-    help="Ranks of a node without GPUs.",
+    help="Ranks per node without GPUs.",
 )
 @option(
     "--budget",
@@ -131,40 +131,38 @@ def _keep(
     default=300,
     metavar="S",
     general=False,
-    help="Seconds for all.",
+    help="Maximum seconds in all.",
 )
-@option("--ports", metavar="FIRST-LAST", help="The ports on which the ranks meet.")
+@option("--ports", metavar="FIRST-LAST", help="Port range of the ranks.")
 @option(
     "--engine",
     type=click.Choice(_ENGINES),
     default="auto",
-    help="What makes the collective; auto: the best that the nodes have.",
+    help="Backend of the collective; auto: the best that the nodes have.",
 )
 @option(
     "--python",
     metavar="PATH",
     takes=lambda path: path.startswith("/"),
-    help="The job's Python on the nodes, whose PyTorch is used.",
+    help="The job's Python on the nodes; its PyTorch is used.",
 )
 @option(
     "--prefix",
     metavar="'WORDS'",
     general=False,
-    help="Put in front of it: 'apptainer exec --nv job.sif'.",
+    help="Command in front of the job's Python: 'apptainer exec --nv job.sif'.",
 )
 @option(
     "--env",
     multiple=True,
     metavar="NAME=VALUE",
     general=False,
-    help="Set this for the ranks, as the job does: NCCL_IB_HCA=mlx5.",
+    help="Environment variable of the ranks, as the job sets it: NCCL_IB_HCA=mlx5.",
 )
-@option(
-    "--busy", is_flag=True, general=False, help="Also use GPUs on which somebody's processes are."
-)
-@option("--full", is_flag=True, general=False, help="Every pair of nodes by itself, too.")
+@option("--busy", is_flag=True, general=False, help="Also use GPUs that run other processes.")
+@option("--full", is_flag=True, general=False, help="Also test every pair of nodes.")
 @option("--job", metavar="ID", general=False, help="The nodes of this running job, by srun.")
-@option("--exclude-out", metavar="FILE", help="Write the nodes to leave out to FILE, for sbatch.")
+@option("--exclude-out", metavar="FILE", help="Write the nodes to exclude to FILE, for sbatch.")
 @hostfile_options("good")
 @report(*names("smoke"))
 @asking

@@ -204,36 +204,40 @@ def _capture(nodes: Targets, config: StacksConfig, screen: Screen) -> Captured:
     help="Group again what -o DIR kept, or texts of py-spy dump (*.txt, *.out, or one file).",
 )
 @option("--job", metavar="ID", help="Only this job: of Slurm, torchrun, or ADDRESS:PORT.")
-@option("--user", metavar="NAME", help="Only this user's ranks, whatever others claim to be.")
+@option("--user", metavar="NAME", help="Only ranks of this user.")
 @option("--pid", "pids", type=click.IntRange(1), multiple=True, metavar="P", help="This process.")
-@option("--match", metavar="PATTERN", help="Only where PATTERN is found in the command line.")
+@option("--match", metavar="PATTERN", help="Only processes whose command line matches PATTERN.")
 @option(
     "--native",
     is_flag=True,
-    help="Frames of C and C++ of some ranks, too; each is paused for seconds.",
+    help="Also C and C++ frames of some ranks; pauses each for seconds.",
 )
-@option("--locals", is_flag=True, help="Variables of the innermost calls; secrets are left out.")
+@option("--locals", is_flag=True, help="Also variables of the innermost calls, without secrets.")
 @option("--dump", is_flag=True, help="Have the ranks write PyTorch's flight recorder now.")
-@option("--ras", is_flag=True, help="Ask NCCL's RAS port even where that has crashed jobs.")
-@option("--check", is_flag=True, help="Say whether this running job can be debugged; exit 3: no.")
+@option(
+    "--ras", is_flag=True, help="Ask NCCL's RAS port even in versions in which that crashed jobs."
+)
+@option(
+    "--check", is_flag=True, help="Check whether this running job can be debugged; exit 3 if not."
+)
 @option("--all-threads", is_flag=True, help="Group by the stacks of all threads.")
-@option("--samples", type=click.IntRange(1, 100), default=2, metavar="N", help="Looks at a rank.")
+@option("--samples", type=click.IntRange(1, 100), default=2, metavar="N", help="Samples per rank.")
 @option(
     "--interval",
     type=click.FloatRange(0.1, 60),
     default=2.0,
     metavar="S",
-    help="Seconds from one look to the next.",
+    help="Seconds between two samples.",
 )
 @option(
     "--timeout",
     type=click.IntRange(1, 3600),
     default=60,
     metavar="S",
-    help="Seconds for one node, once it is connected.",
+    help="Maximum seconds per node, after it is connected.",
 )
 @output_directory("Keep the traces and every form of the result.", general=False)
-@format_option(*names("stacks"), help="A table for people, or another form.", general=False)
+@format_option(*names("stacks"), help="Output format.", general=False)
 @asking
 def stacks(
     inventory: str | None,

@@ -108,9 +108,9 @@ def _no_file_reason(tail: TailDocument) -> str:
     type=click.IntRange(1, 1000),
     default=10,
     metavar="LINES",
-    help="So many of each file.",
+    help="Lines per file.",
 )
-@option("--grep", metavar="REGEX", help="Only lines in which this is found, and how many.")
+@option("--grep", metavar="REGEX", help="Only lines that match REGEX, and their number.")
 @option("--newer", metavar="SPAN", help="Only files written in the last 90s, 10m, 2h, 3d.")
 @since_option("files written")
 @option(
@@ -118,7 +118,7 @@ def _no_file_reason(tail: TailDocument) -> str:
     type=click.IntRange(1, 1000),
     default=64,
     metavar="N",
-    help="Of each node, those that were written last.",
+    help="Maximum files per node, the most recently written first.",
 )
 @report(*names("tail"), general=False)
 @steps_option

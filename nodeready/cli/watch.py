@@ -185,14 +185,14 @@ class _Watcher:
     type=click.FloatRange(1, 3600),
     default=60.0,
     metavar="S",
-    help="Seconds from one look to the next.",
+    help="Seconds between two samples.",
 )
 @option(
     "--confirm",
     type=click.FloatRange(1, 86400),
     default=180.0,
     metavar="S",
-    help="Seconds for which nothing must move.",
+    help="Seconds without progress before an incident is taken.",
 )
 @option("--then", metavar="COMMAND", help="Run this after an incident, once for each hang.")
 @option("--once", is_flag=True, help="End after the first incident, with exit status 3.")

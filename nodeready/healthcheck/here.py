@@ -212,11 +212,14 @@ def _settings(text: bytes, source: str) -> dict[str, Any]:
 
 def arguments(parser: ArgumentParser) -> None:
     """The options of `audit`."""
-    _report_arguments(parser, "audit", "nothing when all is well")
+    _report_arguments(parser, "audit", "print nothing on success")
     parser.add_argument("--only", metavar="CHECK,...", help="only these checks or subjects")
-    parser.add_argument("--skip", metavar="CHECK,...", help="not these")
+    parser.add_argument("--skip", metavar="CHECK,...", help="checks or subjects to skip")
     parser.add_argument(
-        "--fail-on", choices=("fail", "warn"), default="fail", help="what makes the exit status 3"
+        "--fail-on",
+        choices=("fail", "warn"),
+        default="fail",
+        help="lowest status that exits with 3",
     )
     parser.add_argument(
         "--timeout", type=int, default=LIMIT_S, metavar="S", help="seconds; default %(default)s"
@@ -228,7 +231,9 @@ def _report_arguments(parser: ArgumentParser, kind: str, quiet: str) -> None:
     from nodeready.reports.registry import names
 
     parser.add_argument("--format", choices=names(kind, on_node=True), default="table")
-    parser.add_argument("-o", "--output", metavar="FILE", help="whole or not at all")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="write the report to FILE, atomically"
+    )
     parser.add_argument("-q", "--quiet", action="store_true", help=quiet)
     parser.add_argument("-v", "--verbose", action="count", default=0, help="every check")
 
@@ -257,14 +262,20 @@ def run(policy: Policy, options: Namespace) -> int:
 
 def ready_arguments(parser: ArgumentParser) -> None:
     """The options of `ready`."""
-    _report_arguments(parser, "ready", "nothing when it is ready")
-    parser.add_argument("--user", metavar="NAME", help="prove it as this user: whose job will run")
-    parser.add_argument("--ports", metavar="FIRST-LAST", help="the ports on which the job meets")
-    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs that there must be")
+    _report_arguments(parser, "ready", "print nothing when the node is ready")
     parser.add_argument(
-        "--budget", type=int, default=60, metavar="S", help="seconds for all; default %(default)s"
+        "--user", metavar="NAME", help="run the proofs as this user, who will run the job"
     )
-    parser.add_argument("--no-proofs", action="store_true", help="only look")
+    parser.add_argument("--ports", metavar="FIRST-LAST", help="port range of the job")
+    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs that the node must have")
+    parser.add_argument(
+        "--budget",
+        type=int,
+        default=60,
+        metavar="S",
+        help="maximum seconds in all; default %(default)s",
+    )
+    parser.add_argument("--no-proofs", action="store_true", help="audit only")
 
 
 def _changed(policy: Policy, options: Namespace) -> Policy:

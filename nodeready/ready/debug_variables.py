@@ -129,12 +129,12 @@ def _debugging(installed: InstalledTorch, directory: str, word: str) -> dict[str
     by_name = {
         name: (value, reason) for name, value, reason in _recorder(installed, directory, word)
     }
-    by_name["NCCL_DEBUG"] = ("WARN", "NCCL says what fails, and is quiet else")
+    by_name["NCCL_DEBUG"] = ("WARN", "NCCL logs failures only")
     if installed.cuda is not False:
         on = "the core of a GPU whose kernel hangs can be asked for"
         by_name["CUDA_ENABLE_USER_TRIGGERED_COREDUMP"] = ("1", on)
         pipe = f"{_LOCAL}/nodeready-{word}-cuda.%h.%p"
-        by_name["CUDA_COREDUMP_PIPE"] = (pipe, "whoever writes to it gets that core")
+        by_name["CUDA_COREDUMP_PIPE"] = (pipe, "a write to this pipe makes that core")
         small = "that core is without the memory of the GPU, which may be 80 GB and more"
         by_name["CUDA_COREDUMP_GENERATION_FLAGS"] = ("skip_global_memory", small)
     handler = "a rank that dies by a signal prints the stacks of Python"

@@ -125,7 +125,7 @@ class _SmokeRun:
         steps = ", ".join(["each alone", *together, *pairs])
         self.nodes.tell(
             f"{counted(len(names), 'node')} with {ranks_text} each, {choice.name}: {steps}; "
-            f"{max(1, round(usual_s))} s when all is well, budget {self.task.budget_s} s"
+            f"{max(1, round(usual_s))} s without a fault, budget {self.task.budget_s} s"
         )
 
     def _rank_count(self, name: str) -> int:

@@ -144,7 +144,7 @@ def _revoked(observed: SshClient, fleet: FleetBlock) -> Result | None:
         source = f"{KNOWN_HOSTS}:{number}" if observed.known_hosts.sent else KNOWN_HOSTS
         actual = f"a line revokes the {words[2]} key of {name}"
         fix = f"remove the line {source}, or give the host a new key"
-        expected = f"the {len(fleet.lines)} lines of the fleet"
+        expected = f"the fleet's {len(fleet.lines)} host keys"
         return fail("ssh_client.known_hosts", expected, actual, source, fix)
     return None
 
@@ -157,7 +157,7 @@ def _block(observed: SshClient, policy: Policy) -> Result:
     if not policy.ssh_known_hosts:
         return na(check, "no host keys were gathered")
     fleet = fleet_block(policy.ssh_known_hosts)
-    expected = f"the {len(fleet.lines)} lines of the fleet"
+    expected = f"the fleet's {len(fleet.lines)} host keys"
     if file.digest == fleet.digest:
         return ok(check, expected)
     if not file.sent:

@@ -283,7 +283,7 @@ def test_nodes_that_are_well(clock, count):
     (plan,) = done.lines
     assert plan.startswith(f"{count} node")
     assert "with 2 ranks each, torch 2.13.0 over gloo: each alone" in plan
-    assert plan.endswith("s when all is well, budget 300 s")
+    assert plan.endswith("s without a fault, budget 300 s")
     assert all(names == ended for _, names, ended in done.rounds)
     assert [what for what, *_ in done.rounds][:3] == ["looking", "starting", "alone"]
     # Alone, in groups, all together, a second each; nothing else takes time.
