@@ -209,8 +209,6 @@ def _limit(value: Any) -> str:
 
 #: A limit is 64 bits of bytes, all of them set for "unlimited" (getrlimit(2)).
 _MOST_KIB = (1 << 54) - 1
-
-
 #: core(5), "Naming of core dump files", Linux 6.12. %F is for pipes only.
 CORE_SPECIFIERS = frozenset("%cCdeEfghiIpPstu")
 #: CORENAME_MAX_SIZE in the kernel: the pattern and its terminating zero.
@@ -293,6 +291,7 @@ LIMIT = SettingKind(
     '`"unlimited"`, or KiB',
     lambda value: value if value == "unlimited" else int(value),
 )
+
 CORE_PATTERN = SettingKind(_core_pattern, "an absolute path pattern")
 PORT_RANGE = SettingKind(_port_range, "`(first, last)`, 1 to 65535")
 WAIVERS = SettingKind(_waivers, "check ids and reasons: `{'ID': 'WHY'}`", dict)

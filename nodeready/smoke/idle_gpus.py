@@ -46,7 +46,7 @@ def idle_gpus(
             reason = observed.reason if isinstance(observed, Unknown) else error
             reasons[name] = f"its GPUs are not known: {sanitise(reason, 200)}"
     nodes_with_gpus = sum(
-        bool(findings.expected(observed) or observed.gpus or counts.get(name))
+        bool(findings.expected_gpus(observed) or observed.gpus or counts.get(name))
         for name, observed in observed_gpus.items()
     )
     if gpus in (0, ()) or (gpus is None and 2 * nodes_with_gpus < max(1, len(observed_gpus))):
@@ -72,10 +72,15 @@ def _devices(observed: Gpus, busy: bool) -> dict[int, Gpu]:
 
     busy: without the vendor's tool, those on the bus: it need not be known whether they are idle
     """
-    bus = findings.expected(observed)
+    bus = findings.expected_gpus(observed)
     graphics = {gpu.address for gpu in observed.pci} - {gpu.address for gpu in bus}
     gpus = [g for g in observed.nvidia or observed.amd if g.pci_address not in graphics]
-    if busy and not gpus and bus and findings.tool(observed, bus[0].vendor).state == "missing":
+    if (
+        busy
+        and not gpus
+        and bus
+        and findings.vendor_tool_of(observed, bus[0].vendor).state == "missing"
+    ):
         gpus = [Gpu(index, gpu.vendor, gpu.address) for index, gpu in enumerate(bus)]
     return {gpu.index: gpu for gpu in gpus}
 
@@ -86,9 +91,9 @@ def _missing_reason(
     """Why the node has too few GPUs; "" if it has enough."""
     count = counted(len(devices), "GPU") if devices else "no GPU"
     shown = {gpu.pci_address for gpu in devices.values()}
-    hidden = [gpu.address for gpu in findings.unseen(observed) if gpu.address not in shown]
+    hidden = [gpu.address for gpu in findings.unshown_gpus(observed) if gpu.address not in shown]
     if hidden and not observed.gpus:
-        return f"nobody can tell which GPUs are idle: {findings.why_unseen(observed)}"
+        return f"nobody can tell which GPUs are idle: {findings.unshown_reason(observed)}"
     if hidden:
         return f"{count}: its tool does not show {some(hidden, ', ')}"
     if not devices or (expected is not None and len(devices) < expected):

@@ -80,14 +80,14 @@ def regressions(before: Snapshot, after: Snapshot) -> tuple[str, ...]:
 def _gpus(before: Gpus, after: Gpus) -> Iterator[str]:
     remaining = {(gpu.pci_address, gpu.uuid): gpu for gpu in after.gpus}
     for gpu in before.gpus:
-        tool = findings.tool(after, gpu.vendor)
+        tool = findings.vendor_tool_of(after, gpu.vendor)
         after_gpu = remaining.get((gpu.pci_address, gpu.uuid))
         if after_gpu is not None:
             yield from (f"GPU {gpu.index}: {text}" for text in _gpu(gpu, after_gpu))
         elif tool.works:
             yield f"GPU {gpu.index}: {tool.name} does not show it any more"
     for vendor in dict.fromkeys(gpu.vendor for gpu in before.gpus):
-        tool = findings.tool(after, vendor)
+        tool = findings.vendor_tool_of(after, vendor)
         if not tool.works:
             yield f"{tool.name} {tool.state}, which answered before the test"
     errors = {gpu.address: gpu.aer for gpu in before.pci}

@@ -354,21 +354,21 @@ def _amd(supervisor: ProcessSupervisor, job_pids: frozenset[int], until: float) 
 def _amd_smi(metric: str, static: str) -> Iterator[WitnessedGpu]:
     from nodeready.subjects.gpus import amd_json, amd_smi
 
-    fixed = {amd_json.whole(entry.get("gpu")): entry for entry in amd_json.entries(static)}
+    fixed = {amd_json.whole_number(entry.get("gpu")): entry for entry in amd_json.entries(static)}
     for entry in amd_json.entries(metric):
-        index = amd_json.whole(entry.get("gpu")) or 0
+        index = amd_json.whole_number(entry.get("gpu")) or 0
         about = fixed.get(index, {})
         yield WitnessedGpu(
             index,
-            amd_json.text(amd_json.at(about, "asic", "market_name")) or "",
-            amd_json.pci_address(amd_json.at(about, "bus", "bdf")),
-            amd_json.whole(amd_json.at(entry, "usage", "gfx_activity")),
-            amd_json.whole(amd_json.at(entry, "usage", "umc_activity")),
-            _rounded(amd_json.number(amd_json.at(entry, "power", "socket_power"))),
-            _rounded(amd_json.number(amd_json.at(about, "limit", "max_power"))),
+            amd_json.text(amd_json.value_at(about, "asic", "market_name")) or "",
+            amd_json.pci_address(amd_json.value_at(about, "bus", "bdf")),
+            amd_json.whole_number(amd_json.value_at(entry, "usage", "gfx_activity")),
+            amd_json.whole_number(amd_json.value_at(entry, "usage", "umc_activity")),
+            _rounded(amd_json.number(amd_json.value_at(entry, "power", "socket_power"))),
+            _rounded(amd_json.number(amd_json.value_at(about, "limit", "max_power"))),
             (),
             (),
-            amd_smi.throttle_of(entry),
+            amd_smi.throttle_reasons(entry),
         )
 
 
@@ -386,8 +386,8 @@ def _rocm_smi(printed: str) -> Iterator[WitnessedGpu]:
             index,
             amd_json.text(card.get("card series")) or "",
             amd_json.pci_address(card.get("pci bus")),
-            amd_json.whole(card.get("gpu use (%)")),
-            amd_json.whole(card.get("gpu memory read/write activity (%)")),
+            amd_json.whole_number(card.get("gpu use (%)")),
+            amd_json.whole_number(card.get("gpu memory read/write activity (%)")),
             _rounded(amd_json.number(watts)),
             _rounded(amd_json.number(card.get("max graphics package power (w)"))),
             (),
@@ -536,9 +536,9 @@ def message_of(text: str, ago_s: float) -> Message | None:
     if not text.startswith(_DRIVERS):
         return None
     # The audit's rules for GPUs and their bus.
-    from nodeready.subjects.gpus import kernel_log, xids
+    from nodeready.subjects.gpus import driver_messages, xids
 
-    rule = kernel_log.find(text)
+    rule = driver_messages.find_rule(text)
     if rule is None or not rule.action or rule.action == xids.APPLICATION:
         return None
     return Message("link" if rule.source == "pcie" else "xid", max(0, int(ago_s)), 0, text[:_TEXT])

@@ -1,7 +1,6 @@
-"""AMD's GPUs as amd-smi shows them, or rocm-smi where the node has no amd-smi.
+"""AMD's GPUs: the section that runs amd-smi, or rocm-smi where the node has no amd-smi.
 
-In this order: the values of both tools' JSON, the kernel's own counts, amd-smi, rocm-smi, and the
-section that asks one of them.
+The readers are in `amd_smi`, `rocm_smi` and, for the kernel's own counts, `kfd`.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ _BIN = "/opt/rocm/bin"
 
 
 def _script(policy: Policy) -> str:
-    """Print the kernel's counts, then ask the tool, unless an earlier one hangs.
+    """Print the kernel's counts, then run the tool, unless an earlier run hangs.
 
-    A tool is a Python script, whose process has the name python3 when env started it.
+    A tool is a Python script; the process is called python3 when env started the script.
     """
     return rf"""
     PATH=$PATH:{_BIN}
@@ -78,7 +77,7 @@ SECTION = Section(
 
 @dataclass(frozen=True)
 class _ToolCall:
-    """What one call of the tool printed; ``status`` is None when it did not end."""
+    """The output of one call of the tool; ``status`` is None when the call did not end."""
 
     printed: str
     status: int | None
@@ -88,7 +87,7 @@ class _ToolCall:
         return (self.printed.strip().splitlines() or [""])[-1].strip()
 
 
-def _runs(output: Output) -> dict[str, _ToolCall]:
+def _tool_calls(output: Output) -> dict[str, _ToolCall]:
     """The calls of the tool, by name."""
     mark = re.escape(f"@{output.nonce}")
     runs = {}
@@ -100,25 +99,25 @@ def _runs(output: Output) -> dict[str, _ToolCall]:
     return runs
 
 
-def _call(name: str, call: str, run: _ToolCall | None, output: Output) -> Tool | None:
-    """What is wrong with one call of the tool; None: nothing."""
+def _call_failure(name: str, call: str, run: _ToolCall | None, output: Output) -> Tool | None:
+    """The tool's failure, where this call failed; else None."""
     if run is None or run.status is None:
         if output.truncated:
             return Tool(name, "nonsense", "its output is too long")
         return Tool(name, "timed out", call)
     if run.status != 0 and not (call == "rocm" and run.status in (1, 2) and cards(run.printed)):
-        # rocm-smi complains with its status of each value that a board has not, and goes on.
+        # For each value that a board lacks, rocm-smi sets its exit status and continues.
         return Tool(name, "failed", f"exit status {run.status}: {run.last_line}"[:160])
     devices = cards(run.printed) if call == "rocm" else list(entries(run.printed))
     return None if devices else Tool(name, "nonsense", run.printed.strip()[:160])
 
 
-#: What a version says that has no such command, and a board that has no such links.
+#: The answer of a version without this command, and of a board without such links.
 _NO_LINKS = re.compile(r"not supported|not_supported|invalid choice|unrecognized|usage:|N/A", re.I)
 
 
-def _unlinked(runs: Mapping[str, _ToolCall], output: Output) -> str:
-    """Why the tool could not tell the links; "" where it could, or where there are none."""
+def _links_error(runs: Mapping[str, _ToolCall], output: Output) -> str:
+    """Why the tool could not read the links; "" where it read them, or where there are none."""
     run = runs.get("xgmi")
     if run is None or (run.status is None and list(entries(run.printed))):
         return ""
@@ -130,12 +129,12 @@ def _unlinked(runs: Mapping[str, _ToolCall], output: Output) -> str:
 
 
 def _tool(output: Output, before: str, runs: Mapping[str, _ToolCall]) -> Tool:
-    """How the tool fared; a fault of ``xgmi`` alone does not count."""
+    """The tool and its state; a failure of ``xgmi`` alone does not count."""
     have = re.findall(r"^have=(amd-smi|rocm-smi)$", before, re.M)
     if not have:
         # Without its first line, the section was ended before it looked for a tool.
-        unseen = output.rc is None and not output.truncated
-        return Tool("amd-smi", "timed out" if unseen else "missing")
+        unshown_gpus = output.rc is None and not output.truncated
+        return Tool("amd-smi", "timed out" if unshown_gpus else "missing")
     name = have[0]
     stuck = re.search(r"^stuck=([0-9]+)$", before, re.M)
     if stuck:
@@ -143,7 +142,7 @@ def _tool(output: Output, before: str, runs: Mapping[str, _ToolCall]) -> Tool:
     if re.search(r"^module=no$", before, re.M):
         return Tool(name, "failed", "the kernel module amdgpu is not loaded")
     for call in ("static", "metric") if name == "amd-smi" else ("rocm",):
-        failure = _call(name, call, runs.get(call), output)
+        failure = _call_failure(name, call, runs.get(call), output)
         if failure:
             return failure
     return Tool(name, "ok")
@@ -159,9 +158,9 @@ def _driver(before: str) -> str | None:
 
 
 def parse(output: Output) -> tuple[tuple[AmdGpu, ...], Tool, str | None]:
-    """The devices, how the tool fared, and the driver's version."""
+    """The devices, the tool with its state, and the driver's version."""
     before = re.split(rf"^@{re.escape(output.nonce)} run ", output.text, maxsplit=1, flags=re.M)[0]
-    runs = _runs(output)
+    runs = _tool_calls(output)
     tool = _tool(output, before, runs)
     kfd = parse_kfd(before)
     if "rocm" in runs:
@@ -170,5 +169,5 @@ def parse(output: Output) -> tuple[tuple[AmdGpu, ...], Tool, str | None]:
         static, metric, xgmi = (
             runs[call].printed if call in runs else "" for call in ("static", "metric", "xgmi")
         )
-        gpus = tuple(parse_amd_smi(static, metric, xgmi, kfd, _unlinked(runs, output)))
+        gpus = tuple(parse_amd_smi(static, metric, xgmi, kfd, _links_error(runs, output)))
     return gpus, tool, _driver(before)

@@ -1,4 +1,4 @@
-"""One GPU of AMD's, with what both of AMD's tools say of it."""
+"""One GPU of AMD's, and the values that amd-smi and rocm-smi share."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from nodeready.subjects.iommu.instincts import MODELS
 
 @dataclass(frozen=True)
 class AmdGpu(Gpu):
-    """One AMD device, with the values that only AMD's tools have.
+    """One AMD device, with the values that only AMD's tools print.
 
     xgmi_errors:  errors of the links between GPUs: the uncorrectable ones that RAS counts, or
                   the status of the links (1: an error, 2: several), which MI300 does not have
-    ecc_deferred: uncorrectable errors in data that no program has used so far
+    ecc_deferred: uncorrectable errors in data that no program has read yet
     partition:    how the device is divided: ``SPX/NPS1`` is one GPU with one memory
     """
 
@@ -45,7 +45,7 @@ def hottest_sensor(
 ) -> tuple[int | None, int | None]:
     """The degrees of one sensor, and the degrees at which the GPU slows down for that sensor.
 
-    One that is at its limit; else the first with a limit; else the first that says anything.
+    The first sensor at its limit; else the first with a limit; else the first with a reading.
     """
     readings = [(observed, limit) for observed, limit in sensors if observed is not None]
     limited = [(observed, limit) for observed, limit in readings if limit is not None]
@@ -72,12 +72,12 @@ def partition_modes(reader: Reader) -> str | None:
 _OLDER = ("0x66a0", "0x66a1")
 
 
-def server(device: str) -> bool:
+def is_server_board(device: str) -> bool:
     """Whether this device (``0x74a1``) is a board for servers: RAS counts, and all its lanes."""
     return device in MODELS or device in _OLDER
 
 
-#: The fields of `Gpu` on which verdicts rest, by what is read for them.
+#: Name of a value that is read -> the field of `Gpu` whose verdict it decides.
 _FIELDS = {
     "ecc_uncorrectable": "ecc_uncorrectable_volatile",
     "ecc_correctable": "tool correctable",
@@ -90,7 +90,7 @@ _FIELDS = {
 
 
 def unread_fields(reader: Reader) -> tuple[tuple[str, str], ...]:
-    """What the tool could not tell, by the fields of `Gpu`."""
+    """The values that the tool could not read, by the fields of `Gpu`."""
     fields = [(_FIELDS.get(name, name), text) for name, text in reader.unread]
     return tuple(dict.fromkeys(fields))
 
@@ -100,18 +100,18 @@ def unread_fields(reader: Reader) -> tuple[tuple[str, str], ...]:
 _INTEGRATED = ("11", "13", "15", "16", "19", "98")
 
 
-def integrated(device: str) -> bool:
+def is_integrated(device: str) -> bool:
     """Whether this PCI device (four hex digits) is the graphics of a processor."""
     return device[:2] in _INTEGRATED and f"0x{device}" not in MODELS
 
 
 def accelerators(gpus: Iterable[AmdGpu], bus: Iterable[PciGpu]) -> tuple[AmdGpu, ...]:
-    """The accelerators among the GPUs, with what the PCI bus says of their links.
+    """The accelerators among the GPUs, with the lanes that the PCI bus shows.
 
-    A processor's own graphics are none. rocm-smi prints no maximum of lanes, and no tool a link
-    that has lost some behind it: of both, the bus and the tool, the smaller number counts. A
-    Radeon lowers its lanes when it is idle, and has a link inside of the board: the numbers of its
-    lanes are no fault.
+    The graphics of a processor are no accelerator. rocm-smi prints no maximum of lanes, and no
+    tool shows a link behind the GPU that has lost lanes: the smaller number of bus and tool
+    counts. A Radeon lowers its lanes when it is idle, and has a link inside of the board: its
+    numbers of lanes are not judged.
     """
     bus_gpus = {bus_gpu.address: bus_gpu for bus_gpu in bus}
     accelerator_gpus = []
@@ -119,13 +119,13 @@ def accelerators(gpus: Iterable[AmdGpu], bus: Iterable[PciGpu]) -> tuple[AmdGpu,
         bus_gpu = bus_gpus.get(gpu.pci_address)
         if bus_gpu is None:
             accelerator_gpus.append(gpu)
-        elif not integrated(bus_gpu.device):
+        elif not is_integrated(bus_gpu.device):
             accelerator_gpus.append(_with_bus_width(gpu, bus_gpu))
     return tuple(accelerator_gpus)
 
 
 def _with_bus_width(gpu: AmdGpu, bus_gpu: PciGpu) -> AmdGpu:
-    if not server(f"0x{bus_gpu.device}"):
+    if not is_server_board(f"0x{bus_gpu.device}"):
         return replace(gpu, pcie_width_max=None, pcie_generation_max=None)
     width_max = gpu.pcie_width_max or bus_gpu.pcie_width_max
     widths = [width for width in (gpu.pcie_width, bus_gpu.pcie_width) if width is not None]

@@ -9,17 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 Json = dict[str, Any]
-
-
 _Value = TypeVar("_Value")
-
-
 #: GT/s of each generation of PCI Express.
 _GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 _MEGABYTES = {"B": 1 / (1 << 20), "KB": 1 / 1024, "MB": 1.0, "GB": 1024.0, "TB": 1024.0 * 1024}
-
-
-#: A tool prints one or two documents; of other text that begins like one, so much is tried.
+#: Maximum of lines that are tried as the start of a document; a tool prints one or two documents.
 _MOST_DOCUMENTS = 40
 
 
@@ -53,12 +47,12 @@ def entries(printed: str) -> Iterator[Json]:
             lists = [[document], *(item for item in document.values() if isinstance(item, list))]
         for items in lists:
             for item in items:
-                if isinstance(item, dict) and whole(item.get("gpu")) is not None:
+                if isinstance(item, dict) and whole_number(item.get("gpu")) is not None:
                     yield item
 
 
-def at(entry: Json, *path: str) -> Any:
-    """The value at the end of ``path``; None where there is none."""
+def value_at(entry: Json, *path: str) -> Any:
+    """The value at the end of ``path``; None where the path ends early."""
     value: Any = entry
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
@@ -75,9 +69,9 @@ def text(value: Any) -> str | None:
     return None if words in ("", "N/A", "n/a", "None", "unknown", "0x0") else words[:200]
 
 
-# What says that the device has no such value. All other words in the place of a value are errors:
-# "AMDSMI_STATUS_NO_PERM - Permission Denied", "Failed to retrieve …", "None" (amdsmi_exception.py;
-# rocm_smi.py: rsmi_ret_ok).
+# The words for a value that the device does not have. All other words in the place of a value are
+# errors: "AMDSMI_STATUS_NO_PERM - Permission Denied", "Failed to retrieve …", "None"
+# (amdsmi_exception.py; rocm_smi.py: rsmi_ret_ok).
 _ABSENT = re.compile(
     r"n/?a|-|not[ _]?(yet[ _])?(supported|implemented|applicable)"
     r"|.*\bnot[ _](yet[ _])?(supported|implemented|applicable)\b.*|unsupported|.*is unsupported.*"
@@ -97,14 +91,14 @@ def error(value: Any) -> str:
 
 
 class Reader:
-    """One device's answer, read field by field; ``unread``: what the tool could not tell."""
+    """One device's answer, read field by field; ``unread``: fields with an error's text."""
 
     def __init__(self, *entries: Json) -> None:
         self.entries = entries
         self.unread: list[tuple[str, str]] = []
 
     def raw(self, *paths: str) -> Any:
-        """The value of the first path (``pcie/width``) that is there, or the error on its way."""
+        """The value of the first path (``pcie/width``) that exists, or the error in its place."""
         error_value: Any = None
         for path in paths:
             for entry in self.entries:
@@ -120,28 +114,28 @@ class Reader:
                 error_value = value if error_value is None else error_value
         return error_value
 
-    def note(self, field: str, value: Any) -> None:
-        """Remember that the field has an error in its place; other words are none."""
+    def note_error(self, field: str, value: Any) -> None:
+        """Remember the error in the field's place; words for a missing value are no error."""
         words = error(value)
         if words:
             self.unread.append((field, words))
 
     def get(self, field: str, read: Callable[[Any], _Value | None], *paths: str) -> _Value | None:
-        """The field's value; None, and noted, where something else stands in its place."""
+        """The field's value; None where it cannot be read, which is noted."""
         value = self.raw(*paths)
         parsed = read(value)
         if parsed is None:
-            self.missed(field, read, value)
+            self.note_unreadable(field, read, value)
         return parsed
 
-    def missed(self, field: str, read: Callable[[Any], Any], value: Any) -> None:
-        """Note words in the place of a value, and a number that the value cannot be.
+    def note_unreadable(self, field: str, read: Callable[[Any], Any], value: Any) -> None:
+        """Note an error in the place of a value, and a number that the value cannot have.
 
-        Some numbers say that the device has no such value: those of `_NONE`.
+        The numbers of `_NONE` mean that the device has no such value.
         """
         measure = number(value)
         if measure is None:
-            self.note(field, value)
+            self.note_error(field, value)
         elif read in _NONE and measure not in _NONE[read]:
             self.unread.append((field, (text(value) or "")[:80]))
 
@@ -154,7 +148,7 @@ def number(value: Any) -> float | None:
     return result if result is not None and math.isfinite(result) else None
 
 
-def whole(value: Any) -> int | None:
+def whole_number(value: Any) -> int | None:
     """A count; None for anything else, and for less than nothing."""
     parsed = number(value)
     return int(parsed) if parsed is not None and parsed >= 0 else None
@@ -162,19 +156,19 @@ def whole(value: Any) -> int | None:
 
 def count(value: Any) -> int | None:
     """A count of errors; None for all ones in 32 or 64 bits, which stand for no counter."""
-    parsed = whole(value)
+    parsed = whole_number(value)
     return None if parsed in ((1 << 32) - 1, (1 << 64) - 1) or parsed == float(1 << 64) else parsed
 
 
 def lanes(value: Any) -> int | None:
     """The lanes of a link; None for 0, a device without one, and for what no link has."""
-    parsed = whole(value)
+    parsed = whole_number(value)
     return parsed if parsed is not None and 1 <= parsed <= 32 else None
 
 
 def degrees(value: Any) -> int | None:
     """Degrees Celsius; None for 0 and 65535, which stand for no sensor, and beyond 200."""
-    parsed = whole(value)
+    parsed = whole_number(value)
     return parsed if parsed is not None and 0 < parsed < 200 else None
 
 
@@ -197,8 +191,8 @@ def generation(value: Any) -> int | None:
     return None if parsed is None else _GENERATIONS.get(parsed if parsed < 1000 else parsed / 1000)
 
 
-#: What reads a number -> the numbers that stand for no such value: 0 for no link and no sensor,
-#: all ones for no counter and no sensor (Linux' kgd_pp_interface.h, gpu_metrics).
+#: Reader of a number -> the numbers that mean "no such value": 0 for no link and no sensor, all
+#: ones for no counter and no sensor (Linux' kgd_pp_interface.h, gpu_metrics).
 _NONE: Mapping[Callable[[Any], Any], tuple[float, ...]] = {
     lanes: (0.0,),
     generation: (0.0,),

@@ -1,8 +1,7 @@
 """AMD's GPUs as amd-smi shows them: ``static``, ``metric`` and ``xgmi``.
 
 Formats: ROCm/amdsmi, amdsmi_cli/amdsmi_commands.py, versions 23 to 26. The first two print a
-list of devices, or since ROCm 6.4 ``{"gpu_data": […]}``; ``xgmi`` prints two documents one after
-the other.
+list of devices, or since ROCm 6.4 ``{"gpu_data": […]}``; ``xgmi`` prints two documents.
 """
 
 from __future__ import annotations
@@ -14,15 +13,14 @@ from typing import Any
 from nodeready.subjects.gpus.amd_gpu import (
     AmdGpu,
     hottest_sensor,
+    is_server_board,
     partition_modes,
     performance_level,
-    server,
     unread_fields,
 )
 from nodeready.subjects.gpus.amd_json import (
     Json,
     Reader,
-    at,
     count,
     degrees,
     entries,
@@ -35,9 +33,10 @@ from nodeready.subjects.gpus.amd_json import (
     parse_name,
     pci_address,
     text,
-    whole,
+    value_at,
+    whole_number,
 )
-from nodeready.subjects.gpus.gpu import Gpu, Link
+from nodeready.subjects.gpus.gpu import Gpu, GpuLink
 from nodeready.subjects.gpus.kfd import Kfd, idle
 from nodeready.subjects.iommu.instincts import MODELS
 
@@ -50,17 +49,16 @@ _THROTTLE = (
     ("hbm_thermal_violation_status", "hw_thermal_slowdown"),
 )
 
-
 _XGMI = {"NO_ERRORS": 0, "ERROR": 1, "MULTIPLE_ERRORS": 2}
 
 
-def throttle_of(entry: Json) -> tuple[str, ...]:
+def throttle_reasons(entry: Json) -> tuple[str, ...]:
     """The active reasons for a lower clock, of one device's ``metric``."""
     return _throttle(Reader(entry))[0] + performance_level(entry.get("perf_level"))
 
 
 def _throttle(reader: Reader) -> tuple[tuple[str, ...], bool | None]:
-    """The reasons for a lower clock that are active now, and whether the tool says all of them."""
+    """The active reasons for a lower clock, and whether there is one; None: not all are shown."""
     active, readable_count = [], 0
     for key, reason in _THROTTLE:
         value = reader.raw(f"throttle/{key}")
@@ -69,8 +67,8 @@ def _throttle(reader: Reader) -> tuple[tuple[str, ...], bool | None]:
             readable_count += 1
             active += [reason] if word in ("ACTIVE", "TRUE", "1") else []
             continue
-        reader.note("throttle", value)
-        # The share of the last moments in which it was active.
+        reader.note_error("throttle", value)
+        # The part of the last moments in which the reason was active.
         share = number(reader.raw(f"throttle/{key.replace('_status', '_activity')}"))
         readable_count += share is not None
         active += [reason] if share else []
@@ -78,7 +76,7 @@ def _throttle(reader: Reader) -> tuple[tuple[str, ...], bool | None]:
     return reasons, bool(reasons) if readable_count == len(_THROTTLE) or reasons else None
 
 
-#: Enabled, or what the block has found: amdsmi_ras_err_state_t.
+#: Enabled, or the kind of error that the block has counted: amdsmi_ras_err_state_t.
 _ON = ("ENABLED", "PARITY", "SING_C", "MULT_UC", "POISON")
 
 
@@ -89,7 +87,7 @@ def _ecc(reader: Reader, instinct: bool) -> str | None:
     """
     state: Json | None = None
     for path in (("ras", "ecc_block_state"), ("ras",)):
-        blocks = at(reader.entries[0], *path)
+        blocks = value_at(reader.entries[0], *path)
         if isinstance(blocks, list):
             blocks = {
                 str(item.get("block")): item.get("status")
@@ -100,48 +98,48 @@ def _ecc(reader: Reader, instinct: bool) -> str | None:
             state = blocks
             break
         if isinstance(blocks, str):
-            reader.note("ecc", blocks)
+            reader.note_error("ecc", blocks)
     if state is None:
         return None
     word = text(state["UMC"])
     if word in _ON:
         return "on"
     if word != "DISABLED":
-        reader.note("ecc", state["UMC"])
+        reader.note_error("ecc", state["UMC"])
         return None
     any_block = any(text(value) == "ENABLED" for value in state.values())
     return "off" if any_block or instinct else None
 
 
 def _blocks(metric: Json, word: str) -> int | None:
-    """The sum of what the blocks of the device count; None where none does."""
+    """The sum of the counts of the device's blocks; None where no block counts."""
     tables = (metric.get(name) for name in ("ecc_blocks", "ecc_block"))
     blocks: Json = next((table for table in tables if isinstance(table, dict) and table), {})
     counts = [
-        counted
+        error_count
         for block in blocks.values()
         if isinstance(block, dict)
-        and (counted := count(block.get(f"{word}_count", block.get(word)))) is not None
+        and (error_count := count(block.get(f"{word}_count", block.get(word)))) is not None
     ]
     return sum(counts) if counts else None
 
 
 def _errors(reader: Reader, metric: Json, word: str, instinct: bool) -> int | None:
-    """The errors of this kind: of the device, or of all blocks where those count more.
+    """The errors of this kind: the device's total, or the sum of its blocks where it is higher.
 
     Radeon boards count errors that never were: all ones in registers of 16 bits.
     """
     paths = (f"total_{word}_count", f"total_{word}", f"{word}_count", word)
     total = reader.get(f"ecc_{word}", count, *(f"ecc/{path}" for path in paths))
     blocks = _blocks(metric, word)
-    counts = [counted for counted in (total, blocks) if counted is not None]
-    found = max(counts) if counts else None
-    return None if found and not instinct and found % 65535 == 0 else found
+    counts = [error_count for error_count in (total, blocks) if error_count is not None]
+    error_count = max(counts) if counts else None
+    return None if error_count and not instinct and error_count % 65535 == 0 else error_count
 
 
 def _xgmi_errors(reader: Reader) -> int | None:
     """Errors of the device's links; None where neither RAS nor the status counts them."""
-    counted = reader.get(
+    error_count = reader.get(
         "xgmi_errors",
         count,
         "ecc_blocks/XGMI_WAFL/uncorrectable_count",
@@ -151,17 +149,17 @@ def _xgmi_errors(reader: Reader) -> int | None:
     word = (text(raw) or "").replace("AMDSMI_XGMI_STATUS_", "")
     status = _XGMI.get(word)
     if status is None and number(raw) in (0, 1, 2):
-        status = whole(raw)
+        status = whole_number(raw)
     if status is None:
-        reader.note("xgmi_errors", raw)
-    counts = [errors for errors in (counted, status) if errors is not None]
+        reader.note_error("xgmi_errors", raw)
+    counts = [errors for errors in (error_count, status) if errors is not None]
     return max(counts) if counts else None
 
 
-def _links(printed: str) -> dict[str, tuple[Link, ...]]:
+def _links(printed: str) -> dict[str, tuple[GpuLink, ...]]:
     """PCI address -> the links of that device. X (a device to itself) is no link.
 
-    A word that is neither is an error: the state of such a link is unknown.
+    The state of a link with an error's text is unknown.
     """
     states = {"U": "active", "D": "inactive"}
     links_by_address = {}
@@ -169,17 +167,17 @@ def _links(printed: str) -> dict[str, tuple[Link, ...]]:
         status = entry.get("link_status")
         if isinstance(status, list):
             links_by_address[pci_address(entry.get("bdf"))] = tuple(
-                Link(index, states.get(word, "unknown"))
+                GpuLink(index, states.get(word, "unknown"))
                 for index, word in enumerate(status[:64])
                 if isinstance(word, str) and word != "X" and (word in states or error(word))
             )
         elif error(status):
-            links_by_address[pci_address(entry.get("bdf"))] = (Link(0, "unknown"),)
+            links_by_address[pci_address(entry.get("bdf"))] = (GpuLink(0, "unknown"),)
     return links_by_address
 
 
 def _unread_links(gpu: Gpu) -> str:
-    """Which links' states the tool could not tell, in words."""
+    """The links whose states the tool could not read, in words."""
     links = [str(link.index) for link in gpu.links if link.state == "unknown"]
     return f"no state of the links {', '.join(links)}" if links else ""
 
@@ -204,7 +202,7 @@ def _gpu(static: Json, metric: Json, kfd: Kfd, links: Mapping[str, Any]) -> AmdG
     reader = Reader(static, metric)
     address = pci_address(reader.raw("bus/bdf"))
     device = (text(reader.raw("asic/device_id")) or "").lower()
-    instinct = server(device)
+    instinct = is_server_board(device)
     temperature, slowdown = hottest_sensor(
         (_sensor(reader, "hotspot", "junction"), _sensor(reader, "edge", "edge"))
     )
@@ -219,7 +217,7 @@ def _gpu(static: Json, metric: Json, kfd: Kfd, links: Mapping[str, Any]) -> AmdG
         *(f"pcie/{key}" for key in ("speed", "current_speed", "pcie_speed")),
     )
     return AmdGpu(
-        index=whole(static.get("gpu")) or 0,
+        index=whole_number(static.get("gpu")) or 0,
         vendor="amd",
         pci_address=address,
         model=reader.get("model", parse_name, "asic/market_name"),
@@ -264,7 +262,11 @@ def _gpu(static: Json, metric: Json, kfd: Kfd, links: Mapping[str, Any]) -> AmdG
         xgmi_errors=_xgmi_errors(reader),
         partition=partition_modes(reader),
         power_limit_w=reader.get(
-            "power_limit_w", whole, "limit/socket_power", "limit/current_power", "limit/power"
+            "power_limit_w",
+            whole_number,
+            "limit/socket_power",
+            "limit/current_power",
+            "limit/power",
         ),
         virtual=device in MODELS and MODELS[device].virtual,
         unread=unread_fields(reader),
@@ -272,21 +274,23 @@ def _gpu(static: Json, metric: Json, kfd: Kfd, links: Mapping[str, Any]) -> AmdG
 
 
 def parse_amd_smi(
-    static: str, metric: str, xgmi: str, kfd: Kfd, unlinked: str = ""
+    static: str, metric: str, xgmi: str, kfd: Kfd, links_error: str = ""
 ) -> Iterator[AmdGpu]:
-    """The devices; of a partitioned GPU the first partition stands for the whole.
+    """The devices; the first partition represents a partitioned GPU.
 
-    unlinked: why the tool could not tell the links
+    links_error: why the tool could not read the links
     """
-    metrics = {whole(entry.get("gpu")): entry for entry in entries(metric)}
+    metrics = {whole_number(entry.get("gpu")): entry for entry in entries(metric)}
     links = _links(xgmi)
     observed = set()
     for entry in entries(static):
-        gpu = _gpu(entry, metrics.get(whole(entry.get("gpu")), {}), kfd, links)
-        reason = unlinked or _unread_links(gpu)
+        gpu = _gpu(entry, metrics.get(whole_number(entry.get("gpu")), {}), kfd, links)
+        reason = links_error or _unread_links(gpu)
         if reason:
             gpu = replace(gpu, unread=(*gpu.unread, ("links", reason)))
-        if gpu.pci_address in observed or whole(at(entry, "partition", "partition_id")):
+        if gpu.pci_address in observed or whole_number(
+            value_at(entry, "partition", "partition_id")
+        ):
             continue
         observed.add(gpu.pci_address)
         yield gpu

@@ -10,17 +10,17 @@ from nodeready.subjects.gpus.facts import PROBE, compared, learned
 from nodeready.subjects.gpus.fault_checks import kernel_faults
 from nodeready.subjects.gpus.findings import (
     DRIVERS,
-    expected,
+    expected_gpus,
     few,
-    guest,
+    findings_text,
+    is_guest,
     judge_each,
-    listed,
-    none,
-    unseen,
-    untold,
-    why_unseen,
+    no_gpu_reason,
+    unreadable_gpus,
+    unshown_gpus,
+    unshown_reason,
+    vendor_tool_of,
 )
-from nodeready.subjects.gpus.findings import tool as tool_of
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
 from nodeready.subjects.gpus.health import (
     device_access,
@@ -48,22 +48,24 @@ _PACKAGES = {
 def present(observed: Gpus, policy: Policy) -> Result:
     """Each GPU on the PCI bus has its driver and is shown by its vendor's tool.
 
-    The bus is the witness: one that is there and that the tool does not show has fallen off the
-    bus, or its driver is broken. GPUs of guests (vfio-pci) and screens are not counted.
+    A GPU that the bus shows and its tool does not show has fallen off the bus, or its driver is
+    broken. GPUs of virtual machines (vfio-pci) and of screens do not count.
     """
-    check, reason = "gpus.present", none(observed)
+    check, reason = "gpus.present", no_gpu_reason(observed)
     if reason:
         return na(check, reason)
-    gpus = expected(observed)
-    lost = {gpu.address for gpu in unseen(observed)}
+    gpus = expected_gpus(observed)
+    lost = {gpu.address for gpu in unshown_gpus(observed)}
     loose = [gpu for gpu in gpus if gpu.driver != DRIVERS[gpu.vendor] and gpu.address in lost]
-    gone = [gpu for gpu in gpus if gpu.address in lost and tool_of(observed, gpu.vendor).works]
+    gone = [
+        gpu for gpu in gpus if gpu.address in lost and vendor_tool_of(observed, gpu.vendor).works
+    ]
     words = [
         f"{gpu.address}: driver {gpu.driver}" if gpu.driver else f"{gpu.address}: no driver"
         for gpu in loose
     ]
     words += [
-        f"{gpu.address}: {tool_of(observed, gpu.vendor).name} does not show it"
+        f"{gpu.address}: {vendor_tool_of(observed, gpu.vendor).name} does not show it"
         for gpu in gone
         if gpu not in loose
     ]
@@ -71,7 +73,7 @@ def present(observed: Gpus, policy: Policy) -> Result:
     if words:
         fix = "see the kernel's log; reset or reseat it" if gone else "install or load the driver"
         return fail(check, expectation, few(words), _PCI, fix)
-    hidden = why_unseen(observed)
+    hidden = unshown_reason(observed)
     if hidden:
         return unknown(check, hidden)
     return ok(check, expectation, f"{len(gpus) or len(observed.gpus)} GPUs", _PCI)
@@ -79,16 +81,18 @@ def present(observed: Gpus, policy: Policy) -> Result:
 
 @check("gpus.tool", fix=("reboot the node: it cannot be ended", "run it by hand; see dmesg"))
 def tool(observed: Gpus, policy: Policy) -> Result:
-    """The vendor's tool answers. What hangs here hangs in jobs too, and most of the rest rests on
-    it. One that is not installed stops no job, but then its GPUs are not judged. Where it prints
-    an error instead of a value that no other check reads, what it says is not the whole truth.
+    """The vendor's tool answers: most other checks need its answer.
+
+    A tool that hangs here hangs in jobs, too. A tool that is not installed stops no job, but its
+    GPUs are not judged. An error in the place of a value that no other check reads is unknown
+    here.
     """
     check, expectation = "gpus.tool", "the vendor's tool answers"
-    reason = none(observed)
+    reason = no_gpu_reason(observed)
     if reason:
         return na(check, reason)
-    vendors = [vendor for vendor in DRIVERS if expected(observed, vendor)]
-    tools = [(vendor, tool_of(observed, vendor)) for vendor in vendors]
+    vendors = [vendor for vendor in DRIVERS if expected_gpus(observed, vendor)]
+    tools = [(vendor, vendor_tool_of(observed, vendor)) for vendor in vendors]
     broken = [
         vendor_tool
         for _, vendor_tool in tools
@@ -112,9 +116,9 @@ def tool(observed: Gpus, policy: Policy) -> Result:
     stray = {
         field for gpu in observed.gpus for field, _ in gpu.unread if field.startswith("tool ")
     }
-    dark = untold(observed, stray)
-    if dark:
-        return unknown(check, listed(dark))
+    unreadable = unreadable_gpus(observed, stray)
+    if unreadable:
+        return unknown(check, findings_text(unreadable))
     names = [f"{vendor_tool.name} {vendor_tool.detail}".strip() for _, vendor_tool in tools]
     return ok(check, expectation, ", ".join(names))
 
@@ -127,16 +131,16 @@ def tool(observed: Gpus, policy: Policy) -> Result:
 def count(observed: Gpus, policy: Policy) -> Result:
     """The PCI bus shows as many GPUs as the policy says.
 
-    One that is there and does not work is what `gpus.present` tells.
+    `gpus.present` judges whether each of them works.
     """
     check, expectation = "gpus.count", policy.gpu_count
     if expectation is None:
-        return na(check, none(observed) or "the policy sets no number")
-    gpu_count = len(expected(observed)) or len(
+        return na(check, no_gpu_reason(observed) or "the policy sets no number")
+    gpu_count = len(expected_gpus(observed)) or len(
         {(gpu.vendor, gpu.pci_address) for gpu in observed.gpus}
     )
     if gpu_count != expectation:
-        guests = sum(guest(gpu) for gpu in observed.pci)
+        guests = sum(is_guest(gpu) for gpu in observed.pci)
         guests_text = f", and {guests} of virtual machines" if guests else ""
         fix = "see the kernel's log and the BMC; reseat or replace it"
         return fail(check, str(expectation), f"{gpu_count} on the PCI bus{guests_text}", _PCI, fix)
@@ -163,15 +167,15 @@ def model(observed: Gpus, policy: Policy) -> Result:
 )
 def driver(observed: Gpus, policy: Policy) -> Result:
     """The kernel driver is loaded, in the policy's version where that names one."""
-    check, reason = "gpus.driver", none(observed)
+    check, reason = "gpus.driver", no_gpu_reason(observed)
     if reason:
         return na(check, reason)
     versions = {"nvidia": observed.driver, "amd": observed.amd_driver}
     expectation, words = policy.gpu_driver or "loaded", []
     for vendor, name in DRIVERS.items():
-        bound = [gpu for gpu in expected(observed, vendor) if gpu.driver == name]
+        bound = [gpu for gpu in expected_gpus(observed, vendor) if gpu.driver == name]
         version = versions[vendor]
-        if not bound and expected(observed, vendor) and version is None:
+        if not bound and expected_gpus(observed, vendor) and version is None:
             fix = f"install or load {name}; see dmesg"
             return fail(check, expectation, f"{name} is not loaded", _PCI, fix)
         if version is None and bound and policy.gpu_driver:
@@ -202,7 +206,7 @@ def vbios(observed: Gpus, policy: Policy) -> Result:
 
 
 def _not_kept(expectation: str, current: str | None, pending: str | None) -> str:
-    """What a mode is now and after the next reset; "" when both are as wanted."""
+    """The mode now and after the next reset; "" when both are as expected."""
     after = pending or current
     if (current, after) == (expectation, expectation):
         return ""
@@ -211,8 +215,6 @@ def _not_kept(expectation: str, current: str | None, pending: str | None) -> str
 
 #: Memory errors are part of RAS, which the driver enables by itself (Linux' amdgpu_drv.c).
 _AMD_ECC = "see amdgpu.ras_enable and ras_mask on the kernel's command line, then reboot"
-
-
 #: Cards for workstations and games, whose memory has ECC and which are delivered without it.
 _DELIVERED_WITHOUT_ECC = re.compile(r"\b(GeForce|Quadro|TITAN|RTX)\b(?!.*Server Edition)")
 
@@ -257,8 +259,8 @@ def ecc_mode(observed: Gpus, policy: Policy) -> Result:
 def persistence(observed: Gpus, policy: Policy) -> Result:
     """NVIDIA's driver stays loaded between jobs, as the policy has it.
 
-    Without it the first use of a GPU initialises it anew, which takes seconds, and settings such
-    as power limits are lost (nvidia-persistenced(1)).
+    Otherwise the first use of a GPU initialises it anew, which takes seconds, and settings such as
+    power limits are lost (nvidia-persistenced(1)).
     """
     check, expectation = "gpus.persistence", policy.gpu_persistence
     if expectation == "any":
@@ -288,19 +290,21 @@ _DIVIDE = "amd-smi set --compute-partition MODE and --memory-partition MODE, whe
 def mig(observed: Gpus, policy: Policy) -> Result:
     """MIG is as the policy has it, now and after the next reset: it splits a GPU into several.
 
-    AMD's GPUs are divided by modes of compute units and memory (SPX/NPS1 is one GPU): whatever
-    the policy, GPUs of one model that are divided in different ways are a warning.
+    Modes of compute units and memory divide AMD's GPUs (SPX/NPS1 is one GPU). GPUs of one model in
+    different modes are a warning under every policy.
     """
     check, expectation = "gpus.mig", policy.gpu_mig
     modes = {(gpu.model, gpu.partition) for gpu in observed.amd if isinstance(gpu, AmdGpu)}
     divided = [mode for mode in modes if mode[1] is not None]
     if len(divided) > len({model for model, _ in divided}):
-        text = listed(
+        text = findings_text(
             (gpu, gpu.partition)
             for gpu in observed.amd
             if isinstance(gpu, AmdGpu) and gpu.partition is not None
         )
-        return warn(check, "one mode on all GPUs", text, tool_of(observed, "amd").name, _DIVIDE)
+        return warn(
+            check, "one mode on all GPUs", text, vendor_tool_of(observed, "amd").name, _DIVIDE
+        )
     if expectation == "any":
         return na(check, "gpu_mig is 'any'")
 
@@ -323,7 +327,8 @@ def mig(observed: Gpus, policy: Policy) -> Result:
 def processes(observed: Gpus, policy: Policy) -> Result:
     """No process computes on a GPU of a node that has no job (policy gpu_idle).
 
-    What a job left behind holds memory and time of the next one. An X server only draws.
+    A process that a job left behind takes memory and time from the next job. An X server only
+    draws, and does not count.
     """
     check = "gpus.processes"
     if not policy.gpu_idle:

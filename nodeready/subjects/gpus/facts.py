@@ -1,4 +1,4 @@
-"""The GPUs of a node: the PCI bus, and with it what the tools and the kernel's log show."""
+"""The GPUs of a node: on the PCI bus, in the vendors' tools, and in the kernel's log."""
 
 from __future__ import annotations
 
@@ -23,15 +23,19 @@ def _fabric_manager(pci: Pci, smi: NvidiaSmi) -> str:
     return "running" if smi.fabric_manager else "not running"
 
 
-def _linked(gpu: Gpu, links: NvLinks, shown: Container[str | None]) -> Gpu:
-    """The GPU with its links; unread where they are not shown and must be there.
+def _with_links(gpu: Gpu, links: NvLinks, shown_models: Container[str | None]) -> Gpu:
+    """The GPU with its links; the links are unread where they must exist and are not shown.
 
-    shown: the models of which a GPU shows links
+    shown_models: the models that have a GPU with links
     """
     uuid = gpu.uuid or ""
     words = links.unread.get(uuid, "")
-    answered = links.tool.works or links.tool.state == "missing"
-    if answered and uuid not in links.links and (gpu.model in shown or nvlink.on_board(gpu)):
+    has_answered = links.tool.works or links.tool.state == "missing"
+    if (
+        has_answered
+        and uuid not in links.links
+        and (gpu.model in shown_models or nvlink.is_on_board(gpu))
+    ):
         words = "nvidia-smi nvlink does not show it"
     unread = (("links", words),) if words else ()
     return fast_replace(gpu, links=links.links.get(uuid, ()), unread=gpu.unread + unread)
@@ -42,13 +46,13 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:
     pci = parse_pci(outputs[SECTION.name])
     smi = nvidia.parse(outputs[nvidia.SECTION.name])
     links = nvlink.parse_nvlink(outputs[nvlink.NVLINK_SECTION.name])
-    shown = {gpu.model for gpu in smi.gpus if links.links.get(gpu.uuid or "")}
+    shown_models = {gpu.model for gpu in smi.gpus if links.links.get(gpu.uuid or "")}
     amd_gpus, amd_tool, amd_driver = amd.parse(outputs[amd.SECTION.name])
     faults, log = kernel_log.parse(outputs[kernel_log.SECTION.name])
     return Gpus(
         pci=pci.gpus,
         nvswitches=pci.nvswitches,
-        nvidia=tuple(_linked(gpu, links, shown) for gpu in smi.gpus),
+        nvidia=tuple(_with_links(gpu, links, shown_models) for gpu in smi.gpus),
         amd=amd_gpu.accelerators(amd_gpus, pci.gpus),
         nvidia_tool=smi.tool,
         nvlink_tool=links.tool,
@@ -58,7 +62,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:
         cuda=smi.cuda,
         fabric_manager=_fabric_manager(pci, smi),
         device_files=pci.device_files,
-        kernel_faults=kernel_log.of_gpus(faults, (gpu.address for gpu in pci.gpus)),
+        kernel_faults=kernel_log.faults_of_gpus(faults, (gpu.address for gpu in pci.gpus)),
         kernel_log=log,
     )
 
@@ -80,7 +84,7 @@ PROBE = Probe(
 
 
 def _several(gpus: Iterable[Gpu], value: Callable[[Gpu], Any]) -> str | None:
-    """The different values, sorted; None when the tool does not say the value of every GPU."""
+    """The different values, sorted; None when a GPU has no value."""
     all_values = [value(gpu) for gpu in gpus]
     if not all_values or None in all_values:
         return None

@@ -1,4 +1,4 @@
-"""Judge what the kernel's log of this boot says of the GPUs."""
+"""Judge the faults of GPUs in the kernel's log of this boot."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from nodeready.policy import Policy
 from nodeready.subjects.gpus import xids
-from nodeready.subjects.gpus.findings import expected, few, none
+from nodeready.subjects.gpus.findings import expected_gpus, few, no_gpu_reason
 from nodeready.subjects.gpus.gpu import Gpus, KernelFault
 from nodeready.subjects.result import Result, check, fail, na, ok, unknown, warn
 
@@ -19,8 +19,6 @@ _KEEP_LOG = (
     "read the older lines by hand (/var/log/kern.log, a log server); from the next boot on: "
     "systemd-journald, or log_buf_len=16M on the kernel's command line"
 )
-
-
 _LENGTH = 70
 
 
@@ -48,7 +46,7 @@ def _device_name(observed: Gpus, fault: KernelFault) -> str:
 
 
 def faults_in_words(observed: Gpus, faults: Iterable[KernelFault]) -> str:
-    """The faults in words: what, on which devices, how often; the gravest action first."""
+    """The faults in words: fault, devices and count; the gravest action first."""
     groups: dict[str, list[KernelFault]] = {}
     for fault in sorted(faults, key=lambda entry: xids.ACTIONS.index(entry.action)):
         groups.setdefault(_describe(fault), []).append(fault)
@@ -73,7 +71,7 @@ def _fix(observed: Gpus, faults: Iterable[KernelFault]) -> str:
     if worst.source == "sxid":
         return f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}"
     address = worst.pci_address or ""
-    # A function of the same card counts, and a GPU that the tool does not show.
+    # Another function of the same card counts, and so does a GPU that the tool does not show.
     cards = {gpu.address[:10] for gpu in observed.pci if gpu.vendor == "amd"}
     if worst.source == "amdgpu" or address[:10] in cards:
         indexes = {(gpu.pci_address or "")[:10]: gpu.index for gpu in observed.amd}
@@ -82,16 +80,16 @@ def _fix(observed: Gpus, faults: Iterable[KernelFault]) -> str:
     return f"drain, then nvidia-smi --gpu-reset -i {worst.pci_address or 'N'}; {_VENDOR}"
 
 
-def _over(observed: Gpus, fault: KernelFault) -> bool:
-    """Whether the driver says by now that the device needs no reset.
+def _is_cleared(observed: Gpus, fault: KernelFault) -> bool:
+    """Whether the driver reports that the device needs no reset any more.
 
     The log keeps a fault after the reset that repaired it, and NVIDIA's driver logs no reset. Only
-    a driver that names its recovery action takes such faults into account (Xid 154): whether older
-    ones want a reset (``reset_required``) is about something else.
+    a driver that names its recovery action takes such faults into account (Xid 154). The
+    ``reset_required`` of older drivers is about other faults.
     """
     return (
         fault.action == xids.RESET
-        and xids.answered(fault.code, observed.driver)
+        and xids.is_cleared_by_action(fault.code, observed.driver)
         and any(
             gpu.recovery_named and gpu.recovery == "none" and gpu.pci_address == fault.pci_address
             for gpu in observed.gpus
@@ -117,13 +115,13 @@ def _over(observed: Gpus, fault: KernelFault) -> bool:
 def kernel_faults(observed: Gpus, policy: Policy) -> Result:
     """The kernel has reported no fault of a GPU since the boot (policy xid_ignore).
 
-    A fault of the device fails, with what NVIDIA's Xid catalog, or amdgpu's own words, ask for:
-    isolate, reboot or reset. One that is to be watched, or that the driver has recovered from,
-    warns. What an application did to itself (13, 31, 43, 45, a page fault) is not the node's.
-    A ring buffer that begins after the boot may have lost a fault: without a journal, a warning.
+    A fault of the device fails, with the remedy of NVIDIA's Xid catalog or of amdgpu's message:
+    isolate, reboot or reset. A fault to monitor, or from which the driver has recovered, warns. A
+    fault that an application caused in itself (13, 31, 43, 45, a page fault) is not the node's. A
+    ring buffer that begins after the boot may have lost a fault: without a journal, a warning.
     """
     check, expectation = "gpus.kernel_faults", "no fault of a GPU since the boot"
-    reason = none(observed)
+    reason = no_gpu_reason(observed)
     if reason:
         return na(check, reason)
     log = observed.kernel_log
@@ -131,7 +129,9 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
         return unknown(check, f"{log.name} {log.state}: {log.detail}".rstrip(": "))
     source = f"{log.name} ({log.detail})"
     # Screens, a processor's own graphics, and GPUs of guests.
-    unjudged = {gpu.address for gpu in observed.pci} - {gpu.address for gpu in expected(observed)}
+    unjudged = {gpu.address for gpu in observed.pci} - {
+        gpu.address for gpu in expected_gpus(observed)
+    }
     unjudged -= {gpu.pci_address for gpu in observed.gpus}
     faults = [
         fault
@@ -139,7 +139,7 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
         if not (fault.source == "xid" and fault.code in policy.xid_ignore)
         and fault.pci_address not in unjudged
     ]
-    bad = [fault for fault in faults if fault.action in _NODE and not _over(observed, fault)]
+    bad = [fault for fault in faults if fault.action in _NODE and not _is_cleared(observed, fault)]
     if bad:
         return fail(
             check, expectation, faults_in_words(observed, bad), source, _fix(observed, bad)

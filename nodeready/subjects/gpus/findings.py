@@ -7,9 +7,10 @@ from operator import attrgetter
 from typing import Any
 
 from nodeready.subjects.base import cached_per_node
-from nodeready.subjects.gpus.amd_gpu import integrated
+from nodeready.subjects.gpus.amd_gpu import is_integrated
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, PciGpu, Tool
 from nodeready.subjects.iommu.instincts import MODELS
+from nodeready.subjects.ports.port_ranges import join_ranges, range_text
 from nodeready.subjects.result import Result, fail, na, ok, some, unknown
 
 #: The kernel driver that a vendor's tool works with.
@@ -19,71 +20,72 @@ _DISPLAY = "0300"
 _SHOWN = 4
 
 
-def guest(gpu: PciGpu) -> bool:
+def is_guest(gpu: PciGpu) -> bool:
     """Whether the GPU is given to virtual machines, so that this host does not use it."""
     return gpu.driver is not None and (
         gpu.driver.startswith("vfio") or gpu.driver in _GUEST_DRIVERS
     )
 
 
-def tool(observed: Gpus, vendor: str) -> Tool:
-    """How the vendor's tool fared."""
+def vendor_tool_of(observed: Gpus, vendor: str) -> Tool:
+    """The vendor's tool, and whether it worked."""
     return observed.nvidia_tool if vendor == "nvidia" else observed.amd_tool
 
 
-def expected(observed: Gpus, vendor: str = "") -> list[PciGpu]:
+def expected_gpus(observed: Gpus, vendor: str = "") -> list[PciGpu]:
     """The GPUs on the bus that jobs of this host could use.
 
-    GPUs of guests do not count. A display adapter without its vendor's tool and driver only serves
-    a screen, like the graphics of a processor: without AMD's tool, only an Instinct counts.
+    GPUs of virtual machines do not count. A display adapter without its vendor's tool and driver
+    only serves a screen, like the graphics of a processor. Without AMD's tool, only an Instinct
+    counts.
     """
-    return [gpu for gpu in _expected(observed) if vendor in ("", gpu.vendor)]
+    return [gpu for gpu in _find_expected_gpus(observed) if vendor in ("", gpu.vendor)]
 
 
 @cached_per_node
-def _expected(observed: Gpus) -> list[PciGpu]:
+def _find_expected_gpus(observed: Gpus) -> list[PciGpu]:
     gpus = []
     for gpu in observed.pci:
-        if guest(gpu):
+        if is_guest(gpu):
             continue
-        is_used = tool(observed, gpu.vendor).state != "missing"
+        is_used = vendor_tool_of(observed, gpu.vendor).state != "missing"
         if gpu.vendor == "nvidia":
             is_used = is_used or gpu.driver == "nvidia" or gpu.pci_class[:4] != _DISPLAY
         else:
-            is_used = (is_used and not integrated(gpu.device)) or f"0x{gpu.device}" in MODELS
+            is_used = (is_used and not is_integrated(gpu.device)) or f"0x{gpu.device}" in MODELS
         gpus += [gpu] if is_used else []
     return gpus
 
 
-def unseen(observed: Gpus, vendor: str = "") -> list[PciGpu]:
+def unshown_gpus(observed: Gpus, vendor: str = "") -> list[PciGpu]:
     """The expected GPUs that no tool shows."""
     shown = {gpu.pci_address for gpu in observed.gpus}
-    return [gpu for gpu in expected(observed, vendor) if gpu.address not in shown]
+    return [gpu for gpu in expected_gpus(observed, vendor) if gpu.address not in shown]
 
 
-def none(observed: Gpus) -> str:
+def no_gpu_reason(observed: Gpus) -> str:
     """Why the node has no GPU to judge; "" when it has one."""
-    if observed.gpus or expected(observed):
+    if observed.gpus or expected_gpus(observed):
         return ""
-    guests = sum(guest(gpu) for gpu in observed.pci)
+    guests = sum(is_guest(gpu) for gpu in observed.pci)
     if guests:
         return f"the GPUs ({guests}) belong to virtual machines"
     return "display adapters only" if observed.pci else "no GPU on the PCI bus"
 
 
-def why_unseen(observed: Gpus, vendor: str = "") -> str:
-    """The GPUs that cannot be judged because their tool shows no GPU at all, and why; or "".
+def unshown_reason(observed: Gpus, vendor: str = "") -> str:
+    """Why GPUs cannot be judged: their tool shows no GPU at all; "" when it shows one.
 
-    When the tool shows some GPUs and not others, `gpus.present` fails, and no other check.
+    Where the tool shows only some GPUs, `gpus.present` alone fails.
     """
     words = []
     for name in ("nvidia", "amd"):
-        source = tool(observed, name)
+        source = vendor_tool_of(observed, name)
         if vendor not in ("", name):
             continue
         if source.works and any(gpu.vendor == name for gpu in observed.gpus):
             continue
-        lost = unseen(observed, name)
+        lost = unshown_gpus(observed, name)
         if lost:
             state = "does not show" if source.works else f"{source.state}:"
             detail = f" ({source.detail})" if source.detail and not source.works else ""
@@ -97,19 +99,8 @@ def few(texts: Iterable[str]) -> str:
     return some(texts, ", ", _SHOWN)
 
 
-def _ranges(numbers: Iterable[int]) -> str:
-    """``0-3,6``."""
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
-
-
-def listed(findings: Iterable[tuple[Gpu, str]]) -> str:
-    """``gpu 3 (0000:5e:00.0): text``; several GPUs with the same text stand together."""
+def findings_text(findings: Iterable[tuple[Gpu, str]]) -> str:
+    """``gpu 3 (0000:5e:00.0): text``; GPUs with the same text share one entry."""
     groups: dict[tuple[str, str], list[Gpu]] = {}
     for gpu, text in findings:
         groups.setdefault((gpu.vendor, text), []).append(gpu)
@@ -118,23 +109,24 @@ def listed(findings: Iterable[tuple[Gpu, str]]) -> str:
         if len(gpus) == 1:
             words.append(f"gpu {gpus[0].index} ({gpus[0].pci_address}): {text}")
         else:
-            words.append(f"gpus {_ranges(gpu.index for gpu in gpus)}: {text}")
+            indexes = join_ranges((gpu.index, gpu.index) for gpu in gpus)
+            words.append(f"gpus {','.join(range_text(*run) for run in indexes)}: {text}")
     hidden_count = len(words) - _SHOWN
     return "; ".join(words[:_SHOWN]) + (f"; and {hidden_count} more" if hidden_count > 0 else "")
 
 
-def values(gpus: Iterable[Gpu], value: Callable[[Gpu], Any]) -> str:
+def distinct_values(gpus: Iterable[Gpu], value: Callable[[Gpu], Any]) -> str:
     """The different values of these GPUs, each once."""
     return few([str(v) for v in dict.fromkeys(value(gpu) for gpu in gpus) if v is not None])
 
 
-def sources(gpus: Iterable[Gpu], observed: Gpus) -> str:
+def tool_names(gpus: Iterable[Gpu], observed: Gpus) -> str:
     """The tools that show these GPUs."""
-    names = dict.fromkeys(tool(observed, gpu.vendor).name for gpu in gpus)
+    names = dict.fromkeys(vendor_tool_of(observed, gpu.vendor).name for gpu in gpus)
     return ", ".join("nvidia-smi -q" if name == "nvidia-smi" else name for name in names)
 
 
-def untold(observed: Gpus, reads: Collection[str]) -> list[tuple[Gpu, str]]:
+def unreadable_gpus(observed: Gpus, reads: Collection[str]) -> list[tuple[Gpu, str]]:
     """The GPUs for which a tool could not read one of these fields, and the tool's words."""
     unread_gpus = []
     for gpu in observed.gpus:
@@ -161,19 +153,19 @@ def judge_each(
 ) -> Result:
     """Judge each GPU that has a value (not None).
 
-    field:   the value's name in `Gpu`, or what makes it of a GPU
-    wrong:   GPU -> what is wrong with it, or ""
-    absent:  the reason of na, when no GPU has a value
-    shown:   the words of ok; "": the values
-    reads:   the fields on which the verdict rests, if not ``field``: one that its tool could not
-             tell is unknown
-    without: whether a GPU's settings leave it without a value
-    bad:     makes the Result of a finding
+    field:        the value's name in `Gpu`, or a function that returns the value
+    find_problem: GPU -> the problem in words, or ""
+    absent:       the reason of na, when no GPU has a value
+    shown:        the text of ok; "": the values
+    reads:        the fields that decide the verdict, if not ``field``; the result is unknown where
+                  the tool could not read a field
+    without:      whether a GPU's settings leave it without a value
+    bad:          makes the Result of a finding
 
     Without a finding, the result is unknown when a tool does not work, or when a GPU has no value
     where others of its model have one.
     """
-    reason = none(observed)
+    reason = no_gpu_reason(observed)
     if reason:
         return na(check, reason)
     value = attrgetter(field) if isinstance(field, str) else field
@@ -182,25 +174,25 @@ def judge_each(
     gpus_with_value = [gpu for gpu in observed.gpus if value(gpu) is not None]
     findings = [(gpu, text) for gpu in gpus_with_value if (text := find_problem(gpu))]
     if findings:
-        at = sources((gpu for gpu, _ in findings), observed)
-        return bad(check, expectation, listed(findings), at, fix)
-    hidden = why_unseen(observed)
+        at = tool_names((gpu for gpu, _ in findings), observed)
+        return bad(check, expectation, findings_text(findings), at, fix)
+    hidden = unshown_reason(observed)
     if hidden:
         return unknown(check, hidden)
-    dark = untold(observed, reads)
-    if dark:
-        return unknown(check, listed(dark))
-    # One without a name can be of any model.
+    unreadable = unreadable_gpus(observed, reads)
+    if unreadable:
+        return unknown(check, findings_text(unreadable))
+    # A GPU without a name can be of any model.
     models = {*(gpu.model for gpu in gpus_with_value), None} if gpus_with_value else set()
-    mute = [gpu for gpu in observed.gpus if value(gpu) is None and gpu.model in models]
-    silent = [gpu for gpu in mute if not without(gpu)]
+    without_value = [gpu for gpu in observed.gpus if value(gpu) is None and gpu.model in models]
+    silent = [gpu for gpu in without_value if not without(gpu)]
     if silent:
-        return unknown(check, listed((gpu, "its tool does not say") for gpu in silent))
+        return unknown(check, findings_text((gpu, "its tool does not say") for gpu in silent))
     if not gpus_with_value:
         return na(check, absent)
     return ok(
         check,
         expectation,
-        shown or values(gpus_with_value, value),
-        sources(gpus_with_value, observed),
+        shown or distinct_values(gpus_with_value, value),
+        tool_names(gpus_with_value, observed),
     )

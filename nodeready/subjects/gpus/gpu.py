@@ -1,4 +1,4 @@
-"""A node's GPUs as dataclasses, the same for every vendor. None: the source does not say."""
+"""A node's GPUs as dataclasses, the same for every vendor. None: the source has no value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GpuProcess:
 
 
 @dataclass(frozen=True)
-class Link:
+class GpuLink:
     """One link between GPUs (NVLink, XGMI).
 
     state:      ``active`` or ``inactive``
@@ -47,27 +47,27 @@ class Gpu:
     persistence:     ``on`` or ``off``; None where the driver has no such mode
     performance_state: ``P0`` (busy) to ``P15``
     idle:            the tool says that nothing runs on the device
-    virtual:         the node is a virtual machine, which does not know the slot
+    virtual:         the node is a virtual machine, where the slot is unknown
     repair_pending:  a memory channel or a TPC that the next reset repairs
-    recovery:        what the driver itself asks for: ``none``, ``reset``, ``reboot`` and others
-    recovery_named:  the driver names the action, so that ``none`` says that no fault is left;
-                     older ones only say whether the hardware needs a reset
+    recovery:        the driver's recovery action: ``none``, ``reset``, ``reboot`` and others
+    recovery_named:  the driver names the action, so that ``none`` means that no fault is left;
+                     older drivers only tell whether the hardware needs a reset
     fabric_state:    registration at the NVLink fabric: ``completed``, ``in progress`` and others
     fabric_status:   outcome of the registration: ``success``, or what went wrong
-    fabric_faults:   what is wrong with the device's attachment to the fabric, in words
+    fabric_faults:   the faults of the device's attachment to the fabric, in words
     fabric_clique:   clique and cluster in the fabric: devices of one clique reach each other
     peer:            ``switch connected``: the device's NVLinks lead to switches by construction
-    throttled:       whether the device runs slower for one of `throttle`'s reasons
+    throttled:       whether one of `throttle`'s reasons slows the device down
     temperature_left_c: degrees to the limit of temperature (T.Limit), below 0 beyond it
-    sram_exceeded:   more errors of SRAM than the vendor lets a device have
+    sram_exceeded:   more errors of SRAM than the vendor allows
     unrepairable:    memory that no spare can replace
     spareless_banks: banks of memory whose spare rows are used up
     retired_pages:   pages of memory retired in the device's lifetime
     compute_mode:    who may compute on it: ``default``, ``exclusive_process``, ``prohibited``
     c2c:             ``on`` or ``off``: the NVLink between the device and its Grace processor
     power_limit_w:   the limit of power that is set
-    unread:          what the tool could not tell: the field, and what stands in its place; fields
-                     that begin with ``tool`` are of values that are judged by nothing else
+    unread:          the fields that the tool could not read, each with the text in its place; a
+                     field that begins with ``tool`` is a value that no other check reads
     """
 
     index: int
@@ -99,7 +99,7 @@ class Gpu:
     persistence: str | None = None
     mig: str | None = None
     processes: tuple[GpuProcess, ...] = ()
-    links: tuple[Link, ...] = ()
+    links: tuple[GpuLink, ...] = ()
     performance_state: str | None = None
     idle: bool | None = None
     virtual: bool = False
@@ -131,8 +131,8 @@ class PciGpu:
 
     device:     the device id, four hex digits
     pci_class:  six hex digits: 030000 is a display adapter, 030200 and 120000 only compute
-    driver:     the kernel driver that is bound to the GPU; ``vfio-pci``: it is a guest's
-    pcie_width: lanes in use; None where sysfs does not say
+    driver:     the kernel driver that is bound to the GPU; ``vfio-pci``: for a virtual machine
+    pcie_width: lanes in use; None where sysfs has no number
     pcie_speed: as sysfs prints it: ``16.0 GT/s PCIe``
     aer:        uncorrected errors of its link since the boot, here and at the port above it:
                 ``fatal`` or ``nonfatal``, the error's name in sysfs, how many
@@ -152,11 +152,11 @@ class PciGpu:
 
 @dataclass(frozen=True)
 class Tool:
-    """A source of facts, such as nvidia-smi or the kernel's log, and how it fared.
+    """A source of facts, such as nvidia-smi or the kernel's log, and whether it worked.
 
     state:  ``ok``, ``missing``, ``stuck`` (an earlier process of the tool hangs in the kernel),
             ``timed out``, ``failed``, ``nonsense`` (its output makes no sense) or ``hidden`` (the
-            look itself may not open the GPUs)
+            probe itself may not open the GPUs)
     detail: the tool's version, or its message
     """
 

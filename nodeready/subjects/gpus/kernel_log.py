@@ -1,13 +1,12 @@
 """The faults of GPUs in the kernel's log of this boot: counted on the node, explained here.
 
 A broken GPU can log the same line a hundred thousand times. So the node sends each kind of line
-once, with its count and the number of its last line, and never a tail of the log. A kind is an
-Xid's code of one device, or a line without its numbers; lines of different devices are different
-kinds.
+once, with its count and the number of its last line. A kind is the code of an Xid and its device,
+or a line without its numbers; lines of different devices are different kinds.
 
-The log is read where a GPU, or the driver of one, is there. ``dmesg`` shows the kernel's ring
-buffer, which is short: when it begins after the boot, or may not be read, journald's log of this
-boot is read as well.
+The log is read where the node has a GPU or the driver of a GPU. ``dmesg`` shows the kernel's ring
+buffer, which is short. When the ring buffer begins after the boot, or may not be read, journald's
+log of this boot is read as well.
 """
 
 from __future__ import annotations
@@ -18,194 +17,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nodeready.subjects.base import Output, Section
-from nodeready.subjects.gpus.gpu import KernelFault, Tool
-from nodeready.subjects.gpus.xids import (
-    APPLICATION,
-    FATAL,
-    ISOLATE,
-    MONITOR,
-    REBOOT,
-    RESET,
-    action_of,
+from nodeready.subjects.gpus.driver_messages import (
+    ANY,
+    BEGINNINGS,
+    ORIGIN,
+    RECOVERED,
+    RING,
+    find_rule,
+    sxid_code,
 )
+from nodeready.subjects.gpus.gpu import KernelFault, Tool
+from nodeready.subjects.gpus.xids import FATAL, ISOLATE, REBOOT, action_of
 
 if TYPE_CHECKING:
     from nodeready.policy import Policy
-
-# --- Other lines that name a fault of a GPU: what each asks for.
-#
-# The patterns are of the kind that awk and Python share: the same patterns choose the lines on the
-# node and explain them here. They have no slash and no apostrophe, which would end awk's program.
-#
-# Sources: Linux' drivers/gpu/drm/amd (amdgpu_device.c, amdgpu_job.c, amdgpu_ras.c, amdgpu_umc.c,
-# amdgpu_ras_eeprom.c, amdgpu_xgmi.c, nbio_v7_9.c, mes_v12_0.c, smu_cmn.c, smu_v13_0_6_ppt.c,
-# gmc_v9_0.c, amdkfd, ras/rascore) and AMD's node-scraper (dmesg_analyzer.py) for amdgpu; NVIDIA's
-# open-gpu-kernel-modules (osinit.c, nv*.c, nv_gpu_ops.c, kernel_gsp.c, kernel_nvlink*.c), its
-# Fabric Manager guide (SXids) and gpud (components/accelerator/nvidia/nvlink) for NVIDIA;
-# Linux' drivers/base/dd.c for a driver that does not take its device; drivers/pci/pcie (aer.c,
-# dpc.c), drivers/firmware/efi/cper.c and Documentation/PCI/pcieaer-howto.rst for the bus: after a
-# fatal error the link is not reliable, after one that is not fatal the link works and one
-# transaction is lost.
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of line.
-
-    source: ``nvidia``, ``sxid`` (an NVSwitch), ``amdgpu`` or ``pcie``
-    action: what the fault asks for
-    healed: what the fault still asks for when the driver was loaded again, or reset the device,
-            after the line; "": nothing
-    ring:   the reset of one ring heals the fault as well
-    """
-
-    source: str
-    pattern: str
-    action: str
-    healed: str = ""
-    ring: bool = False
-
-
-# A count of at least one, behind the number of the event or not: ``{14}2 uncorrectable …``. "0
-# uncorrectable hardware errors" and "no uncorrectable …" are all clear.
-_COUNT = "[^0-9.][1-9][0-9]* (new )?"
-
-KINDS = (
-    Kind("nvidia", "fallen off the bus|GPU is lost", REBOOT, REBOOT),
-    Kind("nvidia", "RmInitAdapter failed|rm_init_adapter failed", REBOOT),
-    # The firmware gave the GPU's memory no address.
-    Kind("nvidia", "BAR[0-9] is 0M @", REBOOT),
-    Kind("nvidia", "prob(e of [^ ]+|e with driver nvidia) failed with error", REBOOT),
-    Kind("nvidia", "GPU likely needs to be reset", RESET),
-    Kind("nvidia", "requiring os reboot to recover", REBOOT),
-    # The driver repeats the discovery of links for ever, and nvidia-smi hangs in it.
-    Kind(
-        "nvidia",
-        "knvlink[A-Za-z0-9_]+: .*(postRxDetLinkMask failed|Failed to update Rx Detect Link mask)",
-        REBOOT,
-    ),
-    # Programs of another version than the module; a container may have its own.
-    Kind("nvidia", "API mismatch: the client has", MONITOR),
-    Kind("sxid", "SXid [(][^)]*[)]: [0-9]+, Fatal", RESET, RESET),
-    Kind("sxid", "SXid [(][^)]*[)]: [0-9]+, ", MONITOR, MONITOR),
-    Kind("pcie", "Uncorrect(ed|able) [(]Fatal[)]", RESET, MONITOR),
-    Kind("pcie", "DPC: containment event", RESET, MONITOR),
-    Kind("pcie", "Uncorrect(ed|able) [(]Non-Fatal[)]", MONITOR, MONITOR),
-    Kind("pcie", "to D0, device inaccessible", REBOOT, REBOOT),
-    # Near the threshold: "RAS records:240 exceeds 90% of threshold:256".
-    Kind("amdgpu", "RAS records:? *[0-9]+ exceeds 90", MONITOR, MONITOR),
-    # More pages than the board may lose: amdgpu refuses the device at the next load.
-    Kind(
-        "amdgpu",
-        "RAS records:? *[0-9]+ exceed|bad pages [0-9]+ reaches threshold",
-        ISOLATE,
-        ISOLATE,
-    ),
-    Kind("amdgpu", "GPU reset[(0-9)]* failed|GPU reset end with ret = -", REBOOT, MONITOR),
-    Kind("amdgpu", "GPU [Rr]ecovery [Ff]ailed|[Mm](ode|ODE) ?[0-9] reset failed", REBOOT, MONITOR),
-    Kind(
-        "amdgpu",
-        "Fatal error during GPU init|([sh]w|late)_init of IP block .* failed"
-        "|resume of IP block .* failed|amdgpu_device_ip_init failed",
-        REBOOT,
-    ),
-    Kind("amdgpu", "prob(e of [^ ]+|e with driver amdgpu) failed with error", REBOOT),
-    # What the firmware found at power-on.
-    Kind(
-        "amdgpu",
-        "aid: [0-9]+, .*(training failed|failed at boot|boot failed|bist test failed"
-        "|data abort exception|boot time errors|Boot Controller Generic Error)",
-        REBOOT,
-        MONITOR,
-    ),
-    # The topology is made when the driver begins, which then goes on without these links.
-    Kind("amdgpu", "XGMI: (Set|Get) topology failure", REBOOT, REBOOT),
-    Kind("amdgpu", "device lost from bus|SMU: response:0x[Ff]+ for index", REBOOT, REBOOT),
-    Kind("amdgpu", _COUNT + "uncorrectable (hardware )?errors .*detected", RESET, MONITOR),
-    Kind("amdgpu", "[Uu]ncorrectable hardware error ?[(]", RESET, MONITOR),
-    Kind(
-        "amdgpu",
-        "poison is consumed|poison consumption, fall ?back|RAS poison consumption is issued|"
-        + _COUNT
-        + "poison consumption detected",
-        RESET,
-        MONITOR,
-    ),
-    Kind("amdgpu", "RAS controller interrupt triggered by NBIF error", RESET, MONITOR),
-    Kind("amdgpu", "(XGMI|XGMI3X16|WAFL) PCS [A-Za-z]+ detected", RESET, MONITOR),
-    Kind("amdgpu", "PCI error: detected callback", RESET, MONITOR),
-    Kind("amdgpu", "ring [^ ]+ timeout, signaled", RESET, MONITOR, ring=True),
-    Kind("amdgpu", "[Rr]ing [^ ]+ (reset fail|test failed)|IB test failed on", RESET, MONITOR),
-    Kind("amdgpu", "HW Exception by GPU|GPU hang|SMU is in hanged state", RESET, MONITOR),
-    Kind("amdgpu", "SMU: (I.m not done with your|No response msg_reg)", RESET, MONITOR),
-    Kind("amdgpu", "unrecoverable state|qcm fence wait loop timeout", RESET, MONITOR),
-    Kind(
-        "amdgpu", "MES([(][0-9]+[)])? (failed to respon[ds]|ring buffer is full)", RESET, MONITOR
-    ),
-    Kind(
-        "amdgpu",
-        "Failed to (evict|restore|quiesce|suspend) [A-Za-z ]*(queue|KFD)"
-        "|[Qq]ueue preemption (failed|time)",
-        RESET,
-        MONITOR,
-    ),
-    # A reset that began and of which no end is known.
-    Kind("amdgpu", "GPU reset begin", RESET),
-    # Data that no program has used so far, and whose pages the driver takes out of use.
-    Kind("amdgpu", _COUNT + "deferred (hardware )?errors? .*detected", MONITOR, MONITOR),
-    Kind("amdgpu", "Poison is created|poison consumption, unmap queue flow", MONITOR, MONITOR),
-    # PPT alone is the limit on power, at which a busy GPU works.
-    Kind(
-        "amdgpu",
-        "GPU is throttled, expect performance decrease[.] .*(Prochot|SOC|VR|HBM)"
-        "|thermal throttling temperature reached",
-        MONITOR,
-        MONITOR,
-    ),
-    Kind("amdgpu", "hub[0-9]*[]].*page fault", APPLICATION, APPLICATION),
-)
-
-#: How every such line begins.
-ORIGIN = (
-    r"^(NVRM: |nvidia-nvswitch[0-9]+: |nvidia( [0-9a-f]+)?:|pcieport "
-    r"|amdgpu |amdgpu: |kfd kfd: |\[drm)"
-)
-#: Any of the patterns.
-ANY = "|".join(kind.pattern for kind in KINDS)
-#: amdgpu's line after a reset, or a new load, that brought the device back.
-RECOVERED = r"GPU reset[(0-9)]* succeeded|Initialized amdgpu [0-9.]+ .*on minor"
-#: amdgpu's line after the reset of the one ring that hung.
-RING = r"Ring [^ ]+ reset succe"
-
-_ORIGINS = {
-    "nvidia": ("NVRM: ", "nvidia ", "nvidia: "),
-    "sxid": ("nvidia-nvswitch",),
-    "amdgpu": ("amdgpu", "[drm", "kfd kfd: "),
-    "pcie": ("pcieport ", "nvidia ", "amdgpu "),
-}
-
-
-def find(text: str) -> Kind | None:
-    """The kind of a line without its time stamp."""
-    for kind in KINDS:
-        if text.startswith(_ORIGINS[kind.source]) and re.search(kind.pattern, text):
-            return kind
-    return None
-
-
-def kind_of(text: str) -> str:
-    """The pattern of the line's kind, or ""."""
-    kind = find(text)
-    return kind.pattern if kind else ""
-
-
-def sxid(text: str) -> int | None:
-    """The code of an SXid line."""
-    match = re.search(r"SXid \([^)]*\): ([0-9]{1,9})\b", text)
-    return int(match[1]) if match else None
-
-
-# --- The look at the log, and its faults.
 
 NAME = "kernel log"
 #: A ring that begins later than this many seconds after the boot has lost its first lines.
@@ -226,19 +51,23 @@ _STAMP = (
 # What stands behind the name of a process with which a line begins.
 _NAMED = r"\[[0-9]+\]:? | \([0-9]+\)|: page allocation failure| invoked oom-killer|: vmalloc "
 
-# The patterns are anchored at a line's beginning: a process may have a message for its name. Where
-# the kernel's own line begins with that name (15 bytes), such as of a segmentation fault, the name
-# is followed by the process's number or by what happened to it; such a line is nobody's fault but
-# its user's (Linux: arch/x86/mm/fault.c show_signal_msg, mm/oom_kill.c dump_header,
-# mm/page_alloc.c warn_alloc). Other lines of the kernel have the name of a user's file in them, or
-# what a user mounts in a namespace of the own (fs/overlayfs/super.c), and a newline in that begins
-# another line of the same microsecond: where the first line of such a record is no driver's, the
-# others are none, either. Lines of a device (dev_printk: driver and PCI address) and of the
-# firmware have no user's words in them, and come by the thousand beside the fault of a GPU. In the
-# journal, the lines of one record are indented behind its first.
+# A user can forge a message in three ways:
 #
-# A count of errors that is a multiple of 65535 is what a device that sleeps or is gone reads in
-# all of its registers, and no count (amdgpu's UMC of Radeon boards: 1048560 for 16 channels).
+# - As the name of a process. So the patterns are anchored at a line's beginning. Some lines of the
+#   kernel begin with the name of a process (15 bytes), such as those about a segmentation fault.
+#   There the process's number, or what happened to the process, follows the name. Such a line is
+#   skipped (Linux: arch/x86/mm/fault.c show_signal_msg, mm/oom_kill.c dump_header,
+#   mm/page_alloc.c warn_alloc).
+# - As the name of a file, or of a mount in the user's own namespace (fs/overlayfs/super.c). A
+#   newline in that name starts another line of the same microsecond. So the lines of a record
+#   count only where a driver wrote the first line.
+# - In the journal, where the later lines of a record are indented: the same rule holds.
+#
+# Lines of a device (dev_printk: driver and PCI address) and of the firmware contain no text of a
+# user. They come by the thousand beside the fault of a GPU.
+#
+# A multiple of 65535 errors is no count: a device that sleeps or is gone has all ones in each
+# register (amdgpu's UMC of Radeon boards: 1048560 for 16 channels).
 _DEVICES = rf"^[A-Za-z0-9_-]+ {_ADDRESS}|^[{{][0-9]+[}}]\[Hardware Error\]"
 _SCAN = rf"""
 BEGIN {{ mark = ENVIRON["NR_MARK"] }}
@@ -390,8 +219,8 @@ class _Scan:
     """One reading of the log.
 
     faults:    (count, number of the last line, text) of each kind of line
-    recovered: device -> the number of the last line that tells its recovery
-    rings:     device -> the number of the last line that tells it, or that of one of its rings
+    recovered: device -> the number of the last line about the device's recovery
+    rings:     device -> the number of the last line about the recovery of the device or of a ring
     """
 
     source: str
@@ -458,8 +287,8 @@ def _scans(output: Output) -> list[_Scan]:
     return scans
 
 
-def _best(output: Output) -> _Scan | None:
-    """The readable scan that goes back furthest; of two alike the journal's."""
+def _longest_scan(output: Output) -> _Scan | None:
+    """The readable scan that begins first; the journal's where both begin alike."""
     readable = [scan for scan in reversed(_scans(output)) if scan.readable]
     return min(readable, key=lambda scan: scan.begins, default=None)
 
@@ -492,7 +321,7 @@ def _address(text: str) -> str | None:
 
 
 def _source(text: str) -> str | None:
-    """The device whose error a line of the PCI bus tells: often a port tells it for the device.
+    """The device whose error a line of the PCI bus reports: often a port reports it.
 
     ``pcieport ADDRESS: AER: Uncorrectable (Fatal) error message received from ADDRESS``; DPC gives
     the device's number as ``source:0x3b00`` (bus, then device and function in one byte).
@@ -506,7 +335,7 @@ def _source(text: str) -> str | None:
 
 
 def _fault(scan: _Scan, count: int, last: int, text: str) -> KernelFault | None:
-    """The fault of one kind of line; None for one that is repaired, or no fault."""
+    """The fault of one kind of line; None where it was repaired, or is no fault."""
     address = _address(text)
     xid = re.match(r"NVRM: Xid \(([^)]*)\): ([0-9]{1,5})\b", text)
     reloaded = last < _number(scan.values.get("loaded"))
@@ -516,27 +345,27 @@ def _fault(scan: _Scan, count: int, last: int, text: str) -> KernelFault | None:
         # A new load of the driver initialises the devices: graver faults than that outlast it.
         over = not action or (reloaded and action not in (REBOOT, ISOLATE))
         return None if over else KernelFault("xid", code, address, text[:_TEXT], action, count)
-    kind = find(text)
-    if kind is None:
+    rule = find_rule(text)
+    if rule is None:
         return None
-    if kind.source == "pcie":
+    if rule.source == "pcie":
         address = _source(text)
     # Lines of amdgpu's compute part do not name the device.
-    ends = scan.rings if kind.ring else scan.recovered
+    ends = scan.rings if rule.ring_resets else scan.recovered
     resets = [ends.get(address[:10], 0)] if address else ends.values()
-    healed = last < max(resets, default=0)
-    if kind.source in ("nvidia", "pcie"):
-        healed = healed or reloaded
-    action = kind.healed if healed else kind.action
+    was_reset = last < max(resets, default=0)
+    if rule.source in ("nvidia", "pcie"):
+        was_reset = was_reset or reloaded
+    action = rule.after_reset if was_reset else rule.action
     if not action:
         return None
-    number = sxid(text) if kind.source == "sxid" else None
-    return KernelFault(kind.source, number, address, text[:_TEXT], action, count)
+    number = sxid_code(text) if rule.source == "sxid" else None
+    return KernelFault(rule.source, number, address, text[:_TEXT], action, count)
 
 
 def parse(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
     """The faults of this boot, equal ones counted, and whether the log could be read at all."""
-    scan = _best(output)
+    scan = _longest_scan(output)
     tool = _tool(output, scan)
     if scan is None:
         return (), tool
@@ -545,24 +374,24 @@ def parse(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
         fault = _fault(scan, count, last, text)
         if fault is None:
             continue
-        kind = "" if fault.code is not None else kind_of(text)
-        key = (fault.source, fault.code, fault.pci_address, fault.action, kind)
+        rule = None if fault.code is not None else find_rule(text)
+        key = (fault.source, fault.code, fault.pci_address, fault.action, rule)
         earlier = merged.get(key)
         merged[key] = replace(earlier, count=earlier.count + count) if earlier else fault
     return tuple(merged.values()), tool
 
 
-def of_gpus(faults: Iterable[KernelFault], gpus: Iterable[str]) -> tuple[KernelFault, ...]:
-    """The faults without those of the PCI bus that are another device's than one of ``gpus``.
+def faults_of_gpus(faults: Iterable[KernelFault], gpus: Iterable[str]) -> tuple[KernelFault, ...]:
+    """The faults without the PCI bus's faults of devices that are no GPU.
 
-    gpus: addresses; a function of the same card counts. A line of a GPU's driver is a GPU's, also
-          when the device has left the bus.
+    gpus: the GPUs' addresses; a function of the same card counts. A line of a GPU's driver counts
+          also when the device has left the bus.
     """
     cards = {address[:10] for address in gpus}
     return tuple(
         fault
         for fault in faults
         if fault.source != "pcie"
-        or fault.text.startswith(_ORIGINS["pcie"][1:])
+        or fault.text.startswith(BEGINNINGS["pcie"][1:])
         or (fault.pci_address or "")[:10] in cards
     )

@@ -1,4 +1,4 @@
-"""What the kernel counts of AMD's GPUs: their processes, bad pages and RAS errors.
+"""The kernel's counts for AMD's GPUs: their processes, bad pages and RAS errors.
 
 ``/sys/class/kfd/kfd/proc/PID/vram_ID`` holds the bytes that a process has on the GPU with that
 id, and the topology gives the PCI address of each id (Linux' drivers/gpu/drm/amd/amdkfd).
@@ -18,9 +18,7 @@ from nodeready.subjects.gpus.gpu import GpuProcess
 
 _ROOT = "/sys/class/kfd/kfd"
 DRIVER = "/sys/bus/pci/drivers/amdgpu"
-
-
-#: The script starts two programs, whatever the number of GPUs and processes.
+#: The script starts two programs for any number of GPUs and processes.
 KFD_SCRIPT = rf"""
     if [ -d {_ROOT} ]; then
         grep -asHE '^([0-9]+|(location_id|domain) [0-9]+)$' {_ROOT}/topology/nodes/*/gpu_id \
@@ -37,7 +35,7 @@ KFD_SCRIPT = rf"""
 
 @dataclass(frozen=True)
 class Kfd:
-    """What the kernel counts, by the PCI address of the GPU (kfd: amdgpu's part for computing).
+    """The kernel's counts by the PCI address of the GPU (kfd: amdgpu's part for computing).
 
     devices:    the addresses of the GPUs that can compute
     processes:  address -> the processes with memory on the GPU

@@ -7,21 +7,21 @@ import re
 from nodeready.policy import Policy
 from nodeready.subjects.gpus.amd_gpu import AmdGpu
 from nodeready.subjects.gpus.findings import (
-    expected,
+    distinct_values,
+    expected_gpus,
+    findings_text,
     judge_each,
-    listed,
-    none,
-    untold,
-    values,
-    why_unseen,
+    no_gpu_reason,
+    unreadable_gpus,
+    unshown_reason,
+    vendor_tool_of,
 )
-from nodeready.subjects.gpus.findings import tool as tool_of
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
-from nodeready.subjects.gpus.nvlink import on_board, switched
+from nodeready.subjects.gpus.nvlink import is_on_board, is_switched
 from nodeready.subjects.result import Result, check, fail, na, ok, unknown, warn
 
 # Gigabytes per second of one link: V100, A100, Hopper, Blackwell (NVIDIA's Health Validation,
-# nvlink_bandwidth_count_speed, and recorded output). A link that is slower has fewer lanes.
+# nvlink_bandwidth_count_speed, and recorded output). A slower link has lost lanes.
 _SPEEDS = (
     (re.compile(r"\bV100\b"), 25.781),
     (re.compile(r"\bA[138]00\b"), 25.0),
@@ -29,10 +29,7 @@ _SPEEDS = (
     (re.compile(r"\bG?B[123]00\b"), 53.125),
 )
 
-
 _ROUNDED = 0.98
-
-
 # A bridge between two cards carries four links of each (H100 NVL and PCIe, A100 PCIe product
 # briefs: three bridges, twelve links).
 _BRIDGED = re.compile(r"\b[AH]100\b.*\b(?:PCIe|NVL)\b")
@@ -45,22 +42,23 @@ def _active(gpu: Gpu) -> int:
     return sum(link.state == "active" for link in gpu.links)
 
 
-def _soldered(observed: Gpus, gpu: Gpu) -> bool:
-    """Whether all links of this GPU are connected by construction, and lead to what is here.
+def _is_fully_linked(observed: Gpus, gpu: Gpu) -> bool:
+    """Whether all links of this GPU are connected by construction, within this node.
 
-    They are on a board with NVSwitches, seen by the host or not, and on an SXM board. Between
-    PCIe cards bridges are an option, and unused links are inactive by design (an H100 NVL uses 12
-    of 18). A guest may have only some of a board's GPUs. In MIG mode a GPU uses no links.
+    All links are connected on a board with NVSwitches (visible to the host or not) and on an SXM
+    board. Bridges between PCIe cards are an option, and unused links are inactive by design (an
+    H100 NVL uses 12 of 18). A virtual machine may have only some of a board's GPUs. In MIG mode a
+    GPU uses no links.
     """
     if gpu.mig == "on":
         return False
     if observed.nvswitches or gpu.fabric_state in ("completed", "in progress"):
         return True
     several = len(observed.nvidia) > 1
-    if several and switched(gpu):
+    if several and is_switched(gpu):
         return True
     # A board of four P100 links each to the three others and leaves one link unused.
-    return several and not gpu.virtual and on_board(gpu) and "P100" not in (gpu.model or "")
+    return several and not gpu.virtual and is_on_board(gpu) and "P100" not in (gpu.model or "")
 
 
 def _down(observed: Gpus, gpu: Gpu) -> str:
@@ -69,10 +67,14 @@ def _down(observed: Gpus, gpu: Gpu) -> str:
         return f"{len(down)} of {len(gpu.links)} links down" if down else ""
     if any(field == "links" for field, _ in gpu.unread):
         return ""
-    if not _active(gpu) and gpu.mig != "on" and on_board(gpu):
-        # Even a guest's part of a board has links between its GPUs.
-        return "all links inactive" if _soldered(observed, gpu) or len(observed.nvidia) > 1 else ""
-    if not _soldered(observed, gpu):
+    if not _active(gpu) and gpu.mig != "on" and is_on_board(gpu):
+        # Even a part of a board in a virtual machine has links between its GPUs.
+        return (
+            "all links inactive"
+            if _is_fully_linked(observed, gpu) or len(observed.nvidia) > 1
+            else ""
+        )
+    if not _is_fully_linked(observed, gpu):
         return ""
     if not gpu.links:
         return "all links inactive"
@@ -81,10 +83,10 @@ def _down(observed: Gpus, gpu: Gpu) -> str:
     return f"link {names} inactive" if down else ""
 
 
-def _nominal(observed: Gpus, gpu: Gpu) -> float:
-    """The speed of each of the GPU's links, where its model says it, a little rounded; or 0.
+def _nominal_speed(observed: Gpus, gpu: Gpu) -> float:
+    """The nominal speed of the model's links, rounded down a little; 0 where it is unknown.
 
-    Where the GPUs of a node differ in their names, the names are the finding.
+    Where the GPUs of a node have different names, the names are the finding.
     """
     if len({peer.model for peer in observed.gpus}) > 1:
         return 0.0
@@ -92,12 +94,13 @@ def _nominal(observed: Gpus, gpu: Gpu) -> float:
     return next(speeds, 0.0) * _ROUNDED
 
 
-# A GPU beside a Grace processor: their link is on where nothing is wrong (recorded GB200, GB300).
+# A GPU beside a Grace processor: the link between them is on in a sound node (recorded GB200,
+# GB300).
 _GRACE = re.compile(r"\bG[HB][23]00\b")
 
 
-def _without_c2c(observed: Gpus) -> list[tuple[Gpu, str]]:
-    """The GPUs that reach their Grace processor by PCIe only."""
+def _gpus_without_c2c(observed: Gpus) -> list[tuple[Gpu, str]]:
+    """The GPUs that reach their Grace processor only by PCIe."""
     return [
         (gpu, "NVLink-C2C to the processor off")
         for gpu in observed.nvidia
@@ -105,8 +108,8 @@ def _without_c2c(observed: Gpus) -> list[tuple[Gpu, str]]:
     ]
 
 
-def _speeds(observed: Gpus) -> list[tuple[Gpu, str]]:
-    """The GPUs with a link that is slower than the model's, or the fastest of the model here."""
+def _slow_links(observed: Gpus) -> list[tuple[Gpu, str]]:
+    """The GPUs with a link slower than the model's speed, or than its fastest link here."""
     findings = []
     fastest_by_model: dict[str | None, float] = {}
     for gpu in observed.gpus:
@@ -115,7 +118,7 @@ def _speeds(observed: Gpus) -> list[tuple[Gpu, str]]:
     for gpu in observed.gpus:
         fastest = fastest_by_model[gpu.model]
         link_speeds = [(x, x.speed_gbps) for x in gpu.links if x.speed_gbps is not None]
-        nominal = _nominal(observed, gpu)
+        nominal = _nominal_speed(observed, gpu)
         slow = [x for x, speed in link_speeds if speed < fastest or speed < nominal]
         if slow:
             fastest = max(fastest, round(nominal / _ROUNDED, 3))
@@ -124,8 +127,8 @@ def _speeds(observed: Gpus) -> list[tuple[Gpu, str]]:
     return findings
 
 
-def _bridge(observed: Gpus, gpu: Gpu) -> str:
-    """What is odd about the bridges of a card, or ""."""
+def _bridge_problem(observed: Gpus, gpu: Gpu) -> str:
+    """The problem with the bridges of a card, or ""."""
     model, active = gpu.model or "", _active(gpu)
     if gpu.mig == "on" or not _BRIDGED.search(model):
         return ""
@@ -145,56 +148,60 @@ def _bridge(observed: Gpus, gpu: Gpu) -> str:
 def nvlink(observed: Gpus, policy: Policy) -> Result:
     """All links between the GPUs (NVLink, XGMI) are active, at one speed.
 
-    One link that is down makes every collective operation as slow as its GPU, and without the
-    link to its Grace processor (NVLink-C2C) a GPU reaches that by PCIe. On PCIe cards only unequal
-    numbers of active links, and a part of a bridge's, are a warning: which cards are bridged is
-    the owner's choice.
+    One link that is down slows every collective operation down. A GPU without the link to its
+    Grace processor (NVLink-C2C) reaches the processor by PCIe. On PCIe cards the owner chooses
+    which cards a bridge joins: a warning where the numbers of active links differ, or where only
+    a part of a bridge's links is active.
     """
     check, expectation = "gpus.nvlink", "all links active at one speed"
-    if none(observed):
-        return na(check, none(observed))
+    if no_gpu_reason(observed):
+        return na(check, no_gpu_reason(observed))
     # An A10 and other cards without NVLink: the command prints nothing.
     empty = (
         bool(observed.nvidia)
         and observed.nvlink_tool.state == "missing"
         and observed.nvidia_tool.works
     )
-    answered = observed.nvlink_tool.works or empty
+    has_answered = observed.nvlink_tool.works or empty
     down = [(gpu, text) for gpu in observed.amd if (text := _down(observed, gpu))]
-    if answered:
+    if has_answered:
         down += [(gpu, text) for gpu in observed.nvidia if (text := _down(observed, gpu))]
-    findings = down + _speeds(observed) + _without_c2c(observed)
+    findings = down + _slow_links(observed) + _gpus_without_c2c(observed)
     if findings:
         # Xid 74 is NVIDIA's code for a link.
         amd = all(gpu.vendor == "amd" for gpu, _ in findings)
         source = (observed.amd_tool if amd else observed.nvlink_tool).name
         word = "amdgpu" if amd else "Xid 74"
         fix = f"reset the GPUs; then reseat the board or the bridge; see dmesg for {word}"
-        return fail(check, expectation, listed(findings), source, fix)
-    hidden = why_unseen(observed)
+        return fail(check, expectation, findings_text(findings), source, fix)
+    hidden = unshown_reason(observed)
     if hidden:
         return unknown(check, hidden)
-    if observed.nvidia and not answered:
+    if observed.nvidia and not has_answered:
         vendor_tool = observed.nvlink_tool
         return unknown(
             check, f"{vendor_tool.name} {vendor_tool.state}: {vendor_tool.detail}".rstrip(": ")
         )
-    dark = untold(observed, _READS)
-    if dark:
-        return unknown(check, listed(dark))
+    unreadable = unreadable_gpus(observed, _READS)
+    if unreadable:
+        return unknown(check, findings_text(unreadable))
     linked = [gpu for gpu in observed.gpus if _active(gpu)]
-    partly = [(gpu, text) for gpu in observed.nvidia if (text := _bridge(observed, gpu))]
-    if partly:
+    partial = [(gpu, text) for gpu in observed.nvidia if (text := _bridge_problem(observed, gpu))]
+    if partial:
         return warn(
-            check, expectation, listed(partly), observed.nvlink_tool.name, "look at the bridges"
+            check,
+            expectation,
+            findings_text(partial),
+            observed.nvlink_tool.name,
+            "look at the bridges",
         )
     if not linked:
         return na(check, "these GPUs use no links")
     numbers = {(gpu.model, _active(gpu)) for gpu in linked}
     if len(numbers) > len({gpu.model for gpu in linked}):
-        text = listed((gpu, f"{_active(gpu)} active links") for gpu in linked)
+        text = findings_text((gpu, f"{_active(gpu)} active links") for gpu in linked)
         return warn(check, expectation, text, observed.nvlink_tool.name, "look at the bridges")
-    return ok(check, expectation, f"{values(linked, _active)} per GPU")
+    return ok(check, expectation, f"{distinct_values(linked, _active)} per GPU")
 
 
 _START = "systemctl start nvidia-fabricmanager, of the driver's own version; see its log"
@@ -202,22 +209,22 @@ _HEAL = "see the logs of the fabric manager and of NVLSM; drain, then reset the 
 _FABRIC_READS = ("fabric_state", "fabric_status", "fabric_faults", "fabric_clique")
 
 
-def _unhealthy(observed: Gpus) -> list[tuple[Gpu, str]]:
-    """The GPUs whose attachment to the fabric is not healthy, or differs from the others'."""
+def _unhealthy_gpus(observed: Gpus) -> list[tuple[Gpu, str]]:
+    """The GPUs with an unhealthy attachment to the fabric, and those of different cliques."""
     findings = [(gpu, f"fabric {', '.join(gpu.fabric_faults)}") for gpu in observed.nvidia]
     findings = [(gpu, text) for gpu, text in findings if gpu.fabric_faults]
     cliques = [gpu for gpu in observed.nvidia if gpu.fabric_clique]
     if len({gpu.fabric_clique for gpu in cliques}) > 1:
-        # They reach each other by PCIe only (NVIDIA's Multi-Node NVLink guide, cliques).
+        # Cliques reach each other only by PCIe (NVIDIA's Multi-Node NVLink guide, cliques).
         findings += [(gpu, f"NVLink clique {gpu.fabric_clique}") for gpu in cliques]
     return findings
 
 
-def _unjoined(observed: Gpus) -> list[tuple[Gpu, str]]:
+def _gpus_outside_fabric(observed: Gpus) -> list[tuple[Gpu, str]]:
     """The GPUs that have not joined the fabric."""
     states = [gpu for gpu in observed.nvidia if gpu.fabric_state is not None]
-    # GPUs of boards without switches may always say that the fabric manager was not started.
-    needed = observed.nvswitches or (len(states) > 1 and all(switched(gpu) for gpu in states))
+    # On boards without switches the fabric manager may always be "not started".
+    needed = observed.nvswitches or (len(states) > 1 and all(is_switched(gpu) for gpu in states))
     if not needed and {gpu.fabric_state for gpu in states} == {"not started"}:
         return []
     return [
@@ -231,28 +238,28 @@ def _unjoined(observed: Gpus) -> list[tuple[Gpu, str]]:
 def fabric_manager(observed: Gpus, policy: Policy) -> Result:
     """The fabric manager runs where NVSwitches are, and each GPU has joined a healthy fabric.
 
-    Without it no CUDA program starts on such a board (NVIDIA's Fabric Manager user guide). Newer
-    boards have switches that the host does not see: there the GPUs' own state counts. What the
-    fabric says of a GPU's health (nvmlGpuFabricInfo_v3_t) counts wherever it says something, and
-    all GPUs of a node are in one clique of it.
+    Without the manager no CUDA program starts on such a board (NVIDIA's Fabric Manager user
+    guide). The host does not see the switches of newer boards: there the GPUs' own state counts.
+    The fabric's report on a GPU's health (nvmlGpuFabricInfo_v3_t) counts wherever it exists, and
+    all GPUs of a node are in one clique.
     """
     check, expectation = "gpus.fabric_manager", "running, and each GPU registered"
-    if none(observed) or not (expected(observed, "nvidia") or observed.nvidia):
-        return na(check, none(observed) or "no NVIDIA GPU")
+    if no_gpu_reason(observed) or not (expected_gpus(observed, "nvidia") or observed.nvidia):
+        return na(check, no_gpu_reason(observed) or "no NVIDIA GPU")
     states = [gpu for gpu in observed.nvidia if gpu.fabric_state is not None]
-    waiting, ill = _unjoined(observed), _unhealthy(observed)
+    unjoined, unhealthy = _gpus_outside_fabric(observed), _unhealthy_gpus(observed)
     words = []
     if observed.nvswitches and observed.fabric_manager == "not running":
         words.append(f"{observed.nvswitches} NVSwitches, but nv-fabricmanager does not run")
-    fix = _START if words or waiting else _HEAL
-    words += [listed(waiting)] if waiting else []
-    words += [listed(ill)] if ill else []
+    fix = _START if words or unjoined else _HEAL
+    words += [findings_text(unjoined)] if unjoined else []
+    words += [findings_text(unhealthy)] if unhealthy else []
     if words:
         return fail(check, expectation, "; ".join(words), "nvidia-smi -q", fix)
-    hidden = why_unseen(observed, "nvidia")
-    dark = untold(observed, _FABRIC_READS)
-    if dark:
-        return unknown(check, listed(dark))
+    hidden = unshown_reason(observed, "nvidia")
+    unreadable = unreadable_gpus(observed, _FABRIC_READS)
+    if unreadable:
+        return unknown(check, findings_text(unreadable))
     if (
         states
         and {gpu.fabric_state for gpu in states} == {"not started"}
@@ -262,11 +269,11 @@ def fabric_manager(observed: Gpus, policy: Policy) -> Result:
     silent = [gpu for gpu in observed.nvidia if states and gpu.fabric_state is None]
     silent = [gpu for gpu in silent if gpu.model in {peer.model for peer in states}]
     if silent:
-        return unknown(check, listed((gpu, "its tool does not say") for gpu in silent))
+        return unknown(check, findings_text((gpu, "its tool does not say") for gpu in silent))
     if not observed.nvswitches and not states:
         return unknown(check, hidden) if hidden else na(check, "no NVSwitch")
     if observed.nvswitches and observed.fabric_manager != "running":
-        vendor_tool = tool_of(observed, "nvidia")
+        vendor_tool = vendor_tool_of(observed, "nvidia")
         return unknown(
             check, f"processes were not looked at: {vendor_tool.name} {vendor_tool.state}"
         )
@@ -283,12 +290,12 @@ def fabric_manager(observed: Gpus, policy: Policy) -> Result:
 def xgmi_errors(observed: Gpus, policy: Policy) -> Result:
     """No error on the links between AMD's GPUs (XGMI) since the driver was loaded.
 
-    RAS counts them as block XGMI_WAFL; MI200 and older have a status of their own, which amd-smi
-    clears when it reads it (Linux' amdgpu_xgmi.c): there, each look shows what is new.
+    RAS counts them as block XGMI_WAFL. MI200 and older have a separate status, which amd-smi
+    clears by reading it (Linux' amdgpu_xgmi.c): there, each audit shows the errors since the last.
     """
     check = "gpus.xgmi_errors"
-    if not observed.amd and not expected(observed, "amd"):
-        return na(check, none(observed) or "no AMD GPU")
+    if not observed.amd and not expected_gpus(observed, "amd"):
+        return na(check, no_gpu_reason(observed) or "no AMD GPU")
 
     def value(gpu: Gpu) -> int | None:
         return gpu.xgmi_errors if isinstance(gpu, AmdGpu) else None

@@ -1,7 +1,7 @@
-"""NVIDIA's GPUs as nvidia-smi shows them: ``-q -x`` (schemas v11, v12 and v13), and their NVLinks.
+"""NVIDIA's GPUs as ``nvidia-smi -q -x`` shows them (schemas v11, v12 and v13).
 
-The schemas differ in names (clocks_throttle_reasons became clocks_event_reasons) and in what they
-leave out. So each value is looked up under all of its names, and a value that is missing is None.
+The schemas differ in names (clocks_throttle_reasons became clocks_event_reasons) and in the values
+that they leave out. So each value is read under all of its names, and a missing value is None.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ WHEN = "command -v nvidia-smi >/dev/null 2>&1"
 #: A process in state D for longer than this is stuck: a healthy one waits there for moments.
 STUCK_AFTER_S = 30
 
-# Without the driver, nvidia-smi would make the kernel load it, and a look changes nothing. An
-# nvidia-smi that hangs in the kernel holds a lock on which the next one would hang, too. Start
-# times in /proc/PID/stat count hundredths of a second (USER_HZ of all Linux ports with such GPUs).
-# Slurm lets a step open no GPUs but those that it gave to the step (cgroup.conf(5),
-# ConstrainDevices): there, what nvidia-smi does not show is no fault of the node's.
+# Without the driver, nvidia-smi would make the kernel load it: a probe changes nothing, so it does
+# not run nvidia-smi then. An nvidia-smi that hangs in the kernel holds a lock, on which the next
+# nvidia-smi would hang, too. Start times in /proc/PID/stat count hundredths of a second (USER_HZ
+# of all Linux ports with such GPUs). A step of Slurm's can open only the GPUs that it was given
+# (cgroup.conf(5), ConstrainDevices): there, a GPU that nvidia-smi does not show is no fault.
 PREPARE = rf"""
     if [ ! -e /proc/driver/nvidia/version ] && [ ! -d /sys/module/nvidia ] &&
         [ ! -d /sys/bus/pci/drivers/nvidia ]; then
@@ -99,7 +99,7 @@ _MAX_GPUS = 256
 
 @dataclass(frozen=True)
 class NvidiaSmi:
-    """What nvidia-smi showed.
+    """The output of nvidia-smi.
 
     fabric_manager: whether the fabric manager's process runs; None: not looked for
     """
@@ -115,7 +115,7 @@ def message(text: str) -> str:
     """The first line of a tool's message, at most 160 characters, or ""."""
     for line in text.splitlines():
         words = line.strip()
-        # Killed, Terminated: what the shell prints when the limit ends the tool.
+        # The shell prints Killed or Terminated when the limit ends the tool.
         if words and not words.startswith(("<", "nr_")) and words not in ("Killed", "Terminated"):
             return words[:160]
     return ""
@@ -125,8 +125,10 @@ def _version(text: str) -> str | None:
     return text[:40] if re.match("[0-9]+[.][0-9]", text) else None
 
 
-def _genuine(root: ElementTree.Element, attached_count: int | None) -> list[ElementTree.Element]:
-    """The GPUs. More of them than the tool counts are part of a process's name: the shortest."""
+def _real_gpus(root: ElementTree.Element, attached_count: int | None) -> list[ElementTree.Element]:
+    """The GPUs. Where there are more than the tool counts, the shortest are part of a process's
+    name.
+    """
     nodes = root.findall("gpu")[:_MAX_GPUS]
     if not attached_count or attached_count >= len(nodes):
         return nodes
@@ -135,7 +137,7 @@ def _genuine(root: ElementTree.Element, attached_count: int | None) -> list[Elem
 
 
 def unasked_tool(name: str, output: Output) -> Tool | None:
-    """The tool that the node does not have, or could not ask for its GPUs; None: it was asked."""
+    """The tool, where it is missing or was not run; None: it ran."""
     text = output.text
     if not text.strip() and output.rc == 0:
         return Tool(name, "missing")
@@ -150,12 +152,12 @@ def unasked_tool(name: str, output: Output) -> Tool | None:
 
 @dataclass(frozen=True)
 class _Head:
-    """What stands above the GPUs. unread: what makes no sense of it, or ""."""
+    """The values above the GPUs. unread: a value that makes no sense, or ""."""
 
     driver: str | None
     cuda: str | None
     major: int | None
-    told: int | None
+    attached_count: int | None
     unread: str
 
 
@@ -182,19 +184,19 @@ def _parse_whole(text: str) -> tuple[_Head, list[Gpu | None]] | None:
     if root is None:
         return None
     head = _head(root)
-    nodes = _genuine(root, head.told)
+    nodes = _real_gpus(root, head.attached_count)
     return head, [parse_gpu(index, Element(node, head.major)) for index, node in enumerate(nodes)]
 
 
-# --- The same, of a GPU whose like was read before.
+# --- The same for a GPU that resembles an earlier one.
 #
-# Reading the XML of eight GPUs takes 5 ms, and thousands of nodes have the same GPUs, which differ
-# by their names and by what is measured. So the lines of a GPU are held against those of one that
-# was read in full: where no other line differs than that of such a value, and that value is a
-# plain one, only the fields that are made of it are made anew. Anything else is read in full.
+# Reading the XML of eight GPUs takes 5 ms. Thousands of nodes have the same GPUs, which differ
+# only in names and measurements. So the lines of a GPU are compared with those of a GPU that was
+# read in full. Where only lines of names and measurements differ, and their values are plain, only
+# the fields of these values are set. Any other GPU is read in full.
 
-#: Path of an element -> the plain values that it can have, and the field that is made of it; "":
-#: none is. A number is within the bounds of its field.
+#: Path of an element -> the plain values that it can have, and the field that holds it; "": no
+#: field does. A number is within the bounds of its field.
 _VARIES: Mapping[str, tuple[re.Pattern[str], str]] = {
     "uuid": (re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "uuid"),
     "serial": (re.compile(r"[0-9]{4,20}"), "serial"),
@@ -217,6 +219,7 @@ _VARIES: Mapping[str, tuple[re.Pattern[str], str]] = {
         )
     },
 }
+
 #: The processes of a GPU as the tool prints them, with names that are no markup.
 _PLAIN_PROCESSES = re.compile(
     r"<processes>(?:\s*<process_info>"
@@ -229,17 +232,18 @@ _PLAIN_PROCESSES = re.compile(
     )
     + r"\s*</process_info>)+\s*</processes>"
 )
+
 _NO_PROCESSES = "<processes>\n\t\t</processes>"
 _LEAF = re.compile(r"\s*<([a-z0-9_]+)>([^<>&]*)</\1>\s*")
 _OPENING, _CLOSING = re.compile(r"\s*<([a-z0-9_]+)>\s*"), re.compile(r"\s*</([a-z0-9_]+)>\s*")
 _STRANGE = re.compile(r"[^\t\n\x20-\x7e]")
 _SLOWDOWN = "<gpu_temp_slow_threshold>"
-#: GPUs in full, by place, driver and address: those of 64 nodes of eight GPUs.
+#: GPUs that were read in full, by place, driver and address: those of 64 nodes of eight GPUs.
 _TEMPLATES: TemplateCache[Gpu] = TemplateCache(512)
 
 
-def _like(template: ParsedTemplate[Gpu], lines: list[str]) -> Gpu | None:
-    """The GPU of these lines; None where they differ by more than plain values."""
+def _from_template(template: ParsedTemplate[Gpu], lines: list[str]) -> Gpu | None:
+    """The GPU of these lines; None where they differ in more than plain values."""
     differing = template.differing(lines)
     if differing is None:
         return None
@@ -257,7 +261,7 @@ def _like(template: ParsedTemplate[Gpu], lines: list[str]) -> Gpu | None:
         gpu.temperature_left_c,
         gpu.temperature_slowdown_c,
     )
-    # Where the temperature of the slow-down is not printed, it follows from the degrees left.
+    # The slow-down temperature follows from the degrees left, where it is not printed.
     printed = _SLOWDOWN in template.context
     if current is not None and degrees_left is not None and slow is not None and not printed:
         later = fields.get("temperature_c", current) + fields.get(
@@ -268,10 +272,10 @@ def _like(template: ParsedTemplate[Gpu], lines: list[str]) -> Gpu | None:
 
 
 def _varying(lines: list[str]) -> dict[int, tuple[str, str]]:
-    """Number of a line with a value that may differ -> what stands before it, and its path.
+    """Number of a line with a value that may differ -> the text before the value, and its path.
 
-    None where the form of the text is strange. Only the first element of a path is read. A value
-    that was not plain here is read in full.
+    {} where the form of the text is strange. Only the first element of a path is read. A line
+    whose value is not plain here may not differ.
     """
     varying: dict[int, tuple[str, str]] = {}
     inside: list[str] = []
@@ -300,8 +304,8 @@ def _varying(lines: list[str]) -> dict[int, tuple[str, str]]:
     return varying if not inside else {}
 
 
-def _block(index: int, major: int | None, text: str) -> Gpu | None:
-    """One GPU, of ``<gpu id=...>`` to what stands before ``</gpu>``. Raises ParseError."""
+def _parse_block(index: int, major: int | None, text: str) -> Gpu | None:
+    """One GPU from the text between ``<gpu id=`` and ``</gpu>``. Raises ParseError."""
     from xml.etree import ElementTree
 
     processes: tuple[GpuProcess, ...] = ()
@@ -317,7 +321,7 @@ def _block(index: int, major: int | None, text: str) -> Gpu | None:
     lines = text.split("\n")
     context = (index, major, _SLOWDOWN if _SLOWDOWN in text else "")
     for template in _TEMPLATES.of(lines, *context):
-        gpu = _like(template, lines)
+        gpu = _from_template(template, lines)
         if gpu is not None:
             _TEMPLATES.mark_used(template)
             return fast_replace(gpu, processes=processes) if processes else gpu
@@ -330,7 +334,7 @@ def _block(index: int, major: int | None, text: str) -> Gpu | None:
 
 
 @lru_cache(maxsize=64)
-def _known_head(text: str) -> _Head | None:
+def _parse_head(text: str) -> _Head | None:
     from xml.etree import ElementTree
 
     if _STRANGE.search(text):
@@ -342,8 +346,8 @@ def _known_head(text: str) -> _Head | None:
         return None
 
 
-def _by_block(text: str) -> tuple[_Head, list[Gpu | None]] | None:
-    """The same as `_parse_whole`, GPU by GPU; None for a text that needs `_parse_whole`."""
+def _parse_blocks(text: str) -> tuple[_Head, list[Gpu | None]] | None:
+    """The result of `_parse_whole`, read GPU by GPU; None where only that can read it."""
     start, end = text.find("<nvidia_smi_log"), text.rfind("</nvidia_smi_log>")
     if start < 0 or end < start:
         return None
@@ -351,8 +355,8 @@ def _by_block(text: str) -> tuple[_Head, list[Gpu | None]] | None:
     head_text = re.sub(
         r"<timestamp>[A-Za-z0-9: ]{0,40}</timestamp>", "<timestamp></timestamp>", head_text
     )
-    head = _known_head(head_text)
-    if head is None or len(blocks) > (head.told or _MAX_GPUS):
+    head = _parse_head(head_text)
+    if head is None or len(blocks) > (head.attached_count or _MAX_GPUS):
         return None
     from xml.etree import ElementTree
 
@@ -362,7 +366,7 @@ def _by_block(text: str) -> tuple[_Head, list[Gpu | None]] | None:
         if not ended or tail.strip():
             return None
         try:
-            gpus.append(_block(index, head.major, f"<gpu id={inner}"))
+            gpus.append(_parse_block(index, head.major, f"<gpu id={inner}"))
         except (ElementTree.ParseError, ValueError):
             return None
     return head, gpus
@@ -372,7 +376,7 @@ def parse(output: Output) -> NvidiaSmi:
     """The GPUs in what the section ``nvidia_smi`` printed; a tool that failed is a `Tool`."""
     text = output.text
     manager: bool | None = None
-    # Our own lines stand before anything of the tool's.
+    # The script's own lines come before the tool's output.
     script_lines = text[: text.find("<")] if "<" in text else text
     if re.search("^nr_scanned=1$", script_lines, re.M):
         manager = re.search("^nr_fabric_manager=[0-9]", script_lines, re.M) is not None
@@ -382,9 +386,9 @@ def parse(output: Output) -> NvidiaSmi:
     if stuck:
         words = f"pid {stuck[1]} hangs in the kernel for {stuck[2]} s"
         return NvidiaSmi((), Tool(NAME, "stuck", words), fabric_manager=manager)
-    answer = _by_block(text) or _parse_whole(text)
+    answer = _parse_blocks(text) or _parse_whole(text)
     if answer is None:
-        # The values of an answer that was cut off are no message.
+        # An answer that was cut off contains values, and no message.
         words = message(re.split(r"<\?xml|<nvidia_smi_log", text, maxsplit=1)[0])
         if output.truncated:
             tool = Tool(NAME, "nonsense", "its answer was cut off")

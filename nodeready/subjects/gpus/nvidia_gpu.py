@@ -1,4 +1,4 @@
-"""One GPU of NVIDIA's: the fields of a ``<gpu>`` of ``nvidia-smi -q -x``."""
+"""One NVIDIA GPU: the fields of a ``<gpu>`` in the output of ``nvidia-smi -q -x``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ _REASONS = (
     "sw_thermal_slowdown",
 )
 
-
 _MAX_PROCESSES = 1024
 
 
@@ -48,11 +47,9 @@ def address(text: str) -> str | None:
     return f"{domain:04x}:{bus:02x}:{device:02x}.{match[4]}"
 
 
-#: The major versions of the driver from which on each answer has these parts, as recordings of
-#: 470 (no more than MIG), 515 (rows) and 535 (fabric, reset) show it.
+#: The first major versions of the driver whose every answer has these parts, by recordings of 470
+#: (MIG alone), 515 (rows) and 535 (fabric, reset).
 _MIG, _ROWS, _FABRIC = 450, 515, 535
-
-
 #: Whether the node is a virtual machine, by the words of its virtualization mode.
 _VIRTUAL = {
     "none": False,
@@ -63,27 +60,20 @@ _VIRTUAL = {
     "vsga": True,
 }
 
-
-_COMPUTE = {
+_COMPUTE_MODES = {
     name: name for name in ("default", "exclusive_process", "exclusive_thread", "prohibited")
 }
-
-
-_JOINED = {name: name for name in ("completed", "in progress", "not started")}
+_FABRIC_STATES = {name: name for name in ("completed", "in progress", "not started")}
 _PAGES = [
     f"retired_pages/{kind}_bit_retirement/retired_count" for kind in ("multiple_single", "double")
 ]
-
-
 #: Banks of memory without a spare row, and groups of banks without a spare bank.
 _SPARELESS = [
     f"remapped_{kind}s/{kind}_remapper_histogram/{kind}_remapper_histogram_none"
     for kind in ("row", "bank")
 ]
-
-
-#: What the fabric's health (nvmlGpuFabricInfo_v3_t) says of a GPU's attachment to its NVLink
-#: fabric: element -> word -> what is wrong, "" for nothing. NVML's constants name the conditions.
+#: The health of a GPU's attachment to its NVLink fabric (nvmlGpuFabricInfo_v3_t): element -> word
+#: -> the fault, or "". NVML's constants name the conditions.
 _HEALTH: Mapping[str, Mapping[str, str]] = {
     "summary": {
         "healthy": "",
@@ -102,7 +92,7 @@ _HEALTH: Mapping[str, Mapping[str, str]] = {
 
 
 def _faults(gpu: Element) -> tuple[str, ...]:
-    """What is wrong with the GPU's attachment to its fabric; an unknown word is unread."""
+    """The faults of the GPU's attachment to its fabric; an unknown word is unread."""
     faults = []
     for name, words in _HEALTH.items():
 
@@ -118,7 +108,7 @@ def _faults(gpu: Element) -> tuple[str, ...]:
 
 
 def _throttle(gpu: Element) -> tuple[tuple[str, ...], bool | None, bool | None]:
-    """The active reasons that slow hardware down, whether one is, and whether the GPU is idle."""
+    """The active reasons for a slow-down, whether there is one, and whether the GPU is idle."""
     active = {}
     for name in ("gpu_idle", *_REASONS):
         paths = [
@@ -127,15 +117,15 @@ def _throttle(gpu: Element) -> tuple[tuple[str, ...], bool | None, bool | None]:
         field = "idle" if name == "gpu_idle" else "throttle"
         active[name] = gpu.word(field, ACTIVE, *paths)
     reasons = tuple(name for name in _REASONS if active[name])
-    is_told = any(active[name] is not None for name in _REASONS)
-    return reasons, bool(reasons) if is_told else None, active["gpu_idle"]
+    is_shown = any(active[name] is not None for name in _REASONS)
+    return reasons, bool(reasons) if is_shown else None, active["gpu_idle"]
 
 
 def _slowdown(gpu: Element, current: int | None, degrees_left: int | None) -> int | None:
     """The temperature at which the GPU slows down.
 
-    Ada and later print no such temperature. They print how many degrees are left to the limit,
-    and at how many degrees left the slow-down begins, usually -2 (T.Limit; nvidia-smi(1)).
+    Ada and later print no such temperature. They print the degrees left to the limit, and the
+    degrees left at which the slow-down begins, usually -2 (T.Limit; nvidia-smi(1)).
     """
     slow, at = "temperature/gpu_temp_slow_threshold", "temperature/gpu_temp_slow_tlimit_threshold"
     name = "temperature_slowdown_c"
@@ -143,7 +133,7 @@ def _slowdown(gpu: Element, current: int | None, degrees_left: int | None) -> in
         return gpu.number(name, slow, among=DEGREES)
     begins = gpu.number(name, at, among=DEGREES_LEFT)
     if degrees_left is None and gpu.node.find("temperature/gpu_temp_tlimit") is None:
-        gpu.miss(name, "gpu_temp_tlimit", "not shown")
+        gpu.note_unread(name, "gpu_temp_tlimit", "not shown")
     return (
         None
         if current is None or degrees_left is None or begins is None
@@ -151,15 +141,15 @@ def _slowdown(gpu: Element, current: int | None, degrees_left: int | None) -> in
     )
 
 
-def _demand(text: str) -> str | None:
+def _parse_recovery(text: str) -> str | None:
     return None if plain_word(text) in ERRORS else plain_word(text)
 
 
 def _recovery(gpu: Element) -> str | None:
-    """What the driver asks for: v13 names the action, v12 says whether a reset is needed."""
+    """The driver's recovery action: v13 names it, v12 tells whether a reset is needed."""
     raw = gpu.node.find("gpu_recovery_action")
     if raw is not None:
-        action = gpu.read("recovery", _demand, "gpu_recovery_action")
+        action = gpu.read("recovery", _parse_recovery, "gpu_recovery_action")
         return None if action is None else action.replace("gpu ", "")[:40]
     reset, drain = (
         gpu.word("recovery", YES, f"gpu_reset_status/{name}", since=_FABRIC)
@@ -170,19 +160,19 @@ def _recovery(gpu: Element) -> str | None:
     return "drain and reset" if drain else None if reset is None else "none"
 
 
-def _lost(gpu: Element) -> str | None:
-    """What a GPU needs that has an error in the place of its values (nvmlErrorString), or None."""
+def _recovery_by_error(gpu: Element) -> str | None:
+    """The action for a GPU with an error in place of its values (nvmlErrorString), or None."""
     words = {plain_word(node.text or "") for node in own_elements(gpu.node)}
     if "gpu is lost" in words:
         return "reboot"
     return "reset" if words & {"gpu requires reset", "reset required"} else None
 
 
-def _stray(gpu: Element) -> None:
-    """Keep the errors in the place of values that no check reads: they are the driver's."""
+def _note_stray_errors(gpu: Element) -> None:
+    """Note the errors in the place of values that no check reads: the driver is at fault."""
     for node in own_elements(gpu.node):
         if node not in gpu.used and plain_word(node.text or "") in BROKEN:
-            gpu.miss(f"tool {node.tag}", node.tag, node.text or "")
+            gpu.note_unread(f"tool {node.tag}", node.tag, node.text or "")
 
 
 def parse_processes(gpu: Element) -> Iterator[GpuProcess]:
@@ -191,14 +181,14 @@ def parse_processes(gpu: Element) -> Iterator[GpuProcess]:
         "" if process_list is None or len(process_list) else plain_word(process_list.text or "")
     )
     if process_list is None:
-        gpu.miss("processes", "processes", "not shown")
+        gpu.note_unread("processes", "processes", "not shown")
     elif words not in ("", "none", *ABSENT):
-        gpu.miss("processes", "processes", process_list.text or "")
+        gpu.note_unread("processes", "processes", process_list.text or "")
     for index, node in enumerate(gpu.node.iterfind("processes/process_info")):
         process = Element(node)
         pid = process.read("pid", number, "pid", needed=True)
         if pid is None:
-            gpu.miss("processes", "pid", node.findtext("pid") or "")
+            gpu.note_unread("processes", "pid", node.findtext("pid") or "")
         elif index < _MAX_PROCESSES:
             name = " ".join((node.findtext("process_name") or "").split())[:200] or "?"
             memory = number((node.findtext("used_memory") or "").strip())
@@ -213,7 +203,7 @@ def parse_name(text: str) -> str | None:
 def _status(gpu: Element) -> str | None:
     """The outcome of the registration at the fabric.
 
-    What went wrong is an error's text itself (nvmlErrorString): there it is the value.
+    A failed registration has an error's text as its value (nvmlErrorString).
     """
     joined = plain_word(gpu.node.findtext("fabric/state") or "") not in ("", *ABSENT, *ERRORS)
 
@@ -224,7 +214,7 @@ def _status(gpu: Element) -> str | None:
 
 
 def _uncorrectable(gpu: Element) -> int | None:
-    """Uncorrectable errors of the GPU; in MIG mode, those that its instances count, too."""
+    """Uncorrectable errors of the GPU; in MIG mode also those of its instances."""
     name = "ecc_uncorrectable_volatile"
     gpu_errors = gpu.total(name, "ecc_errors/volatile", "uncorrectable", "double_bit")
     path = "ecc_error_count/volatile_count/sram_uncorrectable"
@@ -322,7 +312,7 @@ def parse_gpu(index: int, gpu: Element) -> Gpu | None:
         mig_pending=gpu.word("mig_pending", SWITCH, "mig_mode/pending_mig", since=_MIG),
         repair_pending=_repairs(gpu),
         recovery=_recovery(gpu),
-        fabric_state=gpu.word("fabric_state", _JOINED, "fabric/state", since=_FABRIC),
+        fabric_state=gpu.word("fabric_state", _FABRIC_STATES, "fabric/state", since=_FABRIC),
         fabric_status=_status(gpu),
         fabric_faults=_faults(gpu),
         fabric_clique=None if clique is None else f"{clique} of {cluster}",
@@ -336,7 +326,7 @@ def parse_gpu(index: int, gpu: Element) -> Gpu | None:
         spareless_banks=gpu.sum("spareless_banks", _SPARELESS, since=ANY_DRIVER),
         retired_pages=gpu.sum("retired_pages", _PAGES, since=ANY_DRIVER),
         c2c=gpu.word("links", SWITCH, "c2c_mode", since=ANY_DRIVER),
-        compute_mode=gpu.word("compute_mode", _COMPUTE, "compute_mode", since=ANY_DRIVER),
+        compute_mode=gpu.word("compute_mode", _COMPUTE_MODES, "compute_mode", since=ANY_DRIVER),
         power_limit_w=number(gpu.text(*power) or ""),
     )
     for name, current, maximum in (
@@ -344,10 +334,12 @@ def parse_gpu(index: int, gpu: Element) -> Gpu | None:
         ("pcie_generation_max", parsed_gpu.pcie_generation, parsed_gpu.pcie_generation_max),
     ):
         if current and maximum == 0:
-            gpu.miss(name, name, "0")
-    _stray(gpu)
+            gpu.note_unread(name, name, "0")
+    _note_stray_errors(gpu)
     return replace(
-        parsed_gpu, recovery=_lost(gpu) or parsed_gpu.recovery, unread=tuple(gpu.unread.items())
+        parsed_gpu,
+        recovery=_recovery_by_error(gpu) or parsed_gpu.recovery,
+        unread=tuple(gpu.unread.items()),
     )
 
 

@@ -1,4 +1,4 @@
-"""Read nvidia-smi's XML safely, and its values: each of them may be missing."""
+"""Read nvidia-smi's XML safely, and its values, each of which may be missing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,10 @@ if TYPE_CHECKING:
 
 #: The words for a value that the device does not have (nvidia-smi(1)), with or without brackets.
 ABSENT = ("n/a", "not supported")
-
-
 #: The word in the place of a value that this driver shows under another name, or no longer.
 _MOVED = "requested functionality has been deprecated"
-
-
-#: Words in the place of any value that say that the device or its driver is at fault
-#: (nvmlErrorString); one without a permission is the caller's, and says nothing of the device.
+#: Words in the place of any value that report a fault of the device or its driver
+#: (nvmlErrorString). A missing permission is the caller's fault, and is not among them.
 BROKEN = (
     "unknown error",
     "err!",
@@ -30,8 +26,7 @@ BROKEN = (
     "gpu access blocked by the operating system",
 )
 
-
-#: The words that are an error whatever the value is: a text that is one names nothing.
+#: The words that are an error in the place of any value: none of them is a name.
 ERRORS = (
     *BROKEN,
     "unknown",
@@ -45,15 +40,12 @@ ERRORS = (
     "function not found",
 )
 
-
 #: Introduced in an unknown driver release: absence means unsupported.
 ANY_DRIVER = 10**6
 SWITCH = {"enabled": "on", "disabled": "off"}
 YES = {"yes": True, "no": False}
 ACTIVE = {"active": True, "not active": False}
-
-
-# A count, and in which unit: 31 C, 16x, 2560 bank(s), 700.00 W.
+# A count with its unit: 31 C, 16x, 2560 bank(s), 700.00 W.
 _NUMBER = re.compile(r"(-?[0-9]{1,15})(?:\.[0-9]{1,9})?(?: ?(?:C|x|W|MiB|(?:bank|group)\(s\)))?")
 T = TypeVar("T")
 
@@ -68,12 +60,10 @@ def number(text: str) -> int | None:
     return int(match[1]) if match else None
 
 
-#: What no counter shows, whatever it counts: all ones of 32 bits and more, as -1 is printed.
+#: No counter is as high as this: all ones of 32 bits and more are the print of -1.
 _MOST = (1 << 32) - 1
-
-
-#: Lanes of a PCIe link (0: the tool's word for none), and its generations; what a sensor of a chip
-#: can show in C, and what T.Limit can. A register that cannot be read is all ones: 255, 65535, -1.
+#: Lanes of a PCIe link (0: the tool's word for none), and its generations; the range of a chip's
+#: sensor in C, and that of T.Limit. An unreadable register is all ones: 255, 65535, -1.
 LANES = range(33)
 GENERATIONS = range(8)
 DEGREES = range(-60, 200)
@@ -90,19 +80,19 @@ def _among(values: Container[int]) -> Callable[[str], int | None]:
 
     def read(text: str) -> int | None:
         parsed = number(text)
-        # Whether None is in a range, Python finds out number by number.
+        # Python would search a range for None number by number.
         return parsed if parsed is not None and parsed in values else None
 
     return read
 
 
 class Element:
-    """An element of the XML: each value is read here, and what cannot be told is kept.
+    """An element of the XML: reads each value, and notes the values that cannot be read.
 
-    This is the one place where the tool's words become values. A value that the device does not
-    have (N/A, Not Supported) is None, and so is one that the driver is too old to show. Any other
-    text that is no value, none at all, and an element that a driver of this age always prints, is
-    None too and stands in ``unread``: it is unknown, and neither absent nor good.
+    Only this class turns the tool's words into values. The value is None where the device does not
+    have it (N/A, Not Supported), or where the driver is too old to show it. The value is None and
+    stands in ``unread`` where another text is in its place, where its text is empty, or where a
+    driver of this version always prints the element and it is missing: it is unknown.
 
     driver: the driver's major version; None: not known
     """
@@ -114,7 +104,7 @@ class Element:
         self.used: set[ElementTree.Element] = set()
 
     def _find(self, path: str) -> ElementTree.Element | None:
-        """The element; where it should be part of one with a text alone (N/A), that one."""
+        """The element at the path, or its parent where that has only a text (N/A)."""
         node = self.node
         for name in path.split("/"):
             child = node.find(name)
@@ -124,16 +114,16 @@ class Element:
         return node
 
     def text(self, *paths: str) -> str | None:
-        """The text of the first path with a value, or None: for facts that are not judged."""
+        """The text of the first path with a value, or None: for facts that no check reads."""
         for path in paths:
             text = (self.node.findtext(path) or "").strip()
             if plain_word(text) not in ("", "not found", *ABSENT, *BROKEN):
                 return text[:200]
         return None
 
-    def miss(self, name: str, path: str, said: str) -> None:
-        """Keep that the value ``name`` is unreadable, and the text in its place."""
-        words = " ".join(said.split())[:60] or "no value"
+    def note_unread(self, name: str, path: str, text: str) -> None:
+        """Note that the value ``name`` is unreadable, with the text in its place."""
+        words = " ".join(text.split())[:60] or "no value"
         self.unread.setdefault(name, f"{path.rpartition('/')[2]}: {words}")
 
     def read(
@@ -144,10 +134,10 @@ class Element:
         since: int = 0,
         needed: bool = False,
     ) -> T | None:
-        """The first value of the paths, which are one value under the names of several schemas.
+        """The first value of the paths: the names of one value in several schemas.
 
-        since:  the driver's major version that shows it at the latest
-        needed: each device has it, so that N/A is no answer
+        since:  from this major version on, every driver shows the value
+        needed: each device has the value, so that N/A is an error
         """
         result: T | None = None
         lacks, moved, bad_text = False, False, ""
@@ -165,17 +155,17 @@ class Element:
             if value is None and plain not in (_MOVED, *ABSENT):
                 bad_text = bad_text or text or "no value"
         if bad_text:
-            self.miss(name, paths[0], bad_text)
+            self.note_unread(name, paths[0], bad_text)
         elif result is None and lacks and needed:
-            self.miss(name, paths[0], "N/A")
+            self.note_unread(name, paths[0], "N/A")
         elif result is None and moved and not lacks:
-            self.miss(name, paths[0], _MOVED)
+            self.note_unread(name, paths[0], _MOVED)
         elif result is None and not lacks and (since == 0 or (self.driver or 0) >= since):
-            self.miss(name, paths[0], "not shown")
+            self.note_unread(name, paths[0], "not shown")
         return result
 
     def word(self, name: str, words: Mapping[str, T], *paths: str, since: int = 0) -> T | None:
-        """The value that one of these words stands for."""
+        """The value for the element's word."""
         return self.read(name, lambda text: words.get(plain_word(text)), *paths, since=since)
 
     def number(
@@ -211,7 +201,7 @@ class Element:
 
 
 def _escaped(text: str) -> str:
-    """The text with the processes' names escaped: any name may be chosen, and break the XML.
+    """The text with the processes' names escaped: a user can choose a name that breaks the XML.
 
     A name ends before the last element that follows a name in its process.
     """
@@ -246,16 +236,16 @@ def _without_processes(text: str) -> str:
 def tree(text: str) -> ElementTree.Element | None:
     """The XML of the answer; None when the answer holds no whole XML.
 
-    What stands before the root is left out, the DOCTYPE included: so no DTD is read and no entity
-    can be declared, and an entity that is used is an error. Where a process's name imitates the
-    tool, so that no whole XML is left, the processes are left out.
+    The text before the root is left out with its DOCTYPE: so no DTD is read and no entity can be
+    declared, and the use of an entity is an error. Where a process's name imitates the tool's XML
+    and breaks it, the processes are left out.
     """
     start, end = text.find("<nvidia_smi_log"), text.rfind("</nvidia_smi_log>")
     if start < 0 or end < start:
         return None
     body = text[start : end + len("</nvidia_smi_log>")]
     clean = re.sub(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd]", "\ufffd", body)
-    # The parser takes long to import, and many nodes that audit themselves have no XML to read.
+    # Imported late: the import is slow, and many nodes that audit themselves have no XML to read.
     from xml.etree import ElementTree
 
     for xml in (_escaped(clean), _without_processes(clean)):
@@ -267,7 +257,7 @@ def tree(text: str) -> ElementTree.Element | None:
 
 
 def own_elements(gpu: ElementTree.Element) -> Iterator[ElementTree.Element]:
-    """The elements with the GPU's own values: a process's name is its user's."""
+    """The elements with the GPU's own values, without the processes, whose names users choose."""
     yield gpu
     for child in gpu:
         if child.tag not in ("processes", "accounted_processes"):

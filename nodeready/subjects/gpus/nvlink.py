@@ -9,29 +9,29 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from nodeready.subjects.base import Output, Section
-from nodeready.subjects.gpus.gpu import Gpu, Link, Tool
+from nodeready.subjects.gpus.gpu import Gpu, GpuLink, Tool
 from nodeready.subjects.gpus.nvidia import PREPARE, WHEN, message, unasked_tool
 
 if TYPE_CHECKING:
     from nodeready.policy import Policy
 
 
-# Boards on which the links are connected by construction. The others are cards: a bridge between
-# two of them is an option, and an NVL is a pair of cards (product names as recordings have them).
+# Boards on which the links are connected by construction. On cards a bridge between two of them is
+# an option, and an NVL is a pair of cards (product names of recorded output).
 _BOARD = re.compile(r"\bSXM[0-9]?\b|\bHBM3\b|\bG?B[123]00\b|\bH(?:20|20-3e|100|200|800)\b")
 _CARD = re.compile(r"\bPCIe\b|\bNVL\b|\bHBM2e\b")
 _SWITCHED = re.compile(r"\bG?B[123]00\b")
 _FABRIC_JOINED = ("completed", "in progress")
 
 
-def on_board(gpu: Gpu) -> bool:
-    """Whether the GPU's NVLinks are connected by construction: it is no card."""
+def is_on_board(gpu: Gpu) -> bool:
+    """Whether the GPU's NVLinks are connected by construction, unlike those of a card."""
     model = gpu.model or ""
-    return switched(gpu) or (_BOARD.search(model) is not None and not _CARD.search(model))
+    return is_switched(gpu) or (_BOARD.search(model) is not None and not _CARD.search(model))
 
 
-def switched(gpu: Gpu) -> bool:
-    """Whether each of the GPU's NVLinks leads to a switch, seen by the host or not."""
+def is_switched(gpu: Gpu) -> bool:
+    """Whether each of the GPU's NVLinks leads to a switch, visible to the host or not."""
     model = gpu.model or ""
     return (
         gpu.fabric_state in _FABRIC_JOINED
@@ -45,12 +45,8 @@ _MAX_LINKS = 64
 _GPU = re.compile(r"GPU [0-9]{1,4}: [^(]{0,200}\(UUID: (\S{1,80})\)")
 _LINK = re.compile(r"\s+Link ([0-9]{1,3}): (\S.{0,79})")
 _SPEED = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) GB/s")
-
-
-# Where no link of a GPU is active, and on a board without NVLink: one line that says so.
+# The line for a GPU without an active link, and for a board without NVLink.
 _NO_LINKS = re.compile("links are inactive|not supported", re.I)
-
-
 #: A link that sleeps wakes when it is used (NVML_NVLINK_STATE_SLEEP).
 _STATES = {"inactive": "inactive", "active": "active", "sleep": "active"}
 
@@ -59,37 +55,37 @@ def _nvlink_script(policy: Policy) -> str:
     return f"{PREPARE}\n    nr_told nvidia-smi nvlink --status\n"
 
 
-# A section of its own: where the fabric is broken, this command hangs and ``-q`` does not.
+# A separate section: where the fabric is broken, this command hangs and ``-q`` does not.
 NVLINK_SECTION = Section("nvlink", _nvlink_script, 20, 262144, parallel=True, when=WHEN)
 
 
 @dataclass(frozen=True)
 class NvLinks:
-    """What nvidia-smi nvlink showed.
+    """The output of ``nvidia-smi nvlink``.
 
     links:  UUID of a GPU -> its links
-    unread: UUID of a GPU -> what stands in the place of its links' states
+    unread: UUID of a GPU -> the text in the place of its links' states
     """
 
     tool: Tool
-    links: dict[str, tuple[Link, ...]] = field(default_factory=dict)
+    links: dict[str, tuple[GpuLink, ...]] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
 
 
-# The links of thousands of nodes are alike: each is kept once.
+# Thousands of nodes have equal links: each is kept once.
 @lru_cache(maxsize=4096)
-def _link(number: str, text: str) -> Link | None:
+def _link(number: str, text: str) -> GpuLink | None:
     """The link; None if its state is unknown."""
     speed = _SPEED.fullmatch(text)
     if speed:
-        return Link(int(number), "active", float(speed[1]))
+        return GpuLink(int(number), "active", float(speed[1]))
     state = _STATES.get(text.strip("<>").lower())
-    return None if state is None else Link(int(number), state)
+    return None if state is None else GpuLink(int(number), state)
 
 
 @lru_cache(maxsize=256)
-def _links(text: str) -> tuple[tuple[Link, ...], str, bool]:
-    """The links of one GPU; the first with an unknown state; whether there are other lines.
+def _links(text: str) -> tuple[tuple[GpuLink, ...], str, bool]:
+    """The links of one GPU; the first unknown state; whether there are lines of another kind.
 
     The GPUs of thousands of nodes have the same links.
     """
@@ -110,7 +106,7 @@ def _links(text: str) -> tuple[tuple[Link, ...], str, bool]:
 
 
 def _gpu_blocks(text: str) -> Iterator[tuple[str, str]]:
-    """The lines that begin with a GPU, each with the lines below it; the text above them first."""
+    """The text above the first GPU, then each GPU's line with the lines below it."""
     text = "\n".join(text.splitlines())
     preamble, *blocks = re.split(r"^(?=GPU [0-9])", text, flags=re.M)
     if preamble:
@@ -123,16 +119,16 @@ def _gpu_blocks(text: str) -> Iterator[tuple[str, str]]:
 def parse_nvlink(output: Output) -> NvLinks:
     """The links in what the section ``nvlink`` printed.
 
-    A GPU whose links are all inactive has one line that says so. A GPU without NVLink has no line,
-    or one that says that NVLink is not supported, or nothing is printed at all (an A10). All have
-    no links here.
+    A GPU with inactive links only has one line for all of them. A GPU without NVLink has no line,
+    or the line "not supported", or the output is empty (an A10). None of these GPUs has links
+    here.
     """
     text = output.text
     if unasked := unasked_tool(NVLINK, output):
         return NvLinks(unasked)
     if re.search("^nr_stuck=", text, re.M):
         return NvLinks(Tool(NVLINK, "stuck", "an earlier nvidia-smi hangs in the kernel"))
-    links_by_uuid: dict[str, tuple[Link, ...]] = {}
+    links_by_uuid: dict[str, tuple[GpuLink, ...]] = {}
     unread: dict[str, str] = {}
     uuid, has_other_lines = "", False
     for first, body in _gpu_blocks(text):

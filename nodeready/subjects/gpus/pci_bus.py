@@ -1,7 +1,7 @@
 """The GPUs on a node's PCI bus, their drivers, and the device files that jobs open.
 
-The bus is asked before any tool: a GPU on the bus with a broken driver is a fault, while a node
-without one has nothing to judge.
+The bus is read before any tool: a GPU on the bus with a broken driver is a fault, while a node
+without a GPU has nothing to judge.
 """
 
 from __future__ import annotations
@@ -17,12 +17,8 @@ from nodeready.subjects.gpus.gpu import DeviceFile, PciGpu
 
 #: PCI vendor ids (pci.ids).
 VENDORS = {"0x10de": "nvidia", "0x1002": "amd"}
-
-
 #: PCI classes: VGA, 3D and other display controllers, processing accelerators (pci.ids).
 CLASSES = ("0300", "0302", "0380", "1200")
-
-
 #: PCI class "other bridge": with NVIDIA's vendor id, an NVSwitch.
 _SWITCH_CLASS = "0680"
 _DEVICES = "/sys/bus/pci/devices"
@@ -37,11 +33,10 @@ _ATTRIBUTES = (
     "current_link_speed",
     "aer_dev_fatal",
     "aer_dev_nonfatal",
-    # Of the port above it: what the other end of the link counts.
+    # The counters of the port above the GPU, at the far end of the link.
     "../aer_dev_fatal",
     "../aer_dev_nonfatal",
 )
-
 
 # A PCI address has colons, so that line numbers would hide where the path ends.
 _LINE = re.compile(
@@ -49,7 +44,6 @@ _LINE = re.compile(
     r"/((?:\.\./)?\w{1,40}):(.*)",
     re.S,
 )
-
 
 _VERSION = "/proc/driver/nvidia/version"
 _MODULE_VERSION = "/sys/module/nvidia/version"
@@ -63,7 +57,7 @@ def _script(policy: Policy) -> str:
         nr_vendor=
         {{ read -r nr_vendor <"$nr_device/vendor"; }} 2>/dev/null
         case $nr_vendor in 0x10de | 0x1002) ;; *) continue ;; esac
-        # A virtual function of a card of this host: a guest's.
+        # A virtual function of a card of this host belongs to a virtual machine.
         if [ -e "$nr_device/physfn" ]; then continue; fi
         nr_class=
         {{ read -r nr_class <"$nr_device/class"; }} 2>/dev/null
@@ -106,7 +100,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _width(text: str | None) -> int | None:
-    """Lanes; None for 63, a device that no longer answers, and for 0, one without a link."""
+    """Lanes; None for 63 (the device no longer answers) and for 0 (it has no link)."""
     lanes = _number(text)
     return lanes if lanes is not None and 1 <= lanes <= 32 else None
 
@@ -120,8 +114,8 @@ def _driver(lines: Iterable[str]) -> str | None:
     return None
 
 
-#: Errors that a sound bus has as well: a request for a function that is not there, which the
-#: search for devices makes (PCIe base specification, Unsupported Request).
+#: Errors that a sound bus has as well: the search for devices requests functions that do not exist
+#: (PCIe base specification, Unsupported Request).
 _HARMLESS = ("UnsupReq", "Undefined")
 _AER = re.compile(r"([A-Za-z_]{2,24}) ([0-9]{1,9})")
 
@@ -149,7 +143,7 @@ def _gpu(address: str, values: Mapping[str, str], errors: Mapping[str, list[str]
         vendor=VENDORS[values["vendor"]],
         device=values.get("device", "")[2:6],
         driver=values.get("driver"),
-        # -1: the firmware does not say.
+        # -1: the firmware names no node.
         numa_node=node if node is not None and node >= 0 else None,
         pcie_width=_width(values.get("current_link_width")),
         pcie_width_max=_width(values.get("max_link_width")),
@@ -193,11 +187,11 @@ def _parse_pci(text: str) -> Pci:
         for values in gpus_and_switches.values()
         if values["vendor"] == "0x10de" and values.get("class", "")[2:6] == _SWITCH_CLASS
     ]
-    listed = re.finditer(
+    findings_text = re.finditer(
         # Without a slash and bounded: a line of blanks would be tried in all ways.
         r"^(c[rwxsStT-]{9})[.+@]? +[0-9]+ +([0-9]{1,10}) +([0-9]{1,10}) [^/\n]{1,200} (/dev/\S+)$",
         text,
         re.M,
     )
-    files = tuple(DeviceFile(m[4], m[1], int(m[2]), int(m[3])) for m in listed)
+    files = tuple(DeviceFile(m[4], m[1], int(m[2]), int(m[3])) for m in findings_text)
     return Pci(tuple(gpus), len(switches), _driver(lines), files)

@@ -13,9 +13,9 @@ from typing import Any
 from nodeready.subjects.gpus.amd_gpu import (
     AmdGpu,
     hottest_sensor,
+    is_server_board,
     partition_modes,
     performance_level,
-    server,
     unread_fields,
 )
 from nodeready.subjects.gpus.amd_json import (
@@ -28,7 +28,7 @@ from nodeready.subjects.gpus.amd_json import (
     parse_name,
     pci_address,
     text,
-    whole,
+    whole_number,
 )
 from nodeready.subjects.gpus.kfd import Kfd, idle
 
@@ -53,18 +53,18 @@ def parse_rocm_smi(printed: str, kfd: Kfd) -> Iterator[AmdGpu]:
         link = re.search(r"\(([0-9.]+)GT/s x([0-9]+)\)", text(link_text) or "")
         speed, width = (link[1], link[2]) if link else (None, None)
         if link is None:
-            reader.note("pcie_width", link_text)
+            reader.note_error("pcie_width", link_text)
         else:
             if generation(speed) is None:
-                reader.missed("pcie_generation", generation, speed)
+                reader.note_unreadable("pcie_generation", generation, speed)
             if lanes(width) is None:
-                reader.missed("pcie_width", lanes, width)
+                reader.note_unreadable("pcie_width", lanes, width)
         total = reader.get("memory_total_mb", number, "vram total memory (b)")
         used = reader.get("memory_used_mb", number, "vram total used memory (b)")
-        # ROCm 5 calls the device's id "GPU ID", which is another number since ROCm 6.
+        # ROCm 5 calls the device's id "GPU ID"; since ROCm 6 this is another number.
         device = (text(reader.raw("device id", "gpu id")) or "").lower()
-        instinct = server(device)
-        # Radeon boards count errors that never were, by the million.
+        instinct = is_server_board(device)
+        # Radeon boards count millions of errors that never happened.
         ras = kfd.ras.get(address) if instinct else None
         limits = kfd.limits.get(address, {})
         junction, edge, memory = (
@@ -103,6 +103,8 @@ def parse_rocm_smi(printed: str, kfd: Kfd) -> Iterator[AmdGpu]:
             processes=kfd.processes.get(address, ()),
             idle=idle(kfd, address),
             partition=partition_modes(reader),
-            power_limit_w=reader.get("power_limit_w", whole, "max graphics package power (w)"),
+            power_limit_w=reader.get(
+                "power_limit_w", whole_number, "max graphics package power (w)"
+            ),
             unread=unread_fields(reader),
         )

@@ -3,10 +3,11 @@
 Source: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) with
 its resolution buckets, for Ampere and newer. RESET_GPU is RESET here, RESTART_BM and RESTART_VM
 are REBOOT, RESTART_APP is APPLICATION, CHECK_MECHANICALS is ISOLATE. IGNORE is MONITOR, unless
-the fault is an application's by its nature (137 is a peer access that was not allowed). The
-workflows of 48, of its companions 171 and 172, and of 74 end in a reset of the GPU; 45 follows
-another Xid. Codes without a resolution in the catalog (162 to 170) are MONITOR. Codes that the
-catalog calls unused are left out, unless it says to ignore them: they are unknown Xids.
+only an application can cause the fault (137 is a peer access that was not allowed). The workflows
+of 48, of its companions 171 and 172, and of 74 (WORKFLOW_NVLINK_ERR) end in a reset of the GPU;
+45 follows another Xid. 94 is also in the A100's memory error management. Codes without a
+resolution in the catalog (162 to 170) are MONITOR. Codes that the catalog calls unused are left
+out, unless it says to ignore them: they are unknown Xids.
 """
 
 from __future__ import annotations
@@ -16,37 +17,25 @@ from dataclasses import dataclass
 
 #: The device or its slot needs hands: drain the node and open a case.
 ISOLATE = "ISOLATE"
-
-
 #: Only a reboot of the node repairs the fault.
 REBOOT = "REBOOT"
-
-
 #: A reset of the GPU repairs the fault.
 RESET = "RESET"
-
-
 #: Nothing to do yet; a fault that comes back is a case for the vendor.
 MONITOR = "MONITOR"
-
-
 #: The fault is an application's own, not the node's.
 APPLICATION = "APPLICATION"
-
-
 #: The actions, the gravest first.
 ACTIONS = (ISOLATE, REBOOT, RESET, MONITOR, APPLICATION)
-_CATALOG = "NVIDIA Xid catalog"
 
 
 @dataclass(frozen=True)
 class Xid:
-    """One code: its meaning, the action that it asks for, and the source of both."""
+    """One code: its meaning, and the action that it asks for."""
 
     code: int
     meaning: str
     action: str
-    source: str = _CATALOG
 
 
 _SINGLE = (
@@ -72,13 +61,13 @@ _SINGLE = (
     Xid(66, "illegal access by driver", MONITOR),
     Xid(67, "illegal access by driver", MONITOR),
     Xid(69, "graphics engine class error", APPLICATION),
-    Xid(74, "NVLink error", RESET, "NVIDIA Xid catalog, WORKFLOW_NVLINK_ERR"),
+    Xid(74, "NVLink error", RESET),
     Xid(78, "vGPU start error", MONITOR),
     Xid(79, "GPU has fallen off the bus", REBOOT),
     Xid(80, "corrupted data sent to GPU", APPLICATION),
     Xid(92, "high single-bit ECC error rate", MONITOR),
     Xid(93, "InfoROM wear limit exceeded", MONITOR),
-    Xid(94, "contained memory error", MONITOR, "NVIDIA Xid catalog; A100 memory error management"),
+    Xid(94, "contained memory error", MONITOR),
     Xid(95, "uncontained memory error", RESET),
     Xid(106, "SMBPBI test message", APPLICATION),
     Xid(107, "SMBPBI test message", APPLICATION),
@@ -114,10 +103,9 @@ _SINGLE = (
     Xid(168, "reduced GPU memory capacity", MONITOR),
     Xid(169, "internal micro-controller halt", MONITOR),
     Xid(170, "NVLink interrupt in confidential mode", MONITOR),
-    Xid(171, "uncorrectable DRAM error", RESET, "NVIDIA Xid catalog: companion of 48"),
-    Xid(172, "uncorrectable SRAM error", RESET, "NVIDIA Xid catalog: companion of 48"),
+    Xid(171, "uncorrectable DRAM error", RESET),
+    Xid(172, "uncorrectable SRAM error", RESET),
 )
-
 
 # Engines that an application drives: its exception ends the application (RESTART_APP).
 _ENGINES = {
@@ -126,7 +114,6 @@ _ENGINES = {
     "JPEG engine exception": (82, *range(99, 106)),
     "optical flow engine exception": (86, 139),
 }
-
 
 # The messages of these codes say whether the error was fatal.
 NVLINK5 = {
@@ -139,7 +126,6 @@ NVLINK5 = {
     150: "NVLink MSE error",
 }
 
-
 #: Code -> the known Xid.
 XIDS: dict[int, Xid] = {
     **{xid.code: xid for xid in _SINGLE},
@@ -151,12 +137,11 @@ XIDS: dict[int, Xid] = {
     **{code: Xid(code, meaning, MONITOR) for code, meaning in NVLINK5.items()},
 }
 
-
-# The catalog's column "Xid 154 linkage": the codes that the driver's recovery action takes into
-# account, and since which branch of the driver. The catalog has no entry for 119: there, the
+# The codes that the driver's recovery action takes into account, and the first branch of the
+# driver that does (the catalog's column "Xid 154 linkage"). The catalog has no entry for 119: the
 # driver marks the GPU for a reset when several RPCs in a row time out (open-gpu-kernel-modules,
 # kernel_gsp.c). 171 and 172 only come with 48. 64 is left out: the action is about uncorrectable
-# errors, and a failure to remap has a flag of its own (NVIDIA's GPU memory error management).
+# errors, and a separate flag reports a failure to remap (NVIDIA's GPU memory error management).
 _LINKED = {
     **dict.fromkeys((48, 62, 74, 95, 110, 119, 120, 136, 140, 155, 156, 158, 171, 172), 565),
     **dict.fromkeys(NVLINK5, 565),
@@ -165,10 +150,10 @@ _LINKED = {
 }
 
 
-def answered(code: int | None, driver: str | None = None) -> bool:
-    """Whether the recovery action ``None`` of this driver is an all-clear after this Xid.
+def is_cleared_by_action(code: int | None, driver: str | None = None) -> bool:
+    """Whether the recovery action ``None`` of this driver means that this Xid is repaired.
 
-    A driver of unknown version is taken for one that is new enough.
+    A driver of unknown version counts as new enough.
     """
     since = _LINKED.get(code or 0)
     branch = re.match(r"[0-9]{1,5}", driver or "")
@@ -177,11 +162,11 @@ def answered(code: int | None, driver: str | None = None) -> bool:
 
 def lookup(code: int) -> Xid:
     """The Xid of this code; the action of an unknown one is MONITOR."""
-    return XIDS.get(code) or Xid(code, "unknown Xid", MONITOR, "")
+    return XIDS.get(code) or Xid(code, "unknown Xid", MONITOR)
 
 
-# The severity stands behind the unit (``NETIR_LINK_EVT  Fatal   XC1 i0 Link 04 (…)``), and no
-# comma behind it. The name of a process stands in front, and can be any word: ``name=Fatal, ``.
+# The severity follows the unit (``NETIR_LINK_EVT  Fatal   XC1 i0 Link 04 (…)``), and no comma
+# follows the severity. The name of a process comes first, and can be any word: ``name=Fatal, ``.
 FATAL = "[A-Z0-9_)] +Fatal( [^,]*)?$"
 _DEMANDS = {"none": "", "reboot": REBOOT, "reset": RESET, "flr": RESET, "drain": RESET}
 
@@ -193,7 +178,7 @@ def action_of(code: int, text: str) -> str:
     144 to 150 say whether the error was fatal.
     """
     if code == 154:
-        # The last one: the name of a process may have these words, too.
+        # The last match counts: the name of a process may contain these words.
         demands = re.findall(r" to 0x[0-9a-fA-F]+ \(([^()]*)\)", text)
         words = demands[-1].lower() if demands else "unknown"
         # Drivers of 590 and later call a reset "PF FLR", and a reboot "OS Reboot".

@@ -15,15 +15,11 @@ from nodeready.subjects.base import Line, kernel_arguments
 
 #: Options whose values add up: a second token of such an option contradicts nothing.
 REPEATABLE = frozenset({"pci", "console", "earlycon", "modprobe.blacklist", "rd.driver.blacklist"})
-
-
 #: The variables that become the command line, in this order (grub-mkconfig's 10_linux).
 VARIABLES = ("GRUB_CMDLINE_LINUX", "GRUB_CMDLINE_LINUX_DEFAULT")
 _ASSIGNMENT = re.compile(
     rf"\s*(?:export\s+)?({'|'.join(reversed(VARIABLES))})=(.*?)\r?$", re.DOTALL
 )
-
-
 _PIECE = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|\\(.)|([^\s\"'\\;&|<>()#`]+)", re.DOTALL)
 _REFERENCE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 
@@ -50,11 +46,8 @@ HARMLESS = {
     ),
 }
 
-
 #: Options of another spelling: drivers/iommu/iommu.c, iommu_set_def_domain_type.
 _YES, _NO = ("1", "y", "t", "on", "yes", "true"), ("0", "n", "f", "off", "no", "false")
-
-
 PASSTHROUGH = "iommu.passthrough"
 
 

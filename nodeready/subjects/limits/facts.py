@@ -54,9 +54,8 @@ _PROC_NAMES = {
     "Max locked memory": "memlock",
     "Max open files": "nofile",
 }
+
 _CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
-
-
 # Any user can give a process the name of a service, and lower its limits. UID_MIN is 1000.
 _A_PERSONS = (
     "nr_uid=0; while read -r nr_key nr_uid nr_rest; do "
@@ -131,7 +130,6 @@ _CEILING = r"""
         ;;
     esac
 """
-
 
 _STRICT = re.compile(r"-?session[ \t\v\f\r]+requi.*pam_limits")
 

@@ -23,7 +23,6 @@ _BOND_FILES = (
     "bonding_slave/link_failure_count",
 )
 
-
 #: The mode of a bond in which the switch takes part.
 LACP = "802.3ad"
 

@@ -32,25 +32,15 @@ def by_path(text: str, start: str) -> dict[str, list[str]]:
 #: Maximum number of routes, the widest first: wide routes lead to nodes. Narrow routes lead to
 #: containers, and a network for containers makes thousands.
 MOST_ROUTES = 256
-
-
 _UP, _REJECT = 0x1, 0x200
-
-
 _LOCAL_V6, _ANYCAST_V6 = 0x80000000, 0x100000
-
-
 #: Flags of an address (include/uapi/linux/if_addr.h): temporary (RFC 8981), which changes every
 #: day, and tentative, which is not proven to be this node's alone.
 _TEMPORARY, _TENTATIVE = 0x01, 0x40
-
-
 # The files that may be long and cut off come last.
 _SCRIPT = r"""
     nr_lines routes /proc/net/if_inet6 /proc/net/route /proc/net/ipv6_route /proc/net/fib_trie
 """
-
-
 SECTION = Section("nic_routes", lambda policy: _SCRIPT)
 
 
@@ -161,8 +151,6 @@ def _sorted(addresses: tuple[str, ...]) -> dict[int, list[int]]:
 
 
 address_set = cached_per_fleet(frozenset)
-
-
 _sorted_fleet = cached_per_fleet(_sorted)
 
 

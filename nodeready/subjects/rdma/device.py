@@ -21,11 +21,8 @@ PMA_COUNTERS = {
     "excessive_buffer_overrun_errors": 15,
 }
 
-
 #: Error counters in hw_counters, where a driver has them: 64 bits, never full.
 HW_COUNTERS = ("rnr_nak_retry_err",)
-
-
 # Driver of the PCI function -> kind of the RDMA device: the name of the RDMA driver, where that
 # one stands on the adapter's Ethernet driver.
 _KINDS = {
@@ -41,11 +38,8 @@ _KINDS = {
     "cxi_ss1": "cxi",
 }
 
-
 #: Directory below a device's own (which is "") -> file -> its first line.
 Files = Mapping[str, Mapping[str, str]]
-
-
 _EMPTY_GID = re.compile(r"[0:]*$")
 _NET = "device/net/"
 _PORT_LINE = re.compile(r"ports/([0-9]{1,3})(?:/|$)")
@@ -211,8 +205,6 @@ def gbps(text: str) -> float | None:
 _LANES = {str(lanes): lanes for lanes in (1, 2, 4, 8, 12, 16, 32)}
 _SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 _SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9])?) GT/s(?: PCIe)?")
-
-
 #: The kernel's words for a link that the device does not describe: a virtual function (registers
 #: of zeros), one that a hypervisor made. 255: PCIE_LNK_WIDTH_UNKNOWN of include/linux/pci.h.
 _NO_LANES = {"current_link_width": ("0",), "max_link_width": ("0", "255")}

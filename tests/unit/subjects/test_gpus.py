@@ -13,7 +13,7 @@ import pytest
 from nodeready.lab import nvidia
 from nodeready.subjects.base import Output
 from nodeready.subjects.gpus import facts as gpus
-from nodeready.subjects.gpus.gpu import Link
+from nodeready.subjects.gpus.gpu import GpuLink
 from tests.builders import gpus as built
 from tests.builders.gpus import Node, bad, h100, judged, pci, trees_of, verdict_of
 from tests.builders.gpus import node as node_of
@@ -51,7 +51,7 @@ def test_a_field_is_judged_by_its_check_alone():
         ({"links": ()}, {"nvlink": "gpu 2 (0000:52:00.0): all links inactive"}),
         ({"pcie_generation": 3, "idle": False, "virtual": True}, {}),
         # Another model may have other links.
-        ({"model": "NVIDIA H200", "links": (Link(0, "active", 50.0),)}, {}),
+        ({"model": "NVIDIA H200", "links": (GpuLink(0, "active", 50.0),)}, {}),
         ({"mig_pending": "on"}, {}),
     ):
         gpus = list(observed.nvidia)

@@ -434,11 +434,11 @@ def test_a_gpu_that_differs_in_what_varies_is_read_by_its_lines():
              "uuid": "GPU-00000000-0000-0000-0000-000000000001", "processes":
              "<process_info><pid>x</pid><type>C</type></process_info>"}  # fmt: skip
     for element, value in other.items():
-        nvidia._by_block(text)
+        nvidia._parse_blocks(text)
         changed = re.sub(rf"(<{element}>)[^<]*", rf"\g<1>{value}", text, count=1)
         assert changed != text
         whole = None if element == "processes" else nvidia._parse_whole(changed)
-        assert nvidia._by_block(changed) == whole
+        assert nvidia._parse_blocks(changed) == whole
 
 
 @pytest.mark.parametrize("examples", [15, pytest.param(400, marks=pytest.mark.nightly)])
@@ -447,7 +447,7 @@ def test_what_the_lines_tell_is_what_the_whole_xml_tells(examples):
     @given(st.data())
     def each(data: st.DataObject) -> None:
         text = node(*data.draw(st.sampled_from(list(built.combinations())))).smi.text
-        nvidia._by_block(text)
+        nvidia._parse_blocks(text)
         for _ in range(data.draw(st.integers(1, 6))):
             lines = text.split("\n")
             at = data.draw(st.integers(0, len(lines) - 1))
@@ -468,7 +468,7 @@ def test_what_the_lines_tell_is_what_the_whole_xml_tells(examples):
                     data.draw(st.sampled_from(("7", "", "x"))), data.draw(named)
                 )
                 text = text.replace("<processes>", f"<processes>{inside}", 1)
-            by_lines = nvidia._by_block(text)
+            by_lines = nvidia._parse_blocks(text)
             assert by_lines is None or by_lines == nvidia._parse_whole(text)
 
     each()
