@@ -1,4 +1,4 @@
-"""A carrier for tests: nodes that answer as they are told, and need neither root nor a network.
+"""A transport for tests: nodes that answer as they are told, and need neither root nor a network.
 
 ``Fake({"n1": says("..."), "n2": fails(LOST, "connection lost")})``: what a node does is a function
 from a request to an answer. It may ask the machine that the test runs on (`really`), and it may
@@ -15,15 +15,15 @@ from nodeready.transport.base import (
     LATE,
     LATE_WORDS,
     Answer,
-    Carrier,
     Conversation,
     Exchange,
     Failure,
-    Found,
     Key,
     NodeChannel,
     Reply,
     Request,
+    ResultT,
+    Transport,
     interrupted,
     node_of,
 )
@@ -70,7 +70,7 @@ def one_by_one(*steps: Does) -> Does:
     return does
 
 
-class Fake(Carrier):
+class Fake(Transport):
     """Nodes that answer in the order in which they stand here.
 
     asked: every request, as it came
@@ -89,8 +89,8 @@ class Fake(Carrier):
         self.ended = 0
 
     def converse(
-        self, conversations: Mapping[Key, Conversation[Found]], deadline: float | None = None
-    ) -> Iterator[tuple[Key, Found | Failure]]:
+        self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
+    ) -> Iterator[tuple[Key, ResultT | Failure]]:
         exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
         order: Sequence[str] = self.nodes
         stopped = False
@@ -111,7 +111,7 @@ class Fake(Carrier):
             if stopped:
                 self.end()
 
-    def _answer(self, one: Exchange[Found], request: Request, deadline: float | None) -> None:
+    def _answer(self, one: Exchange[ResultT], request: Request, deadline: float | None) -> None:
         self.asked.append(request)
         answer = self._does[request.node](request)
         if answer is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from nodeready.audit import counters
 from nodeready.subjects.context import FleetContext, addresses_of
 from nodeready.subjects.registry import COUNTING, CheckSelection
-from nodeready.transport.base import Met
+from nodeready.transport.base import SshPeer
 from nodeready.transport.look import Look
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ def probed_subjects(selection: CheckSelection) -> tuple[str, ...]:
 
 
 def complete(
-    context: FleetContext, looks: Iterable[Look], met: Mapping[str, Met] = MappingProxyType({})
+    context: FleetContext,
+    looks: Iterable[Look],
+    peers: Mapping[str, SshPeer] = MappingProxyType({}),
 ) -> FleetContext:
     """The context with the nodes' addresses and earlier counters; see `with_addresses`."""
     counting, claimed = [], []
@@ -39,26 +41,28 @@ def complete(
             addresses = addresses_of(look.snapshot)
             if addresses is not None:
                 claimed.append(addresses)
-    return replace(with_addresses(context, claimed, met), earlier=counters.load(counting))
+    return replace(with_addresses(context, claimed, peers), earlier=counters.load(counting))
 
 
 def with_addresses(
-    context: FleetContext, claimed: Sequence[Set[str]], met: Mapping[str, Met]
+    context: FleetContext, claimed: Sequence[Set[str]], peers: Mapping[str, SshPeer]
 ) -> FleetContext:
     """The context of this moment, with the addresses of its nodes.
 
     claimed: the addresses that each node reports
-    met:     the peers that this run's connections reached. Their addresses belong to their nodes,
+    peers:   the peers that this run's connections reached. Their addresses belong to their nodes,
              whichever other node claims them
     """
     return replace(
         context,
-        addresses=_unique_addresses(claimed, met) if len(claimed) > 1 else None,
+        addresses=_unique_addresses(claimed, peers) if len(claimed) > 1 else None,
         moment=time.time(),
     )
 
 
-def _unique_addresses(claimed: Sequence[Set[str]], met: Mapping[str, Met]) -> tuple[str, ...]:
+def _unique_addresses(
+    claimed: Sequence[Set[str]], peers: Mapping[str, SshPeer]
+) -> tuple[str, ...]:
     """The addresses that exactly one node claims, and those that were reached.
 
     An address of several nodes, such as a container bridge's, leads to none of them. A node may
@@ -66,7 +70,7 @@ def _unique_addresses(claimed: Sequence[Set[str]], met: Mapping[str, Met]) -> tu
     """
     maximum = statistics.median_high(map(len, claimed))
     counts = Counter(address for addresses in claimed for address in sorted(addresses)[:maximum])
-    reached = {peer.address for peer in met.values()} & counts.keys()
+    reached = {peer.address for peer in peers.values()} & counts.keys()
     unique = {address for address, count in counts.items() if count == 1}
     return tuple(sorted(unique | reached))
 

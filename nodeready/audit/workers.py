@@ -54,7 +54,7 @@ from nodeready.subjects.registry import CheckSelection
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.text import now
-from nodeready.transport.base import FAILED, Answer, Met
+from nodeready.transport.base import FAILED, Answer, SshPeer
 from nodeready.transport.inherited import close_inherited, register_for_fork
 from nodeready.transport.look import NOT_LOOKED_AT, Look, SnapshotQuestion
 from nodeready.transport.processes import Frames
@@ -457,14 +457,14 @@ class AuditWorkers:
                 settled.append(replace(look, snapshot=Snapshot(subjects)))
         return settled
 
-    def complete(self, context: FleetContext, met: Mapping[str, Met]) -> FleetContext:
+    def complete(self, context: FleetContext, peers: Mapping[str, SshPeer]) -> FleetContext:
         """The context with the nodes' addresses. Earlier counters stay in their files."""
         claimed = [
             summary.addresses
             for _, summary in self._summaries.values()
             if summary.addresses is not None
         ]
-        return fleet.with_addresses(context, claimed, met)
+        return fleet.with_addresses(context, claimed, peers)
 
     # --- Then: every node, with the fleet.
 

@@ -216,9 +216,9 @@ def main(arguments: list[str] | None = None) -> Any:
         sys.exit(exit_code(failed=True))
     except Exception as error:
         # Imported here: it takes longer than anybody waits for --help.
-        from nodeready.transport.base import NoWay
+        from nodeready.transport.base import TransportUnavailable
 
-        if not isinstance(error, NoWay):
+        if not isinstance(error, TransportUnavailable):
             raise
         complain(str(error))
         sys.exit(exit_code(usage=True))

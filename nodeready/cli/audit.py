@@ -52,7 +52,7 @@ def audit_document(
         context = fleet_context(transport, targets.policies, looks, inventory)
     document, problem = workers.audit(
         looks,
-        workers.complete(context, transport.met()),
+        workers.complete(context, transport.ssh_peers()),
         selection,
         started,
         lambda name: distinguishing_groups(inventory, name, len(inventory)),

@@ -13,12 +13,12 @@ from nodeready.transport.base import (
     SUDO,
     Answer,
     Asks,
-    Carrier,
     Conversation,
     Failure,
-    Found,
     Key,
     Request,
+    ResultT,
+    Transport,
     collect,
     node_of,
     once,
@@ -36,27 +36,27 @@ if TYPE_CHECKING:
 
 
 def converse(
-    transport: Carrier,
+    transport: Transport,
     screen: Screen,
     activity: str,
-    conversation: Callable[[str], Conversation[Found]],
+    conversation: Callable[[str], Conversation[ResultT]],
     names: Iterable[str] | None = None,
     *,
     on_interrupt: str = "",
-) -> dict[str, Found | Failure]:
+) -> dict[str, ResultT | Failure]:
     """Hold a conversation with each node, with progress; asks once for sudo's password.
 
     activity:     the word beside the progress
     names:        of the nodes; None: all
     on_interrupt: printed when an interrupt ends what runs on the nodes
     """
-    results: dict[str, Found | Failure] = {}
+    results: dict[str, ResultT | Failure] = {}
     is_announced = False
 
     def converse_with(chosen: list[str]) -> None:
         with screen.progress(activity, chosen) as done:
 
-            def on_result(key: Key, result: Found | Failure) -> None:
+            def on_result(key: Key, result: ResultT | Failure) -> None:
                 nonlocal is_announced
                 if transport.interrupted and on_interrupt and not is_announced:
                     is_announced = True
@@ -64,7 +64,7 @@ def converse(
                 has_failed = isinstance(result, Failure) or bool(getattr(result, "error", ""))
                 done(node_of(key), has_failed)
 
-            conversations: dict[Key, Conversation[Found]] = {
+            conversations: dict[Key, Conversation[ResultT]] = {
                 name: conversation(name) for name in chosen
             }
             for key, result in collect(transport, conversations, on_result).items():
@@ -77,7 +77,7 @@ def converse(
     return results
 
 
-def ask_password(transport: Carrier, names: list[str]) -> bool:
+def ask_password(transport: Transport, names: list[str]) -> bool:
     """Ask the user for sudo's password on these nodes; False without a terminal."""
     if not sys.stdin.isatty():
         return False
@@ -86,7 +86,7 @@ def ask_password(transport: Carrier, names: list[str]) -> bool:
     return True
 
 
-def ask_with_progress(transport: Carrier, screen: Screen) -> Asks:
+def ask_with_progress(transport: Transport, screen: Screen) -> Asks:
     """The function that asks each node one question, with progress and sudo's password."""
 
     def ask(activity: str, requests: Mapping[str, Request]) -> Mapping[str, Answer]:

@@ -174,8 +174,8 @@ def cores(
         raise Refused("--limit: --local is about this machine alone")
     screen = options.screen()
     nodes = _local_targets() if local else _nodes(inventory, options, job, screen)
-    with nodes.transport as carrier:
-        ask = ask_with_progress(carrier, screen)
+    with nodes.transport as transport:
+        ask = ask_with_progress(transport, screen)
         if pid is not None:
             if len(nodes.policies) != 1:
                 raise Refused(f"--gcore {pid}: choose one node with --limit, or --local")
@@ -185,9 +185,9 @@ def cores(
                 )
             into = str(_directory(output).resolve()) if output is not None else ""
             ((name, policy),) = nodes.policies.items()
-            return _dump(Dumping(ask, carrier.tag, name, policy, pid, into), screen, yes)
+            return _dump(Dumping(ask, transport.tag, name, policy, pid, into), screen, yes)
         into_ = _directory(output) if output is not None else None
-        cores = collect_cores(ask, carrier.tag, nodes.policies, seconds, job or "")
+        cores = collect_cores(ask, transport.tag, nodes.policies, seconds, job or "")
     if into_ is not None:
         _write(cores, into_)
     trouble = bool(cores.crashes or cores.errors or cores.notes)

@@ -48,7 +48,7 @@ def _environment(
     from nodeready.subjects.context import FleetContext
 
     declared = nodes.policies
-    context = complete(FleetContext(declared), looks, nodes.transport.met())
+    context = complete(FleetContext(declared), looks, nodes.transport.ssh_peers())
     snapshots = {
         look.name: context.completed(look.name, look.snapshot)
         for look in looks

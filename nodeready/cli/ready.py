@@ -132,7 +132,9 @@ def _collective(
     from nodeready.smoke.participants import SmokeTask
 
     policies = {name: task.policies[name] for name in names}
-    smoke_task = SmokeTask(task.carrier, policies, task.deadline, task.budget_s, given=task.given)
+    smoke_task = SmokeTask(
+        task.transport, policies, task.deadline, task.budget_s, given=task.given
+    )
     return collective_proofs(run.smoke(smoke_task, screen.note, screen.progress))
 
 

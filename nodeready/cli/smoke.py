@@ -228,7 +228,7 @@ def smoke(
 
     with nodes.transport:
         task = SmokeTask(
-            carrier=nodes.transport,
+            transport=nodes.transport,
             policies=nodes.policies,
             deadline=time.monotonic() + budget - min(_RESERVE_S, budget / 4),
             budget_s=budget,

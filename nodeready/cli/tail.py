@@ -54,12 +54,12 @@ def _newer(words: str | None) -> int:
 def _gathered(nodes: Targets, options: TargetOptions, config: TailConfig) -> TailDocument:
     """All nodes' answers, or as many as there are when it is interrupted."""
     grouping, started, screen = Grouping(), now(), options.screen()
-    carrier = nodes.transport
-    if carrier.one_text:
+    transport = nodes.transport
+    if transport.one_text:
         config = replace(config, nonce=new_nonce())
 
     def reading(name: str) -> Conversation[Fetched]:
-        result = yield from fetch_tail(name, config, carrier.tag)
+        result = yield from fetch_tail(name, config, transport.tag)
         if result.tail is not None:
             # Grouped as they come: equal lines of many nodes are kept once.
             grouping.add(name, result.tail)
@@ -67,10 +67,10 @@ def _gathered(nodes: Targets, options: TargetOptions, config: TailConfig) -> Tai
 
     results = {
         name: fetched(result)
-        for name, result in converse(carrier, screen, "reading", reading).items()
+        for name, result in converse(transport, screen, "reading", reading).items()
     }
     errors = {name: result for name, result in results.items() if result.error}
-    if carrier.interrupted:
+    if transport.interrupted:
         screen.say_partial(errors)
     names = [name for name, result in results.items() if result.kind != INTERRUPTED]
     nodes.remember_failed([n for n in names if n in errors], lost=True, reached=names)
@@ -81,7 +81,7 @@ def _gathered(nodes: Targets, options: TargetOptions, config: TailConfig) -> Tai
         grep=config.grep,
         unreachable={name: result.error for name, result in errors.items() if result.unreachable},
         failed={name: result.error for name, result in errors.items() if not result.unreachable},
-        complete=not carrier.interrupted,
+        complete=not transport.interrupted,
     )
 
 

@@ -16,7 +16,7 @@ from nodeready.cli.last_failed import LAST_FAILED, load_failed, save_failed
 from nodeready.cli.options import Refused
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError
-from nodeready.transport.base import Carrier
+from nodeready.transport.base import Transport
 from nodeready.transport.local import Local
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Targets:
     job:       number of the Slurm job whose steps ask; "": none, or an allocation of our own
     """
 
-    transport: Carrier
+    transport: Transport
     policies: Mapping[str, Policy]
     inventory: NodeInventory | None = None
     job: str = ""
@@ -186,12 +186,12 @@ def ssh_targets(
     inventory: str, options: TargetOptions, settings: Mapping[str, Any] = _NO_SETTINGS
 ) -> Targets:
     """The nodes of an INVENTORY over ssh, by one process. Raises Refused; contacts no node."""
-    from nodeready.transport.ssh import Fleet
+    from nodeready.transport.ssh import SshTransport
 
     interrupt_on_signals()
     loaded, hosts, policies = load_targets(inventory, options, settings)
     _refuse_nameless_user(hosts)
-    return Targets(Fleet(loaded, hosts, _pyinfra_config(options)), policies, loaded)
+    return Targets(SshTransport(loaded, hosts, _pyinfra_config(options)), policies, loaded)
 
 
 def local_targets(policy: Policy, *, sudo: bool = False) -> Targets:
@@ -225,7 +225,7 @@ def select_targets(
     _refuse_nameless_user(hosts)
     own_job = _own_job(hosts) if job is None and options.via in ("srun", "auto") else ""
     via = _choose_transport(options, hosts, own_job)
-    transport: Carrier
+    transport: Transport
     if via == "srun":
         transport, number = _srun_transport(list(policies), options, job or own_job, tell, works)
         return Targets(
@@ -241,12 +241,12 @@ def select_targets(
             hosts, config, further_hosts=unselected, topology=options.topology, tell=tell
         )
     else:
-        from nodeready.transport.ssh import Fleet, ShardedSsh
+        from nodeready.transport.ssh import ShardedSsh, SshTransport
 
         cores = len(os.sched_getaffinity(0))
         count = options.ssh_processes or max(1, min(cores, len(hosts) // NODES_PER_PROCESS))
         transport = (
-            Fleet(loaded, hosts, config)
+            SshTransport(loaded, hosts, config)
             if count == 1
             else ShardedSsh(loaded, hosts, config, min(count, len(hosts)))
         )
@@ -368,7 +368,7 @@ def _srun_transport(
     job: str,
     tell: Callable[[str], None],
     works: bool,
-) -> tuple[Carrier, str]:
+) -> tuple[Transport, str]:
     """The steps of this job on these nodes, as far as the job has them, and the job's number.
 
     job: "": an allocation of our own, which has no number yet

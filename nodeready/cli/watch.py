@@ -111,11 +111,13 @@ class _Watcher:
 
         Raises Refused where several users claim the job and its owner is unknown.
         """
-        carrier, owner_options = self.nodes.transport, {"user": self.user, "owner": self.owner}
-        config = motion.MotionConfig("", carrier.tag, watching.LIMIT_S, self.job, **owner_options)
+        transport, owner_options = self.nodes.transport, {"user": self.user, "owner": self.owner}
+        config = motion.MotionConfig(
+            "", transport.tag, watching.LIMIT_S, self.job, **owner_options
+        )
         # It runs unattended: progress would fill the log.
-        ask = ask_with_progress(carrier, Screen("never", quiet=True))
-        look = watching.take(ask, carrier.nodes, config, time.monotonic())
+        ask = ask_with_progress(transport, Screen("never", quiet=True))
+        look = watching.take(ask, transport.nodes, config, time.monotonic())
         users = look.users
         if self.user or self.owner or not users:
             return look

@@ -33,7 +33,7 @@ from nodeready.subjects.wire import plain
 from nodeready.transport.base import Conversation, Key, collect
 from nodeready.transport.fleet_context import fleet_context
 from nodeready.transport.look import Look, look_at, question
-from nodeready.transport.ssh import Connected
+from nodeready.transport.ssh import ConnectedHosts
 from nodeready.transport.sudo import with_sudo
 
 
@@ -46,7 +46,7 @@ class _StepRun:
     stale:        node -> the subjects that were changed since then
     """
 
-    carrier: Connected
+    transport: ConnectedHosts
     declared: dict[str, Policy]
     context: FleetContext | None = None
     seen_by_node: dict[str, tuple[Snapshot, tuple[Result, ...]]] = field(default_factory=dict)
@@ -57,14 +57,14 @@ class _StepRun:
     def look_at_all(self, state: State) -> FleetContext:
         """Look at all nodes, in parallel."""
         hosts = list(state.inventory.get_active_hosts())
-        self.carrier = Connected(hosts, self.carrier.run)
+        self.transport = ConnectedHosts(hosts, self.transport.run)
         names = [str(host.name) for host in hosts]
         conversations: dict[Key, Conversation[Look]] = {
             name: look_at(name, self.declared[name], CHANGED) for name in names
         }
-        answers = collect(self.carrier, conversations)
+        answers = collect(self.transport, conversations)
         looks = [Look.of(name, answers[name]) for name in names]
-        context = fleet_context(self.carrier, self.declared, looks, state.inventory)
+        context = fleet_context(self.transport, self.declared, looks, state.inventory)
         for name, look in zip(names, looks, strict=True):
             # A node that could not be looked at shows nothing, and says why.
             probe = question(name, self.declared[name], CHANGED)
@@ -78,7 +78,7 @@ class _StepRun:
     def look_again(self, context: FleetContext, name: str, stale: Iterable[str]) -> None:
         """Look once more at what became stale on a node."""
         probe = question(name, context.policies[name], stale)
-        for _, answer in self.carrier.ask([probe.request]):
+        for _, answer in self.transport.ask([probe.request]):
             self._judge_and_keep(
                 context, name, self.seen_by_node[name][0].merged(probe.read(answer))
             )
@@ -97,7 +97,7 @@ def _run(host: Host) -> tuple[_StepRun, FleetContext]:
         except PolicyError as error:
             # pyinfra prints its own exceptions as one line, any other as a traceback.
             raise PyinfraError(str(error)) from None
-        _runs[state] = _StepRun(Connected([], secrets.token_hex(6)), declared)
+        _runs[state] = _StepRun(ConnectedHosts([], secrets.token_hex(6)), declared)
     run = _runs[state]
     with run.lock:
         return run, run.context or run.look_at_all(state)
@@ -124,10 +124,10 @@ def command(host: Host, change: StepChange) -> StringCommand:
     """
     run, context = _run(host)
     wait_s = context.policies[host.name].lock_wait_s
-    request = change.request(host.name, run.carrier.run, wait_s)
+    request = change.request(host.name, run.transport.run, wait_s)
     # One line of ASCII: pyinfra sends text.
     line, stdin = shell.command(
-        request.script, request.limit_s, run.carrier.tag, request.payload or ""
+        request.script, request.limit_s, run.transport.tag, request.payload or ""
     )
     password = _sudo_password(host)
     if not password:
@@ -179,8 +179,8 @@ class NodeFacts(FactBase[dict[str, Any]]):
         host = ctx_host.get()
         policy = policies(host.inventory, [host])[host.name]
         probe = question(host.name, policy, self.subjects)
-        carrier = Connected([host.inventory.get_host(host.name)])
-        ((_, answer),) = carrier.ask([probe.request])
+        transport = ConnectedHosts([host.inventory.get_host(host.name)])
+        ((_, answer),) = transport.ask([probe.request])
         self._seen = probe.read(answer)
         return "echo"
 

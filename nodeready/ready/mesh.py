@@ -32,7 +32,7 @@ from nodeready.node.proofs.mesh import (
 from nodeready.ready import localize
 from nodeready.ready.localize import BOTH, PAIR, SOURCE, TARGET, ReachAttempt
 from nodeready.subjects.proof.facts import Blocked, Mesh
-from nodeready.transport.base import Met
+from nodeready.transport.base import SshPeer
 
 # --- Why a connection failed, in words, from what the connecting node saw.
 
@@ -66,16 +66,18 @@ def port_cause(attempt: Try, skipped: bool) -> str:
     return _CAUSES.get(attempt.outcome) or attempt.error or "failed"
 
 
-def known_owners(inventory_addresses: Mapping[str, str], met: Mapping[str, Met]) -> dict[str, str]:
+def known_owners(
+    inventory_addresses: Mapping[str, str], peers: Mapping[str, SshPeer]
+) -> dict[str, str]:
     """Address -> its node, by the inventory and by this run's connections; "": it has two nodes,
     which are one machine.
 
     inventory_addresses: address -> the node to which the inventory gives it
-    met:                 the peers of the connections
+    peers:               the peers of the connections
     """
     owners = {address(address_text): name for address_text, name in inventory_addresses.items()}
     by_address: dict[str, str] = {}
-    for name, connection in met.items():
+    for name, connection in peers.items():
         address_text = address(connection.address)
         by_address[address_text] = name if address_text not in by_address else ""
     owners.update(by_address)

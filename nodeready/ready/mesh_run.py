@@ -16,7 +16,7 @@ from nodeready.subjects.proof.facts import (
     ProofConfig,
 )
 from nodeready.transport.base import (
-    Carrier,
+    Transport,
     request,
 )
 from nodeready.transport.channels import Channels
@@ -34,7 +34,7 @@ _LONGER_S = 5
 
 
 def run_mesh(
-    carrier: Carrier,
+    transport: Transport,
     nodes: Iterable[str],
     ports: tuple[int, int],
     deadline: float,
@@ -52,7 +52,7 @@ def run_mesh(
 
     Never raises for a node's fault; an interrupt also ends what runs on the nodes.
     """
-    run = MeshRun(carrier, tuple(nodes), ports, deadline, given)
+    run = MeshRun(transport, tuple(nodes), ports, deadline, given)
     try:
         run.listen()
         run.rounds(full)
@@ -65,14 +65,14 @@ def run_mesh(
 class MeshRun:
     def __init__(
         self,
-        carrier: Carrier,
+        transport: Transport,
         nodes: tuple[str, ...],
         ports: tuple[int, int],
         deadline: float,
         given: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.carrier, self.nodes, self.ports = carrier, nodes, ports
-        self.channels = Channels(carrier, deadline, "the mesh")
+        self.transport, self.nodes, self.ports = transport, nodes, ports
+        self.channels = Channels(transport, deadline, "the mesh")
         self.given = given
         self.listening: dict[str, Listening] = {}
         self.seen = mesh.Rounds(len(nodes), ports, {})
@@ -87,7 +87,7 @@ class MeshRun:
         ports = mesh.chosen_ports(*self.ports)
         limit_s = max(1, int(self.left_s)) + _LONGER_S
         nonce = self.channels.nonce
-        config = ProofConfig(nonce, self.carrier.tag, limit_s=limit_s)
+        config = ProofConfig(nonce, self.transport.tag, limit_s=limit_s)
 
         def start(name: str) -> None:
             self.channels.start(request(name, _MAIN, config, mark=nonce, stdin=True, ports=ports))
@@ -97,7 +97,7 @@ class MeshRun:
 
         self.channels.for_each(start, self.nodes)
         present = {name: self.listening[name] for name in self.nodes if name in self.listening}
-        known_owners = mesh.known_owners(self.given, self.carrier.met())
+        known_owners = mesh.known_owners(self.given, self.transport.ssh_peers())
         self.seen = mesh.Rounds(len(self.nodes), self.ports, present, known_owners)
 
     def rounds(self, full: bool) -> None:

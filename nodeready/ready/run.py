@@ -32,10 +32,10 @@ from nodeready.transport.base import (
     SUDO,
     UNREACHABLE,
     Answer,
-    Carrier,
     Conversation,
     Failure,
     Key,
+    Transport,
     collect,
     new_nonce,
     node_of,
@@ -91,7 +91,7 @@ class ReadyTask:
     together: makes a collective over these nodes, until the deadline: the smoke test
     """
 
-    carrier: Carrier
+    transport: Transport
     policies: Mapping[str, Policy]
     subjects: tuple[str, ...]
     wanted: WantedProofs
@@ -137,7 +137,7 @@ def prove(
         on_found(name, part)
         if part == _LOOK:
             waiting.discard(name)
-            if not waiting and not task.carrier.interrupted:
+            if not waiting and not task.transport.interrupted:
                 # The proofs on the nodes continue meanwhile.
                 meshes = _meshes(
                     task, [look.name for look in _looks(task, results) if look.reached]
@@ -145,7 +145,7 @@ def prove(
 
     _round(task, task.policies, add, results)
     asking = [look.name for look in _looks(task, results) if look.kind == SUDO]
-    if asking and not task.carrier.interrupted and password(asking):
+    if asking and not task.transport.interrupted and password(asking):
         waiting |= {*asking}
         _round(task, asking, add, results)
     return _with_proofs(task, results, meshes, _together(task, results))
@@ -162,10 +162,10 @@ def _round(
     for name in names:
         policy = task.policies[name]
         conversations[name, _LOOK] = look_at(
-            name, policy, task.subjects, task.budget_s, nonce=task.carrier.nonce
+            name, policy, task.subjects, task.budget_s, nonce=task.transport.nonce
         )
         conversations[name, _PROOFS] = _prove_node(task, name, peers.get(name, ()))
-    results.update(collect(task.carrier, conversations, add, task.deadline))
+    results.update(collect(task.transport, conversations, add, task.deadline))
 
 
 def _prove_node(task: ReadyTask, name: str, peers: tuple[str, ...]) -> Conversation[Proved]:
@@ -173,7 +173,7 @@ def _prove_node(task: ReadyTask, name: str, peers: tuple[str, ...]) -> Conversat
     policy = task.policies[name]
     config = ProofConfig(
         nonce=new_nonce(),
-        tag=task.carrier.tag,
+        tag=task.transport.tag,
         user=policy.job_user,
         proofs=task.wanted.session,
         peers=peers,
@@ -221,7 +221,7 @@ def _meshes(task: ReadyTask, reached: Iterable[str]) -> Meshes:
     until = task.deadline - _MARGIN_S / 2
     for ports, names in by_ports.items():
         meshes |= run_mesh(
-            task.carrier, names, ports, until, full=task.wanted.full, given=task.given
+            task.transport, names, ports, until, full=task.wanted.full, given=task.given
         )
     return meshes
 
@@ -231,7 +231,7 @@ def _together(
 ) -> Mapping[str, ProvedCollective]:
     """The collective of each node. It begins when all other proofs have ended, which would slow it
     down and use the same ports."""
-    if not task.wanted.collective or task.together is None or task.carrier.interrupted:
+    if not task.wanted.collective or task.together is None or task.transport.interrupted:
         return {}
     names = tuple(look.name for look in _looks(task, results) if look.reached)
     return task.together(names) if len(names) > 1 else dict.fromkeys(names, ProvedCollective(1))
@@ -268,7 +268,7 @@ def _with_proofs(
     }
     away = {look.name for look in looks if not look.reached}
     reach_by_node = reach(tried, away)
-    late = Unknown(INTERRUPTED if task.carrier.interrupted else proof.UNFINISHED)
+    late = Unknown(INTERRUPTED if task.transport.interrupted else proof.UNFINISHED)
     completed = []
     for look in looks:
         if look.snapshot is None:

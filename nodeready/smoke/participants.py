@@ -20,10 +20,10 @@ from nodeready.subjects.gpus.gpu import Gpus
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import (
     SUDO,
-    Carrier,
     Conversation,
     Failure,
     Key,
+    Transport,
     collect,
     node_of,
     request,
@@ -69,7 +69,7 @@ class SmokeTask:
     given:       address -> the node to which the inventory gives it
     """
 
-    carrier: Carrier
+    transport: Transport
     policies: Mapping[str, Policy]
     deadline: float
     budget_s: int
@@ -107,7 +107,7 @@ class Participants:
 
     def __init__(self, task: SmokeTask, tell: Callable[[str], object], progress: Progress) -> None:
         self.task, self.tell, self.progress = task, tell, progress
-        self.channels = Channels(task.carrier, task.deadline, "the smoke test")
+        self.channels = Channels(task.transport, task.deadline, "the smoke test")
         self.before: dict[str, Look] = {}
         self.after: dict[str, Look] = {}
         self.hellos: dict[str, Hello] = {}
@@ -146,7 +146,9 @@ class Participants:
         task, names = self.task, list(nodes)
         limit_s = max(1, int(min(_PROBE_S, task.left_s / 2)))
         probes: dict[Key, Conversation[Look]] = {
-            name: look_at(name, task.policies[name], _SUBJECTS, limit_s, nonce=task.carrier.nonce)
+            name: look_at(
+                name, task.policies[name], _SUBJECTS, limit_s, nonce=task.transport.nonce
+            )
             for name in names
         }
         with self.progress("looking", names) as done:
@@ -158,8 +160,8 @@ class Participants:
                 if results[name].reached:
                     reached(name)
 
-            collect(task.carrier, probes, receive, task.deadline)
-        if task.carrier.interrupted:
+            collect(task.transport, probes, receive, task.deadline)
+        if task.transport.interrupted:
             raise KeyboardInterrupt
 
     def _start(self, name: str) -> None:
@@ -167,7 +169,7 @@ class Participants:
         task, policy = self.task, self.task.policies[name]
         config = SmokeConfig(
             nonce=self.channels.nonce,
-            tag=task.carrier.tag,
+            tag=task.transport.tag,
             user=policy.job_user,
             limit_s=max(1, int(task.left_s)) + _LONGER_S,
             ports=mesh.chosen_ports(*policy.port_range),
@@ -229,8 +231,8 @@ class Participants:
     def _assign_addresses(self, hellos: Mapping[str, Hello]) -> None:
         """The ports and addresses of each node, as far as they can be its own."""
         claimed = mesh.claimed_addresses({name: h.addresses for name, h in hellos.items()})
-        met = mesh.known_owners(self.task.given, self.task.carrier.met())
-        self.owners = owners = mesh.Owners(claimed, met)
+        known_owners = mesh.known_owners(self.task.given, self.task.transport.ssh_peers())
+        self.owners = owners = mesh.Owners(claimed, known_owners)
         for name, hello in hellos.items():
             ordered = mesh.chosen_ports(*self.task.policies[name].port_range)
             self.ports[name] = tuple(port for port in ordered if port in {*hello.ports})

@@ -197,12 +197,12 @@ class _SmokeRun:
 
     def interrupt(self) -> None:
         """End what runs on the nodes, and keep what is known."""
-        carrier = self.task.carrier
-        was_ended, carrier.interrupted = carrier.interrupted, True
+        transport = self.task.transport
+        was_ended, transport.interrupted = transport.interrupted, True
         self.stopped = f"interrupted in round {self.rounds.count + 1}"
         self.nodes.close()
         if not was_ended:
-            carrier.end()
+            transport.end()
 
     def document(self, started: str) -> document.SmokeReport:
         """The document of what is known."""
@@ -243,7 +243,7 @@ class _SmokeRun:
         return document.SmokeReport(
             started=started,
             finished=now(),
-            complete=not task.carrier.interrupted,
+            complete=not task.transport.interrupted,
             engine=choice.name,
             proves=choice.proves,
             control=self.control_engine,

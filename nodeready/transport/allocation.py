@@ -23,7 +23,7 @@ from pyinfra.api.exceptions import InventoryError
 from nodeready.inventory import slurm
 from nodeready.inventory.nodeset import fold
 from nodeready.text import sanitise
-from nodeready.transport.base import NoWay
+from nodeready.transport.base import TransportUnavailable
 
 #: A job, a task of an array, a component of a heterogeneous one (squeue(1), --jobs).
 _JOB = re.compile(r"[0-9]+(_[0-9]+|\+[0-9]+)?")
@@ -44,7 +44,7 @@ _DEAD = ("down", "unknown", "powered_down", "powering_down", "future", "inval")
 _RESERVED = ("reserved", "maint", "planned")
 
 
-class SrunError(NoWay):
+class SrunError(TransportUnavailable):
     """srun cannot be used, or not for this job; one line."""
 
 

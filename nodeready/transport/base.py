@@ -49,7 +49,7 @@ DEAD_AFTER_S, KEEPALIVE_S = 25, 5
 TIMED_OUT = (124, 137, None)
 
 
-class NoWay(Exception):
+class TransportUnavailable(Exception):
     """A way to the nodes that cannot be taken: for none of them, and not as it was asked for; one
     line."""
 
@@ -141,9 +141,9 @@ def late(reached: bool = True) -> Failure:
     return Failure(kind=LATE if reached else UNREACHABLE, error=LATE_WORDS)
 
 
-Found = TypeVar("Found")
-#: What is asked of one node, step by step: it returns what was found.
-Conversation = Generator[Request, Answer, Found]
+ResultT = TypeVar("ResultT")
+#: What is asked of one node, step by step: it returns a result.
+Conversation = Generator[Request, Answer, ResultT]
 #: A conversation's name: the node's, or with a word when there are several with one node.
 Key = Union[str, tuple[str, str]]
 
@@ -163,18 +163,18 @@ def once(request: Request) -> Conversation[Answer]:
     return (yield request)
 
 
-class Exchange(Generic[Found]):
+class Exchange(Generic[ResultT]):
     """How far a conversation has come. A mistake in its code becomes a Failure of its node.
 
     request: the question that waits for its answer
     over:    the conversation has ended, and ``value`` is what it returned
     """
 
-    def __init__(self, conversation: Conversation[Found]) -> None:
+    def __init__(self, conversation: Conversation[ResultT]) -> None:
         self._conversation, self._begun = conversation, False
         self.request: Request | None = None
         self.over = False
-        self.value: Found | Failure = Failure()
+        self.value: ResultT | Failure = Failure()
 
     def begin(self) -> None:
         """Run the conversation to its first question."""
@@ -203,8 +203,8 @@ class Exchange(Generic[Found]):
 
 
 def end_all(
-    exchanges: dict[Key, Exchange[Found]], failure: Callable[[Key], Failure]
-) -> Iterator[tuple[Key, Found | Failure]]:
+    exchanges: dict[Key, Exchange[ResultT]], failure: Callable[[Key], Failure]
+) -> Iterator[tuple[Key, ResultT | Failure]]:
     """Take out these conversations with their results; this failure is the last answer of each."""
     for key in list(exchanges):
         exchange = exchanges.pop(key)
@@ -222,7 +222,7 @@ def bug_text(error: Exception) -> str:
 
 
 class NodeChannel(ABC):
-    """A script on a node that is spoken with line by line while it runs: see `dialogue.Dialogue`.
+    """Exchanges lines with a running script on a node; see `line_channel.LineChannel`.
 
     error: what ended the script, one line; "" while it runs
     """
@@ -239,7 +239,7 @@ class NodeChannel(ABC):
     def close(self) -> None: ...
 
 
-class Met(NamedTuple):
+class SshPeer(NamedTuple):
     """What a connection saw of a node's sshd.
 
     address: the node's, as the control machine found it; "": the way led through another machine,
@@ -251,7 +251,7 @@ class Met(NamedTuple):
     key: str
 
 
-class Carrier(ABC):
+class Transport(ABC):
     """A way to the nodes. Use as a context manager: leaving it disconnects.
 
     nodes:       their names
@@ -284,8 +284,8 @@ class Carrier(ABC):
 
     @abstractmethod
     def converse(
-        self, conversations: Mapping[Key, Conversation[Found]], deadline: float | None = None
-    ) -> Iterator[tuple[Key, Found | Failure]]:
+        self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
+    ) -> Iterator[tuple[Key, ResultT | Failure]]:
         """Hold these conversations side by side, and yield what each returns, as it comes.
 
         deadline: of time.monotonic(): each node without an answer then gets a Failure.
@@ -313,7 +313,7 @@ class Carrier(ABC):
         """End this run's processes on the nodes, by its tag, within this many seconds."""
         return
 
-    def met(self) -> Mapping[str, Met]:
+    def ssh_peers(self) -> Mapping[str, SshPeer]:
         """Node -> what the connection saw of its sshd, of the nodes that are connected by ssh."""
         return {}
 
@@ -329,16 +329,16 @@ class Carrier(ABC):
 
 
 def collect(
-    transport: Carrier,
-    conversations: Mapping[Key, Conversation[Found]],
-    on_found: Callable[[Key, Found | Failure], object] = lambda key, value: None,
+    transport: Transport,
+    conversations: Mapping[Key, Conversation[ResultT]],
+    on_found: Callable[[Key, ResultT | Failure], object] = lambda key, value: None,
     deadline: float | None = None,
-) -> dict[Key, Found | Failure]:
+) -> dict[Key, ResultT | Failure]:
     """What all conversations returned; an interrupt may come here or in ``on_found``.
 
     on_found: gets each result as it comes, for the progress
     """
-    values: dict[Key, Found | Failure] = {}
+    values: dict[Key, ResultT | Failure] = {}
     stream: Any = None
     stop: KeyboardInterrupt | None = None
     interrupt_is_ours = True

@@ -1,6 +1,6 @@
 """Many nodes that are spoken with line by line, side by side: their channels, and the lost nodes.
 
-Beside `dialogue`, which runs on a node, too: there is no gevent there.
+Beside `line_channel`, which runs on a node, too: there is no gevent there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gevent.pool import Pool
 from nodeready.node import payload
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError, Unknown
-from nodeready.transport.base import Carrier, NodeChannel, Request
+from nodeready.transport.base import NodeChannel, Request, Transport
 
 Row = TypeVar("Row")
 #: Seconds for closing the channels of all nodes.
@@ -41,7 +41,7 @@ class Channels:
     lost:  node -> why it takes no part any more: the first reason stays
     """
 
-    def __init__(self, transport: Carrier, deadline: float, purpose: str) -> None:
+    def __init__(self, transport: Transport, deadline: float, purpose: str) -> None:
         """deadline: on the monotonic clock; nothing waits longer
         purpose:  of the program, for a node without a Python: ``the mesh``
         """

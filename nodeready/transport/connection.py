@@ -405,7 +405,7 @@ class Neighbours:
     """Nodes on this machine's networks; each has a row in the neighbour table."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell, self._met, self._limit = tell, set[str](), 0
+        self._tell, self._addresses, self._limit = tell, set[str](), 0
         self._networks: list[tuple[ipaddress.IPv4Network, bool]] = []
         with contextlib.suppress(OSError, ValueError):
             with open("/proc/sys/net/ipv4/neigh/default/gc_thresh3", encoding="ascii") as file:
@@ -413,15 +413,16 @@ class Neighbours:
             with open("/proc/net/route", encoding="ascii") as file:
                 self._networks = routes(file.read())
 
-    def meet(self, address: str) -> None:
-        """An address will be connected to; says so once, near the limit."""
-        if not self._limit or address in self._met or not on_link(self._networks, address):
+    def add(self, address: str) -> None:
+        """Note an address to connect to; warns once, near the limit of the table."""
+        if not self._limit or address in self._addresses or not on_link(self._networks, address):
             return
-        self._met.add(address)
-        if len(self._met) > 0.8 * self._limit:
+        self._addresses.add(address)
+        if len(self._addresses) > 0.8 * self._limit:
             self._tell(
-                f"{len(self._met)} nodes and more are on this machine's own networks, and its "
-                f"neighbour table holds {self._limit}: raise net.ipv4.neigh.default.gc_thresh3 "
+                f"{len(self._addresses)} nodes and more are on this machine's own networks, and "
+                f"its neighbour table holds {self._limit}: raise "
+                "net.ipv4.neigh.default.gc_thresh3 "
                 f"(sysctl -w net.ipv4.neigh.default.gc_thresh3={4 * self._limit}) before "
                 "connections fail"
             )

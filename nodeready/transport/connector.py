@@ -16,7 +16,7 @@ from pyinfra.api.exceptions import ConnectError, PyinfraError
 from pyinfra.connectors.ssh import SSHConnector
 
 from nodeready.transport import connection, logins
-from nodeready.transport.base import CONNECT_TIMEOUT_S, UNREACHABLE, Failure, Met
+from nodeready.transport.base import CONNECT_TIMEOUT_S, UNREACHABLE, Failure, SshPeer
 from nodeready.transport.ssh_config import Login, SshConfigError
 
 #: sshd's port (RFC 4253, section 4.1).
@@ -151,7 +151,7 @@ def transport_of(host: Host) -> Any:
     return client.get_transport() if client is not None else None
 
 
-def ssh_peer(host: Host) -> Met | None:
+def ssh_peer(host: Host) -> SshPeer | None:
     """What the connection saw of the node's sshd; None: there is no ssh connection."""
     transport = transport_of(host)
     key = getattr(transport, "host_key", None)
@@ -164,7 +164,7 @@ def ssh_peer(host: Host) -> Met | None:
             peer_address, port = sock.getpeername()[:2]
             # Of another port, the address may be that of a machine in front of many nodes.
             address = str(peer_address) if port == _SSH_PORT else ""
-    return Met(address, f"{key.get_name()} {key.get_base64()}")
+    return SshPeer(address, f"{key.get_name()} {key.get_base64()}")
 
 
 def _connection_stage(host: Host) -> str:

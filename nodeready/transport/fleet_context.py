@@ -11,12 +11,15 @@ from nodeready.policy import Policy
 from nodeready.subjects.context import FleetContext, expectations
 from nodeready.subjects.ssh_client import known_hosts
 from nodeready.transport import bundle
-from nodeready.transport.base import Carrier, Request
+from nodeready.transport.base import Request, Transport
 from nodeready.transport.look import Look
 
 
 def fleet_context(
-    transport: Carrier, declared: Mapping[str, Policy], looks: Iterable[Look], inventory: Inventory
+    transport: Transport,
+    declared: Mapping[str, Policy],
+    looks: Iterable[Look],
+    inventory: Inventory,
 ) -> FleetContext:
     """The policies, completed by what only all nodes together tell: host keys, the gate's program.
 
@@ -29,7 +32,7 @@ def fleet_context(
         return "".join(answer.stdout for _, answer in transport.ask([request]))
 
     endpoints = {host.name: endpoint(host) for host in inventory}
-    for name, peer in transport.met().items():
+    for name, peer in transport.ssh_peers().items():
         endpoints[name] = endpoints[name]._replace(reached=peer.address, key=peer.key)
     policies = expectations(declared, snapshots, endpoints, bundle.program, block)
     return FleetContext(policies)

@@ -23,18 +23,18 @@ from nodeready.transport.base import (
     LATE,
     OUTPUT,
     Answer,
-    Carrier,
     Conversation,
     Exchange,
     Failure,
-    Found,
     Key,
     Reply,
     Request,
+    ResultT,
+    Transport,
     end_all,
     interrupted,
 )
-from nodeready.transport.dialogue import PIECE, Dialogue
+from nodeready.transport.line_channel import PIECE, LineChannel
 from nodeready.transport.sudo import as_root, judge_reply
 
 #: Seconds from a TERM to a KILL.
@@ -198,7 +198,7 @@ def _signal(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-class Local(Carrier):
+class Local(Transport):
     """This machine, under the name that it has for itself.
 
     sudo: run what is asked as root
@@ -216,8 +216,8 @@ class Local(Carrier):
         self._password = password
 
     def converse(
-        self, conversations: Mapping[Key, Conversation[Found]], deadline: float | None = None
-    ) -> Iterator[tuple[Key, Found | Failure]]:
+        self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
+    ) -> Iterator[tuple[Key, ResultT | Failure]]:
         exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
         running: dict[Key, LocalProcess] = {}
         try:
@@ -237,7 +237,9 @@ class Local(Carrier):
         finally:
             self._end(running)
 
-    def _ask(self, key: Key, exchange: Exchange[Found], running: dict[Key, LocalProcess]) -> None:
+    def _ask(
+        self, key: Key, exchange: Exchange[ResultT], running: dict[Key, LocalProcess]
+    ) -> None:
         if not exchange.over:
             assert exchange.request is not None
             running[key] = LocalProcess(
@@ -246,7 +248,7 @@ class Local(Carrier):
 
     def _wait(
         self,
-        exchanges: dict[Key, Exchange[Found]],
+        exchanges: dict[Key, Exchange[ResultT]],
         running: dict[Key, LocalProcess],
         deadline: float | None,
     ) -> None:
@@ -286,9 +288,11 @@ class Local(Carrier):
             child.end()
         running.clear()
 
-    def open(self, request: Request) -> Dialogue:
+    def open(self, request: Request) -> LineChannel:
         command = self._command(request)
-        return Dialogue(lambda: piped(command.line), command.stdin, request.mark, sudo=self._sudo)
+        return LineChannel(
+            lambda: piped(command.line), command.stdin, request.mark, sudo=self._sudo
+        )
 
 
 class Pipes:

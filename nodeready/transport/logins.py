@@ -473,7 +473,7 @@ class SshLogins:
                 f"{settings.name}: AddressFamily {family_name} of the ssh configuration here "
                 f"leaves {settings.hostname} no address"
             ) from None
-        self._neighbours.meet(str(addresses[0][4][0]))
+        self._neighbours.add(str(addresses[0][4][0]))
         return [(address[0], address[4]) for address in addresses]
 
     def _jump(self, jumps: str, login: Login, before: tuple[str, ...]) -> Jump:

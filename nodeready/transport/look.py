@@ -110,7 +110,7 @@ def question(
     subjects: what to look at; None: all
     limit_s:  seconds after which the look is ended on the node
     margin_s: of these, for the rest of the answer when a slow section was ended
-    nonce:    a random word (`Carrier.nonce`); "": a new one
+    nonce:    a random word (`Transport.nonce`); "": a new one
     """
     chosen, nonce = snapshot.probes(subjects), nonce or os.urandom(8).hex()
     text = probe_script.make_script(snapshot.sections(chosen), policy, nonce, limit_s, margin_s)

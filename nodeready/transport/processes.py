@@ -36,15 +36,15 @@ from nodeready.transport.base import (
     INTERRUPTED,
     LATE,
     Answer,
-    Carrier,
     Conversation,
     Exchange,
     Failure,
-    Found,
     Key,
-    Met,
     NodeChannel,
     Request,
+    ResultT,
+    SshPeer,
+    Transport,
     bug_text,
     end_all,
     interrupted,
@@ -151,7 +151,7 @@ class WorkerProcess:
         return "ended"
 
 
-class WorkerTransport(Carrier):
+class WorkerTransport(Transport):
     """Nodes that children ask. The children live from entering to leaving.
 
     child_name: the word for a child in the words of a failure
@@ -217,9 +217,9 @@ class WorkerTransport(Carrier):
             del self._waiting[number]
 
     def converse(
-        self, conversations: Mapping[Key, Conversation[Found]], deadline: float | None = None
-    ) -> Iterator[tuple[Key, Found | Failure]]:
-        """See Carrier. The children have the same deadline, and end what runs on the nodes."""
+        self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
+    ) -> Iterator[tuple[Key, ResultT | Failure]]:
+        """See Transport. The children have the same deadline, and end what runs on the nodes."""
         exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
         stopped = False
         with self.wait() as (call, frames):
@@ -263,8 +263,8 @@ class WorkerTransport(Carrier):
             peer.send("stop", call)
 
     def _begin(
-        self, call: int, exchanges: dict[Key, Exchange[Found]], deadline: float | None
-    ) -> Iterator[tuple[Key, Found | Failure]]:
+        self, call: int, exchanges: dict[Key, Exchange[ResultT]], deadline: float | None
+    ) -> Iterator[tuple[Key, ResultT | Failure]]:
         """Put every conversation's first question; yields those that have none."""
         first_requests: dict[WorkerProcess, list[tuple[Key, Request]]] = {}
         for key, exchange in list(exchanges.items()):
@@ -282,15 +282,15 @@ class WorkerTransport(Carrier):
 
     @staticmethod
     def _gone(
-        peer: WorkerProcess, exchanges: dict[Key, Exchange[Found]]
-    ) -> Iterator[tuple[Key, Found | Failure]]:
+        peer: WorkerProcess, exchanges: dict[Key, Exchange[ResultT]]
+    ) -> Iterator[tuple[Key, ResultT | Failure]]:
         """Every conversation of a child that is gone fails with the reason."""
         nodes = set(peer.nodes)
         ended = {key: exchanges.pop(key) for key in list(exchanges) if node_of(key) in nodes}
         yield from end_all(ended, lambda key: Failure(kind=FAILED, error=peer.gone))
 
     def open(self, request: Request) -> NodeChannel:
-        """See Carrier."""
+        """See Transport."""
         return _RemoteChannel(self, request)
 
     def question(self, peer: WorkerProcess, *words: Any, limit_s: float) -> Any:
@@ -316,9 +316,9 @@ class WorkerTransport(Carrier):
     def end(self, limit_s: float = 5) -> None:
         self._ask_all("end", limit_s, limit_s=limit_s + _GRACE_S)
 
-    def met(self) -> Mapping[str, Met]:
-        peers: dict[str, Met] = {}
-        for peers_seen in self._ask_all("met", limit_s=_GRACE_S):
+    def ssh_peers(self) -> Mapping[str, SshPeer]:
+        peers: dict[str, SshPeer] = {}
+        for peers_seen in self._ask_all("ssh_peers", limit_s=_GRACE_S):
             peers.update(peers_seen)
         return peers
 
@@ -377,7 +377,7 @@ def _reap(pid: int, until: float) -> None:
 # --- The child's end, of a transport that works under gevent.
 
 
-def fork_worker(nodes: Sequence[str], make_transport: Callable[[], Carrier]) -> WorkerProcess:
+def fork_worker(nodes: Sequence[str], make_transport: Callable[[], Transport]) -> WorkerProcess:
     """A child that is a copy of this process, in a new session, and asks these nodes.
 
     make_transport: makes the child's transport, in the child
@@ -407,7 +407,7 @@ def fork_worker(nodes: Sequence[str], make_transport: Callable[[], Carrier]) -> 
 class _WorkerServer:
     """The transport of a child, and what the parent has going on with it."""
 
-    def __init__(self, transport: Carrier, frames: Frames) -> None:
+    def __init__(self, transport: Transport, frames: Frames) -> None:
         self._transport, self._frames = transport, frames
         self._calls: dict[int, Any] = {}
         self._stopped: set[int] = set()
@@ -420,7 +420,8 @@ class _WorkerServer:
         does: dict[str, Callable[..., None]] = {
             "converse": self._converse, "next": self._next, "stop": self._stop,
             "open": self._open, "line": self._line, "read": self._read, "close": self._close,
-            "password": self._transport.use_password, "end": self._end, "met": self._met,
+            "password": self._transport.use_password, "end": self._end,
+            "ssh_peers": self._ssh_peers,
         }  # fmt: skip
         while (frame := self._frames.receive()) is not None:
             if frame[0] == "quit":
@@ -494,8 +495,8 @@ class _WorkerServer:
 
         gevent.spawn(end)
 
-    def _met(self, number: int) -> None:
-        self._say("met", number, dict(self._transport.met()))
+    def _ssh_peers(self, number: int) -> None:
+        self._say("ssh_peers", number, dict(self._transport.ssh_peers()))
 
 
 class _HeldChannel:
@@ -504,7 +505,7 @@ class _HeldChannel:
     lines: what is to be sent; None: close it
     """
 
-    def __init__(self, transport: Carrier, request: Request) -> None:
+    def __init__(self, transport: Transport, request: Request) -> None:
         self.lines: Queue[str | None] = Queue()
         self._opened = gevent.spawn(transport.open, request)
         gevent.spawn(self._send)

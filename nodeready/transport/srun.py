@@ -36,22 +36,22 @@ from nodeready.transport.base import (
     TIMEOUT,
     UNREACHABLE,
     Answer,
-    Carrier,
     Conversation,
     Exchange,
     Failure,
-    Found,
     Key,
     NodeChannel,
     Reply,
     Request,
+    ResultT,
+    Transport,
     bug_text,
     end_all,
     interrupted,
     late,
     node_of,
 )
-from nodeready.transport.dialogue import Dialogue
+from nodeready.transport.line_channel import LineChannel
 from nodeready.transport.sudo import as_root, sudo_error
 
 #: Seconds beyond the script's own limit: slurmd starts a step within moments, and srun gives up a
@@ -77,7 +77,7 @@ _INPUT = "NODEREADY_INPUT_"
 _PART, _PARTS = 120 << 10, 6
 
 
-class Srun(Carrier):
+class Srun(Transport):
     """The nodes of one job, asked by steps of the job.
 
     tell:  gets one line when an older Slurm needs other options
@@ -104,9 +104,9 @@ class Srun(Carrier):
         self._gres: tuple[str, ...] = ("--gres=none",)
 
     def converse(
-        self, conversations: Mapping[Key, Conversation[Found]], deadline: float | None = None
-    ) -> Iterator[tuple[Key, Found | Failure]]:
-        """See Carrier. One step for all nodes that are asked the same, a few steps at a time.
+        self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
+    ) -> Iterator[tuple[Key, ResultT | Failure]]:
+        """See Transport. One step for all nodes that are asked the same, a few steps at a time.
 
         An interrupt ends the steps, and nothing else of the job.
         """
@@ -151,7 +151,7 @@ class Srun(Carrier):
         first = cast("Request", waiting[next(iter(keys.values()))].request)
         return _Going(keys, gevent.spawn(self._carry, first, tuple(keys), put))
 
-    def _next(self, exchanges: Mapping[Key, Exchange[Found]]) -> dict[str, Key]:
+    def _next(self, exchanges: Mapping[Key, Exchange[ResultT]]) -> dict[str, Key]:
         """Node -> its conversation: all whose question is the same as the first conversation's, in
         Slurm's order of the nodes."""
         key_of: dict[str, Key] = {}
@@ -208,7 +208,7 @@ class Srun(Carrier):
             step.give_up(request.limit_s, is_whole)
 
     def open(self, request: Request) -> NodeChannel:
-        """See Carrier. A step on this node; it ends with its input, and that with us."""
+        """See Transport. A step on this node; it ends with its input, and that with us."""
         line, stdin = self._command(request.script, request.limit_s, request.payload)
 
         def begin() -> _SrunStep:
@@ -216,7 +216,7 @@ class Srun(Carrier):
                 raise ValueError(reason)
             return _SrunStep(self, request.node, line)
 
-        return Dialogue(begin, stdin, request.mark, sudo=self.sudo)
+        return LineChannel(begin, stdin, request.mark, sudo=self.sudo)
 
     def _command(self, script: str, limit_s: int, payload: str | None) -> shell.ShellCommand:
         command = shell.command(script, limit_s, self.tag, payload)

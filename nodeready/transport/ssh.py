@@ -39,15 +39,15 @@ from nodeready.transport.base import (
     OUTPUT,
     UNREACHABLE,
     Answer,
-    Carrier,
     Conversation,
     Exchange,
     Failure,
-    Found,
     Key,
-    Met,
     Reply,
     Request,
+    ResultT,
+    SshPeer,
+    Transport,
     bug_text,
     end_all,
     interrupted,
@@ -61,7 +61,7 @@ from nodeready.transport.connector import (
     ssh_peer,
     transport_of,
 )
-from nodeready.transport.dialogue import Dialogue, Stream
+from nodeready.transport.line_channel import LineChannel, Stream
 from nodeready.transport.local import piped
 from nodeready.transport.processes import WorkerProcess, WorkerTransport, fork_worker
 from nodeready.transport.rights import HostRights, rights_of, wrap_command
@@ -161,14 +161,14 @@ def _jump_host_error(host: Host) -> str:
 class NodeConnection:
     """A node and its connection, which the first conversation with the node makes.
 
-    met:   what that connection saw
+    peer:  what that connection saw
     users: number of conversations and channels over it
     """
 
     host: Host
     rights: HostRights | None = None
     failure: Failure | None = None
-    met: Met | None = None
+    peer: SshPeer | None = None
     users: int = 0
     making: BoundedSemaphore = field(default_factory=BoundedSemaphore)
 
@@ -182,7 +182,7 @@ class NodeConnection:
                 return self.failure
             if not self.host.connected:
                 self.failure = connect(self.host)
-                self.met = ssh_peer(self.host) if self.failure is None else None
+                self.peer = ssh_peer(self.host) if self.failure is None else None
             else:
                 self.failure = None
             if self.failure is None and self.rights is None:
@@ -256,7 +256,7 @@ class SlotStream:
                 self._closed()
 
 
-class Connected(Carrier):
+class ConnectedHosts(Transport):
     """Nodes whose connections belong to another program, such as pyinfra's own command.
 
     hosts: of an inventory that a State uses
@@ -274,8 +274,8 @@ class Connected(Carrier):
         return [link for link in self._links.values() if link.host.connected]
 
     def converse(
-        self, conversations: Mapping[Key, Conversation[Found]], deadline: float | None = None
-    ) -> Iterator[tuple[Key, Found | Failure]]:
+        self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
+    ) -> Iterator[tuple[Key, ResultT | Failure]]:
         exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
         by_node: dict[str, list[Key]] = {}
         for key in conversations:
@@ -315,7 +315,7 @@ class Connected(Carrier):
         return late(self._links[node_of(key)].host.connected)
 
     def _hold(
-        self, name: str, exchange: Exchange[Found], first: Event, connects_first: bool
+        self, name: str, exchange: Exchange[ResultT], first: Event, connects_first: bool
     ) -> None:
         """One conversation, from its first question to its end.
 
@@ -342,7 +342,7 @@ class Connected(Carrier):
     def _answer(
         self,
         link: NodeConnection,
-        exchange: Exchange[Found],
+        exchange: Exchange[ResultT],
         began: float,
         failure: Failure | None,
     ) -> None:
@@ -355,8 +355,8 @@ class Connected(Carrier):
                 exchange.answer(replace(answer, seconds=time.monotonic() - began))
                 began = time.monotonic()
 
-    def open(self, request: Request) -> Dialogue:
-        """See Carrier. The node is connected when it was not."""
+    def open(self, request: Request) -> LineChannel:
+        """See Transport. The node is connected when it was not."""
         link = self._links[request.node]
         failure = link.connect() if self._room.enter(link, wait=False) else _NO_DESCRIPTOR
         rights = link.rights or HostRights(False, "", {})
@@ -385,10 +385,10 @@ class Connected(Carrier):
                     self._room.leave(link)
                 raise
 
-        return Dialogue(held, command.stdin, request.mark, sudo=rights.sudo)
+        return LineChannel(held, command.stdin, request.mark, sudo=rights.sudo)
 
-    def met(self) -> Mapping[str, Met]:
-        peers = {name: link.met or ssh_peer(link.host) for name, link in self._links.items()}
+    def ssh_peers(self) -> Mapping[str, SshPeer]:
+        peers = {name: link.peer or ssh_peer(link.host) for name, link in self._links.items()}
         return {name: peer for name, peer in peers.items() if peer is not None}
 
     def use_password(self, password: str, nodes: Iterable[str]) -> None:
@@ -411,7 +411,7 @@ class Connected(Carrier):
         closing.join(timeout=limit_s)
 
 
-class Fleet(Connected):
+class SshTransport(ConnectedHosts):
     """The nodes of an inventory, which are connected when they are asked. Leaving it disconnects.
 
     inventory: pyinfra's, not yet used by a State
@@ -444,7 +444,7 @@ class Fleet(Connected):
             if isinstance(link.host.connector, SshConnector):
                 link.host.connector.ssh_logins = self._ssh_logins
 
-    def __enter__(self) -> Fleet:
+    def __enter__(self) -> SshTransport:
         self._context = ctx_state.use(self._state)
         self._context.__enter__()
         return self
@@ -492,7 +492,7 @@ def _connection_slots(
 
 
 class ShardedSsh(WorkerTransport):
-    """The same nodes, shared between processes: a Fleet in each.
+    """The same nodes, shared between processes: an SshTransport in each.
 
     count: of the processes
     """
@@ -512,8 +512,10 @@ class ShardedSsh(WorkerTransport):
             names = [str(host.name) for host in share]
             # A note about this machine comes from one of them alone.
             tell = (lambda line: None) if at else None
-            make_fleet = partial(Fleet, self._inventory, share, self._config, self.run, tell=tell)
-            peers.append(fork_worker(names, make_fleet))
+            make_transport = partial(
+                SshTransport, self._inventory, share, self._config, self.run, tell=tell
+            )
+            peers.append(fork_worker(names, make_transport))
         return peers
 
 

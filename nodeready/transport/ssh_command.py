@@ -16,7 +16,7 @@ from pyinfra.api.exceptions import ConnectError
 from nodeready.transport import connection
 from nodeready.transport.base import ANSWER_BYTES, ERROR_BYTES, Reply
 from nodeready.transport.connector import SshConnector, transport_of
-from nodeready.transport.dialogue import PIECE, SEND_S
+from nodeready.transport.line_channel import PIECE, SEND_S
 from nodeready.transport.local import Pipes, read_piece
 
 #: Output in front of the answer: a login that prints more than this is broken. Small, because

@@ -13,7 +13,7 @@ from nodeready.node.secrets import redacted
 from nodeready.node.tail import TailConfig
 from nodeready.policy import Policy
 from nodeready.text import counted, now, sanitise
-from nodeready.transport.base import UNREACHED, Asks, Carrier, Conversation
+from nodeready.transport.base import UNREACHED, Asks, Conversation, Transport
 from nodeready.triage import incident
 from nodeready.triage.cores import collect_cores
 from nodeready.triage.incident import Directory, Incident, Interrupted, Part
@@ -76,7 +76,7 @@ class EvidenceCollector:
     logs:        the logs of the ranks, from the stacks
     """
 
-    transport: Carrier
+    transport: Transport
     policies: Mapping[str, Policy]
     job: str
     user: str

@@ -1,4 +1,4 @@
-"""ClusterShell as the carrier, on real nodes: over ssh, and through gateways that have faults."""
+"""ClusterShell as the transport, on real nodes: over ssh and through faulty gateways."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyinfra.api import Config
 
 from nodeready.inventory import load as inventory_load
 from nodeready.lab import Lab, LabNode, processes
-from nodeready.transport.base import Answer, Carrier, Failure, Reply, Request, once
+from nodeready.transport.base import Answer, Failure, Reply, Request, Transport, once
 from nodeready.transport.clush.transport import Clush
 from tests.command import ours, wait_for
 from tests.conftest import _lab_name, down
@@ -58,7 +58,7 @@ def make_gateway(node: LabNode) -> None:
 
 
 class Cluster:
-    """The nodes, and carriers to them. `told`: what a carrier said of its gateways."""
+    """The nodes, and transports to them. `told`: what a transport said of its gateways."""
 
     def __init__(self, nodes: list[LabNode], directory: Path) -> None:
         self.nodes, self.directory, self.told = nodes, directory, list[str]()
@@ -81,7 +81,9 @@ class Cluster:
         path.write_text(f"lab = {hosts!r}\n")
         return path
 
-    def carrier(self, *, names: list[str] | None = None, sudo: bool = False, **data: Any) -> Clush:
+    def transport(
+        self, *, names: list[str] | None = None, sudo: bool = False, **data: Any
+    ) -> Clush:
         hosts = list(inventory_load.load(str(self.inventory(**data)), trusted=True))
         config = Config()
         config.SUDO = sudo
@@ -89,9 +91,9 @@ class Cluster:
         topology = str(self.directory / "topology.conf")
         return Clush(chosen, config, further_hosts=hosts, topology=topology, tell=self.told.append)
 
-    def sources(self, carrier: Carrier) -> dict[str, str]:
+    def sources(self, transport: Transport) -> dict[str, str]:
         """Node -> the address that asks it."""
-        answers = asked(carrier, 'echo "$SSH_CONNECTION"')
+        answers = asked(transport, 'echo "$SSH_CONNECTION"')
         return {name: answer.stdout.split()[0] for name, answer in answers.items()}
 
     def node(self, name: str) -> LabNode:
@@ -120,10 +122,10 @@ def cluster(machines: list[LabNode], tmp_path: Path) -> Iterator[Cluster]:
     wait_for(lambda: not cluster.left())
 
 
-def asked(carrier: Carrier, script: str, limit_s: int = 20, **how: Any) -> dict[str, Answer]:
+def asked(transport: Transport, script: str, limit_s: int = 20, **how: Any) -> dict[str, Answer]:
     """The same question to every node."""
-    said = list(carrier.ask([Request(name, script, limit_s, **how) for name in carrier.nodes]))
-    assert sorted(name for name, _ in said) == sorted(carrier.nodes)
+    said = list(transport.ask([Request(name, script, limit_s, **how) for name in transport.nodes]))
+    assert sorted(name for name, _ in said) == sorted(transport.nodes)
     return dict(said)
 
 
@@ -136,21 +138,21 @@ def test_every_byte_goes_there_and_comes_back(cluster: Cluster) -> None:
     script = f'printf "{octets}"; printf "no end of line" >&2; exit 7'
     reads = 'while read -r line <&3; do echo "mark $line"; done; echo "mark end"'
     gateways = set(cluster.addresses[:GATEWAYS])
-    with cluster.carrier() as carrier:
-        for answer in asked(carrier, script).values():
+    with cluster.transport() as transport:
+        for answer in asked(transport, script).values():
             assert isinstance(answer, Reply)
             assert answer.stdout.encode("utf-8", "surrogateescape") == bytes(range(1, 256))
             assert answer.stderr.endswith("no end of line\n")
             assert (answer.rc, answer.seconds > 0) == (7, True)
-        for answer in asked(carrier, f"head -c {len(payload)} <&3", payload=payload).values():
+        for answer in asked(transport, f"head -c {len(payload)} <&3", payload=payload).values():
             assert answer.stdout == payload
         for node in cluster.nodes:
             node.run("rm /root/.bashrc")
-        source = cluster.sources(carrier)
+        source = cluster.sources(transport)
         assert {source[name] for name in cluster.behind} == gateways
         assert not gateways & {source[name] for name in cluster.names[:GATEWAYS]}
-        asks = [Request(name, reads, 60, payload="", mark="mark") for name in carrier.nodes]
-        channels = [carrier.open(request) for request in asks]
+        asks = [Request(name, reads, 60, payload="", mark="mark") for name in transport.nodes]
+        channels = [transport.open(request) for request in asks]
         for at in range(3):
             for channel in channels:
                 channel.send_line(f"{at}")
@@ -191,13 +193,13 @@ TROUBLES: list[tuple[Callable[[LabNode], object], Callable[[LabNode], object], s
 def test_nodes_without_a_connection_are_named_with_their_cause(cluster: Cluster) -> None:
     """Each once, and they cost the others nothing."""
     troubled = cluster.nodes[GATEWAYS:]
-    with cluster.carrier() as carrier:
-        asked(carrier, "true")
+    with cluster.transport() as transport:
+        asked(transport, "true")
     for node, (trouble, _, _) in zip(troubled, TROUBLES, strict=True):
         trouble(node)
     try:
-        with cluster.carrier() as carrier:
-            answers = asked(carrier, "echo well")
+        with cluster.transport() as transport:
+            answers = asked(transport, "echo well")
     finally:
         for node, (_, undo, _) in zip(troubled, TROUBLES, strict=True):
             undo(node)
@@ -214,12 +216,12 @@ def test_an_unfit_gateway_is_reported_once_and_gone_around(cluster: Cluster) -> 
     second = cluster.nodes[1]
     second.run(f"rm -r {PACKAGE}")
     try:
-        with cluster.carrier(names=cluster.behind[:1]) as carrier:
-            (alone,) = cluster.sources(carrier).values()
+        with cluster.transport(names=cluster.behind[:1]) as transport:
+            (alone,) = cluster.sources(transport).values()
         assert cluster.told == []
-        with cluster.carrier() as carrier:
+        with cluster.transport() as transport:
             for _ in range(2):
-                sources = cluster.sources(carrier)
+                sources = cluster.sources(transport)
     finally:
         make_gateway(second)
     (line,) = cluster.told
@@ -288,20 +290,20 @@ def test_a_gateway_and_a_node_that_die_in_the_middle_cost_what_they_had(
 ) -> None:
     """Each node is named once; what may have begun there is not begun again."""
     first = cluster.nodes[0]
-    with cluster.carrier(names=cluster.behind) as carrier:
+    with cluster.transport(names=cluster.behind) as transport:
         # Which nodes go over which gateway is the same while they are asked the same.
-        sources, address = cluster.sources(carrier), cluster.addresses[0]
+        sources, address = cluster.sources(transport), cluster.addresses[0]
         mine = {name for name, source in sources.items() if source == address}
         victim = next(name for name in cluster.behind if name not in mine)
         deaths = (lambda: DEATHS[how](first), cluster.node(victim).kill)
-        once_all_run(cluster, carrier.nodes, lambda: [death() for death in deaths])
-        answers = asked(carrier, f"echo ran >>/root/ran; {HELD}", 60)
+        once_all_run(cluster, transport.nodes, lambda: [death() for death in deaths])
+        answers = asked(transport, f"echo ran >>/root/ran; {HELD}", 60)
         lost = {name: (one.kind, one.error) for name, one in answers.items() if not one.ok}
         assert lost == {
             **dict.fromkeys(mine, ("lost", f"gateway {first.name}: connection lost")),
             victim: ("lost", "connection lost"),
         }
-        again = asked(carrier, "cat /root/ran")
+        again = asked(transport, "cat /root/ran")
     if first.alive:
         first.resume_sshd()
     del again[victim]
@@ -312,13 +314,15 @@ def test_a_gateway_and_a_node_that_die_in_the_middle_cost_what_they_had(
 @pytest.mark.nightly
 def test_a_node_that_hangs_is_late(cluster: Cluster) -> None:
     last = cluster.nodes[-1]
-    with cluster.carrier() as carrier:
-        asked(carrier, "true")
+    with cluster.transport() as transport:
+        asked(transport, "true")
         last.freeze()
         try:
-            conversations = {name: once(Request(name, "echo well", 60)) for name in carrier.nodes}
+            conversations = {
+                name: once(Request(name, "echo well", 60)) for name in transport.nodes
+            }
             began = time.monotonic()
-            found = dict(carrier.converse(conversations, began + 5))
+            found = dict(transport.converse(conversations, began + 5))
             assert time.monotonic() - began < 25
         finally:
             last.thaw()
@@ -333,11 +337,11 @@ def test_an_interrupt_ends_what_runs_on_the_nodes(cluster: Cluster) -> None:
         look = ["pgrep", "-f", "sleep 977"]
         return [one.name for one in cluster.nodes if not one.enter(look, check=False).returncode]
 
-    with cluster.carrier() as carrier:
-        first, *others = carrier.nodes
+    with cluster.transport() as transport:
+        first, *others = transport.nodes
         conversations = {name: once(Request(name, "sleep 977", 1000)) for name in others}
         conversations[first] = once(Request(first, "echo well", 1000))
-        stream: Any = carrier.converse(conversations)
+        stream: Any = transport.converse(conversations)
         assert next(stream)[1].stdout == "well\n"
         wait_for(lambda: len(sleeping()) == len(others))
         began = time.monotonic()
@@ -353,25 +357,25 @@ def test_sudo_without_a_password_goes_through_gateways(cluster: Cluster) -> None
     for node in cluster.nodes:
         keys = "install -d -o ml /home/ml/.ssh; cp /root/.ssh/* /home/ml/.ssh/"
         node.run(f"{keys}; chown -R ml /home/ml/.ssh; echo 'ml ALL=(ALL) ALL' >/etc/sudoers.d/ml")
-    with cluster.carrier(sudo=True, ssh_user="ml") as carrier:
-        answers = asked(carrier, "id -u")
+    with cluster.transport(sudo=True, ssh_user="ml") as transport:
+        answers = asked(transport, "id -u")
     for name, answer in answers.items():
         assert answer.kind == ("refused" if name in cluster.behind else "sudo")
         assert name not in cluster.behind or "which goes through no gateway" in answer.reason()
     for node in cluster.nodes:
         node.run("echo 'ml ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/ml")
-    with cluster.carrier(sudo=True, ssh_user="ml") as carrier:
-        answers = asked(carrier, "id -u")
+    with cluster.transport(sudo=True, ssh_user="ml") as transport:
+        answers = asked(transport, "id -u")
     for node in cluster.nodes:
         node.run("rm -r /etc/sudoers.d/ml /home/ml/.ssh")
     assert {answer.stdout for answer in answers.values()} == {"0\n"}
 
 
 def test_a_process_of_clustershells_that_dies_names_every_node(cluster: Cluster) -> None:
-    with cluster.carrier() as carrier:
-        asked(carrier, "true")
-        gevent.spawn_later(1, os.kill, carrier._peers[0].pid, 9)
-        found = asked(carrier, "sleep 5")
+    with cluster.transport() as transport:
+        asked(transport, "true")
+        gevent.spawn_later(1, os.kill, transport._peers[0].pid, 9)
+        found = asked(transport, "sleep 5")
     (said,) = {answer.error for answer in found.values()}
     # With no signal where gevent took the child's status, for a subprocess of its own had been.
     assert re.fullmatch(r"ClusterShell's process (was ended by signal 9|ended)", said)
@@ -381,6 +385,6 @@ def test_a_process_of_clustershells_that_dies_names_every_node(cluster: Cluster)
 def test_two_rows_of_gateways(cluster: Cluster) -> None:
     first, second, *rest = cluster.names
     cluster.route({HERE: first, first: second, second: ",".join(rest)})
-    with cluster.carrier() as carrier:
-        sources = cluster.sources(carrier)
+    with cluster.transport() as transport:
+        sources = cluster.sources(transport)
     assert {sources[name] for name in rest} == {cluster.addresses[1]}

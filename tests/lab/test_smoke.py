@@ -264,9 +264,9 @@ def test_a_step_has_the_jobs_gpus_where_it_works(works, seen, slurm_lab, login, 
     wait_for(lambda: len(login("squeue", "-h", "-s", "-j", job).splitlines()) == 2)
     monkeypatch.setenv("PATH", login.env["PATH"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with srun.Srun(running(job), works=works) as carrier:
+    with srun.Srun(running(job), works=works) as transport:
         asked = 'echo "M <$CUDA_VISIBLE_DEVICES>"; cat <&3 >/dev/null'
-        channel = carrier.open(Request(slurm_lab.nodes[2].name, asked, 30, "", "M "))
+        channel = transport.open(Request(slurm_lab.nodes[2].name, asked, 30, "", "M "))
         try:
             assert channel.read_line(30) == f"M <{seen}>", channel.error
         finally:

@@ -450,9 +450,9 @@ from nodeready.cli import patch
 patch()
 from nodeready.inventory import load
 from nodeready.transport.base import Request, collect, once
-from nodeready.transport.ssh import Fleet
+from nodeready.transport.ssh import SshTransport
 found = load.load(sys.argv[1])
-with Fleet(found, list(found)) as fleet:
+with SshTransport(found, list(found)) as fleet:
     (name,) = fleet.nodes
     print(collect(fleet, {name: once(Request(name, "echo one; exit 7", 20))})[name])
     script = "exec <&3\\necho MARK $PPID; while read -r it; do echo MARK got $it; done"

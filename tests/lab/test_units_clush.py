@@ -19,9 +19,9 @@ def closed(*names):
 
 
 def test_every_node_is_named_once_with_its_cause():
-    with Clush([*closed("n1", "n2"), host("@local")], topology="") as carrier:
-        rows = list(carrier.ask([Request(name, "true", 9) for name in carrier.nodes]))
-        channel = carrier.open(Request("n1", "cat <&3", 9, payload="", mark="mark"))
+    with Clush([*closed("n1", "n2"), host("@local")], topology="") as transport:
+        rows = list(transport.ask([Request(name, "true", 9) for name in transport.nodes]))
+        channel = transport.open(Request("n1", "cat <&3", 9, payload="", mark="mark"))
         assert channel.read_line(20) is None
     refused = "[127.0.0.1]:1: connection refused: is sshd running?"
     assert sorted((name, answer.kind, answer.error) for name, answer in rows) == [
@@ -34,9 +34,9 @@ def test_every_node_is_named_once_with_its_cause():
 
 def test_a_process_that_hangs_is_ended(monkeypatch):
     monkeypatch.setattr(clush_transport, "_SILENT_S", 3.0)
-    with Clush(closed("n1", "n2"), topology="") as carrier:
-        os.kill(carrier._peers[0].pid, signal.SIGSTOP)
-        rows = dict(carrier.ask([Request(name, "true", 90) for name in carrier.nodes]))
+    with Clush(closed("n1", "n2"), topology="") as transport:
+        os.kill(transport._peers[0].pid, signal.SIGSTOP)
+        rows = dict(transport.ask([Request(name, "true", 90) for name in transport.nodes]))
     error = "ClusterShell's process gave no sign for 3 s, and was ended"
     assert {name: answer.error for name, answer in rows.items()} == {"n1": error, "n2": error}
 
@@ -45,8 +45,8 @@ def test_a_topology_that_is_no_tree_is_told_and_done_without(tmp_path):
     path = tmp_path / "topology.conf"
     path.write_text("[routes]\nsomebody_else: gw[1-2]\ngw[1-2]: n[1-9]\n")
     told: list[str] = []
-    with Clush(closed("n1"), topology=str(path), tell=told.append) as carrier:
-        ((_, answer),) = carrier.ask([Request("n1", "true", 9)])
+    with Clush(closed("n1"), topology=str(path), tell=told.append) as transport:
+        ((_, answer),) = transport.ask([Request("n1", "true", 9)])
     assert answer.kind == "unreachable"
     (line,) = told
     assert re.fullmatch(rf"{path}: .*is not a valid root node!: asking every node directly", line)

@@ -95,16 +95,16 @@ def test_a_node_that_slurm_loses_in_the_middle_costs_itself(slurm_lab, root_slur
     count = "echo x >>/tmp/way-count; sleep 4; echo ok"
     for node in slurm_lab.nodes:
         node.run("rm -f /tmp/way-count")
-    with OwnJob(names) as carrier:
+    with OwnJob(names) as transport:
         gevent.spawn_later(
             1.5, root_slurm, "scontrol", "update", f"nodename={names[1]}", "state=down", "reason=x"
         )
-        answers = list(carrier.ask([Request(name, count, 20, reads=reads) for name in names]))
+        answers = list(transport.ask([Request(name, count, 20, reads=reads) for name in names]))
         assert sorted(name for name, _ in answers) == sorted(names)
         said = dict(answers)
         assert said[names[1]].kind in (UNREACHABLE, "lost")
         assert re.search(r"Slurm: has left job|Killed|down", said[names[1]].error)
-        again = dict(carrier.ask([Request(name, "echo again", 20) for name in names]))
+        again = dict(transport.ask([Request(name, "echo again", 20) for name in names]))
     for node in (slurm_lab.nodes[0], slurm_lab.nodes[2]):
         runs = node.run("cat /tmp/way-count").stdout.count("x")
         assert runs == 1 or (reads and runs == 2)
@@ -117,12 +117,12 @@ def test_a_node_that_slurm_loses_in_the_middle_costs_itself(slurm_lab, root_slur
 def test_a_slurm_that_hangs_is_named_for_every_node(slurm_lab, root_slurm, fleet, tool):
     """slurmctld stops: one cause for all, in a minute; afterwards nothing is left or drained."""
     names = [node.name for node in slurm_lab.nodes]
-    with OwnJob(names) as carrier:
+    with OwnJob(names) as transport:
         controller = int(slurm_lab.controller.run("pgrep -x slurmctld").stdout)
         slurm_lab.controller.run(f"kill -STOP {controller}")
         try:
             began = time.monotonic()
-            said = dict(carrier.ask([Request(name, "echo ok", 5) for name in names]))
+            said = dict(transport.ask([Request(name, "echo ok", 5) for name in names]))
             assert time.monotonic() - began < 60
         finally:
             slurm_lab.controller.run(f"kill -CONT {controller}")

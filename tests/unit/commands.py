@@ -30,7 +30,7 @@ class Done:
     code: int
     out: str
     err: str
-    carrier: Fake
+    transport: Fake
 
 
 def looks(then: Does, look: Does = SOUND) -> Does:
@@ -57,9 +57,9 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: Any) -> Callable
     def go(
         nodes: Mapping[str, Does], name: str, *words: str, policy: Policy | None = None
     ) -> Done:
-        carrier = Fake(nodes)
+        transport = Fake(nodes)
         policies = dict.fromkeys(nodes, policy or Policy())
-        nodes_of = targets.Targets(carrier, policies, inventory.load(",".join(nodes)))
+        nodes_of = targets.Targets(transport, policies, inventory.load(",".join(nodes)))
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
         module = sys.modules[command.callback.__module__]
@@ -68,6 +68,6 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: Any) -> Callable
         code = command.main(["nodes", *words], standalone_mode=False)
         printed = capsys.readouterr()
         assert "Traceback" not in printed.out + printed.err
-        return Done(code, printed.out, printed.err, carrier)
+        return Done(code, printed.out, printed.err, transport)
 
     return go

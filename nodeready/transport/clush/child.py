@@ -168,7 +168,7 @@ class ClushProcess:
         does: dict[str, Callable[..., None]] = {
             "converse": self._converse, "next": self._next, "stop": self._stop,
             "open": self._open, "line": self._line, "close": self._close,
-            "password": self._password, "end": self._end, "met": self._met,
+            "password": self._password, "end": self._end, "ssh_peers": self._ssh_peers,
         }  # fmt: skip
         if frame is None:
             # The parent is gone: nothing of it stays on the nodes.
@@ -188,8 +188,8 @@ class ClushProcess:
             self.task._engine.clear()
         os._exit(status)
 
-    def _met(self, number: int) -> None:
-        self.say("met", number, {})
+    def _ssh_peers(self, number: int) -> None:
+        self.say("ssh_peers", number, {})
 
     def _password(self, password: str, names: Iterable[str]) -> None:
         for name in names:

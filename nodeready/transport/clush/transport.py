@@ -21,7 +21,7 @@ import gevent.socket
 from gevent.queue import Empty
 
 from nodeready import shell
-from nodeready.transport.base import NoWay, Request
+from nodeready.transport.base import Request, TransportUnavailable
 from nodeready.transport.clush.ssh_targets import (
     ClushPlan,
     absolute,
@@ -29,7 +29,7 @@ from nodeready.transport.clush.ssh_targets import (
     topology_file,
     without_own_keys,
 )
-from nodeready.transport.dialogue import Dialogue
+from nodeready.transport.line_channel import LineChannel
 from nodeready.transport.processes import WorkerProcess, WorkerTransport
 from nodeready.transport.sudo import as_root
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _SILENT_S = 30.0
 
 
-class ClushError(NoWay):
+class ClushError(TransportUnavailable):
     """ClusterShell cannot be used here; one line."""
 
 
@@ -55,7 +55,7 @@ class Clush(WorkerTransport):
               defaults.conf says, 64 without it, and on a gateway never more than 64
     tell:     gets one line about each gateway that is not used
 
-    What a connection sees of sshd's host keys stays in ssh: `met` is empty.
+    What a connection sees of sshd's host keys stays in ssh: `ssh_peers` is empty.
     Raises ClushError without an ssh program, and for a ``topology`` that cannot be read.
     """
 
@@ -137,7 +137,7 @@ class Clush(WorkerTransport):
         (peer,) = self._peers
         while not peer.gone:
             gevent.sleep(_SILENT_S / 3)
-            if self.question(peer, "met", limit_s=_SILENT_S) is None and not peer.gone:
+            if self.question(peer, "ssh_peers", limit_s=_SILENT_S) is None and not peer.gone:
                 peer.fault = f"gave no sign for {_SILENT_S:.0f} s, and was ended"
                 with contextlib.suppress(OSError):
                     os.kill(peer.pid, signal.SIGKILL)
@@ -149,12 +149,12 @@ class Clush(WorkerTransport):
         for name in names:
             self._target_of[name] = replace(self._target_of[name], password=password)
 
-    def open(self, request: Request) -> Dialogue:
-        """See Carrier. ClusterShell's worker for this node alone, whose input stays open."""
+    def open(self, request: Request) -> LineChannel:
+        """See Transport. ClusterShell's worker for this node alone, whose input stays open."""
         target = self._target_of[request.node]
         command = shell.command(request.script, request.limit_s, self.tag, request.payload)
         stdin = as_root(command, target.password).stdin if target.sudo else command.stdin
-        return Dialogue(lambda: _Far(self, request), stdin, request.mark, sudo=target.sudo)
+        return LineChannel(lambda: _Far(self, request), stdin, request.mark, sudo=target.sudo)
 
 
 class _Far:

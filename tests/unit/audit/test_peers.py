@@ -16,7 +16,7 @@ from nodeready.subjects.base import Unknown
 from nodeready.subjects.context import FleetContext
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.transport.base import Met
+from nodeready.transport.base import SshPeer
 from nodeready.transport.look import Look
 
 
@@ -168,7 +168,7 @@ def look(name, *addresses):
 
 
 def addresses(*looks, reached=None):
-    peers_met = {name: Met(address, "") for name, address in (reached or {}).items()}
+    peers_met = {name: SshPeer(address, "") for name, address in (reached or {}).items()}
     return complete(FleetContext({}), looks, peers_met).addresses
 
 

@@ -186,14 +186,14 @@ def test_a_file_is_left_as_it_is_where_nothing_is_known(smoke, tmp_path, documen
 
 def test_a_job_is_tested_by_steps_of_its_own(smoke, monkeypatch):
     smoke(GO)
-    carrier = Fake({"a": AWAY, "b": AWAY})
+    transport = Fake({"a": AWAY, "b": AWAY})
     asked: list[tuple[str, bool]] = []
     monkeypatch.setattr(command, "select_targets", targets.select_targets)
     monkeypatch.setattr(targets, "running_job", lambda words: RunningJob("7", ("a", "b")))
 
     def steps(job, tell, *, works=False, sudo=False):
         asked.append((job.number, works))
-        return carrier
+        return transport
 
     monkeypatch.setattr("nodeready.transport.srun.Srun", steps)
     runner = Runner(GO)
@@ -203,7 +203,7 @@ def test_a_job_is_tested_by_steps_of_its_own(smoke, monkeypatch):
     # Its ranks have the job's GPUs.
     assert asked == [("7", True)]
     assert runner.task is not None
-    assert runner.task.carrier is carrier
+    assert runner.task.transport is transport
     policies = runner.task.policies.values()
     assert {(policy.job_user, *policy.port_range) for policy in policies} == {
         ("ada", 29600, 29610)

@@ -94,7 +94,7 @@ def test_a_troubled_node_costs_itself_and_is_explained(case, run):
     assert [text for text in case["says"] if text not in done.out] == [], done.out
     assert "\x1b" not in done.out
     # Nothing is asked of a node after its connection was lost.
-    assert [request.node for request in done.carrier.asked].count("dead") <= 2
+    assert [request.node for request in done.transport.asked].count("dead") <= 2
 
 
 def test_a_look_that_never_ends_costs_the_budget_of_its_node(run):
@@ -119,7 +119,7 @@ def test_an_interrupt_leaves_partial_results(words, good, run):
     done = run({"a": good, "b": interrupts, "c": good}, *words)
     assert done.code == 130
     assert "interrupted: the results are partial; not b,c" in done.err
-    assert done.carrier.ended == 1
+    assert done.transport.ended == 1
     if "json" not in words:
         assert "partial      interrupted: not all nodes answered" in done.out
         return
@@ -132,7 +132,7 @@ def test_an_interrupt_leaves_partial_results(words, good, run):
 def test_an_interrupt_while_a_core_is_read_is_partial(run):
     nodes = {"a": one_by_one(cores(core()), interrupts), "b": cores()}
     done = run(nodes, "cores", "--format", "json")
-    assert (done.code, done.carrier.ended) == (130, 1)
+    assert (done.code, done.transport.ended) == (130, 1)
     assert json.loads(done.out)["complete"] is False
     assert "interrupted" in done.out
     assert done.err.count("interrupted: the results are partial") == 1
@@ -146,15 +146,15 @@ def test_an_interrupted_deploy_says_what_was_done(run):
     assert "partial     b: stopped in limits.logins\n" in done.out
     assert "changed     a: limits.logins" in done.out
     assert "1 of 3 nodes were completed; not b,c (--limit @last-failed)" in done.err
-    assert done.carrier.ended == 1
-    assert "c" not in [request.node for request in done.carrier.asked if not request.mark]
+    assert done.transport.ended == 1
+    assert "c" not in [request.node for request in done.transport.asked if not request.mark]
 
 
 def test_a_deploy_that_is_interrupted_while_it_looks_changes_nothing(run):
     done = run({"a": looks(says("")), "b": interrupts}, *DEPLOY, policy=POLICY)
     assert (done.code, done.out) == (130, "")
     assert "nothing was changed" in done.err
-    assert not [r for r in done.carrier.asked if not r.mark and r.node == "a"]
+    assert not [r for r in done.transport.asked if not r.mark and r.node == "a"]
 
 
 def test_logs_that_no_node_has_are_a_mistake(run):

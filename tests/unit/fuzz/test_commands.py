@@ -320,8 +320,8 @@ class Meshed(Fake):
 def meshed(bad: Peer) -> dict[str, Any]:
     channels: dict[str, NodeChannel] = {name: Peer(name) for name in ADDRESSES}
     channels["bad"] = bad
-    carrier = Meshed(dict.fromkeys(ADDRESSES, SOUND), channels)
-    return run_mesh(carrier, ADDRESSES, (29500, 29500), time.monotonic() + 30)
+    transport = Meshed(dict.fromkeys(ADDRESSES, SOUND), channels)
+    return run_mesh(transport, ADDRESSES, (29500, 29500), time.monotonic() + 30)
 
 
 #: A node that stops making sense at its first line, or in a round.

@@ -44,7 +44,7 @@ from nodeready.subjects.ssh_client import facts as ssh_client
 from nodeready.subjects.ssh_client import known_hosts
 from nodeready.subjects.ssh_client.login_failures import cause_of
 from nodeready.text import sanitise
-from nodeready.transport.dialogue import Dialogue
+from nodeready.transport.line_channel import LineChannel
 from nodeready.transport.srun import StepOutput
 from nodeready.triage import cores, logs
 from nodeready.triage.stacks import archive, trace
@@ -124,10 +124,10 @@ class Said:
 
 
 def spoken(text: str) -> None:
-    dialogue = Dialogue(lambda: Said(text), "", "N ", sudo=True)
-    while dialogue.read_line(1) is not None:
+    channel = LineChannel(lambda: Said(text), "", "N ", sudo=True)
+    while channel.read_line(1) is not None:
         pass
-    short(Exception(dialogue.error))
+    short(Exception(channel.error))
 
 
 def mounted(text: str) -> None:

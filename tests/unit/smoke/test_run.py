@@ -222,7 +222,7 @@ class Run:
         policies = dict.fromkeys(cluster.names, Policy(port_range=(29500, 29502)))
         given = {"policies": policies, "deadline": clock.now + budget_s, **task}
         began = clock.now
-        self.task = SmokeTask(carrier=self.nodes, budget_s=budget_s, **given)
+        self.task = SmokeTask(transport=self.nodes, budget_s=budget_s, **given)
         self.found = smoke(self.task, self.lines.append, self.progress, password)
         self.took_s = clock.now - began
         self.suspects = [(suspect.kind, suspect.nodes) for suspect in self.found.suspects]

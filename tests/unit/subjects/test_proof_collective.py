@@ -144,7 +144,7 @@ def test_one_node_alone_is_not_tested_and_an_interrupt_asks_for_nothing_more():
     asked: list[tuple[str, ...]] = []
     assert proofs_of(task(asked, names="a"), looks("a")) == {"a": ProvedCollective(1)}
     interrupted = task(asked)
-    interrupted.carrier.interrupted = True
+    interrupted.transport.interrupted = True
     assert ready._together(interrupted, looks("abc")) == {}
     assert asked == []
 
@@ -156,7 +156,7 @@ def test_the_command_hands_its_nodes_time_and_screen_to_the_smoke_test(monkeypat
         asked.extend([wanted, tell, progress])
         return smoke(*(SmokeNode(name, document.PASSED) for name in wanted.policies))
 
-    names = ("carrier", "policies", "deadline", "budget_s")
+    names = ("transport", "policies", "deadline", "budget_s")
     monkeypatch.setattr(
         participants,
         "SmokeTask",
@@ -167,6 +167,6 @@ def test_the_command_hands_its_nodes_time_and_screen_to_the_smoke_test(monkeypat
     given = task([], deadline=7.0, budget_s=90, given={"10.0.0.1": "a"})
     assert set(command._collective(given, ("a", "c"), screen)) == {"a", "c"}
     wanted, *told = asked
-    assert (wanted.carrier, wanted.deadline, wanted.budget_s) == (given.carrier, 7.0, 90)
+    assert (wanted.transport, wanted.deadline, wanted.budget_s) == (given.transport, 7.0, 90)
     assert (list(wanted.policies), wanted.given) == (["a", "c"], {"10.0.0.1": "a"})
     assert told == ["note", "progress"]

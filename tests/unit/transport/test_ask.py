@@ -39,10 +39,10 @@ def twice(node):
 
 
 def test_a_conversation_goes_on_with_the_nodes_own_answer():
-    carrier = Fake({"a": one_by_one(says("1"), says("2")), "b": fails(LOST, "gone"), "c": hangs})
-    answers = collect(carrier, {name: twice(name) for name in "abc"})
+    transport = Fake({"a": one_by_one(says("1"), says("2")), "b": fails(LOST, "gone"), "c": hangs})
+    answers = collect(transport, {name: twice(name) for name in "abc"})
     assert answers == {"a": "2", "b": LOST, "c": HUNG}
-    scripts = [request.script for request in carrier.asked]
+    scripts = [request.script for request in transport.asked]
     assert scripts == ["first", "second after 1", "first", "first"]
     answers = collect(Fake({"a": hangs}), {"a": twice("a")}, deadline=time.monotonic())
     assert answers == {"a": LATE}
@@ -69,18 +69,18 @@ def test_an_interrupt_is_an_answer_to_every_conversation_whenever_it_comes():
             yield from ()
             raise KeyboardInterrupt
 
-    carrier = Fake({"a": says("1"), "b": says("1")})
-    answers = collect(carrier, {name: twice(name) for name in "ab"}, handle)
-    assert (answers["a"], answers["b"].kind, carrier.ended) == ("1", INTERRUPTED, 1)
+    transport = Fake({"a": says("1"), "b": says("1")})
+    answers = collect(transport, {name: twice(name) for name in "ab"}, handle)
+    assert (answers["a"], answers["b"].kind, transport.ended) == ("1", INTERRUPTED, 1)
     # In the middle: the third was never asked.
-    carrier = Fake({"a": says("1"), "b": interrupts, "c": says("1")})
-    answers = collect(carrier, {name: twice(name) for name in "abc"})
+    transport = Fake({"a": says("1"), "b": interrupts, "c": says("1")})
+    answers = collect(transport, {name: twice(name) for name in "abc"})
     assert (answers["a"], answers["b"], answers["c"].kind) == ("1", INTERRUPTED, INTERRUPTED)
-    assert (carrier.interrupted, carrier.ended) == (True, 1)
-    carrier = Begins({"a": says("1")})
-    assert collect(carrier, {"a": twice("a")})["a"].kind == INTERRUPTED
+    assert (transport.interrupted, transport.ended) == (True, 1)
+    transport = Begins({"a": says("1")})
+    assert collect(transport, {"a": twice("a")})["a"].kind == INTERRUPTED
     # The command ends as interrupted, and not as if the node had failed.
-    assert carrier.interrupted
+    assert transport.interrupted
 
 
 @pytest.mark.parametrize("payload", [None, "", "payload\n", "x" * 200_000 + "\n"], ids=range(4))

@@ -1,4 +1,4 @@
-"""ClusterShell as the carrier, without a node: words, frames, options, messages of gateways."""
+"""ClusterShell as the transport, without a node: words, frames, options, messages of gateways."""
 
 from __future__ import annotations
 

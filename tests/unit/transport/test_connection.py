@@ -301,10 +301,10 @@ def test_a_link_asks_for_its_rights_once_and_again_only_if_it_is_told_to(monkeyp
     calls, failures = [], [Failure(error="gone"), None]
     monkeypatch.setattr(ssh, "connect", lambda host: calls.append("connect") or failures.pop(0))
     monkeypatch.setattr(ssh, "rights_of", lambda host: calls.append("become") or "rights")
-    monkeypatch.setattr(ssh, "ssh_peer", lambda host: "met")
+    monkeypatch.setattr(ssh, "ssh_peer", lambda host: "peer")
     link = ssh.NodeConnection(host := SimpleNamespace(connected=False))
     assert (link.connect().error, link.connect(again=False).error) == ("gone", "gone")
-    assert (link.connect(), link.met, link.rights) == (None, "met", "rights")
+    assert (link.connect(), link.peer, link.rights) == (None, "peer", "rights")
     host.connected = True
     assert (link.connect(), calls) == (None, ["connect", "connect", "become"])
 
@@ -326,11 +326,11 @@ def test_nodes_on_our_own_networks_are_counted_and_told_once():
     neighbours = Neighbours(lines.append)
     neighbours._limit, neighbours._networks = 10, networks
     for n in range(40):
-        neighbours.meet(f"10.0.1.{n}")
-        neighbours.meet(f"10.0.2.{n // 5}")
+        neighbours.add(f"10.0.1.{n}")
+        neighbours.add(f"10.0.2.{n // 5}")
     assert lines == []
     for n in range(40):
-        neighbours.meet(f"10.0.3.{n}")
+        neighbours.add(f"10.0.3.{n}")
     (line,) = lines
     assert "net.ipv4.neigh.default.gc_thresh3" in line
 

@@ -169,8 +169,8 @@ def test_an_older_slurm_gets_every_line_again(tmp_path, program, works, steps):
     """Each refusal ends a srun, and no line is lost."""
     log, long = tmp_path / "log", "x" * 100_000
     program("srun", OLD.format(log=log) + 'exec sh -c "$last"')
-    with Srun(RunningJob("1", ("gpu1",)), works=works) as carrier:
-        channel = carrier.open(Request("gpu1", ECHO, 20, "first\n", "M "))
+    with Srun(RunningJob("1", ("gpu1",)), works=works) as transport:
+        channel = transport.open(Request("gpu1", ECHO, 20, "first\n", "M "))
         for sent, told in ((long, "M first"), ("last", f"M {long}")):
             channel.send_line(sent)
             assert channel.read_line(20) == told

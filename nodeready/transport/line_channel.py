@@ -1,7 +1,7 @@
 """A script on a node that is spoken with, line by line, while it runs.
 
 Only lines with the mark count: what a login prints in between is passed over. Every wait has its
-limit, and so has what is kept. The script's input ends when the dialogue does, or when this
+limit, and so has what is kept. The script's input ends when the channel is closed, or when this
 machine dies: a script that reads it to the end leaves nothing behind.
 """
 
@@ -40,7 +40,7 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
-class Dialogue(NodeChannel):
+class LineChannel(NodeChannel):
     """A running script. Never raises for a node's fault: ``error`` says what ended it.
 
     error: one line; "" while the script runs

@@ -9,9 +9,9 @@ import pytest
 from pyinfra.api import Config, Inventory, State
 
 from nodeready.transport.base import Request
-from nodeready.transport.dialogue import Dialogue
+from nodeready.transport.line_channel import LineChannel
 from nodeready.transport.local import Local
-from nodeready.transport.ssh import Connected
+from nodeready.transport.ssh import ConnectedHosts
 from tests.command import wait_for
 
 MARK = "mark-4711"
@@ -28,12 +28,12 @@ def host():
 
 @pytest.fixture(params=["local", "ssh"])
 def begin(request, host):
-    carrier = Local() if request.param == "local" else Connected([host])
+    transport = Local() if request.param == "local" else ConnectedHosts([host])
     channels = []
 
     def start(script, limit_s=60):
-        (node,) = carrier.nodes
-        channels.append(carrier.open(Request(node, f"exec <&3\n{script}", limit_s, "", MARK)))
+        (node,) = transport.nodes
+        channels.append(transport.open(Request(node, f"exec <&3\n{script}", limit_s, "", MARK)))
         return channels[-1]
 
     yield start
@@ -93,7 +93,7 @@ def test_a_connector_without_a_channel_is_an_error(host):
         (ValueError("why"), "why"),
         (EOFError(), "connection lost (EOFError)"),
     ):
-        assert Dialogue(Mock(side_effect=problem), "", MARK).error == error
-    carrier = Connected([host])
+        assert LineChannel(Mock(side_effect=problem), "", MARK).error == error
+    transport = ConnectedHosts([host])
     host.connector = object()
-    assert carrier.open(Request("@local", "true", 60, "", MARK)).error == "needs ssh"
+    assert transport.open(Request("@local", "true", 60, "", MARK)).error == "needs ssh"
