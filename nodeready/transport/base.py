@@ -212,6 +212,11 @@ def end_all(
         yield key, exchange.value
 
 
+def append_up_to(buffer: bytearray, data: bytes, maximum: int) -> None:
+    """Append as much of ``data`` as fits into ``maximum`` bytes; the rest is dropped."""
+    buffer += data[: max(0, maximum - len(buffer))]
+
+
 def bug_text(error: Exception) -> str:
     """An unexpected exception in one line, with the place in our code."""
     import traceback  # It takes long to load, and is not needed.

@@ -31,12 +31,14 @@ from nodeready.transport.base import (
     Failure,
     Reply,
     Request,
+    append_up_to,
 )
 from nodeready.transport.clush.engine import ClushEngine
 from nodeready.transport.clush.gateway_program import (
     BOUNDS,
     FLOOD,
     GATEWAY_GONE,
+    NOISE_BYTES,
     bounded_read,
 )
 from nodeready.transport.clush.ssh_targets import LOGIN_S, SSH_SAYS, SshTarget
@@ -44,6 +46,8 @@ from nodeready.transport.sudo import as_root, judge_reply
 
 #: Characters of base64 in one line.
 _WIDTH = 32 << 10
+#: Seconds until an ssh is ended of which a line is just being read.
+_SOON_S = 0.02
 
 
 # --- The line that travels, and what comes back.
@@ -85,22 +89,24 @@ def request_line(request: Request, tag: str, to: SshTarget) -> tuple[str, bytes]
 class NodeOutput:
     """A node's output for one request, line by line.
 
+    max_bytes: of the answer; base64 makes them a third more
     began: of time.monotonic(): the line runs; 0: not yet
     flood: it printed more than anybody keeps
     """
 
     nonce: bytes
+    max_bytes: int
     began: float = 0.0
     flood: bool = False
     status: int | None = None
     is_whole: bool = False
-    _text: list[bytes] = field(default_factory=list)
+    _text: bytearray = field(default_factory=bytearray)
     _noise: bytearray = field(default_factory=bytearray)
     _errors: bytearray = field(default_factory=bytearray)
 
     def out(self, row: bytes) -> None:
         """A line of standard output."""
-        if row == FLOOD:
+        if row == FLOOD or len(self._text) > 2 * self.max_bytes + NOISE_BYTES:
             self.flood = True
         elif row.startswith(self.nonce):
             words = row[len(self.nonce) :].split()
@@ -110,16 +116,16 @@ class NodeOutput:
                 self.is_whole = True
                 self.status = int(words[1]) if len(words) == 2 and words[1].isdigit() else None
         elif self.began and not self.is_whole:
-            self._text.append(row)
+            self._text += row
         else:
-            self._noise += row[: ERROR_BYTES - len(self._noise)] + b"\n"
+            append_up_to(self._noise, row + b"\n", ERROR_BYTES)
 
     def error(self, row: bytes) -> None:
         """A line of standard error."""
         if row == FLOOD:
             self.flood = True
         elif row or self._errors:
-            self._errors += (row + b"\n")[: ERROR_BYTES - len(self._errors)]
+            append_up_to(self._errors, row + b"\n", ERROR_BYTES)
 
     @property
     def stderr(self) -> str:
@@ -131,7 +137,7 @@ class NodeOutput:
 
     def stdout(self) -> bytes:
         """Raises ValueError when something else was written in between."""
-        return base64.b64decode(b"".join(self._text), validate=True)
+        return base64.b64decode(self._text, validate=True)
 
     def answer(
         self, request: Request, to: SshTarget, status: int | None, seconds: float, by: str = ""
@@ -292,7 +298,9 @@ class Batch(EventHandler):  # type: ignore[misc]
         first = asks[0]
         self.user = first.to.user
         nonce = f"nodeready-{secrets.token_hex(8)}"
-        self.outputs = {name: NodeOutput(nonce.encode()) for name in self.asks}
+        self.outputs = {
+            name: NodeOutput(nonce.encode(), first.request.max_bytes) for name in self.asks
+        }
         line, self.stdin = request_line(first.request, first.tag, first.to)
         self.line = framed(line, nonce, first.request.max_bytes)
         self.worker: Any = None
@@ -331,9 +339,12 @@ class Batch(EventHandler):  # type: ignore[misc]
             return
         if sname == worker.SNAME_STDERR:
             output.error(msg)
-            return
-        output.out(msg)
-        if output.began and not self.asks[node].began:
+        else:
+            output.out(msg)
+        if output.flood:
+            self._over(node, self._answer(node, None))
+            self._engine.later(_SOON_S, lambda: self.worker.end([node]))
+        elif output.began and not self.asks[node].began:
             self.asks[node].began = True
 
     def ev_hup(self, worker: Any, node: str, rc: int) -> None:
@@ -347,9 +358,12 @@ class Batch(EventHandler):  # type: ignore[misc]
             error = f"gateway {question.by}: {reason}"
             self._over(node, Failure("", output.stderr, seconds, LOST, error))
         else:
-            self._over(
-                node, output.answer(question.request, question.to, rc, seconds, question.by)
-            )
+            self._over(node, self._answer(node, rc))
+
+    def _answer(self, node: str, rc: int | None) -> Answer:
+        question, output = self.asks[node], self.outputs[node]
+        seconds = time.monotonic() - question.started
+        return output.answer(question.request, question.to, rc, seconds, question.by)
 
     def timed_out(self, node: str) -> None:
         """ClusterShell's own limit on an ssh has ended it."""
@@ -415,6 +429,7 @@ class OpenSession(EventHandler):  # type: ignore[misc]
         self._engine, self._number, self.to = engine, number, to
         self.request, self.user, self.by = request, to.user, ""
         self._said, self._worker, self._early = bytearray(), cast("Any", None), list[bytes]()
+        self._bytes = 0
         self._closed = self._over = False
         line, _ = request_line(request, engine.tag, to)
         begins = f"nodeready-{secrets.token_hex(8)} b"
@@ -450,9 +465,15 @@ class OpenSession(EventHandler):  # type: ignore[misc]
         self._closed = True
 
     def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
-        if sname == worker.SNAME_STDERR or len(self._said) < ERROR_BYTES:
-            self._said += msg + b"\n"
-        self._engine.say("data", self._number, msg + b"\n")
+        # ssh's own words come last, on standard error.
+        room = ERROR_BYTES if sname == worker.SNAME_STDERR else ERROR_BYTES // 2
+        append_up_to(self._said, msg + b"\n", room)
+        self._bytes += len(msg) + 1
+        if self._bytes > self.request.max_bytes:
+            self.end("too much output")
+            self._engine.later(_SOON_S, lambda: worker.end([node]))
+        elif not self._over:
+            self._engine.say("data", self._number, msg + b"\n")
 
     def ev_hup(self, worker: Any, node: str, rc: int) -> None:
         text = self._said.decode("utf-8", "replace")

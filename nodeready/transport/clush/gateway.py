@@ -7,10 +7,9 @@ and known hosts. The gateway runs ClusterShell's program (`gateway_program`).
 from __future__ import annotations
 
 import base64
-import pickle
+import pickletools
 import re
 import time
-from io import BytesIO
 from typing import Any
 
 from ClusterShell import Communication, Propagation
@@ -18,10 +17,16 @@ from ClusterShell.NodeSet import NodeSet
 
 from nodeready.inventory.nodeset import expand
 from nodeready.text import sanitise
-from nodeready.transport.base import CONNECT_TIMEOUT_S, ERROR_BYTES
+from nodeready.transport.base import CONNECT_TIMEOUT_S, ERROR_BYTES, append_up_to
 from nodeready.transport.clush.engine import ClushEngine
-from nodeready.transport.clush.gateway_program import PROGRAM
+from nodeready.transport.clush.gateway_program import FLOOD, NOISE_BYTES, PROGRAM
 from nodeready.transport.clush.ssh_targets import COMMON
+
+#: Bytes in which a message must end: the longest line of a node's login, as text of base64.
+MESSAGE_BYTES = 2 * NOISE_BYTES
+#: Names of nodes that a gateway was not given, or has ended, in its answers to one command: each
+#: takes microseconds, and the lines of an ended ssh are still on their way.
+STRAY_NAMES = 100_000
 
 
 class Hold:
@@ -43,13 +48,15 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
         self.since = time.monotonic()
         self._engine = engine
         self.errors = bytearray()
+        #: Bytes since the last whole message; names of STRAY_NAMES.
+        self._unread = self._strays = 0
         #: Nodes that are asked through it just now.
         self.load = 0
 
     def shell(self, **arguments: Any) -> None:
         """As ClusterShell's, with a fanout and a user for this gateway and this command."""
         worker = arguments["worker"]
-        self.workers[id(worker)] = worker
+        self.workers[id(worker)], self._strays = worker, 0
         message = Communication.ControlMessage(id(worker))
         message.action, message.target = "shell", arguments["nodes"]
         info = {
@@ -73,16 +80,47 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
 
     def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
         """A line of the gateway's. What makes no sense ends the connection."""
-        if sname == self.SNAME_ERROR:
-            self.errors += (msg + b"\n")[: ERROR_BYTES - len(self.errors)]
+        if sname == self.SNAME_ERROR or msg == FLOOD:
+            append_up_to(self.errors, msg + b"\n", ERROR_BYTES)
             return
         if not self.opened and not msg.startswith(b"<"):
             return  # what its login prints
+        self._unread += len(msg) + 1
         try:
+            if self._unread > MESSAGE_BYTES:
+                raise Communication.MessageProcessingError("a message without an end")
+            if b"<!" in msg:
+                raise Communication.MessageProcessingError("a declaration")  # of entities
             super().ev_read(worker, node, sname, msg)
+        except Communication.MessageProcessingError as problem:
+            self._abort(f"its answer makes no sense: {problem}")
         except Exception as problem:  # noqa: BLE001 - a gateway may send anything
-            self.errors += f"nodeready: {type(problem).__name__} in its answer".encode()
-            self._close(abort=True)
+            self._abort(f"its answer makes no sense: {type(problem).__name__}")
+
+    def _abort(self, reason: str) -> None:
+        self.why = self.why or sanitise(reason, 200)
+        self._close(abort=True)
+
+    def recv(self, msg: Any) -> None:
+        """As ClusterShell's, which gives a message without a command to every node that it names.
+
+        ClusterShell itself reports there what makes no sense in an answer.
+        """
+        kind = msg.type
+        if kind == Communication.StartMessage.ident:
+            self.opened = True
+            return
+        self._unread = 0
+        if kind == Communication.EndMessage.ident:
+            self._close()
+        elif kind == Communication.ErrorMessage.ident:
+            self._abort(str(msg.reason))
+        elif kind == Communication.StdErrMessage.ident and msg.srcid == 0:
+            append_up_to(self.errors, b"nodeready: " + msg.data_decode() + b"\n", ERROR_BYTES)
+        elif self.setup:
+            self.recv_ctl(msg)
+        elif self.opened:
+            self.recv_cfg(msg)
 
     def recv_cfg(self, msg: Any) -> None:
         super().recv_cfg(msg)
@@ -93,10 +131,6 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
     def recv_ctl(self, msg: Any) -> None:
         """An answer from a node behind it: of no other node than those that it was given."""
         kind = msg.type
-        if kind == Communication.ErrorMessage.ident:
-            self.errors += sanitise(str(msg.reason)).encode("utf-8", "replace")
-            self._close(abort=True)
-            return
         worker = self.workers.get(getattr(msg, "srcid", None))
         if kind == "ACK" or worker is None:
             if kind == "ACK":
@@ -105,7 +139,12 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
         if kind == Communication.RoutingMessage.ident:
             return
         targets = worker.gwtargets.get(self.name, ())
-        for name in [name for name in expand(msg.nodes) if name in targets]:
+        names = expand(msg.nodes)
+        known = [name for name in names if name in targets]
+        self._strays += len(names) - len(known)
+        if self._strays > STRAY_NAMES:
+            raise Communication.MessageProcessingError("answers for other nodes")
+        for name in known:
             if kind in ("OUT", "SER"):
                 sname = "stdout" if kind == "OUT" else "stderr"
                 for row in (msg.data_decode() + b"\n").splitlines():
@@ -147,26 +186,28 @@ _HOP = " ".join(
 )
 
 
-class _Plain(pickle.Unpickler):
-    """Plain values alone: what a gateway sends must not run anything here."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"{module}.{name}")
+#: The opcodes of a pickle of bytes, without those for the bytes.
+_FRAMES = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "STOP"}
+_BYTES = {"SHORT_BINBYTES", "BINBYTES", "BINBYTES8"}
 
 
 def decoded(message: Any) -> Any:
-    """A gateway's message. Raises MessageProcessingError.
+    """A gateway's message, which is a pickle of bytes. Raises MessageProcessingError.
 
-    It stands in place of ClusterShell's `Message.data_decode`, which runs any function that a
-    pickle names. Our own class could call it; but ClusterShell also decodes by itself, and opens a
-    channel of its own class when a gateway is asked again after it hung up.
+    Nothing is unpickled: a pickle can run any function, and ten bytes of one can take any memory.
+    It stands in place of ClusterShell's `Message.data_decode`. Our own class could call it; but
+    ClusterShell also decodes by itself, and opens a channel of its own class when a gateway is
+    asked again after it hung up.
     """
+    content = b""
     try:
-        content = _Plain(BytesIO(base64.b64decode(message.data))).load()
+        for opcode, value, _ in pickletools.genops(base64.b64decode(message.data)):
+            if opcode.name in _BYTES:
+                content = bytes(value or b"")
+            elif opcode.name not in _FRAMES:
+                raise ValueError(f"no bytes: {opcode.name}")
     except Exception as problem:  # noqa: BLE001 - a gateway may send anything
         raise Communication.MessageProcessingError(f"no payload: {problem}") from None
-    if not isinstance(content, bytes):
-        raise Communication.MessageProcessingError("no payload: no bytes")
     return content
 
 

@@ -51,9 +51,11 @@ def bounded_read(maximum: int, noise: int, errors: int, flood: bytes, mark: byte
 
     def read(self: Any, sname: str, size: int = 65536) -> bytes:
         data: bytes = EngineClient._read(self, sname, size)
-        if isinstance(self.worker.eh, Channel):
-            return data
         stream = self.streams[sname]
+        is_gateway = isinstance(self.worker.eh, Channel)
+        # The messages of a gateway are bounded where they are read.
+        if is_gateway and len(stream.rbuf) <= 2 * noise:
+            return data
         total, last = self.__dict__.setdefault("nr_read", {}).get(sname, (0, b""))
         total += len(data)
         if last is not None and sname == self.worker.SNAME_STDOUT:
@@ -64,7 +66,8 @@ def bounded_read(maximum: int, noise: int, errors: int, flood: bytes, mark: byte
                 last = data[-64:]
         self.nr_read[sname] = total, last
         is_answer = last is None or sname != self.worker.SNAME_STDOUT
-        if total > (maximum if is_answer else noise) or len(stream.rbuf) > noise:
+        most = maximum if is_answer else noise
+        if is_gateway or total > most or len(stream.rbuf) > noise:
             stream.rbuf = b""
             self._on_nodeset_msgline(self.key, flood, sname)
             with contextlib.suppress(OSError):

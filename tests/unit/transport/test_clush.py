@@ -42,7 +42,7 @@ def test_an_error_of_ssh_has_the_words_of_the_other_carrier(case):
 
 
 def lines_of(out=(), error=()):
-    lines = NodeOutput(NONCE.encode())
+    lines = NodeOutput(NONCE.encode(), 1000)
     for row in out:
         lines.out(row)
     for row in error:
