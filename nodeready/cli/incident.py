@@ -217,7 +217,7 @@ def incident(
     if incident.complete and evidence.is_empty(incident):
         directory.remove()
         stacks = next(part for part in incident.parts if part.name == "stacks")
-        raise Refused(f"{stacks.why}; there is no core of it, either: nothing is kept")
+        raise Refused(f"{stacks.reason}; there is no core of it, either: nothing is kept")
     if problem:
         screen.say(f"no archive: {problem}")
     code = kept.incident_code(incident)

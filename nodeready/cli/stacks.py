@@ -87,7 +87,7 @@ def _captured(
             raise Refused(no_ranks_reason(captured))
         screen.say(no_ranks_reason(captured))
     return stacks, stacks_code(
-        stacks, unreachable=bool(captured.unreached), failed=bool(captured.mistaken)
+        stacks, unreachable=bool(captured.unreached), failed=bool(captured.failed)
     )
 
 
@@ -116,7 +116,7 @@ def _checked(nodes: Targets, config: StacksConfig, screen: Screen, form: str) ->
     if not document.findings and not document.errors:
         raise Refused(no_ranks_reason(captured))
     code = debuggable.code(
-        document, unreachable=bool(captured.unreached), failed=bool(captured.mistaken)
+        document, unreachable=bool(captured.unreached), failed=bool(captured.failed)
     )
     show("debuggable", form, document, screen, silent=screen.quiet and not code)
     return code
@@ -187,7 +187,7 @@ def _nodes(
 def _capture(nodes: Targets, config: StacksConfig, screen: Screen) -> Captured:
     """Both rounds; the nodes that gave no answer are kept for ``--limit @last-failed``."""
     captured = capture(ask_with_progress(nodes.transport, screen), nodes.transport.nodes, config)
-    failed = [*captured.unreached, *captured.mistaken]
+    failed = [*captured.unreached, *captured.failed]
     nodes.remember_failed(
         failed, lost=True, reached=None if captured.complete else captured.answers
     )

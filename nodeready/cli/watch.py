@@ -1,4 +1,4 @@
-"""`nodeready watch`: look at a job every minute, and keep its evidence when it hangs."""
+"""`nodeready watch`: probe a job every minute, and keep its evidence when it hangs."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from nodeready.files import make_directory, user_name
 from nodeready.node.witnesses import motion
 from nodeready.reports.lines import nodes as folded
 from nodeready.text import now, sanitise
-from nodeready.triage import incident as kept
-from nodeready.triage import watch as watching
+from nodeready.triage import incident as incidents
 from nodeready.triage.incident import ForeignDirectory, Incident
+from nodeready.triage.watch import LIMIT_S, JobSnapshot, Watch, probe
 
-#: Seconds for the command of ``--then``.
-_THEN_S = 600
+#: Maximum seconds for the command of ``--then``.
+_COMMAND_TIMEOUT_S = 600
 
 
-def _default_place() -> Path:
+def _default_directory() -> Path:
     base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(base) / "nodeready" / "incidents"
 
 
-def _run_then(words: list[str], incident: Incident, screen: Screen) -> bool:
+def _run_command(command: list[str], incident: Incident, screen: Screen) -> bool:
     """Run the user's command with the verdict in its environment; whether it succeeded."""
     verdict = incident.verdict
     variables = {
@@ -57,26 +57,26 @@ def _run_then(words: list[str], incident: Incident, screen: Screen) -> bool:
     }
     try:
         process = subprocess.Popen(
-            words,
+            command,
             stdin=subprocess.DEVNULL,
             stdout=2,
             env={**os.environ, **variables},
             start_new_session=True,
         )
     except OSError as problem:
-        screen.say(f"--then {words[0]}: {problem.strerror}")
+        screen.say(f"--then {command[0]}: {problem.strerror}")
         return False
     try:
-        status = process.wait(timeout=_THEN_S)
+        status = process.wait(timeout=_COMMAND_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        screen.say(f"--then {words[0]}: has not ended in {_THEN_S} s, and was ended")
+        screen.say(f"--then {command[0]}: was killed after {_COMMAND_TIMEOUT_S} s")
         status = -1
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if status > 0:
-        screen.say(f"--then {words[0]}: exit status {status}")
+        screen.say(f"--then {command[0]}: exit status {status}")
     return status == 0
 
 
@@ -84,12 +84,12 @@ def _run_then(words: list[str], incident: Incident, screen: Screen) -> bool:
 class _Watcher:
     """One job while it is watched.
 
-    place:  the directory of the incidents
-    then:   the user's command
-    over:   tells whether the job has ended, without its processes: Slurm, for example
-    owner:  uid of the job's user; "": not known yet
-    hangs:  their number
-    failed: an incident is incomplete, or the command failed
+    directory: of the incidents
+    command:   the user's command, run after an incident
+    has_ended: whether Slurm says that the job has ended
+    owner:     uid of the job's user; "": not known yet
+    hangs:     the number of hangs so far
+    failed:    an incident is incomplete, or the command failed
     """
 
     nodes: Targets
@@ -97,43 +97,43 @@ class _Watcher:
     job: str
     user: str
     timeout: int
-    watch: watching.Watch
-    place: Path
+    watch: Watch
+    directory: Path
     command: list[str]
-    over: Callable[[], bool]
+    has_ended: Callable[[], bool]
     owner: str = ""
     failed: bool = False
     hangs: int = 0
     _last_summary: str = ""
 
-    def look(self) -> watching.Look:
-        """Look once at the ranks of the job's user on all nodes; other claimants are left out.
+    def probe(self) -> JobSnapshot:
+        """A snapshot of the ranks of the job's user on all nodes, without those of impostors.
 
         Raises Refused where several users claim the job and its owner is unknown.
         """
-        transport, owner_options = self.nodes.transport, {"user": self.user, "owner": self.owner}
+        transport = self.nodes.transport
         config = motion.MotionConfig(
-            "", transport.tag, watching.LIMIT_S, self.job, **owner_options
+            "", transport.tag, LIMIT_S, self.job, user=self.user, owner=self.owner
         )
         # It runs unattended: progress would fill the log.
         ask = ask_with_progress(transport, Screen("never", quiet=True))
-        look = watching.take(ask, transport.nodes, config, time.monotonic())
-        users = look.users
+        snapshot = probe(ask, transport.nodes, config, time.monotonic())
+        users = snapshot.users
         if self.user or self.owner or not users:
-            return look
+            return snapshot
         if len(users) > 1:
             names = " and ".join(sorted(user_name(uid or 0) for uid in users))
-            raise Refused(f"whose job {self.job} is, nothing tells: {names} claim it: --user NAME")
+            raise Refused(f"the owner of job {self.job} is unknown: {names} claim it: --user NAME")
         self.owner = str(users[0])
-        return look.of(users[0])
+        return snapshot.of_user(users[0])
 
     def tell(self) -> None:
         """Print the judgement when its kind has changed, not only its numbers."""
-        words = self.watch.words
-        summary = f"{self.watch.judgement.kind} {words.partition(': ')[2].partition(':')[0]}"
+        text = self.watch.text
+        summary = f"{self.watch.judgement.kind} {text.partition(': ')[2].partition(':')[0]}"
         if summary != self._last_summary:
             self._last_summary = summary
-            click.echo(sanitise(f"{now()} job {self.job}: {words}", 1000))
+            click.echo(sanitise(f"{now()} job {self.job}: {text}", 1000))
 
     def fire(self) -> Incident | None:
         """Take an incident and run the user's command."""
@@ -141,10 +141,10 @@ class _Watcher:
         signs = self.watch.intervals[-1].signs
         still = "; ".join(sign.text for sign in signs if sign.moves is False)
         reason = f"nothing has moved for {still_s:.0f} s: {still}"
-        path = self.place / kept.directory_name(self.job, now())
+        path = self.directory / incidents.directory_name(self.job, now())
         try:
-            make_directory(self.place, 0o700)
-            directory = kept.prepare(path)
+            make_directory(self.directory, 0o700)
+            directory = incidents.prepare(path)
         except (ForeignDirectory, OSError) as problem:
             problem_text = (
                 f"{problem.filename}: {problem.strerror}" if isinstance(problem, OSError) else ""
@@ -167,12 +167,12 @@ class _Watcher:
         )
         self.failed = self.failed or not incident.archive
         if verdict is not None and verdict.kind == "not-stuck":
-            # The stacks cost more and know more: they overrule the watch.
-            self.screen.note("its stacks say that the job goes on: that was no hang")
+            # The stacks cost more and show more: they overrule the watch.
+            self.screen.note("no hang: the stacks show that the job goes on")
             return incident
         self.hangs += 1
         if self.command and incident.complete:
-            self.failed = not _run_then(self.command, incident, self.screen) or self.failed
+            self.failed = not _run_command(self.command, incident, self.screen) or self.failed
         return incident
 
 
@@ -196,7 +196,7 @@ class _Watcher:
     metavar="S",
     help="Seconds without progress before an incident is taken.",
 )
-@option("--then", metavar="COMMAND", help="Run this after an incident, once for each hang.")
+@option("--then", metavar="COMMAND", help="Command to run after an incident, once for each hang.")
 @option("--once", is_flag=True, help="End after the first incident, with exit status 3.")
 @output_directory("Where incidents go: DIR/JOB-TIME.", general=False)
 @asking
@@ -216,10 +216,10 @@ def watch(
 ) -> int:
     """Watch a job, and keep its evidence when it hangs. It ends with the job.
 
-    Every look reads counters of /proc, and takes no stack: CPU time, voluntary switches, bytes,
-    ports, logs. When two of these agree for the time of --confirm that nothing moves, and none
-    sees a movement, an incident is taken and COMMAND is run, which finds NODEREADY_INCIDENT (the
-    directory), NODEREADY_JOB and NODEREADY_VERDICT in its environment. No shell reads COMMAND.
+    Every snapshot reads counters of /proc and takes no stack: CPU time, voluntary switches, bytes,
+    ports, logs. When two of these agree for --confirm seconds that nothing moves, and none sees a
+    movement, nodeready takes an incident and runs COMMAND without a shell. NODEREADY_INCIDENT (the
+    directory), NODEREADY_JOB and NODEREADY_VERDICT are in the environment of COMMAND.
 
     \b
     Examples:
@@ -232,24 +232,24 @@ def watch(
     options = TargetOptions(**shared)
     checked(timeout, job, user)
     try:
-        words = shlex.split(then or "")
+        command = shlex.split(then or "")
     except ValueError as problem:
         raise Refused(f"--then {then}: {problem}") from None
-    if then is not None and not words:
-        raise Refused("--then: there is no command in it")
+    if then is not None and not command:
+        raise Refused("--then: names no command")
     screen = options.screen()
     nodes, name = nodes_of_job(inventory, job, options, local=local)
-    place = Path(output) if output is not None else _default_place()
+    directory = Path(output) if output is not None else _default_directory()
     watcher = _Watcher(
         nodes,
         screen,
         name,
         user or "",
         timeout,
-        watching.Watch(confirm),
-        place,
-        words,
-        over=(lambda: _ended(job)) if nodes.job else (lambda: False),
+        Watch(confirm),
+        directory,
+        command,
+        has_ended=(lambda: _ended(job)) if nodes.job else (lambda: False),
         owner="" if user else job_user(name),
     )
     with nodes.transport:
@@ -260,7 +260,7 @@ def watch(
 
 
 def _ended(job: str) -> bool:
-    """Whether Slurm says that the job does not run any more: no step can be started in it."""
+    """Whether the job does not run any more, by Slurm."""
     from nodeready.transport.allocation import SrunError
     from nodeready.transport.allocation import running as running_job
 
@@ -272,20 +272,20 @@ def _ended(job: str) -> bool:
 
 
 def _watched(watcher: _Watcher, every: float, once: bool) -> int:
-    """Look until the job has ended. Returns the exit code."""
-    first = True
+    """Probe the job until it has ended. Returns the exit code."""
+    is_first = True
     while True:
         began = time.monotonic()
-        look = watcher.look()
-        if look.interrupted or watcher.nodes.transport.interrupted:
+        snapshot = watcher.probe()
+        if snapshot.interrupted or watcher.nodes.transport.interrupted:
             return INTERRUPTED
-        if first and not look.ranks:
-            _refuse_nothing(watcher, look)
-            return exit_code(unreachable=bool(look.unreached), failed=not look.unreached)
-        first = False
-        if not look.ranks and look.errors and watcher.over():
-            look = watching.Look(look.at)
-        judgement = watcher.watch.add(look)
+        if is_first and not snapshot.ranks:
+            _refuse_missing_job(watcher, snapshot)
+            return exit_code(unreachable=bool(snapshot.unreached), failed=not snapshot.unreached)
+        is_first = False
+        if not snapshot.ranks and snapshot.errors and watcher.has_ended():
+            snapshot = JobSnapshot(snapshot.taken_s)
+        judgement = watcher.watch.add(snapshot)
         watcher.tell()
         if judgement.kind == "gone":
             return exit_code(failed=watcher.failed)
@@ -298,10 +298,10 @@ def _watched(watcher: _Watcher, every: float, once: bool) -> int:
         time.sleep(max(0.0, every - (time.monotonic() - began)))
 
 
-def _refuse_nothing(watcher: _Watcher, look: watching.Look) -> None:
-    """Say why there is nothing to watch. Raises Refused where every node has answered."""
-    for name, reason in list(look.errors.items())[:10]:
+def _refuse_missing_job(watcher: _Watcher, snapshot: JobSnapshot) -> None:
+    """Print why no rank was found. Raises Refused where every node has answered."""
+    for name, reason in list(snapshot.errors.items())[:10]:
         watcher.screen.say(f"{name}: {reason}")
-    if not look.errors:
+    if not snapshot.errors:
         names = folded(watcher.nodes.transport.nodes)
         raise Refused(f"no ranks of job {watcher.job} on {names}: start it when the job runs")

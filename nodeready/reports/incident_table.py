@@ -9,29 +9,29 @@ from nodeready.reports.rank_groups import ranks
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.similar_texts import reasons
 from nodeready.text import counted
-from nodeready.triage import incident as kept
+from nodeready.triage.incident import Incident, Part
 
-#: The style of a part's status, by that of other reports.
+#: Status of a part -> its style in `STYLES`.
 _STYLES = {"kept": "ok", "partial": "warn", "empty": "na", "missing": "fail"}
-#: Columns of the words on the left.
-_PART = 10
-#: Files of a part that are named without -v.
-_FILES = 4
-#: How each part is read.
-_READ = {
-    "stacks": "nodeready stacks --from {directory}/stacks, or stacks.html in a browser",
+#: Columns of the names of parts.
+_NAME_WIDTH = 10
+#: Maximum files of a part without -v.
+_MAX_FILES = 4
+#: Part -> how to read it.
+_READERS = {
+    "stacks": "nodeready stacks --from {}/stacks, or stacks.html in a browser",
     "logs": "the last lines of the ranks' logs; the newest last",
     "cores": "cores.json, and a backtrace per file",
     "audit": "audit.txt, and audit.json for a program",
 }
 
 
-def incident_index(incident: kept.Incident, options: Options = PLAIN) -> Iterator[StyledLine]:
+def incident_index(incident: Incident, options: Options = PLAIN) -> Iterator[StyledLine]:
     """The index."""
     owner = f" of {incident.user}" if incident.user else ""
     yield line((f"job {incident.job}{owner}", "bold"), f", {incident.started}: {incident.reason}")
     if not incident.complete:
-        yield line(("PARTIAL: it was interrupted", STYLES["warn"]))
+        yield line(("PARTIAL: interrupted", STYLES["warn"]))
     verdict = incident.verdict
     if verdict is None:
         yield line("no verdict: there are no stacks")
@@ -41,32 +41,33 @@ def incident_index(incident: kept.Incident, options: Options = PLAIN) -> Iterato
             suspected = ranks(suspect.ranks) or "no rank"
             place = f" on {nodes(suspect.nodes)}" if suspect.nodes else ""
             reason = f": {suspect.for_[0]}" if suspect.for_ else ""
-            yield line(f"{'':<{_PART}}suspect: {suspected}{place}{reason}")
+            yield line(f"{'':<{_NAME_WIDTH}}suspect: {suspected}{place}{reason}")
     for row in incident.advice:
-        yield line(f"{'':<{_PART}}{row}")
+        yield line(f"{'':<{_NAME_WIDTH}}{row}")
     yield line("")
     directory = incident.archive.rpartition("/")[2].removesuffix(".tar.gz") or "DIR"
     for part in incident.parts:
         yield from _part(part, directory, options)
     yield line("")
     if incident.archive:
-        yield line("all of it: ", (incident.archive, "bold"))
+        yield line("archive of all files: ", (incident.archive, "bold"))
     else:
         yield line(("there is no archive", STYLES["fail"]))
 
 
-def _part(part: kept.Part, directory: str, options: Options) -> Iterator[StyledLine]:
-    text = "; ".join(filter(None, (part.found, part.why)))
-    yield line((f"{part.name:<{_PART}}", "bold"), (part.status, STYLES[_STYLES[part.status]]),
-               f": {text}" if text else "")  # fmt: skip
+def _part(part: Part, directory: str, options: Options) -> Iterator[StyledLine]:
+    text = "; ".join(filter(None, (part.content, part.reason)))
+    status = part.status, STYLES[_STYLES[part.status]]
+    name = f"{part.name:<{_NAME_WIDTH}}", "bold"
+    yield line(name, status, f": {text}" if text else "")
     if part.files:
-        yield line(f"{'':<{_PART}}{_READ[part.name].format(directory=directory)}")
-        few = part.files if options.verbose else part.files[:_FILES]
+        yield line(f"{'':<{_NAME_WIDTH}}{_READERS[part.name].format(directory)}")
+        few = part.files if options.verbose else part.files[:_MAX_FILES]
         hidden = len(part.files) - len(few)
         yield line(
-            " " * _PART,
+            " " * _NAME_WIDTH,
             ", ".join(name.partition("/")[2] for name in few),
             f" and {counted(hidden, 'more file')}" if hidden else "",
         )
     for reason, names in reasons(part.errors.items(), options.verbose):
-        yield line(" " * _PART, (nodes(names), "bold"), f": {reason}")
+        yield line(" " * _NAME_WIDTH, (nodes(names), "bold"), f": {reason}")

@@ -119,7 +119,7 @@ def headline(stacks: Stacks) -> str:
     lone = sum(rank.rank is None for rank in stacks.processes)
     nodes_ = counted(len({rank.node for rank in stacks.processes}), "node")
     size = stacks.world_size
-    shared = stacks.user and any(other_job.user != stacks.user for other_job in stacks.others)
+    shared = stacks.user and any(other_job.user != stacks.user for other_job in stacks.other_jobs)
     owner = f" of {stacks.user[:60]}" if shared else ""
     job = f"job {stacks.job[:60]}{owner}: " if stacks.job else ""
     groups = stacks.groups
@@ -145,7 +145,7 @@ def headline(stacks: Stacks) -> str:
 
 def _one_place(group: Group) -> str:
     """Where all ranks stand, when they are one group."""
-    return "one collective" if group.about == "collective" else "one place"
+    return "one collective" if group.activity == "collective" else "one place"
 
 
 def silent(stacks: Stacks) -> Iterator[tuple[str, str]]:

@@ -26,15 +26,15 @@ from nodeready.reports.stack_branches import Branch, branches
 from nodeready.text import counted, sanitise
 from nodeready.triage.stacks.document import Group, Rank, Stacks, Statement, fold_ranks
 
-#: Groups that are unfolded at first, and processes that are listed in each group.
+#: Groups that are unfolded at first, and maximum processes of each group.
 _OPEN, _PROCESSES = 3, 1000
-#: Rows of the matrix; statements of one witness that stand in a cell of it, and below it.
-_ROWS, _CELL, _SAYS = 2000, 4, 200
-#: Branches at one place, and nested ones: browsers nest 512 elements.
-_BRANCHES, _DEEPEST = 200, 100
-#: Characters of a name, of a set of ranks or nodes in a row, and of any other text.
+#: Maximum rows of the matrix, statements of one witness in a cell of it, and in its own list.
+_ROWS, _CELL, _STATEMENTS = 2000, 4, 200
+#: Maximum branches at one place, and nested branches: browsers nest 512 elements.
+_BRANCHES, _DEPTH = 200, 100
+#: Maximum characters of a name, of a set of ranks or nodes in a row, and of any other text.
 _LONG, _SET, _TEXT = 300, 60, 4000
-_WHOLE = 1_000_000_000
+_NO_LIMIT = 1_000_000_000
 #: The witnesses and the kinds of verdicts -> their names for a person.
 _WITNESSES = {
     "logs": "log", "flight_recorder": "flight recorder", "nccl_ras": "NCCL RAS", "gpu": "GPU",
@@ -56,14 +56,13 @@ class _Tight(Extension):
 
 
 def shown(value: object) -> Markup:
-    """A value as it stands in the page: no tag, no attribute, nothing that hides or reorders.
+    """A value in the page: no tag, no attribute, no character that hides or reorders text.
 
-    Jinja calls this for every expression of the template. What the template made itself, and what
-    is marked as safe here, stays as it is.
+    Jinja calls this for every expression of the template. Markup of the template itself stays.
     """
     if isinstance(value, Markup):
         return value
-    return Markup(html.escape(sanitise("" if value is None else str(value), _WHOLE)))
+    return Markup(html.escape(sanitise("" if value is None else str(value), _NO_LIMIT)))
 
 
 def _text(text: str, limit: int = _TEXT) -> str:
@@ -72,7 +71,7 @@ def _text(text: str, limit: int = _TEXT) -> str:
 
 
 def _prose(text: str, limit: int = _TEXT) -> Markup:
-    """A sentence: what stands between backticks is code."""
+    """A sentence: text between backticks is code."""
     parts = re.split(r"`([^`]+)`", _text(text, limit))
     return Markup("").join(
         Markup("<code>{}</code>").format(Markup(shown(part))) if at % 2 else shown(part)
@@ -81,11 +80,11 @@ def _prose(text: str, limit: int = _TEXT) -> Markup:
 
 
 def _lines(texts: Iterable[str], limit: int) -> Markup:
-    """Texts with line breaks between them; a line break inside of a text is an escape."""
+    """Texts with line breaks between them; a line break inside a text becomes an escape."""
     return Markup("\n").join(shown(_text(text, limit)) for text in texts)
 
 
-def _folded(group: Group, limit: int = _WHOLE) -> str:
+def _folded(group: Group, limit: int = _NO_LIMIT) -> str:
     return nodes(group.nodes, limit) if group.nodes else ""
 
 
@@ -100,7 +99,7 @@ def _template() -> Template:
     )
     environment.filters.update(text=_text, lines=_lines, prose=_prose)
     environment.globals.update(
-        OPEN=_OPEN, PROCESSES=_PROCESSES, LONG=_LONG, SET=_SET, SAYS=_SAYS, CELL=_CELL,
+        OPEN=_OPEN, PROCESSES=_PROCESSES, LONG=_LONG, SET=_SET, STATEMENTS=_STATEMENTS, CELL=_CELL,
         WITNESSES=_WITNESSES, KINDS=_KINDS, names=nodes, NEWLINE=Markup("\n"),
         counted=counted, fold_ranks=fold_ranks, folded=_folded, place=rank_groups.place,
         ranks=rank_groups.ranks, who=rank_groups.members, word=rank_groups.word,
@@ -131,24 +130,24 @@ def _policy(style: str, script: str) -> Markup:
 class _Card:
     """A group with its place in the page.
 
-    number:  as the page counts, from 1
-    largest: this group is the reference of all groups
-    begun:   other groups have gone on from where this one stands
+    number:  from 1
+    is_largest: the other groups are compared with this one
+    is_overtaken: other groups have moved on from its last call
     """
 
     number: int
     group: Group
     processes: Sequence[Rank]
-    largest: bool
+    is_largest: bool
     is_overtaken: bool
 
 
 @dataclass(frozen=True)
-class _Twig:
+class _BranchRow:
     """A branch of the merged tree.
 
-    opens:  further rows are inside of this row
-    closes: how many of the rows around this row end with it
+    opens:  the next rows are inside of this row
+    closes: number of surrounding rows that end with it
     """
 
     branch: Branch
@@ -158,9 +157,9 @@ class _Twig:
 
 def _cards(stacks: Stacks) -> Iterator[_Card]:
     processes_of = rank_groups.processes_by_group(stacks)
-    largest, begun_groups = rank_groups.largest(stacks), rank_groups.overtaken(stacks)
+    largest, overtaken = rank_groups.largest(stacks), rank_groups.overtaken(stacks)
     for at, group in enumerate(stacks.groups):
-        yield _Card(at + 1, group, processes_of.get(at, ()), group is largest, at in begun_groups)
+        yield _Card(at + 1, group, processes_of.get(at, ()), group is largest, at in overtaken)
 
 
 @dataclass(frozen=True)
@@ -176,9 +175,10 @@ class _Cell:
 
 @dataclass(frozen=True)
 class _MatrixRow:
-    """Ranks that stand side by side in the matrix with equal cells.
+    """Neighbouring ranks with equal cells.
 
-    number: of their group; order: of the row by suspicion, from 1
+    order:  of the row by suspicion, from 1
+    number: of their group
     """
 
     order: int
@@ -193,7 +193,7 @@ class _MatrixRow:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """Ranks by witnesses. hidden: rows that are not shown"""
+    """Ranks by witnesses. hidden: number of rows that are not shown"""
 
     rows: tuple[_MatrixRow, ...]
     hidden: int
@@ -212,8 +212,8 @@ def _cell(statements: Sequence[Statement]) -> _Cell:
     )
 
 
-class _About:
-    """Which statements of a witness are about a rank: of itself, or of its node."""
+class _StatementIndex:
+    """Finds the statements of a witness about a rank or its node."""
 
     def __init__(self, statements: Sequence[Statement]) -> None:
         self._ranks: dict[int, list[int]] = {}
@@ -224,7 +224,7 @@ class _About:
             at = firsts.setdefault((statement.text, statement.weight, statement.against), number)
             for rank in statement.ranks:
                 self._ranks.setdefault(rank, []).append(at)
-            # A statement of ranks names their nodes, too.
+            # A statement about ranks names their nodes, too.
             for node in () if statement.ranks else statement.nodes:
                 self._nodes.setdefault(node, []).append(at)
 
@@ -251,17 +251,17 @@ def _members(stacks: Stacks) -> Iterator[tuple[int, int | None, str, str, Rank |
 
 def _matrix(stacks: Stacks) -> _Matrix:
     """The rows by suspicion; neighbours with equal cells are one row."""
-    about = [_About(witness.says) for witness in stacks.witnesses]
+    indexes = [_StatementIndex(witness.statements) for witness in stacks.witnesses]
     rows: list[tuple[_Key, list[tuple[int | None, str, Rank | None]]]] = []
     for at, rank, node, state, process in _members(stacks):
-        key = at, state, tuple(witness.of(rank, node) for witness in about)
+        key = at, state, tuple(index.of(rank, node) for index in indexes)
         if not rows or rows[-1][0] != key:
             rows.append((key, []))
         rows[-1][1].append((rank, node, process))
     matrix_rows = []
-    for order, ((at, state, picked), members) in enumerate(rows[:_ROWS], 1):
+    statements = [witness.statements for witness in stacks.witnesses]
+    for order, ((at, state, numbers), members) in enumerate(rows[:_ROWS], 1):
         group = stacks.groups[at]
-        statements = [witness.says for witness in stacks.witnesses]
         matrix_rows.append(
             _MatrixRow(
                 order,
@@ -272,8 +272,8 @@ def _matrix(stacks: Stacks) -> _Matrix:
                 tuple(dict.fromkeys(node for _, node, _ in members if node)) or group.nodes,
                 state,
                 tuple(
-                    _cell([witness_statements[index] for index in indexes])
-                    for witness_statements, indexes in zip(statements, picked)
+                    _cell([of_witness[number] for number in cell])
+                    for of_witness, cell in zip(statements, numbers)
                 ),
             )
         )
@@ -281,7 +281,7 @@ def _matrix(stacks: Stacks) -> _Matrix:
 
 
 def _suspect_group(stacks: Stacks, ranks: Sequence[int]) -> int:
-    """The number of the first group that has one of these ranks; 0: none has."""
+    """The number of the first group with one of these ranks; 0: no group."""
     suspects = set(ranks)
     for number, group in enumerate(stacks.groups, 1):
         if suspects & {*group.ranks}:
@@ -289,15 +289,15 @@ def _suspect_group(stacks: Stacks, ranks: Sequence[int]) -> int:
     return 0
 
 
-def _tree(stacks: Stacks) -> Iterator[_Twig]:
-    rows = list(branches(stacks, _BRANCHES, _DEEPEST))
+def _tree(stacks: Stacks) -> Iterator[_BranchRow]:
+    rows = list(branches(stacks, _BRANCHES, _DEPTH))
     depths = [*(row.depth for row in rows[1:]), 0]
     for row, after in zip(rows, depths):
-        yield _Twig(row, after > row.depth, max(0, row.depth - after))
+        yield _BranchRow(row, after > row.depth, max(0, row.depth - after))
 
 
 def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
-    """The whole page. It folds without its script, and searches with it."""
+    """The page. It folds without its script, and searches with it."""
     style, script = part("page.css"), part("page.js")
     yield _template().render(
         stacks=stacks,

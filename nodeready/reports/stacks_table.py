@@ -160,8 +160,8 @@ class _StacksTable(TableLayout):
         yield self.group_head(group, number)
         for text in filter(None, group.reason.split("; ")):
             yield self.detail((text, STYLES[group.role] if group.role else "dim"))
-        if group.why:
-            yield self.detail(group.why)
+        if group.no_stack_reason:
+            yield self.detail(group.no_stack_reason)
         yield from self.frames(group, number)
         if group.user_frame and group.user_frame != group.frames[-1]:
             yield self.detail(("own code: ", "dim"), _brief(group.user_frame))
@@ -182,16 +182,20 @@ class _StacksTable(TableLayout):
 
     def started(self, group: Group) -> Iterator[StyledLine]:
         """The child processes of the ranks, a line each; and the variables, on request."""
-        maximum = len(group.below) if self.verbose else _CHILDREN
+        maximum = len(group.children) if self.verbose else _CHILDREN
         if group.role == "victim" and not self.verbose:
             # A victim waits for other ranks, not for its children.
             maximum = 0
-        first = next((child for child in group.below if child.hint), None)
-        for child in group.below[:maximum]:
+        first = next((child for child in group.children if child.hint), None)
+        for child in group.children[:maximum]:
             count = f" ({child.processes})" if child.processes > 1 else ""
             if not child.frames:
                 count += f" {sanitise(child.command, _NAME)}"
-            place_text = _brief(child.frames[-1]) if child.frames else sanitise(child.why, _LONG)
+            place_text = (
+                _brief(child.frames[-1])
+                if child.frames
+                else sanitise(child.no_stack_reason, _LONG)
+            )
             own_frame = user_frame(child.frames)
             if own_frame and own_frame != child.frames[-1]:
                 place_text += f" < {_brief(own_frame)}"
@@ -209,8 +213,8 @@ class _StacksTable(TableLayout):
                 yield self.detail(("  ", ""), (sanitise(child.command, MAX_TEXT), "dim"))
             if child.hint and (self.verbose or child is first):
                 yield self.detail("  hint: ", (child.hint, "cyan"))
-        if group.below[maximum:] and maximum:
-            hidden = counted(len(group.below) - maximum, "more sort", "more sorts")
+        if group.children[maximum:] and maximum:
+            hidden = counted(len(group.children) - maximum, "more sort", "more sorts")
             yield self.detail((f"{hidden} below (-v shows them)", "dim"))
         maximum = len(group.locals) if self.verbose else _LOCALS
         for text in group.locals[:maximum]:
@@ -228,7 +232,7 @@ class _StacksTable(TableLayout):
     def short(self, group: Group, number: int) -> StyledLine:
         """A group in one line: its ranks and nodes, and where the path ends."""
         leaf = group.frames[-1:]
-        text = _brief(leaf[0]) if leaf else group.why
+        text = _brief(leaf[0]) if leaf else group.no_stack_reason
         return self.fit(self.group_head(group, number, f"  {sanitise(text)}"))
 
     def groups(self, groups: Sequence[Group]) -> Iterator[StyledLine]:
@@ -321,12 +325,14 @@ def _without_data_alike(stacks: Stacks) -> Stacks:
     }
     if len(lost) < 2:
         return stacks
-    rows = fold_similar((((group.why,), name) for name, group in lost.items()), 3, reasons=True)
+    rows = fold_similar(
+        (((group.no_stack_reason,), name) for name, group in lost.items()), 3, reasons=True
+    )
     merged = {
         int(row.names[0][1:]): replace(
             lost[row.names[0]],
             nodes=tuple(dict.fromkeys(node for name in row.names for node in lost[name].nodes)),
-            why=(row.shared_texts or row.instance)[0],
+            no_stack_reason=(row.shared_texts or row.instance)[0],
         )
         for row in rows
     }
@@ -391,7 +397,7 @@ def _witnesses(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
     silent_ = []
     for witness in stacks.witnesses:
         name = _NAMES.get(witness.name, witness.name)
-        statements = witness.says
+        statements = witness.statements
         if not table.verbose:
             statements = (
                 tuple(statement for statement in statements if statement.weight)[:_TOLD]

@@ -3,7 +3,8 @@
 A class is both its JSON (`nodeready.reports.json_report`) and its schema
 (`nodeready.reports.schema`). Its fields are the keys; where they are not, ``JSON`` lists the
 attributes in order: a dotted one is an attribute's attribute, one with ``?`` is left out where it
-is None. Limits are words of JSON Schema: ``Annotated[int, {"minimum": 0}]``.
+is None. ``JSON_KEYS`` maps a renamed field to its key (`nodeready.subjects.wire`). Limits are
+words of JSON Schema: ``Annotated[int, {"minimum": 0}]``.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ def json_fields(kind: Any) -> tuple[JsonField, ...]:
     if not attributes and dataclasses.is_dataclass(kind):
         attributes = [field.name for field in dataclasses.fields(kind)]
     paths = [(attribute.rstrip("?"), attribute.endswith("?")) for attribute in attributes]
+    keys = getattr(kind, "JSON_KEYS", {})
     # A word of Python's has an underscore as an attribute, and none as a key.
     return tuple(
-        JsonField(path.rpartition(".")[2].rstrip("_"), path, is_optional)
+        JsonField(keys.get(path, path.rpartition(".")[2].rstrip("_")), path, is_optional)
         for path, is_optional in paths
     )

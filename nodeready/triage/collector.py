@@ -17,18 +17,18 @@ from nodeready.transport.base import UNREACHED, Asks, Conversation, Transport
 from nodeready.triage import incident
 from nodeready.triage.cores import collect_cores
 from nodeready.triage.incident import Directory, Incident, Interrupted, Part
-from nodeready.triage.logs import Fetched, fetch_tail, fetched
+from nodeready.triage.logs import Fetched, fetch_tail
 from nodeready.triage.stacks import archive, group
 from nodeready.triage.stacks.collect import capture, no_ranks_reason, program_config
 from nodeready.triage.stacks.document import Stacks, fold_ranks
 from nodeready.triage.stacks.trace import Trace
 
-#: Lines of each log that are kept, and logs of each node.
+#: Maximum lines of each log, and logs of each node.
 _MAX_LINES, _MAX_LOGS = 1000, 64
 #: Seconds for the logs of one node.
 _LOGS_TIMEOUT_S = 30
 
-#: Name of a kind of document, and a document -> file extension -> the pieces of that format.
+#: Kind of document, and the document -> file extension -> the pieces of that format.
 Render = Callable[[str, Any], Mapping[str, Iterable[str]]]
 
 
@@ -52,7 +52,7 @@ Logs = dict[str, dict[str, list[LogWriter]]]
 
 
 class Converse(Protocol):
-    """Holds a conversation with each named node, with progress; returns each node's result."""
+    """Hold a conversation with each named node, with progress; return each node's result."""
 
     def __call__(
         self,
@@ -64,15 +64,15 @@ class Converse(Protocol):
 
 @dataclass
 class EvidenceCollector:
-    """Collects the parts of one incident, one after the other.
+    """Collects the parts of one incident, in the order of `incident.PARTS`.
 
-    job, user:   whose ranks; user "": of any user
+    job, user:   of the ranks; user "": of any user
     timeout_s:   for the stacks of one node
     ask, converse: reach the nodes, with progress
     render:      makes the files of a document
-    audit_nodes: the audit document of these nodes, while it is entered
+    audit_nodes: a context manager with the audit document of these nodes
     owner:       uid of the job's user; "": not known yet
-    found:       the stacks, once they are taken
+    stacks:      None: not taken yet
     logs:        the logs of the ranks, from the stacks
     """
 
@@ -86,89 +86,81 @@ class EvidenceCollector:
     render: Render
     audit_nodes: Callable[[list[str]], AbstractContextManager[Any]]
     owner: str = ""
-    found: Stacks | None = None
+    stacks: Stacks | None = None
     logs: Logs = field(default_factory=lambda: defaultdict(dict))
 
     def collect(self, directory: Directory, reason: str) -> tuple[Incident, str]:
         """All parts, their index and archive; and why there is no archive, or ""."""
         started = now()
+        takers = self.take_stacks, self.take_logs, self.take_cores, self.take_audit
         parts, is_complete = incident.take(
-            directory,
-            {"stacks": self.stacks, "logs": self.tails, "cores": self.cores, "audit": self.audit},
-            time.monotonic,
+            directory, dict(zip(incident.PARTS, takers, strict=True)), time.monotonic
         )
-        stacks = self.found
-
-        def build(is_complete: bool) -> Incident:
-            return Incident(
-                started,
-                now(),
-                self.job,
-                stacks.user if stacks else "",
-                reason,
-                is_complete,
-                stacks.verdict if stacks else None,
-                stacks.advice if stacks else (),
-                parts,
-                "",
-            )
-
+        stacks = self.stacks
+        document = Incident(
+            *(started, now(), self.job, stacks.user if stacks else "", reason, is_complete),
+            verdict=stacks.verdict if stacks else None,
+            advice=stacks.advice if stacks else (),
+            parts=parts,
+            archive="",
+        )
         forms = {
             incident.README: lambda document: self.render("incident", document)[".txt"],
             incident.DOCUMENT: lambda document: self.render("incident", document)[".json"],
         }
         try:
-            return incident.finish(directory, build(is_complete), forms)
+            return incident.finish(directory, document, forms)
         except KeyboardInterrupt:
-            # A second interrupt ends the process. What is there is packed.
-            return incident.finish(directory, build(False), forms)
+            # The files so far are packed. A second interrupt ends the process.
+            return incident.finish(directory, replace(document, complete=False), forms)
 
     def _done(self, part: Part) -> Part:
         """The part; raises Interrupted with it when the run was interrupted meanwhile."""
         if self.transport.interrupted:
             status = "missing" if part.status == "empty" else "partial"
-            raise Interrupted(replace(part, status=status, why="interrupted"))
+            raise Interrupted(replace(part, status=status, reason="interrupted"))
         return part
 
     def is_empty(self, taken: Incident) -> bool:
         """Whether every node has answered and none knows the job."""
-        ranks = self.found is None or self.found.processes or self.found.errors
+        if self.stacks is None or self.stacks.processes or self.stacks.errors:
+            return False
         parts = [part for part in taken.parts if part.name in ("logs", "cores")]
-        return not ranks and all(part.status == "empty" and not part.errors for part in parts)
+        return all(part.status == "empty" and not part.errors for part in parts)
 
     @property
     def _job_nodes(self) -> list[str]:
         """The nodes that have ranks or may have some: all nodes before the stacks are known."""
-        stacks = self.found
+        stacks = self.stacks
         if stacks is None or not stacks.processes:
             return list(self.transport.nodes)
         names = {process.node for process in stacks.processes} | stacks.errors.keys()
         return [name for name in self.transport.nodes if name in names]
 
-    # --- Stacks, and the witnesses beside them.
+    # --- Stacks, and all witnesses.
 
-    def stacks(self, directory: Directory) -> Part:
+    def take_stacks(self, directory: Directory) -> Part:
         """Every rank's stack in every form, with all witnesses."""
-        # It imports pyinfra, which takes longer to load than anybody waits for --help.
+        # It imports pyinfra, which is too slow for --help.
         from nodeready.inventory.slurm import job_user
 
         transport, started = self.transport, now()
         owner = "" if self.user else self.owner or job_user(self.job)
         config = program_config(self.timeout_s, job=self.job, user=self.user, owner=owner)
         captured = capture(self.ask, transport.nodes, replace(config, tag=transport.tag))
-        into = directory.part("stacks")
+        path = directory.make_part("stacks")
         stacks = redacted(
             group.group(
-                archive.keep_traces(into, self._redact_traces(captured.traces())),
+                archive.keep_traces(path, self._redact_traces(captured.traces())),
                 captured.errors,
                 started=started,
                 finished=now(),
                 complete=captured.complete,
             )
         )
-        self.found = stacks
+        self.stacks = stacks
         forms = self.render("stacks", stacks).items()
-        archive.write(into, stacks, {f"stacks{extension}": text for extension, text in forms})
+        archive.write(path, stacks, {f"stacks{extension}": text for extension, text in forms})
         ranks = counted(len(stacks.processes), "process", "processes")
         unreached = tuple(captured.unreached)
         if not stacks.processes:
@@ -178,12 +170,12 @@ class EvidenceCollector:
                 else "no node answered"
             )
             return self._done(
-                Part("stacks", "missing", why=reason, errors=stacks.errors, unreached=unreached)
+                Part("stacks", "missing", reason=reason, errors=stacks.errors, unreached=unreached)
             )
         summary = f"{ranks} in {counted(len(stacks.groups), 'group')}"
         empty = [group for group in stacks.groups if group.processes and not group.frames]
-        lack = counted(sum(group.processes for group in empty), "process", "processes")
-        reason = f"no stack of {lack}: {empty[0].why}" if empty else ""
+        count = counted(sum(group.processes for group in empty), "process", "processes")
+        reason = f"no stack of {count}: {empty[0].no_stack_reason}" if empty else ""
         return self._done(
             Part(
                 "stacks",
@@ -192,12 +184,12 @@ class EvidenceCollector:
                 reason,
                 errors=dict(stacks.errors),
                 unreached=unreached,
-                failed=bool(captured.mistaken),
+                failed=bool(captured.failed),
             )
         )
 
     def _redact_traces(self, traces: Iterator[Trace]) -> Iterator[Trace]:
-        """The traces without secrets. The paths of the ranks' logs are noted before."""
+        """The traces without secrets. Fills `logs` before."""
         for trace in traces:
             for process in trace["processes"]:
                 self._note_log(trace["node"], process)
@@ -216,12 +208,12 @@ class EvidenceCollector:
 
     # --- The ends of the logs.
 
-    def tails(self, directory: Directory) -> Part:
+    def take_logs(self, directory: Directory) -> Part:
         """The last lines of the ranks' logs."""
-        if self.found is None:
-            return Part("logs", "missing", why="there are no stacks, which would tell the logs")
+        if self.stacks is None:
+            return Part("logs", "missing", reason="the logs are unknown without the stacks")
         if not self.logs:
-            return Part("logs", "empty", why="no rank is known to write into a file")
+            return Part("logs", "empty", reason="no rank is known to write into a file")
 
         def read_logs(name: str) -> Conversation[list[tuple[str, Fetched]]]:
             tails = []
@@ -234,24 +226,24 @@ class EvidenceCollector:
                 tails.append((path, result))
             return tails
 
-        directory.part("logs")
+        directory.make_part("logs")
         errors: dict[str, str] = {}
         written, lost = 0, set[str]()
         for name, answer in self.converse("logs", read_logs, self.logs).items():
-            rows = answer if isinstance(answer, list) else []
+            tails = dict(answer) if isinstance(answer, list) else {}
             if not isinstance(answer, list):
-                errors[name] = fetched(answer).error
+                errors[name] = answer.error
                 lost.update({name} if answer.kind in UNREACHED else ())
-            number, read = 0, dict(rows)
+            number = 0
             for path, writers in [*self.logs[name].items()][:_MAX_LOGS]:
-                answered = read.get(path, Fetched())
-                tail = answered.tail
+                result = tails.get(path, Fetched())
+                tail = result.tail
                 files = [(file.path, file.pids, file.lines) for file in tail.files] if tail else []
                 if tail is None or tail.unread:
                     reason = tail.unread[0].why if tail else "not read"
-                    errors.setdefault(name, answered.error or f"{path}: {reason}")
+                    errors.setdefault(name, result.error or f"{path}: {reason}")
                 if not files:
-                    # What the stacks saw of it is better than nothing.
+                    # The lines that the stacks have are better than nothing.
                     files = [(path, (writers[0].pid,), writers[0].lines)]
                 for shown, pids, lines in files:
                     number += 1
@@ -272,7 +264,7 @@ class EvidenceCollector:
 
     # --- Cores.
 
-    def cores(self, directory: Directory) -> Part:
+    def take_cores(self, directory: Directory) -> Part:
         """Backtraces of the job's cores."""
         policies = {name: self.policies[name] for name in self._job_nodes}
         cores = collect_cores(self.ask, self.transport.tag, policies, 0, self.job)
@@ -282,7 +274,7 @@ class EvidenceCollector:
             status, summary = ("partial", "") if errors else ("empty", "no core of the job")
             return self._done(Part("cores", status, summary, errors=errors, unreached=lost))
         cores = redacted(cores)
-        directory.part("cores")
+        directory.make_part("cores")
         for crash, name in zip(cores.crashes, cores.file_names, strict=True):
             if crash.text:
                 directory.write(f"cores/{name}", [crash.text])
@@ -295,16 +287,16 @@ class EvidenceCollector:
 
     # --- The audit.
 
-    def audit(self, directory: Directory) -> Part:
-        """What differs from the policy on the job's nodes."""
+    def take_audit(self, directory: Directory) -> Part:
+        """The differences from the policy on the job's nodes."""
         with self.audit_nodes(self._job_nodes) as audit:
-            directory.part("audit")
+            directory.make_part("audit")
             for extension, pieces in self.render("audit", audit).items():
                 directory.write(f"audit/audit{extension}", pieces)
         errors = {node.name: node.error for node in audit.nodes if node.error}
         unreached = tuple(node.name for node in audit.nodes if node.status == "unreachable")
         failing = sum(node.status == "fail" for node in audit.nodes)
         probed = counted(len(audit.nodes) - len(errors), "node")
-        summary = f"{probed} looked at, {failing} with a finding"
+        summary = f"{probed} probed, {failing} with a finding"
         status = "partial" if errors else "kept"
         return self._done(Part("audit", status, summary, errors=errors, unreached=unreached))

@@ -1,8 +1,8 @@
 """An incident: all evidence of a hang in one directory and one archive, without its secrets.
 
-`nodeready.triage.collector` collects the parts from the nodes. This module keeps them, one at a
-time, so that a failing part costs no other; writes an index of what is there, what is missing and
-why; and packs all files. Text from nodes and users goes through `nodeready.text.redacted` first.
+`nodeready.triage.collector` collects the parts from the nodes. This module takes them one at a
+time, so that a part that fails costs no other; writes an index of the present and the missing
+parts; and packs all files. Text from nodes and users goes through `nodeready.text.redacted` first.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from nodeready.triage.stacks.document import Verdict
 
 # --- The document.
 
-#: What became of a part. `kept`: all of it; `partial`: some of it, and why not more; `missing`:
-#: nothing, and why; `empty`: it was looked for, and there is nothing (no core of the job).
+#: Statuses of a part. `kept`: complete; `partial`: incomplete, with the reason; `empty`: the nodes
+#: have nothing (no core of the job); `missing`: it could not be taken, with the reason.
 STATUSES = ("kept", "partial", "empty", "missing")
-#: The parts, in the order in which they are taken: what is soon gone comes first.
+#: The parts, in the order in which they are taken: the most volatile first.
 PARTS = ("stacks", "logs", "cores", "audit")
 
 
@@ -41,20 +41,22 @@ class Part:
     """One kind of evidence.
 
     name:    `stacks`, `logs`, `cores` or `audit`: also the directory of its files
-    status:  what became of it
-    found:   what is in it, one line
-    why:     why it is not all; "": it is
-    errors:  node -> why there is nothing of it, one line
+    status:  see STATUSES
+    content: what it has, one line
+    reason:  why it is incomplete; "": it is complete
+    errors:  node -> why it gave nothing, one line
     files:   in the directory of the incident, sorted
-    seconds: that it took
-    unreached: nodes to which there was no way
-    failed:  a mistake of ours, or of this machine's, has cost it
+    seconds: duration
+    unreached: the nodes that could not be reached
+    failed:  an error of nodeready or of this machine has cost it
     """
+
+    JSON_KEYS: ClassVar = {"content": "found", "reason": "why"}
 
     name: Annotated[str, {"enum": PARTS}]
     status: Annotated[str, {"enum": STATUSES}]
-    found: str = ""
-    why: str = ""
+    content: str = ""
+    reason: str = ""
     errors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     files: tuple[str, ...] = ()
     seconds: Annotated[float, {"minimum": 0}] = 0.0
@@ -69,14 +71,14 @@ class Incident:
 
     started:  UTC
     finished: UTC
-    job:      as it was asked for
+    job:      its name on the command line
     user:     the owner of the job; "": not known
-    reason:   why it was taken: on request, or what was watched
-    complete: False when it was interrupted; the missing parts say so
-    verdict:  of the stacks and all witnesses; None: there is none
+    reason:   why it was taken: on request, or what `watch` saw
+    complete: False when it was interrupted
+    verdict:  of the stacks and all witnesses; None: there are no stacks
     advice:   what to look at next, one line each
     parts:    in the order in which they were taken
-    archive:  the path of the one file that holds all of it; "": it could not be written
+    archive:  path of the archive of all files; "": it could not be written
     """
 
     SCHEMA: ClassVar = "incident"
@@ -98,7 +100,7 @@ class Incident:
 
 
 def incident_code(incident: Incident) -> int:
-    """The exit code of ``incident``: all good is an archive that has every part whole."""
+    """The exit code of ``incident``: 0 for an archive with every part complete."""
     parts = incident.parts
     return exit_code(
         interrupted=not incident.complete,
@@ -110,14 +112,14 @@ def incident_code(incident: Incident) -> int:
 
 # --- The directory.
 
-#: Of every file and directory: what a job works on is for nobody else to read.
+#: Modes of every file and directory: evidence of a job is for its owner alone.
 _MODE, _DIRECTORY_MODE = 0o600, 0o700
 #: The index for a person, and the document.
 README, DOCUMENT = "README.txt", "incident.json"
 
 
 class ForeignDirectory(Exception):
-    """A directory that cannot be an incident's, because something is there; one line."""
+    """The directory cannot become an incident's: something is there; one line."""
 
 
 @dataclass(frozen=True)
@@ -128,35 +130,34 @@ class Directory:
 
     @property
     def archive(self) -> Path:
-        """The one file: DIR.tar.gz beside the directory."""
+        """The archive: DIR.tar.gz beside the directory."""
         return self.path.with_name(f"{self.path.name}.tar.gz")
 
-    def part(self, name: str) -> Path:
-        """The directory of a part, made. Raises OSError."""
+    def make_part(self, name: str) -> Path:
+        """Make the directory of a part. Raises OSError."""
         path = self.path / name
         make_directory(path, _DIRECTORY_MODE)
         return path
 
     def write(self, name: str, pieces: Iterable[str]) -> None:
-        """Write one file of the directory, whole or not at all. Raises OSError."""
+        """Write one file of the directory, completely or not at all. Raises OSError."""
         write_atomically(self.path / name, pieces, _MODE, keep_mode=False)
 
     def remove(self) -> None:
-        """Remove it and the archive. Raises OSError."""
+        """Remove the directory and the archive. Raises OSError."""
         shutil.rmtree(self.path)
         self.archive.unlink(missing_ok=True)
 
     def files(self, name: str = "") -> tuple[str, ...]:
-        """The files of a part, or of all, by their path in the directory, sorted."""
-        found = (path for path in (self.path / name).rglob("*") if path.is_file())
-        return tuple(sorted(path.relative_to(self.path).as_posix() for path in found))
+        """Paths of the files of a part, or of all parts, relative to the directory, sorted."""
+        paths = (path for path in (self.path / name).rglob("*") if path.is_file())
+        return tuple(sorted(path.relative_to(self.path).as_posix() for path in paths))
 
 
 def prepare(path: Path) -> Directory:
-    """Make the directory where it is missing.
+    """Make the directory of an incident. Raises OSError.
 
-    Raises ForeignDirectory for one that holds anything, an older incident too: evidence is not
-    overwritten. Raises OSError.
+    Raises ForeignDirectory if anything is in it: evidence is never overwritten.
     """
     path = Path(os.path.abspath(path))
     if not path.name:
@@ -164,14 +165,14 @@ def prepare(path: Path) -> Directory:
     if os.path.lexists(path) and not path.is_dir():
         raise ForeignDirectory(f"{path}: is no directory")
     own_directory(path, DOCUMENT)
-    there = sorted(one.name for one in path.iterdir())
-    if there:
-        what = "an incident" if DOCUMENT in there else f"other files ({there[0]})"
-        raise ForeignDirectory(f"{path}: holds {what} already: name a new directory")
-    found = Directory(path)
-    if os.path.lexists(found.archive):
-        raise ForeignDirectory(f"{found.archive}: is there already: name a new directory")
-    return found
+    names = sorted(entry.name for entry in path.iterdir())
+    if names:
+        content = "an incident" if DOCUMENT in names else f"other files ({names[0]})"
+        raise ForeignDirectory(f"{path}: holds {content} already: name a new directory")
+    directory = Directory(path)
+    if os.path.lexists(directory.archive):
+        raise ForeignDirectory(f"{directory.archive}: is there already: name a new directory")
+    return directory
 
 
 def directory_name(job: str, moment: str) -> str:
@@ -186,19 +187,21 @@ def directory_name(job: str, moment: str) -> str:
 def log_name(node: str, ranks: Sequence[int], number: int) -> str:
     """A name for a log in the directory: ``gpu001-rank3-1.log``; never a path."""
     plain = re.sub(r"[^A-Za-z0-9_.-]", "_", node)[:100].lstrip(".-") or "node"
-    who = f"rank{ranks[0]}" if len(ranks) == 1 else f"ranks{ranks[0]}-{ranks[-1]}" if ranks else ""
-    return "-".join(filter(None, (plain, who, str(number)))) + ".log"
+    span = (
+        f"rank{ranks[0]}" if len(ranks) == 1 else f"ranks{ranks[0]}-{ranks[-1]}" if ranks else ""
+    )
+    return "-".join(filter(None, (plain, span, str(number)))) + ".log"
 
 
 def pack(directory: Directory, moment: str, names: Iterable[str]) -> None:
-    """Write the archive of these files: the same files make the same bytes, whoever packs them.
+    """Write the archive of these files: equal files make equal bytes. Raises OSError.
 
-    moment: of all files in it, ISO 8601. Raises OSError.
+    moment: modification time of all files in it, ISO 8601
     """
     seconds = int(datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp())
-    made = io.BytesIO()
+    archive = io.BytesIO()
     with (
-        gzip.GzipFile(fileobj=made, mode="wb", mtime=seconds, filename="") as packed,
+        gzip.GzipFile(fileobj=archive, mode="wb", mtime=seconds, filename="") as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
         for name in sorted(names):
@@ -206,48 +209,47 @@ def pack(directory: Directory, moment: str, names: Iterable[str]) -> None:
             entry = tarfile.TarInfo(f"{directory.path.name}/{name}")
             entry.size, entry.mode, entry.mtime = len(content), _MODE, seconds
             tar.addfile(entry, io.BytesIO(content))
-    write_atomically(directory.archive, [made.getvalue()], _MODE, keep_mode=False)
+    write_atomically(directory.archive, [archive.getvalue()], _MODE, keep_mode=False)
 
 
-# --- Taking it: part after part.
+# --- The parts, one after the other.
 
-#: Takes one part: writes its files below the directory, and says what became of it.
-Taking = Callable[[Directory], Part]
+#: Takes one part: writes its files below the directory, and returns its description.
+PartTaker = Callable[[Directory], Part]
 
 
 class Interrupted(Exception):
-    """The user has interrupted us in the middle of a part."""
+    """The user interrupted a part. The argument is the Part so far."""
 
 
 def take(
-    directory: Directory, takings: Mapping[str, Taking], clock: Callable[[], float]
+    directory: Directory, takers: Mapping[str, PartTaker], clock: Callable[[], float]
 ) -> tuple[tuple[Part, ...], bool]:
     """All parts, and whether none was interrupted. A part that fails costs no other.
 
-    takings: by the name of the part, in the order in which they are taken
-    clock:   seconds, for how long each takes
+    takers: by the name of the part, in the order in which they run
+    clock:  seconds, for the duration of each part
     """
     parts: list[Part] = []
-    complete = True
-    for name, taking in takings.items():
-        if not complete:
-            parts.append(Part(name, "missing", why="interrupted"))
+    is_complete = True
+    for name, take_part in takers.items():
+        if not is_complete:
+            parts.append(Part(name, "missing", reason="interrupted"))
             continue
         began = clock()
         try:
-            part = taking(directory)
+            part = take_part(directory)
         except KeyboardInterrupt:
-            complete, part = False, Part(name, "missing", why="interrupted")
-        except Interrupted as said:
-            complete, part = False, said.args[0]
+            is_complete, part = False, Part(name, "missing", reason="interrupted")
+        except Interrupted as interrupt:
+            is_complete, part = False, interrupt.args[0]
         except OSError as problem:
-            where = f": {problem.filename}" if problem.filename else ""
-            why = f"{problem.strerror or problem}{where}"
-            part = Part(name, "missing", why=why, failed=True)
-        except Exception as problem:  # noqa: BLE001 - a mistake of ours costs this part alone
+            words = problem.strerror or str(problem), problem.filename
+            part = Part(name, "missing", reason=": ".join(filter(None, words)), failed=True)
+        except Exception as problem:  # noqa: BLE001 - a bug of nodeready costs this part alone
             from nodeready.transport.base import bug_text
 
-            part = Part(name, "missing", why=bug_text(problem), failed=True)
+            part = Part(name, "missing", reason=bug_text(problem), failed=True)
         files = directory.files(name)
         if files and part.status == "missing":
             part = dataclasses.replace(part, status="partial")
@@ -256,7 +258,7 @@ def take(
                 redacted(part), files=files, seconds=round(max(0.0, clock() - began), 1)
             )
         )
-    return tuple(parts), complete
+    return tuple(parts), is_complete
 
 
 def finish(
@@ -264,19 +266,18 @@ def finish(
     incident: Incident,
     forms: Mapping[str, Callable[[Incident], Iterable[str]]],
 ) -> tuple[Incident, str]:
-    """Write the index and the archive, and return the incident with its archive's path.
+    """Write the index and the archive. Returns the incident, and why there is no archive, or "".
 
-    forms: file name -> what renders the incident into it
-    The second value is why there is no archive, or "".
+    forms: file name -> the renderer of its content
     """
-    whole = dataclasses.replace(
+    incident = dataclasses.replace(
         redacted(incident), finished=now(), archive=os.fspath(directory.archive)
     )
     try:
         for name, render in forms.items():
-            directory.write(name, render(whole))
-        pack(directory, whole.started, directory.files())
+            directory.write(name, render(incident))
+        pack(directory, incident.started, directory.files())
     except OSError as problem:
-        why = f"{problem.filename or directory.archive}: {problem.strerror or problem}"
-        return dataclasses.replace(whole, archive=""), why
-    return whole, ""
+        reason = f"{problem.filename or directory.archive}: {problem.strerror or problem}"
+        return dataclasses.replace(incident, archive=""), reason
+    return incident, ""

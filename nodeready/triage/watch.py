@@ -1,12 +1,12 @@
-"""Does the job still move? Cheap looks at its ranks, and when to take evidence.
+"""Does the job still move? Cheap snapshots of its ranks, and when to take an incident.
 
-`signs` to `judge` are pure: two looks make the signs of an interval, the intervals make the
-judgement. `take` asks the nodes for one look (`nodeready.node.witnesses.motion`).
+`signs` to `judge` are pure: two snapshots make the signs of an interval, the intervals make the
+judgement. `probe` takes one snapshot of the nodes (`nodeready.node.witnesses.motion`).
 
-A healthy job must never fire: an evaluation on one rank, a checkpoint, a compilation move one rank
-at least, so every rank counts, and one that moves is enough. A job that hangs may still burn CPU:
-NCCL, MPI and CUDA poll. Such a rank does nothing else, so where one of these is at work, CPU time
-without a page fault, a switch or a byte is no sign in either direction.
+A healthy job must never cause an incident. During an evaluation on one rank, a checkpoint or a
+compilation at least one rank moves, so the job moves if any rank moves. A job that hangs may still
+burn CPU: NCCL, MPI and CUDA poll. A polling rank does nothing else. So in a rank that uses one of
+them, CPU time without a page fault, a switch or a byte is no sign in either direction.
 """
 
 from __future__ import annotations
@@ -30,33 +30,34 @@ from nodeready.transport.base import (
     rows,
 )
 
-# --- One look, and what happened between two.
+# --- One snapshot, and what happened between two.
 
-#: CPU seconds per second up to which a rank with all below it rests: a watchdog that looks around
-#: ten times a second, as PyTorch's does, takes less than 0.01.
-RESTS = 0.02
-#: The same, from which it works, if nothing in it can poll.
-COMPUTES = 0.05
-#: Voluntary switches of a main thread per second, up to which it may only look around: a wait that
-#: polls every 0.1 s (a file baton) makes 10, the queue of a data loader one in 5 s.
-LOOKS_AROUND = 12.0
-#: CPU seconds of a main thread, per second and for each time that it wakes up, from which it works
-#: and does more than to look around: a poll in Python takes a tenth of that.
-WORKS, EACH_TIME_S = 0.001, 0.0005
-#: Page faults, or switches, per second up to which CPU time may be a wait that polls without end.
-PULSE = 1.0
-#: Bytes per second that ranks read and write: at least as many move, at most as many rest.
-BYTES_MOVE, BYTES_REST = 4096.0, 512.0
-#: The same of a node's ports, which others use, too: of the network, and of RDMA.
-PORTS_MOVE, PORTS_REST = 1e6, 65536.0
-#: How many witnesses have to agree that nothing moves.
-AGREE = 2
-#: Looks without any rank after which the job has ended: a launcher may be starting it again.
-GONE_LOOKS = 2
+#: CPU seconds per second of a rank and its descendants: at most this is idle. PyTorch's watchdog
+#: wakes up ten times a second and takes less than 0.01.
+IDLE_CPU = 0.02
+#: The same: at least this is work, if nothing in the rank can poll.
+BUSY_CPU = 0.05
+#: Voluntary switches of a main thread per second: at most this may be a wait that polls. A file
+#: baton polls every 0.1 s and makes 10, the queue of a data loader makes one in 5 s.
+POLL_SWITCHES = 12.0
+#: CPU seconds of a main thread, per second and per wake-up: more than both is work. A poll in
+#: Python takes a tenth of that.
+BUSY_MAIN_CPU, BUSY_WAKEUP_S = 0.001, 0.0005
+#: Page faults, or switches, per second: at most this may be a wait that polls without a pause.
+SPIN_RATE = 1.0
+#: Bytes per second that a rank reads and writes: from the first on it moves, up to the second it
+#: rests.
+MOVING_BYTES, RESTING_BYTES = 4096.0, 512.0
+#: The same of a node's network or RDMA ports, which other programs use, too.
+MOVING_PORT_BYTES, RESTING_PORT_BYTES = 1e6, 65536.0
+#: Witnesses that must agree that nothing moves.
+MIN_WITNESSES = 2
+#: Snapshots without any rank after which the job has ended: a launcher may be starting it again.
+MIN_EMPTY_SNAPSHOTS = 2
 
 
 class RankKey(NamedTuple):
-    """A rank's process: its number may be another's later."""
+    """A rank's process. The start time tells it from a later process with the same pid."""
 
     node: str
     pid: int
@@ -64,18 +65,18 @@ class RankKey(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Look:
-    """One look at all nodes.
+class JobSnapshot:
+    """The counters of a job's ranks on all nodes.
 
-    at:     of this machine's monotonic clock, in seconds
+    taken_s: by this machine's monotonic clock
     ranks:  by their process
     ports:  node -> the counters of its ports
     errors: node -> why it gave no answer, one line
-    unreached: of these, those to which there was no way
-    interrupted: it is not whole
+    unreached: the nodes among these that could not be reached
+    interrupted: some nodes were not asked
     """
 
-    at: float
+    taken_s: float
     ranks: Mapping[RankKey, Motion] = field(default_factory=dict)
     ports: Mapping[str, PortBytes] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
@@ -84,31 +85,31 @@ class Look:
 
     @property
     def users(self) -> list[int | None]:
-        """Whose the ranks are; several: all of these claim the job, which is one user's.
+        """The users of the ranks. A job has one user: of several, all but one are impostors.
 
-        Where Slurm has put ranks into the job's cgroup, it is their user's.
+        Where Slurm has put ranks into the job's cgroup, only their users count.
         """
         ranks = list(self.ranks.values())
         in_job = [rank for rank in ranks if rank.in_cgroup] or ranks
         return list(dict.fromkeys(rank.uid for rank in in_job))
 
-    def of(self, user: int | None) -> Look:
-        """The same with the ranks of this user's job alone."""
-        in_cgroup_ranks = {
+    def of_user(self, user: int | None) -> JobSnapshot:
+        """The snapshot with only this user's ranks and those in the job's cgroup."""
+        ranks = {
             key: rank for key, rank in self.ranks.items() if rank.in_cgroup or rank.uid == user
         }
-        return replace(self, ranks=in_cgroup_ranks)
+        return replace(self, ranks=ranks)
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Those that have ranks."""
+        """The nodes that have ranks."""
         return tuple(dict.fromkeys(key.node for key in self.ranks))
 
 
 class Sign(NamedTuple):
-    """What one witness says of the time between two looks.
+    """What one witness reports about the time between two snapshots.
 
-    moves: the job moves; it does not; None: this witness cannot tell
+    moves: whether the job moves; None: this witness cannot tell
     text:  what it saw, in a few words
     """
 
@@ -119,10 +120,11 @@ class Sign(NamedTuple):
 
 @dataclass(frozen=True)
 class Interval:
-    """The time between two looks.
+    """The time between two snapshots.
 
     seconds: its length
-    ranks:   how many there were at its end
+    ranks:   the number of ranks at its end
+    gone:    no rank is left
     """
 
     seconds: float
@@ -132,18 +134,21 @@ class Interval:
 
     @property
     def kind(self) -> Literal["moves", "still", "unclear", "gone"]:
-        """What its witnesses say together."""
+        """The conclusion from all witnesses."""
         if self.gone:
             return "gone"
         if any(sign.moves for sign in self.signs):
             return "moves"
         still = sum(sign.moves is False for sign in self.signs)
-        return "still" if still >= AGREE else "unclear"
+        return "still" if still >= MIN_WITNESSES else "unclear"
 
 
 @dataclass(frozen=True)
 class _RankStep:
-    """What one rank did between two looks; all by the second."""
+    """What one rank did between two snapshots; rates are per second.
+
+    log: whether its log grew; None: it has none
+    """
 
     rank: str
     cpu: float
@@ -156,32 +161,32 @@ class _RankStep:
     may_poll: bool
 
     @property
-    def polls(self) -> bool:
-        """Whether all of its CPU time may be a wait that polls."""
-        return self.may_poll and not self.pulse
-
-    @property
-    def computes(self) -> bool:
-        """Whether its CPU time is work."""
-        if self.cpu < RESTS:
-            return False
-        return self.pulse or (self.cpu >= COMPUTES and not self.may_poll)
-
-    @property
-    def pulse(self) -> bool:
+    def is_active(self) -> bool:
         """Whether it does anything but take CPU time."""
-        return self.faults > PULSE or self.switches > PULSE or (self.bytes or 0) > BYTES_MOVE
+        return (
+            self.faults > SPIN_RATE
+            or self.switches > SPIN_RATE
+            or (self.bytes or 0) > MOVING_BYTES
+        )
 
     @property
-    def works(self) -> bool:
-        """Whether its main thread does more than to wait, to look around, or to poll."""
-        if self.main_cpu <= WORKS or (self.main_cpu >= RESTS and self.polls):
+    def is_computing(self) -> bool:
+        """Whether its CPU time is work."""
+        if self.cpu < IDLE_CPU:
             return False
-        return self.main_cpu > EACH_TIME_S * self.switches
+        return self.is_active or (self.cpu >= BUSY_CPU and not self.may_poll)
+
+    @property
+    def is_main_working(self) -> bool:
+        """Whether its main thread does more than wait or poll."""
+        may_spin = self.may_poll and not self.is_active
+        if self.main_cpu <= BUSY_MAIN_CPU or (self.main_cpu >= IDLE_CPU and may_spin):
+            return False
+        return self.main_cpu > BUSY_WAKEUP_S * self.switches
 
 
 def _step(before: Motion, after: Motion, seconds: float) -> _RankStep | None:
-    """None: processes below it came or went, and its counters with them."""
+    """What the rank did; None: its descendants changed, so its counters cannot be compared."""
     cpu, faults = after.cpu_s - before.cpu_s, after.faults - before.faults
     moved: float | None = None
     if before.moved_bytes is not None and after.moved_bytes is not None:
@@ -190,8 +195,8 @@ def _step(before: Motion, after: Motion, seconds: float) -> _RankStep | None:
         return None
     log: bool | None = None
     if after.log_bytes is not None and before.log_bytes is not None:
-        younger = after.log_age_s is not None and after.log_age_s < int(seconds)
-        log = after.log_bytes != before.log_bytes or younger
+        is_fresh = after.log_age_s is not None and after.log_age_s < int(seconds)
+        log = after.log_bytes != before.log_bytes or is_fresh
     return _RankStep(
         f"rank {after.rank}" if after.rank is not None else f"pid {after.pid}",
         cpu / seconds,
@@ -205,16 +210,16 @@ def _step(before: Motion, after: Motion, seconds: float) -> _RankStep | None:
     )
 
 
-def interval(before: Look, after: Look) -> Interval:
-    """What happened between two looks."""
-    seconds = max(0.001, after.at - before.at)
+def interval(before: JobSnapshot, after: JobSnapshot) -> Interval:
+    """What happened between two snapshots."""
+    seconds = max(0.001, after.taken_s - before.taken_s)
     if not after.ranks and not (set(before.nodes) & after.errors.keys()):
         return Interval(seconds, 0, (), gone=True)
     return Interval(seconds, len(after.ranks), signs(before, after, seconds))
 
 
-def signs(before: Look, after: Look, seconds: float) -> tuple[Sign, ...]:
-    """What each witness says of the time between two looks."""
+def signs(before: JobSnapshot, after: JobSnapshot, seconds: float) -> tuple[Sign, ...]:
+    """What each witness reports about the time between two snapshots."""
     fresh = [key for key in after.ranks if key not in before.ranks and key.node in before.nodes]
     steps: list[_RankStep] = []
     changed = len(fresh)
@@ -238,51 +243,46 @@ def signs(before: Look, after: Look, seconds: float) -> tuple[Sign, ...]:
     return tuple(signs)
 
 
-def _most_common(steps: Iterable[_RankStep], value: str) -> _RankStep:
+def _busiest(steps: Iterable[_RankStep], value: str) -> _RankStep:
     return max(steps, key=lambda step: getattr(step, value) or 0)
 
 
 def _cpu(steps: Sequence[_RankStep]) -> Sign:
-    computing = [step for step in steps if step.computes]
-    busiest = _most_common(computing or steps, "cpu")
-    words = f"{busiest.rank} takes {100 * busiest.cpu:.0f} % of a core"
+    computing = [step for step in steps if step.is_computing]
+    busiest = _busiest(computing or steps, "cpu")
+    text = f"{busiest.rank} takes {100 * busiest.cpu:.0f} % of a core"
     if computing:
-        return Sign("cpu", True, words)
-    if busiest.cpu < RESTS:
+        return Sign("cpu", True, text)
+    if busiest.cpu < IDLE_CPU:
         return Sign("cpu", False, "no CPU time")
-    return Sign("cpu", None, f"{words} and does nothing else: it may poll")
+    return Sign("cpu", None, f"{text} and does nothing else: it may poll")
 
 
 def _switches(steps: Sequence[_RankStep]) -> Sign:
-    working = [step for step in steps if step.works]
+    working = [step for step in steps if step.is_main_working]
     if working:
-        busiest = _most_common(working, "main_cpu")
-        return Sign(
-            "switches", True, f"the main thread of {busiest.rank} works and waits by turns"
-        )
-    busy = [step for step in steps if step.switches > LOOKS_AROUND]
-    if not busy:
+        busiest = _busiest(working, "main_cpu")
+        return Sign("switches", True, f"the main thread of {busiest.rank} works between its waits")
+    waking = [step for step in steps if step.switches > POLL_SWITCHES]
+    if not waking:
         return Sign("switches", False, "the main threads only wait")
-    busiest = _most_common(busy, "switches")
-    return Sign(
-        "switches",
-        None,
-        f"the main thread of {busiest.rank} looks around {busiest.switches:.0f} times a second",
-    )
+    busiest = _busiest(waking, "switches")
+    rate = f"{busiest.switches:.0f} times a second"
+    return Sign("switches", None, f"the main thread of {busiest.rank} wakes up {rate}")
 
 
 def _bytes(steps: Sequence[_RankStep]) -> Sign:
     measured = [step for step in steps if step.bytes is not None]
     if not measured:
-        return Sign("bytes", None, "nobody may see what the ranks read and write")
-    busiest = _most_common(measured, "bytes")
+        return Sign("bytes", None, "no permission to see what the ranks read and write")
+    busiest = _busiest(measured, "bytes")
     rate = busiest.bytes or 0
-    words = f"{busiest.rank} reads and writes {rate / 1024:.0f} KiB a second"
-    if rate >= BYTES_MOVE:
-        return Sign("bytes", True, words)
-    if rate <= BYTES_REST and len(measured) == len(steps):
+    text = f"{busiest.rank} reads and writes {rate / 1024:.0f} KiB a second"
+    if rate >= MOVING_BYTES:
+        return Sign("bytes", True, text)
+    if rate <= RESTING_BYTES and len(measured) == len(steps):
         return Sign("bytes", False, "the ranks read and write nothing")
-    return Sign("bytes", None, words)
+    return Sign("bytes", None, text)
 
 
 def _log(steps: Sequence[_RankStep]) -> Sign:
@@ -293,30 +293,29 @@ def _log(steps: Sequence[_RankStep]) -> Sign:
     if grows is None:
         return Sign("log", False, "no log grows")
     if any(step.watchdog for step in steps):
-        # What grows may be the watchdog's own words.
+        # The new lines may be the watchdog's.
         return Sign("log", None, "a log grows, with a timeout in it")
     return Sign("log", True, f"the log of {grows.rank} grows")
 
 
-def _ports(before: Look, after: Look, seconds: float) -> Sign:
+def _ports(before: JobSnapshot, after: JobSnapshot, seconds: float) -> Sign:
     nodes = after.nodes
     if len(nodes) < 2:
         return Sign("ports", None, "the job is on one node")
     rates = []
     for name in nodes:
-        old, new = before.ports.get(name), after.ports.get(name)
-        if old is None or new is None:
-            return Sign("ports", None, f"{name} does not tell its ports")
+        none = PortBytes(None, None)
+        old, new = before.ports.get(name, none), after.ports.get(name, none)
         counters = ((old.network, new.network), (old.rdma, new.rdma))
-        known = [max(0, b - a) / seconds for a, b in counters if a is not None and b is not None]
-        if not known:
-            return Sign("ports", None, f"{name} does not tell its ports")
-        rates.append((max(known), name))
+        moved = [max(0, b - a) for a, b in counters if a is not None and b is not None]
+        if not moved:
+            return Sign("ports", None, f"{name} reports no counters of its ports")
+        rates.append((max(moved) / seconds, name))
     rate, name = max(rates)
-    words = f"{rate / 1e6:.1f} MB a second through the ports of {name}"
-    if rate >= PORTS_MOVE:
-        return Sign("ports", True, words)
-    return Sign("ports", False if rate <= PORTS_REST else None, words)
+    text = f"{rate / 1e6:.1f} MB a second through the ports of {name}"
+    if rate >= MOVING_PORT_BYTES:
+        return Sign("ports", True, text)
+    return Sign("ports", False if rate <= RESTING_PORT_BYTES else None, text)
 
 
 # --- The judgement.
@@ -324,10 +323,10 @@ def _ports(before: Look, after: Look, seconds: float) -> Sign:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What all intervals say together.
+    """The conclusion from all intervals.
 
     kind:    "new": there is no interval yet; "moves", "still", "unclear"; "gone": the job is over
-    still_s: for how many seconds nothing has moved
+    still_s: seconds for which nothing has moved
     fire:    take an incident now
     armed:   the next hang is a new one
     """
@@ -341,19 +340,16 @@ class Judgement:
 def judge(intervals: Sequence[Interval], confirm_s: float, armed: bool = True) -> Judgement:
     """What to do after these intervals, the oldest first.
 
-    confirm_s: seconds for which nothing must have moved
-    armed:     False: an incident of this hang was taken already; a job that moves arms again
+    confirm_s: minimum seconds of a hang
+    armed:     False: an incident of this hang was taken already; movement arms the watch again
     """
     if not intervals:
         return Judgement("new", armed=armed)
     last = intervals[-1].kind
     if last == "gone":
-        looks = 0
-        for interval in reversed(intervals):
-            if interval.kind != "gone":
-                break
-            looks += 1
-        return Judgement("gone" if looks >= GONE_LOOKS else "unclear", armed=armed)
+        is_gone = [interval.gone for interval in intervals[-MIN_EMPTY_SNAPSHOTS:]]
+        has_ended = all(is_gone) and len(is_gone) == MIN_EMPTY_SNAPSHOTS
+        return Judgement("gone" if has_ended else "unclear", armed=armed)
     if last == "moves":
         return Judgement("moves")
     still_s = 0.0
@@ -361,74 +357,74 @@ def judge(intervals: Sequence[Interval], confirm_s: float, armed: bool = True) -
         if interval.kind != "still":
             break
         still_s += interval.seconds
-    # A tick of the clock less, because looks are never exactly so far apart.
+    # Half a second of tolerance: three snapshots of a minute rarely make exactly 180 s.
     fire = armed and last == "still" and still_s >= confirm_s - 0.5
     return Judgement(last, still_s, fire, armed and not fire)
 
 
 class Watch:
-    """The looks so far, as far as they count; see `add`."""
+    """The last snapshot, the intervals that still count, and the judgement; see `add`."""
 
     def __init__(self, confirm_s: float) -> None:
         self.confirm_s = confirm_s
-        self.look: Look | None = None
+        self.snapshot: JobSnapshot | None = None
         self.intervals: list[Interval] = []
         self.judgement = Judgement("new")
 
-    def add(self, look: Look) -> Judgement:
-        """The judgement with one more look."""
-        if self.look is not None:
-            self.intervals.append(interval(self.look, look))
-        if self.look is None or look.ranks or self.intervals[-1].gone:
-            self.look = look
+    def add(self, snapshot: JobSnapshot) -> Judgement:
+        """The judgement with one more snapshot."""
+        if self.snapshot is not None:
+            self.intervals.append(interval(self.snapshot, snapshot))
+        if self.snapshot is None or snapshot.ranks or self.intervals[-1].gone:
+            self.snapshot = snapshot
         count, seconds = 0, 0.0
-        for one in reversed(self.intervals):
-            count, seconds = count + 1, seconds + one.seconds
-            if seconds > self.confirm_s + one.seconds and count >= GONE_LOOKS:
+        for earlier in reversed(self.intervals):
+            count, seconds = count + 1, seconds + earlier.seconds
+            if seconds > self.confirm_s + earlier.seconds and count >= MIN_EMPTY_SNAPSHOTS:
                 break
         del self.intervals[:-count]
         self.judgement = judge(self.intervals, self.confirm_s, self.judgement.armed)
         return self.judgement
 
     @property
-    def words(self) -> str:
-        """What is seen, in one line; it changes when things change."""
-        look, judgement = self.look, self.judgement
-        if look is None or judgement.kind == "gone":
+    def text(self) -> str:
+        """The judgement and its reasons, in one line."""
+        snapshot, judgement = self.snapshot, self.judgement
+        if snapshot is None or judgement.kind == "gone":
             return "the job has ended"
-        ranks = (
-            f"{counted(len(look.ranks), 'rank')} on {folded(look.nodes)}"
-            if look.ranks
-            else ("no rank")
-        )
-        lost = f"; no answer of {folded(look.errors)}" if look.errors else ""
+        count = len(snapshot.ranks)
+        ranks = f"{counted(count, 'rank')} on {folded(snapshot.nodes)}" if count else "no rank"
+        lost = f"; no answer of {folded(snapshot.errors)}" if snapshot.errors else ""
         if judgement.kind == "new":
             return f"{ranks}{lost}"
         signs = self.intervals[-1].signs
         if judgement.kind == "moves":
-            return f"moves: {ranks}: {_because(signs, True)}{lost}"
+            return f"moves: {ranks}: {_reasons(signs, True)}{lost}"
         if judgement.kind == "still":
-            return f"does not move: {ranks}: {_because(signs, False)}{lost}"
-        return f"cannot be told to move: {ranks}{lost}"
+            return f"does not move: {ranks}: {_reasons(signs, False)}{lost}"
+        return f"unclear whether it moves: {ranks}{lost}"
 
 
-def _because(signs: Iterable[Sign], moves: bool) -> str:
+def _reasons(signs: Iterable[Sign], moves: bool) -> str:
     return "; ".join(sanitise(sign.text, 100) for sign in signs if sign.moves is moves)
 
 
 # --- Asking.
 
-#: Seconds for one node's look.
+#: Seconds for the snapshot of one node.
 LIMIT_S = 20
 
 
-def take(ask: Asks, nodes: Iterable[str], config: motion.MotionConfig, at: float) -> Look:
-    """One look at these nodes.
+def probe(
+    ask: Asks, nodes: Iterable[str], config: motion.MotionConfig, taken_s: float
+) -> JobSnapshot:
+    """A snapshot of these nodes.
 
-    config: its nonce is set here; at: of this machine's monotonic clock
+    config:  its nonce is set here
+    taken_s: by this machine's monotonic clock
     """
     names = list(nodes)
-    with_nonce = motion.MotionConfig(**{**vars(config), "nonce": new_nonce()})
+    with_nonce = replace(config, nonce=new_nonce())
     answers = ask("watch", {name: request(name, motion.__name__, with_nonce) for name in names})
     ranks: dict[RankKey, Motion] = {}
     ports: dict[str, PortBytes] = {}
@@ -461,4 +457,4 @@ def take(ask: Asks, nodes: Iterable[str], config: motion.MotionConfig, at: float
                 ranks[RankKey(name, row.pid, row.start)] = row
             elif isinstance(row, PortBytes):
                 ports[name] = row
-    return Look(at, ranks, ports, errors, frozenset(unreached), interrupted)
+    return JobSnapshot(taken_s, ranks, ports, errors, frozenset(unreached), interrupted)

@@ -49,7 +49,7 @@ def test_fake_ranks_are_not_shown_as_the_job_and_take_no_part_in_it(mallory, bob
     assert group["frames"][-1]["function"] == "waits_here", done
     (other,) = found["others"]
     assert (other["user"], other["stranger"]) == ("mallory", True)
-    assert "whose job 4711 is, nothing tells: bob, mallory claim it" in " ".join(found["advice"])
+    assert "the owner of job 4711 is unknown: bob, mallory claim it" in " ".join(found["advice"])
     assert "--user NAME" in " ".join(found["advice"])
 
 
@@ -85,7 +85,7 @@ def test_who_claims_a_job_hides_neither_its_hang_nor_its_ranks(mallory, bob, too
     # Nothing tells whose it is.
     done = tool("watch", where, *words)
     assert done.status == 2, done
-    assert "nothing tells: uid 4001 and uid 4002 claim it: --user NAME" in done.err
+    assert "is unknown: uid 4001 and uid 4002 claim it: --user NAME" in done.err
     squeue = tool.home / "squeue"
     squeue.write_text(f"#!/bin/sh\necho {bob.uid}\n")
     squeue.chmod(0o755)

@@ -77,12 +77,21 @@ def one() -> Stacks:
 
 def missing() -> Stacks:
     """Two ranks have no process, a node gives no answer, one process is in state D."""
-    gone = Group("missing", None, (12, 13), ("gpu002",), why="no process has these ranks")
+    gone = Group(
+        "missing", None, (12, 13), ("gpu002",), no_stack_reason="no process has these ranks"
+    )
     away = Group("no-data", None, tuple(range(40, 48)), ("gpu006",),
-                 why="10.1.0.6: no answer in 15 s")  # fmt: skip
+                 no_stack_reason="10.1.0.6: no answer in 15 s")  # fmt: skip
     stuck = Group("uninterruptible", None, (3,), ("gpu001",), SAVE, "waits for a mount",
                   "in the kernel: nfs_wait_on_request", len(SAVE), 1)  # fmt: skip
-    dead = Group("dead", None, (20,), ("gpu003",), why="ended while it was looked at", processes=1)
+    dead = Group(
+        "dead",
+        None,
+        (20,),
+        ("gpu003",),
+        no_stack_reason="ended while it was looked at",
+        processes=1,
+    )
     rest = without(64, 3, 12, 13, 20, *range(40, 48))
     return job(
         (gone, ""), (away, ""), (dead, ""), (stuck, "D"), (stack(REDUCE, rest, hint=WAITS), "S"),
@@ -119,7 +128,7 @@ def hung() -> Stacks:
     wait = Frame("_next_data", "torch/utils/data/dataloader.py", 1501)
     worker = (Frame("_worker_loop", "torch/utils/data/_utils/worker.py", 348),
               Frame("__getitem__", "dataset.py", 40), Frame("read", "shards.py", 17))  # fmt: skip
-    below = (
+    children = (
         document.ChildProcess("loader worker", "python train.py", 3, (7,), "D",
               "rpc_wait_bit_killable", "read of /data/shard-5 (nfs4)", worker, hint=READS),
         document.ChildProcess("process", "sleep 60", 1, (7,), "S", "hrtimer_nanosleep", "", (),
@@ -128,12 +137,12 @@ def hung() -> Stacks:
     late = replace(
         stack((*LOOP, wait), [7], 3, "waits for its data loader's workers"),
         role="suspect", reason="does not wait for other ranks, and 15 ranks wait",
-        user_frame=LOOP[-1], states=("S futex_wait_queue",), below=below, about="data",
+        user_frame=LOOP[-1], states=("S futex_wait_queue",), children=children, activity="data",
         waits_on=("poll of a pipe that pids 71, 72 write",),
         locals=("train_epoch: step = 4711", "train_epoch: lr = 0.1"),
     )  # fmt: skip
     rest = replace(
-        stack(REDUCE, without(16, 7), hint=WAITS), role="victim", about="collective",
+        stack(REDUCE, without(16, 7), hint=WAITS), role="victim", activity="collective",
         reason="waits for other ranks", user_frame=REDUCE[3], states=("S futex_wait_queue (15)",),
     )  # fmt: skip
     verdict = document.Verdict(
@@ -181,7 +190,16 @@ def stages(size: int = 131_072) -> Stacks:
 def nobody() -> Stacks:
     """No rank on any node."""
     return job(
-        (Group("no-data", None, (), ("gpu002",), why="connection refused: is sshd running?"), ""),
+        (
+            Group(
+                "no-data",
+                None,
+                (),
+                ("gpu002",),
+                no_stack_reason="connection refused: is sshd running?",
+            ),
+            "",
+        ),
         size=None,
         job="",
         errors={"gpu002": "connection refused: is sshd running?"},
@@ -194,7 +212,7 @@ def hostile() -> Stacks:
     bad = HOSTILE + "</script></style><img src=x onerror=alert(1)>"
     frames = (LOOP[0], Frame(bad, bad, 3), Frame("x" * 5000, "y" * 5000, 2))
     group = Group("stack", "blocked", (0,), (bad,), frames, bad, bad, 1, 1, frames)
-    away = Group("no-data", None, (), (bad, "gpu002"), why=bad)
+    away = Group("no-data", None, (), (bad, "gpu002"), no_stack_reason=bad)
     process = Rank(bad, 7, 0, 0, bad, bad, 0.5, 1, bad)
     normal = stack(REDUCE, [1, 2])
     return Stacks(STARTED, FINISHED, bad, 3, (away, group, normal), (process,), {bad: bad}, (bad,))

@@ -19,7 +19,7 @@ def late(size: int = 64) -> Stacks:
         user_frame=READ[2],
         states=("S in pipe_read: 1",),
         waits_on=("pipe:[88120] of its loader worker",),
-        below=(
+        children=(
             document.ChildProcess("loader worker", "python train.py", 2, (13,), "D",
                   "fuse_request_wait", "/data/shard-088.tar", READ[3:],
                   hint="state D: `/data` does not answer"),
@@ -81,14 +81,14 @@ def uneven(size: int = 2000) -> Stacks:
         role = "suspect" if number < 2 else "victim"
         groups.append(replace(stack(frames, mine, 6, WAITS), role=role, reason="waits"))
     made = job(*((group, "S") for group in groups), size=size)
-    says = tuple(Statement(f"step {4000 + rank % 7}", (rank,)) for rank in range(size))
+    statements = tuple(Statement(f"step {4000 + rank % 7}", (rank,)) for rank in range(size))
     return replace(
         made,
         processes=tuple(
             row._replace(pid=10_000 + (row.rank or 0), state="SR"[(row.rank or 0) // 40 % 2])
             for row in made.processes
         ),
-        witnesses=(Witness("logs", (), says),),
+        witnesses=(Witness("logs", (), statements),),
         verdict=Verdict("unclear", "no witness tells the ranks apart"),
     )
 
@@ -100,7 +100,7 @@ def hostile() -> Stacks:
     group = document.Group(
         "stack", "blocked", (0,), (bad,), frames, bad, bad, 1, 1, role="suspect", reason=bad,
         user_frame=frames[0], states=(bad,), waits_on=(bad,), locals=(bad,),
-        below=(document.ChildProcess(bad, bad, 2, (0,), bad, bad, bad, frames, bad, bad),),
+        children=(document.ChildProcess(bad, bad, 2, (0,), bad, bad, bad, frames, bad, bad),),
     )  # fmt: skip
     said = (Statement(f"`{bad}` ``{bad}", (0,), (bad,), 1), Statement(bad, (), (bad,), 0, True))
     return replace(

@@ -61,7 +61,7 @@ class Page:
         entry.send_keys(Keys.CONTROL, "a")
         entry.send_keys(text or Keys.DELETE)
         self.until("document.getElementById('said').textContent !== '?'")
-        return self.one("#said").text
+        return self.one("#count").text
 
     @property
     def groups(self) -> list[str]:

@@ -1,38 +1,39 @@
 "use strict";
 const byId = (id) => document.getElementById(id);
 const all = (selector, root = document) => [...root.querySelectorAll(selector)];
-const [find, said] = [byId("find"), byId("said")];
+const [find, count] = [byId("find"), byId("count")];
 const groups = all(".group");
 const branches = all("#tree li[data-groups]");
 const folds = all("details");
 const body = document.querySelector("#matrix tbody");
 const rows = body ? [...body.rows] : [];
 
-// --- Rows of the matrix: those that were found, in their order; the next ones when one scrolls there.
+// --- Rows of the matrix: the matching rows, in their order; more of them on scrolling.
 const STEP = 200;
-let [order, chosen, most] = [rows, null, STEP];
+let [order, chosen, limit] = [rows, null, STEP];
 const more = document.createElement("button");
 more.type = "button";
 more.id = "more";
 const page = () => {
-  let found = 0;
+  let matches = 0;
   for (const row of order) {
-    const on = !chosen || chosen.has(row);
-    found += on ? 1 : 0;
-    row.hidden = !on || found > most;
+    const isMatch = !chosen || chosen.has(row);
+    matches += isMatch ? 1 : 0;
+    row.hidden = !isMatch || matches > limit;
   }
-  more.hidden = found <= most;
-  more.textContent = "show " + Math.min(STEP, found - most) + " of " + (found - most) + " more rows";
+  const left = matches - limit;
+  more.hidden = left <= 0;
+  more.textContent = "show " + Math.min(STEP, left) + " of " + left + " more rows";
 };
-const further = () => {
-  most += STEP;
+const showMore = () => {
+  limit += STEP;
   page();
 };
 if (body) {
   byId("matrix").append(more);
-  more.addEventListener("click", further);
-  new IntersectionObserver((seen) => {
-    if (seen.some((one) => one.isIntersecting)) further();
+  more.addEventListener("click", showMore);
+  new IntersectionObserver((entries) => {
+    if (entries.some((entry) => entry.isIntersecting)) showMore();
   }).observe(more);
 }
 
@@ -42,11 +43,11 @@ const parts = (ranks) => ranks.split(",").filter((part) => part).map((part) => {
   const [first, last] = ends.split("-").map(Number);
   return [first, last === undefined ? first : last, Number(step) || 1];
 });
-const meet = (ours, asked) => ours.some(([first, last, step]) => asked.some(([from, to, by]) => {
+const overlap = (left, right) => left.some(([first, last, step]) => right.some(([from, to, by]) => {
   const [low, high] = [Math.max(first, from), Math.min(last, to)];
   if (low > high) return false;
   if (step === 1 && by === 1) return true;
-  // The fewer numbers are tried one by one.
+  // Try each number of the shorter sequence.
   const [start, each, other] = (last - first) / step < (to - from) / by
     ? [first, step, [from, by]] : [from, by, [first, step]];
   for (let at = start + Math.ceil(Math.max(0, low - start) / each) * each; at <= high; at += each) {
@@ -55,25 +56,25 @@ const meet = (ours, asked) => ours.some(([first, last, step]) => asked.some(([fr
   return false;
 }));
 
-// --- What is searched: made when it is first needed.
-// Every letter in its place: some are longer in lower case.
-const lower = (given) => {
-  const low = given.toLowerCase();
-  return low.length === given.length ? low : [...given].map((letter) => {
-    const one = letter.toLowerCase();
-    return one.length === letter.length ? one : letter;
+// --- The index of the search: made when it is first needed.
+// Every letter keeps its position: some are longer in lower case.
+const lower = (original) => {
+  const low = original.toLowerCase();
+  return low.length === original.length ? low : [...original].map((letter) => {
+    const small = letter.toLowerCase();
+    return small.length === letter.length ? small : letter;
   }).join("");
 };
 const text = (element) => {
   const walk = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
-  const found = [];
-  while (walk.nextNode()) found.push(walk.currentNode.nodeValue);
-  return lower(found.join("\n"));
+  const texts = [];
+  while (walk.nextNode()) texts.push(walk.currentNode.nodeValue);
+  return lower(texts.join("\n"));
 };
 const item = (element) => ({
   element,
   text: text(element) + "\n" + lower(element.dataset.nodes),
-  // What is true of all its ranks: not who they are.
+  // The text that is true of all its ranks.
   shared: all("summary > .what, :scope > div > :not(.members)", element).map(text).join("\n"),
   ranks: parts(element.dataset.ranks),
   pids: new Set(element.dataset.pids.split(" ")),
@@ -84,46 +85,46 @@ const indexed = () => {
   if (!index) {
     index = { groups: groups.map(item), rows: rows.map(item) };
     index.pids = new Set(index.rows.flatMap((row) => [...row.pids]));
-    index.top = index.rows.concat(index.groups).flatMap((one) => one.ranks)
-      .reduce((most, part) => Math.max(most, part[1]), -1);
+    index.top = index.rows.concat(index.groups).flatMap((entry) => entry.ranks)
+      .reduce((highest, part) => Math.max(highest, part[1]), -1);
   }
   return index;
 };
 
-// --- A search is words; each has to fit. "rank 3-5", "pid 4711" and "state D" are one word.
+// --- A search is words, and all must match. "rank 3-5", "pid 4711" and "state D" are one word.
 const number = /^[0-9]+(-[0-9]+)?(\/[0-9]+)?(,[0-9]+(-[0-9]+)?(\/[0-9]+)?)*$/;
 const read = (typed) => {
   const words = lower(typed).match(/"[^"]*"?|[^\s"]+/g) || [];
-  const asked = [];
+  const terms = [];
   for (let at = 0; at < words.length; at += 1) {
     const [word, next] = [words[at], words[at + 1] || ""];
     const plain = word.replaceAll('"', "");
     if (/^ranks?$/.test(word) && number.test(next)) {
-      asked.push({ ranks: parts(next) });
+      terms.push({ ranks: parts(next) });
       at += 1;
     } else if (word === "pid" && /^[0-9]+$/.test(next)) {
-      asked.push({ pid: next });
+      terms.push({ pid: next });
       at += 1;
     } else if (word === "state" && /^[a-z]$/.test(next)) {
-      asked.push({ state: next });
+      terms.push({ state: next });
       at += 1;
     } else if (number.test(word)) {
       const ranks = parts(word);
-      const some = ranks.some(([first]) => first <= indexed().top);
-      if (some) asked.push({ ranks });
-      else if (indexed().pids.has(word)) asked.push({ pid: word });
-      else asked.push({ text: word });
+      const isRank = ranks.some(([first]) => first <= indexed().top);
+      if (isRank) terms.push({ ranks });
+      else if (indexed().pids.has(word)) terms.push({ pid: word });
+      else terms.push({ text: word });
     } else if (plain) {
-      asked.push({ text: plain });
+      terms.push({ text: plain });
     }
   }
-  return asked;
+  return terms;
 };
-const fits = (one, asked) => {
-  if (asked.ranks) return meet(one.ranks, asked.ranks);
-  if (asked.pid) return one.pids.has(asked.pid);
-  if (asked.state) return one.states.includes(asked.state);
-  return one.text.includes(asked.text);
+const matches = (entry, term) => {
+  if (term.ranks) return overlap(entry.ranks, term.ranks);
+  if (term.pid) return entry.pids.has(term.pid);
+  if (term.state) return entry.states.includes(term.state);
+  return entry.text.includes(term.text);
 };
 
 // --- Marks: ranges that the browser paints; the page itself stays as it is.
@@ -151,52 +152,52 @@ const mark = (roots, words) => {
   }
 };
 
-// --- What is found inside of a fold unfolds it, and folds again when the search ends.
+// --- A match inside of a fold unfolds it; the end of the search folds it again.
 const unfolded = new Set();
 const reveal = (element, words) => {
-  for (const one of [element, ...all("details", element)]) {
-    const inside = one.open ? "" : text(one).slice(text(one.firstElementChild).length);
-    if (!one.open && words.some((word) => inside.includes(word))) {
-      one.open = true;
-      unfolded.add(one);
+  for (const details of [element, ...all("details", element)]) {
+    const inside = details.open ? "" : text(details).slice(text(details.firstElementChild).length);
+    if (!details.open && words.some((word) => inside.includes(word))) {
+      details.open = true;
+      unfolded.add(details);
     }
   }
 };
 const filter = () => {
-  for (const one of unfolded) one.open = false;
+  for (const details of unfolded) details.open = false;
   unfolded.clear();
-  const asked = read(find.value);
+  const terms = read(find.value);
   const shown = new Set();
-  most = STEP;
-  if (!asked.length) {
-    for (const one of [...groups, ...branches]) one.hidden = false;
+  limit = STEP;
+  if (!terms.length) {
+    for (const element of [...groups, ...branches]) element.hidden = false;
     chosen = null;
     page();
-    said.textContent = "";
+    count.textContent = "";
     mark([], []);
     return;
   }
-  const found = indexed();
-  found.groups.forEach((group, at) => {
-    const on = asked.every((word) => fits(group, word));
-    group.element.hidden = !on;
-    if (on) shown.add(at);
+  const entries = indexed();
+  entries.groups.forEach((group, at) => {
+    const isMatch = terms.every((term) => matches(group, term));
+    group.element.hidden = !isMatch;
+    if (isMatch) shown.add(at);
   });
-  chosen = new Set(found.rows.filter((row) => {
-    const { shared } = found.groups[Number(row.element.dataset.group) - 1];
-    return asked.every((word) => fits(row, word) || (word.text && shared.includes(word.text)));
+  chosen = new Set(entries.rows.filter((row) => {
+    const { shared } = entries.groups[Number(row.element.dataset.group) - 1];
+    return terms.every((term) => matches(row, term) || (term.text && shared.includes(term.text)));
   }).map((row) => row.element));
   page();
   branches.forEach((branch) => {
     branch.hidden = !branch.dataset.groups.split(" ").some((at) => shown.has(Number(at)));
   });
-  said.textContent = shown.size + " of " + groups.length + " groups"
+  count.textContent = shown.size + " of " + groups.length + " groups"
     + (rows.length ? ", " + chosen.size + " of " + rows.length + " rows" : "");
-  const words = asked.map((word) => word.text || word.pid || "").filter((word) => word);
+  const words = terms.map((term) => term.text || term.pid || "").filter((word) => word);
   const first = [...shown].slice(0, 20).map((at) => groups[at]);
   first.forEach((group) => reveal(group, words));
   mark([...order.filter((row) => !row.hidden), ...first,
-    ...["verdict", "witnesses", "tree"].map(byId).filter((one) => one)], words);
+    ...["verdict", "witnesses", "tree"].map(byId).filter((element) => element)], words);
 };
 let waiting = 0;
 find.addEventListener("input", () => {
@@ -210,28 +211,28 @@ const key = (row, at) => {
   const cell = row.cells[at];
   return cell.dataset.sort === undefined ? cell.textContent : Number(cell.dataset.sort);
 };
-const compare = (one, other) => (typeof one === "number" ? one - other : collate(one, other));
+const compare = (left, right) => (typeof left === "number" ? left - right : collate(left, right));
 all("#matrix thead th").forEach((head, at, heads) => {
   const button = document.createElement("button");
   button.type = "button";
   button.append(head.firstElementChild);
   head.prepend(button);
   button.addEventListener("click", () => {
-    // What a witness says most of comes first.
+    // The strongest statements of a witness come first.
     const turns = at < 6 ? ["ascending", "descending", null] : ["descending", "ascending", null];
     const turn = turns[(turns.indexOf(head.getAttribute("aria-sort")) + 1) % 3];
-    heads.forEach((one) => one.removeAttribute("aria-sort"));
+    heads.forEach((column) => column.removeAttribute("aria-sort"));
     if (turn) head.setAttribute("aria-sort", turn);
     const sign = turn === "descending" ? -1 : 1;
     const keyed = rows.map((row) => [turn ? key(row, at) : 0, Number(row.dataset.order), row]);
-    keyed.sort((one, other) => sign * compare(one[0], other[0]) || one[1] - other[1]);
+    keyed.sort((left, right) => sign * compare(left[0], right[0]) || left[1] - right[1]);
     order = keyed.map((row) => row[2]);
     page();
     body.append(...order);
   });
 });
 
-// --- A link shows where it leads, whatever is folded or filtered away.
+// --- A link shows its target, even if that is folded or filtered away.
 const lead = (hash) => {
   const target = /^#[a-z]+[0-9]*$/.test(hash) && document.querySelector(hash);
   if (!target) return;
@@ -239,10 +240,10 @@ const lead = (hash) => {
     find.value = "";
     filter();
   }
-  for (let one = target; one; one = one.parentElement) {
-    if (one.tagName === "DETAILS") {
-      one.open = true;
-      unfolded.delete(one);
+  for (let element = target; element; element = element.parentElement) {
+    if (element.tagName === "DETAILS") {
+      element.open = true;
+      unfolded.delete(element);
     }
   }
   target.scrollIntoView({ block: "start" });
@@ -266,20 +267,20 @@ document.addEventListener("keydown", (event) => {
 });
 const fold = (open) => {
   unfolded.clear();
-  folds.forEach((one) => { one.open = open; });
+  folds.forEach((details) => { details.open = open; });
 };
 byId("open").addEventListener("click", () => fold(true));
 byId("close").addEventListener("click", () => fold(false));
 let before = [];
 window.addEventListener("beforeprint", () => {
-  before = folds.map((one) => one.open);
-  folds.forEach((one) => { one.open = true; });
-  most = Infinity;
+  before = folds.map((details) => details.open);
+  folds.forEach((details) => { details.open = true; });
+  limit = Infinity;
   page();
 });
 window.addEventListener("afterprint", () => {
-  folds.forEach((one, at) => { one.open = before[at]; });
-  most = STEP;
+  folds.forEach((details, at) => { details.open = before[at]; });
+  limit = STEP;
   page();
 });
 byId("search").hidden = false;

@@ -46,7 +46,7 @@ def missing_ranks(
             reason += SILENT
     elif silent:
         reason += f"; {len(silent)} node{'s' if len(silent) > 1 else ''} gave no answer"
-    return Group("missing", None, ranks, nodes, why=reason)
+    return Group("missing", None, ranks, nodes, no_stack_reason=reason)
 
 
 def expected_nodes(
@@ -108,7 +108,7 @@ def is_waiting(group: Group) -> bool:
     """
     if group.kind != "stack" or group.verdict == "progressing":
         return False
-    return group.about in hints.FOR_RANKS and (group.about, group.verdict) != (
+    return group.activity in hints.FOR_RANKS and (group.activity, group.verdict) != (
         "backward",
         "spinning",
     )
@@ -119,7 +119,7 @@ def position(group: Group) -> bool:
 
     The end of a collective wakes up all its ranks: where each has woken up, the job may progress.
     """
-    return group.verdict != "unsure" or not group.woke
+    return group.verdict != "unsure" or not group.wakeups
 
 
 class _WaitingJob(NamedTuple):
@@ -160,7 +160,7 @@ def with_roles(groups: Sequence[Group], everything: int) -> list[Group]:
 
 def _may_wait(group: Group) -> bool:
     stands = group.verdict in ("blocked", "unsure", None)
-    return group.kind == "stack" and group.about == "native" and stands
+    return group.kind == "stack" and group.activity == "native" and stands
 
 
 def _role(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
@@ -173,10 +173,10 @@ def _role(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
     if is_waiting(group):
         all_wait = waiting == job.everything
         return "victim", "waits for other ranks" + (", as all do" if all_wait else "")
-    if group.about in _ASIDE or not waiting + children:
+    if group.activity in _ASIDE or not waiting + children:
         return None, ""
     if group.verdict == "progressing":
-        if group.about in hints.FOR_RANKS or not job.standing:
+        if group.activity in hints.FOR_RANKS or not job.standing:
             return None, ""
         return (
             "suspect",
@@ -208,7 +208,7 @@ def _verb(number: int) -> str:
 def _without_stack(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
     waiting = job.ranks + job.children
     size = max(group.processes, len(group.ranks), len(group.nodes))
-    reason = group.why.lower()
+    reason = group.no_stack_reason.lower()
     is_ours = 2 * size > job.everything or any(word in reason for word in _OURS)
     if group.kind == "no-data" and is_ours:
         return None, ""
@@ -418,11 +418,13 @@ def _kinds(groups: Sequence[Group]) -> Iterator[str]:
                 ranks=tuple(ranks),
                 processes=sum(group.processes for group in kind_groups),
             )
-            silent = kind == "missing" and kind_groups[0].why.endswith(SILENT)
+            silent = kind == "missing" and kind_groups[0].no_stack_reason.endswith(SILENT)
             yield (_MISSING_STACK_KINDS if silent else text).format(ranks=_ranks(combined))
     # Only processes: a refusal by a node or Slurm does not concern py-spy.
     reasons_lower = [
-        group.why.lower() for group in groups if group.kind == "no-data" and group.processes
+        group.no_stack_reason.lower()
+        for group in groups
+        if group.kind == "no-data" and group.processes
     ]
     if any("permi" in text or "ptrace" in text for text in reasons_lower):
         yield (
@@ -433,15 +435,15 @@ def _kinds(groups: Sequence[Group]) -> Iterator[str]:
 
 def _same_place_advice(group: Group, several: bool) -> Iterator[str]:
     """Advice where one group has all ranks."""
-    about = group.about
+    activity = group.activity
     if is_waiting(group) and several:
-        noun = _WORDS.get(about, "collective")
+        noun = _WORDS.get(activity, "collective")
         yield (
             f"all {group.processes} ranks stand in the same {noun}: nobody is elsewhere, "
             "so look at the network: `nodeready audit INVENTORY --only rdma.errors,nics.errors`, "
             "`nodeready ready INVENTORY --ports FIRST-LAST`"
         )
-        if about in ("collective", "backward", "gpu", "peer"):
+        if activity in ("collective", "backward", "gpu", "peer"):
             yield (
                 "start the job again with NCCL_DEBUG=INFO and PyTorch's flight recorder "
                 "(TORCH_NCCL_TRACE_BUFFER_SIZE=2000, in newer versions TORCH_FR_BUFFER_SIZE; "
@@ -507,7 +509,7 @@ def _noun(group: Group) -> str:
 
 def _all_victims(groups: Sequence[Group]) -> Iterator[str]:
     """Advice where all ranks wait for each other, at different places: there is no suspect."""
-    if all(group.about in ("peer", "collective") and hints.in_pipeline(group.frames)
+    if all(group.activity in ("peer", "collective") and hints.in_pipeline(group.frames)
            for group in groups):  # fmt: skip
         yield (
             "all ranks wait in a pipeline, each for its neighbour: stacks alone blame no rank; "
@@ -568,13 +570,13 @@ def _no_waiting_advice(groups: Sequence[Group], total: int) -> Iterator[str]:
 
 
 def _network_advice(stacks: Stacks, disputed: bool) -> Iterator[str]:
-    jobs = {other.job for other in stacks.others} - {stacks.job}
-    users = {other.user for other in stacks.others} - {stacks.user}
-    if stacks.others:
+    jobs = {other.job for other in stacks.other_jobs} - {stacks.job}
+    users = {other.user for other in stacks.other_jobs} - {stacks.user}
+    if stacks.other_jobs:
         texts = [
             f"{other.job or 'without a job'} ({_count(other.processes, 'process', 'processes')}"
             f"{f' of {other.user}' if users and other.user else ''})"
-            for other in stacks.others
+            for other in stacks.other_jobs
         ]
         owner = f" of {stacks.user}" if users and stacks.user else ""
         options = [*(["--job ID"] if jobs else []), *(["--user NAME"] if users else [])]
@@ -582,11 +584,11 @@ def _network_advice(stacks: Stacks, disputed: bool) -> Iterator[str]:
             f"shown is job {stacks.job or '(none)'}{owner}; there are also {_few(texts)}: choose "
             f"with {' or '.join(options) or '--pid'}"
         )
-    strangers = [other for other in stacks.others if other.stranger]
+    strangers = [other for other in stacks.other_jobs if other.stranger]
     if strangers and disputed:
         users = {stacks.user, *(stranger.user for stranger in strangers)}
         yield (
-            f"whose job {stacks.job} is, nothing tells: {_few(sorted(users))} claim it: choose "
+            f"the owner of job {stacks.job} is unknown: {_few(sorted(users))} claim it: choose "
             "with --user NAME"
         )
     elif strangers:

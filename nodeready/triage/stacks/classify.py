@@ -53,13 +53,13 @@ class StackReading(NamedTuple):
 
 def _read_stack(frames: tuple[Frame, ...]) -> StackReading:
     hint = hints.find(frames)
-    for_ranks = hint is not None and hint.about in hints.FOR_RANKS
+    for_ranks = hint is not None and hint.activity in hints.FOR_RANKS
     return StackReading(
         for_ranks,
         hints.call_site(frames),
         hints.polls(frames),
         hints.delegates(frames),
-        hint is not None and hint.about == "backward",
+        hint is not None and hint.activity == "backward",
         hints.pooled(frames),
         hints.serves(frames),
         hints.dispatched(frames),
@@ -141,7 +141,7 @@ class StackNumbers:
     def native_about(self, stack: int) -> str:
         """What native frames wait for, in one word; "": not known."""
         hint = hints.of_native(self.calls(stack))
-        return hint.about if hint else ""
+        return hint.activity if hint else ""
 
     def same(self, first: int, other: int) -> bool:
         """Whether a thread with both stacks has stayed at one place: only the last call's line
@@ -210,7 +210,7 @@ class Classification(NamedTuple):
 
     stack: number of the main thread's last stack, with that of the thread that it waits for; None:
            no stack
-    woke:  wakeups of the main thread between the first and the last sample; None: not known
+    wakeups: of the main thread between the first and the last sample; None: not known
     thread: name of the classified thread: the main one, or that for which it waits
     """
 
@@ -219,7 +219,7 @@ class Classification(NamedTuple):
     reason: str
     stack: int | None
     cpu_s: float | None
-    woke: int | None = None
+    wakeups: int | None = None
     thread: str = MAIN
 
 
@@ -244,7 +244,7 @@ def classify(
     if state == "t" or process["tracer"]:
         reason = "another process traces it: a debugger, strace"
         return Classification("traced", None, reason, stack, used)
-    verdict, woke = None, None
+    verdict, wakeups = None, None
     if len(mains) > 1:
         if not (len(set(mains)) == 1 or _is_unchanged(mains, table)):
             verdict = "progressing"
@@ -252,43 +252,48 @@ def classify(
             seconds = interval_s * (len(process["cpu_s"]) - 1)
             # The state of the main thread says nothing about the thread for which it waits.
             switches = None if delegated else _range(process["switches"])
-            woke = None if switches is None else int(switches)
+            wakeups = None if switches is None else int(switches)
             cpu_range = None if delegated else _range(process["main_cpu_s"])
             sleeps = _SLEEPS in process["wait_channel"]
             worked = used if cpu_range is None else cpu_range
-            verdict = _verdict(worked, woke, sleeps, seconds, _range(process["calls"]))
+            verdict = _verdict(worked, wakeups, sleeps, seconds, _range(process["calls"]))
             holder = _holder(process, stacks) if verdict == "unsure" else None
-            if holder is not None and mains[0] == stack and woke and woke >= _LOCKED * seconds:
+            if (
+                holder is not None
+                and mains[0] == stack
+                and wakeups
+                and wakeups >= _LOCKED * seconds
+            ):
                 stack = table.joined(mains[-1], holder, HOLDER)
-                woke, verdict = None, _verdict(used, None, False, seconds)
+                wakeups, verdict = None, _verdict(used, None, False, seconds)
     # A process that has moved since was in state D for a moment only.
     if state == "D" and verdict in (None, "blocked", "unsure"):
         return Classification("uninterruptible", None, _kernel(process), stack, used)
     if stack is None:
         reason = _no_stack(process)
         return Classification("dead" if reason == _GONE else "no-data", None, reason, None, used)
-    return Classification("stack", verdict, "", stack, used, woke, thread)
+    return Classification("stack", verdict, "", stack, used, wakeups, thread)
 
 
 def _verdict(
-    used: float, woke: int | None, sleeps: bool, seconds: float, calls: float | None = None
+    used: float, wakeups: int | None, sleeps: bool, seconds: float, calls: float | None = None
 ) -> str:
     """Whether the main thread moved at the place where all samples show it.
 
     used: CPU seconds of the main thread or, in traces of earlier versions, of the process, whose
-    heartbeats and watchdogs use some as well. woke: voluntary context switches. sleeps: it only
+    heartbeats and watchdogs use some as well. wakeups: voluntary context switches. sleeps: it only
     waited for a time to pass. calls: reads and writes of the process; None: not known
     """
     busy = used >= max(_TICKS_S, IDLE * seconds)
-    if woke is None:
+    if wakeups is None:
         return "spinning" if busy else "blocked"
-    per_second = woke / seconds if seconds else 0.0
+    per_second = wakeups / seconds if seconds else 0.0
     if busy:
         return "progressing" if per_second >= _SOME else "spinning"
-    works = used >= _WORK_S * woke if calls is None else calls >= woke
+    works = used >= _WORK_S * wakeups if calls is None else calls >= wakeups
     if per_second >= _MANY and works and not sleeps:
         return "progressing"
-    return "unsure" if woke else "blocked"
+    return "unsure" if wakeups else "blocked"
 
 
 def _holder(process: Mapping[str, Any], stacks: Sequence[int]) -> int | None:

@@ -72,7 +72,7 @@ class Captured:
         return [name for name, answer in self.answers.items() if answer.kind in UNREACHED]
 
     @property
-    def mistaken(self) -> list[str]:
+    def failed(self) -> list[str]:
         """Nodes that failed by an error of nodeready."""
         return [name for name, answer in self.answers.items() if answer.kind == FAILED]
 
@@ -182,7 +182,9 @@ _NOT_TO_BE_PAUSED = frozenset("DTtZX")
 
 def _has_native(group: Group) -> bool:
     """Whether native stacks of a group may show more than its Python calls."""
-    return group.kind == "stack" or group.why.startswith((ENDED_INTERPRETER, NOT_PYTHON, NO_CALL))
+    return group.kind == "stack" or group.no_stack_reason.startswith(
+        (ENDED_INTERPRETER, NOT_PYTHON, NO_CALL)
+    )
 
 
 def choose_native(stacks: Stacks, maximum: int = MAX_UNWOUND) -> dict[str, list[int]]:

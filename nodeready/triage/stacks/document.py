@@ -61,9 +61,10 @@ class StackThread(NamedTuple):
 ROLES = ("suspect", "victim", None)
 
 
-class ChildProcess(NamedTuple):
+@dataclass(frozen=True)
+class ChildProcess:
     """Processes that ranks of a group have started (a data loader's worker, a compiler, a shell);
-    equal ones once.
+    equal processes once.
 
     kind:      its purpose: `loader worker`, `compiler`, `shell`, `checkpoint writer`, `process`
     processes: how many
@@ -71,9 +72,11 @@ class ChildProcess(NamedTuple):
     state, wait_channel: as in /proc
     waits_on:  the file, pipe, socket or peer that it waits for; "": not known
     frames:    root to leaf; () where it has no stack
-    why:       why it has no stack; "": it has one
+    no_stack_reason: "": it has a stack
     hint:      as a group's
     """
+
+    JSON_KEYS: ClassVar = {"no_stack_reason": "why"}
 
     kind: str
     command: str
@@ -83,7 +86,7 @@ class ChildProcess(NamedTuple):
     wait_channel: str
     waits_on: str
     frames: tuple[Frame, ...] = ()
-    why: str = ""
+    no_stack_reason: str = ""
     hint: str = ""
 
 
@@ -99,7 +102,7 @@ class Group:
     nodes:   the nodes that they are on, each once
     frames:  root to leaf; () where it has no stack
     hint:    what a stack that ends there means, and what to look at; "": not known
-    why:     for a group without a stack: the reason, one line
+    no_stack_reason: for a group without a stack, one line
     fork:    index of the first frame that this group shares with no larger group (of two as large,
              that with the lower rank counts as larger), where its path branches off; len(frames)
              if its path is the beginning of another one, 0 for the largest
@@ -111,13 +114,20 @@ class Group:
     user_frame: the innermost call of the user's code; None: not found
     states:  state and wait channel of its main threads with their counts, the most frequent first
     waits_on: what its main threads wait for: a file, a pipe, a socket, a peer, a lock's owner
-    below:   processes that its ranks have started and may wait for
+    children: processes that its ranks have started and may wait for
     locals:  variables of the innermost calls, on request: `function: name = value`; after the
              ranks with that value, where not all have it
-    about:   its place, or its last one, in one word: `collective`, `data`, `storage`, ...;
+    activity: its place, or its last one, in one word: `collective`, `data`, `storage`, ...;
              "": not known
-    woke:    minimum wakeups of each main thread between the samples; None: not known
+    wakeups: minimum wakeups of each main thread between the samples; None: not known
     """
+
+    JSON_KEYS: ClassVar = {
+        "no_stack_reason": "why",
+        "children": "below",
+        "activity": "about",
+        "wakeups": "woke",
+    }
 
     kind: Annotated[str, {"enum": KINDS}]
     verdict: Annotated[str | None, {"enum": _VERDICTS}]
@@ -125,7 +135,7 @@ class Group:
     nodes: Annotated[tuple[str, ...], {"uniqueItems": True}]
     frames: tuple[Frame, ...] = ()
     hint: str = ""
-    why: str = ""
+    no_stack_reason: str = ""
     fork: Annotated[int, {"minimum": 0}] = 0
     processes: Annotated[int, {"minimum": 0}] = 0
     native: tuple[Frame, ...] = ()
@@ -135,10 +145,10 @@ class Group:
     user_frame: Frame | None = None
     states: tuple[str, ...] = ()
     waits_on: tuple[str, ...] = ()
-    below: tuple[ChildProcess, ...] = ()
+    children: tuple[ChildProcess, ...] = ()
     locals: tuple[str, ...] = ()
-    about: str = ""
-    woke: int | None = None
+    activity: str = ""
+    wakeups: int | None = None
 
 
 class Rank(NamedTuple):
@@ -197,12 +207,14 @@ class Witness:
 
     name:   `logs`, `flight_recorder`, `nccl_ras`, `gpu`, `network`, `kernel`
     absent: why it has no answer, each different reason once; () where all answered
-    says:   equal statements once, the weightiest first
+    statements: equal statements once, the weightiest first
     """
+
+    JSON_KEYS: ClassVar = {"statements": "says"}
 
     name: Annotated[str, {"enum": WITNESSES}]
     absent: tuple[str, ...] = ()
-    says: tuple[Statement, ...] = ()
+    statements: tuple[Statement, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -245,7 +257,7 @@ class Stacks:
     advice:     what to look at next, one line each
     complete:   False when it was interrupted; ranks that were not found do not count as missing
     user:       the owner of the job; "": not known
-    others:     the jobs that are not shown, the largest first
+    other_jobs:     the jobs that are not shown, the largest first
     verdict:    None: no rank was found
     witnesses:  the witnesses beside the stacks
     """
@@ -253,8 +265,9 @@ class Stacks:
     SCHEMA: ClassVar = "stacks"
     JSON: ClassVar = (
         *("started", "finished", "job", "user", "world_size", "complete", "verdict"),
-        *("groups", "witnesses", "processes", "errors", "others", "advice"),
+        *("groups", "witnesses", "processes", "errors", "other_jobs", "advice"),
     )
+    JSON_KEYS: ClassVar = {"other_jobs": "others"}
 
     started: MomentOrEmpty
     finished: MomentOrEmpty
@@ -266,7 +279,7 @@ class Stacks:
     advice: tuple[str, ...] = ()
     complete: bool = True
     user: str = ""
-    others: tuple[OtherJob, ...] = ()
+    other_jobs: tuple[OtherJob, ...] = ()
     verdict: Verdict | None = None
     witnesses: tuple[Witness, ...] = ()
 
@@ -327,12 +340,12 @@ class JobTree:
 
 
 class _TreeNode:
-    __slots__ = ("below", "groups", "lines")
+    __slots__ = ("children", "groups", "lines")
 
     def __init__(self) -> None:
         self.groups: list[int] = []
         self.lines: set[int] = set()
-        self.below: dict[tuple[str, str], _TreeNode] = {}
+        self.children: dict[tuple[str, str], _TreeNode] = {}
 
 
 def tree(stacks: Stacks) -> JobTree:
@@ -341,33 +354,33 @@ def tree(stacks: Stacks) -> JobTree:
     for index, group in enumerate(stacks.groups):
         if not group.frames:
             continue
-        at = root
-        at.groups.append(index)
+        node = root
+        node.groups.append(index)
         for frame in group.frames:
             place = (frame.function, frame.file)
-            below = at.below.get(place)
-            at = below if below is not None else at.below.setdefault(place, _TreeNode())
-            at.groups.append(index)
-            at.lines.add(frame.line)
+            child = node.children.get(place)
+            node = child if child is not None else node.children.setdefault(place, _TreeNode())
+            node.groups.append(index)
+            node.lines.add(frame.line)
     ranks: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def build(node: _TreeNode, frame: Frame | None, children: tuple[JobTree, ...]) -> JobTree:
         groups = tuple(node.groups)
         if groups not in ranks:
-            together = {rank for index in groups for rank in stacks.groups[index].ranks}
-            ranks[groups] = tuple(sorted(together))
+            all_ranks = {rank for index in groups for rank in stacks.groups[index].ranks}
+            ranks[groups] = tuple(sorted(all_ranks))
         processes = sum(stacks.groups[index].processes for index in groups)
         return JobTree(frame, processes, ranks[groups], groups, children)
 
     # Without recursion: a stack can be deeper than Python's limit.
     order: list[tuple[_TreeNode, Frame | None]] = [(root, None)]
     for node, _ in order:
-        for (function, file), child in node.below.items():
+        for (function, file), child in node.children.items():
             line = next(iter(child.lines)) if len(child.lines) == 1 else 0
             order.append((child, Frame(function, file, line)))
     done: dict[int, JobTree] = {}
-    for node, node_processes in reversed(order):
-        children = [done.pop(id(child)) for child in node.below.values()]
+    for node, node_frame in reversed(order):
+        children = [done.pop(id(child)) for child in node.children.values()]
         children.sort(key=lambda child: (-child.processes, child.ranks[:1]))
-        done[id(node)] = build(node, node_processes, tuple(children))
+        done[id(node)] = build(node, node_frame, tuple(children))
     return done[id(root)]

@@ -87,10 +87,10 @@ class Bucket:
     """Processes of one group. stacks: the different stacks; None: a process without a stack.
 
     by_node: node -> stacks of its processes
-    woke:    minimum and maximum wakeups of their main threads
+    wakeups: minimum and maximum wakeups of their main threads
     kernel:  the function of the kernel that those in state D wait in
     states, waits_on: the number of processes with each, and the first with its numbers
-    below:   the descendants of the ranks
+    children: the descendants of the ranks
     ends:    connections and pipes to other ranks for which they wait
     waits_for: the ranks for which all of them wait
     beside:  the stacks of further threads that wait for ranks
@@ -99,24 +99,24 @@ class Bucket:
     """
 
     __slots__ = (
-        "below", "beside", "by_node", "ends", "kernel", "kind", "locals", "master", "native",
-        "natives", "processes", "stacks", "states", "threads", "verdict", "waits_for", "waits_on",
-        "why", "woke",
+        "beside", "by_node", "children", "ends", "kernel", "kind", "locals", "master", "native",
+        "natives", "no_stack_reason", "processes", "stacks", "states", "threads", "verdict",
+        "waits_for", "waits_on", "wakeups",
     )  # fmt: skip
 
     def __init__(self, kind: str, verdict: str | None, reason: str) -> None:
-        self.kind, self.verdict, self.why = kind, verdict, reason
+        self.kind, self.verdict, self.no_stack_reason = kind, verdict, reason
         self.processes: list[GroupedProcess] = []
         self.stacks: set[int | None] = set()
         self.by_node: dict[str, set[int]] = {}
         self.native: int | None = None
         self.natives: set[int | None] = set()
         self.threads: list[tuple[str, int]] = []
-        self.woke: tuple[int, int] | None = None
+        self.wakeups: tuple[int, int] | None = None
         self.kernel = self.master = ""
         self.states: Counter[tuple[str, str]] = Counter()
         self.waits_on: dict[str, tuple[int, str]] = {}
-        self.below: dict[tuple[Any, ...], _ProcessRow] = {}
+        self.children: dict[tuple[Any, ...], _ProcessRow] = {}
         self.locals: dict[str, list[int | None]] = {}
         self.ends: dict[links.Place, links.LinkEnds] = {}
         self.waits_for: tuple[int, ...] = ()
@@ -124,16 +124,18 @@ class Bucket:
 
     def add(self, process: Mapping[str, Any], node: str, classification: Classification) -> None:
         """Count one more process in the fields of the group."""
-        stack, woke = classification.stack, classification.woke
+        stack, wakeups = classification.stack, classification.wakeups
         if stack is not None:
             nodes = self.by_node.get(node)
             if nodes is None:
                 self.by_node[node] = {stack}
             else:
                 nodes.add(stack)
-        if woke is not None and (self.woke is None or not self.woke[0] <= woke <= self.woke[1]):
-            least, highest = self.woke or (woke, woke)
-            self.woke = (min(least, woke), max(highest, woke))
+        if wakeups is not None and (
+            self.wakeups is None or not self.wakeups[0] <= wakeups <= self.wakeups[1]
+        ):
+            least, highest = self.wakeups or (wakeups, wakeups)
+            self.wakeups = (min(least, wakeups), max(highest, wakeups))
         channel = process["wait_channel"]
         self.states[process["state"][:1], "" if channel in ("0", "-") else channel] += 1
         waits_on = process["waits_on"]
@@ -183,11 +185,11 @@ class Bucket:
                 *words.values(),
                 None if stack is None else table.path_of[stack],
             )
-            row = self.below.get(key)
+            row = self.children.get(key)
             if row is None:
-                if len(self.below) >= _MOST_ROWS:
+                if len(self.children) >= _MOST_ROWS:
                     continue
-                row = self.below[key] = _ProcessRow(new_row, words)
+                row = self.children[key] = _ProcessRow(new_row, words)
             row.count += 1
             row.waits_on.add(_NUMBERS.sub("N", new_row["waits_on"]))
             if rank is not None:
@@ -202,14 +204,14 @@ class Bucket:
         for node, stacks in other.by_node.items():
             self.by_node.setdefault(node, set()).update(stacks)
         self.native = other.native if self.native is None else self.native
-        if other.woke:
-            least, highest = self.woke or other.woke
-            self.woke = (min(least, other.woke[0]), max(highest, other.woke[1]))
+        if other.wakeups:
+            least, highest = self.wakeups or other.wakeups
+            self.wakeups = (min(least, other.wakeups[0]), max(highest, other.wakeups[1]))
         self.states.update(other.states)
         for text, (count, first) in other.waits_on.items():
             self.waits_on[text] = (self.waits_on.get(text, (0, ""))[0] + count, first)
-        for key, row in other.below.items():
-            own_row = self.below.setdefault(key, row)
+        for key, row in other.children.items():
+            own_row = self.children.setdefault(key, row)
             if own_row is not row:
                 own_row.count += row.count
                 own_row.ranks |= row.ranks
@@ -343,8 +345,8 @@ class TraceCollector:
             if process["ends"]:
                 self.links.read(node, process)
             native = None if process["native"] is None else numbers[process["native"]]
-            about = None if native is None else self.stacks.native_about(native)
-            key = (links.hosts(ends), about, *self._key(classification, threads))
+            activity = None if native is None else self.stacks.native_about(native)
+            key = (links.hosts(ends), activity, *self._key(classification, threads))
             bucket = job.buckets.get(key)
             if bucket is None:
                 bucket = job.buckets[key] = Bucket(
@@ -519,13 +521,13 @@ def _follow(job: TracedJob, reader: TraceCollector) -> None:
         ranks = {(p.node, p.pid): p.rank for p in bucket.processes if p.rank is not None}
         rank_of |= ranks
         hint = _hint(bucket, _frames(bucket, reader.stacks), ())
-        about = hint.about if hint else ""
-        if about == "sleep" and bucket.verdict != "unsure":
+        activity = hint.activity if hint else ""
+        if activity == "sleep" and bucket.verdict != "unsure":
             # It does not poll.
-            about = ""
+            activity = ""
         waiting = links.LinkWait(
             frozenset(ranks.values()),
-            about,
+            activity,
             bucket.ends,
             len(bucket.processes),
             bucket.verdict in ("unsure", "progressing"),
@@ -551,7 +553,7 @@ def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Gro
         frames,
         # A moving rank waits for nothing.
         hint.text if hint and bucket.verdict != "progressing" else "",
-        bucket.why,
+        bucket.no_stack_reason,
         len(frames),
         len(bucket.processes),
         native,
@@ -560,10 +562,10 @@ def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Gro
         user_frame=hints.user_frame(frames),
         states=_states(bucket),
         waits_on=_waits_on(bucket),
-        below=_child_rows(bucket, table),
+        children=_child_rows(bucket, table),
         locals=_locals(bucket),
-        about=hint.about if hint else "",
-        woke=bucket.woke[0] if bucket.woke else None,
+        activity=hint.activity if hint else "",
+        wakeups=bucket.wakeups[0] if bucket.wakeups else None,
     )
 
 
@@ -592,9 +594,9 @@ def _hint(
 
 def _switches_text(bucket: Bucket) -> str:
     """The reason of a doubt about the verdict."""
-    if bucket.verdict != "unsure" or not bucket.woke:
+    if bucket.verdict != "unsure" or not bucket.wakeups:
         return ""
-    least, highest = bucket.woke
+    least, highest = bucket.wakeups
     times = f"{least}" if least == highest else f"{least} to {highest}"
     times = "once" if times == "1" else f"{times} times"
     return f"woke up {times} between the samples: it polls, or is slow"
@@ -654,7 +656,7 @@ def _counted(rows: Sequence[tuple[str, int]], total: int) -> tuple[str, ...]:
 def _child_rows(bucket: Bucket, table: StackNumbers) -> tuple[ChildProcess, ...]:
     """The descendants of the ranks, the active ones first, the fewest first."""
     ordered = []
-    for row in bucket.below.values():
+    for row in bucket.children.values():
         singular, words = row.one, row.one if row.count == 1 else row.words
         waits_on = singular["waits_on"] if row.count == 1 else ""
         if row.count > 1 and len(row.waits_on) == 1:
@@ -672,7 +674,7 @@ def _child_rows(bucket: Bucket, table: StackNumbers) -> tuple[ChildProcess, ...]
             singular["wait_channel"], waits_on, frames, words["error"],
             hint.text if hint else "",
         )  # fmt: skip
-        waits = hint is not None and hint.about == "worker" and not hints.user_frame(frames)
+        waits = hint is not None and hint.activity == "worker" and not hints.user_frame(frames)
         ordered.append(((waits, row.count, child.ranks[:1]), child))
     return tuple(child for _, child in sorted(ordered, key=lambda pair: pair[0]))
 
@@ -684,7 +686,11 @@ def _silent_groups(errors: Mapping[str, str]) -> list[Group]:
         reasons.setdefault(errors[node].replace(node, "NODE"), []).append(node)
     return [
         Group(
-            "no-data", None, (), tuple(nodes), why=reason if len(nodes) > 1 else errors[nodes[0]]
+            "no-data",
+            None,
+            (),
+            tuple(nodes),
+            no_stack_reason=reason if len(nodes) > 1 else errors[nodes[0]],
         )
         for reason, nodes in reasons.items()
     ]
@@ -751,7 +757,7 @@ def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
         len(_ROLES) if usual else _ROLES[group.role],
         KINDS.index(group.kind),
         # The holder of the lock may be another suspect; a rank that waits in C may wait for one.
-        group.about in ("native", "file-lock"),
+        group.activity in ("native", "file-lock"),
         group.verdict == "progressing",
         size,
         group.ranks[0] if group.ranks else advise.MAX_RANKS,
@@ -794,7 +800,7 @@ def _with_stray_reason(lost: Group, job: TracedJob, jobs: Iterable[TracedJob]) -
         if same and other is not job and ranks == set(lost.ranks):
             nodes = tuple(sorted(other.nodes, key=natural))
             reason = f"{verdict.STRAYED} {other.name or 'another job'}, not {job.name}"
-            return dataclasses.replace(lost, nodes=nodes, why=reason)
+            return dataclasses.replace(lost, nodes=nodes, no_stack_reason=reason)
     return lost
 
 

@@ -23,9 +23,9 @@ _T = TypeVar("_T")
 
 
 class Hint(NamedTuple):
-    """What a stack waits for. about: its subject in one word; text: one line."""
+    """What a stack waits for. activity: in one word; text: one line."""
 
-    about: str
+    activity: str
     text: str
 
 
@@ -353,7 +353,7 @@ _BELOW: tuple[tuple[str, Hint], ...] = (
 )
 
 #: Places that wait only as the last call: their calls are the program's work.
-_LAST = frozenset({_BACKWARD.about, _GPU.about})
+_LAST = frozenset({_BACKWARD.activity, _GPU.activity})
 
 #: Places at which any code waits: their caller is more informative, if known.
 _COMMON: dict[tuple[str, str], Hint] = {
@@ -605,7 +605,7 @@ def polls(frames: Sequence[Frame]) -> int:
         if is_own(frames[at], own_directory):
             break
         hint = _find(frames[at], _PLACES) or _find(frames[at], _COMMON)
-        if hint and hint.about in _POLLING:
+        if hint and hint.activity in _POLLING:
             depth = at + 1
     return depth
 
@@ -891,7 +891,7 @@ def _in_python(frames: Sequence[Frame]) -> _PythonStack:
         if hint is None and not is_users:
             hint = next((hint for word, hint in _BELOW if word in frame.file), None)
         if hint and hint.text:
-            if hint.about in _LAST and at < len(frames) - 1 and unknown:
+            if hint.activity in _LAST and at < len(frames) - 1 and unknown:
                 return _PythonStack(None, common)
             return _PythonStack(_IDLE_WORKER if worker and hint is _DATA else hint, common)
         if worker and frame.function == "_worker_loop":
@@ -936,8 +936,8 @@ def of_thread(
 ) -> Hint | None:
     """The hint on a thread for which the main thread waits. lock: it holds Python's lock"""
     hint, main_hint = find(other, native), find(main)
-    if main_hint and main_hint.about in ("compile", "checkpoint", "data") and (
-        hint is None or hint.about in ("lock", "child", "native", "network")
+    if main_hint and main_hint.activity in ("compile", "checkpoint", "data") and (
+        hint is None or hint.activity in ("lock", "child", "native", "network")
     ):  # fmt: skip
         return main_hint
     if lock:
@@ -946,9 +946,9 @@ def of_thread(
             "give it back, or a loop"
         )
         return Hint("gil", text)
-    if main_hint and main_hint.about == "exit":
+    if main_hint and main_hint.activity == "exit":
         text = "is at the end of its program, and Python waits for this thread, which is no daemon"
-        return Hint(hint.about if hint else "exit", f"{text}: it {hint.text}" if hint else text)
+        return Hint(hint.activity if hint else "exit", f"{text}: it {hint.text}" if hint else text)
     return hint
 
 
@@ -973,7 +973,7 @@ def find(
     if native_hint is _GIL:
         return native_hint
     python_stack = _in_python(frames)
-    if python_stack.called and not (native_hint and python_stack.called.about in _VAGUE):
+    if python_stack.called and not (native_hint and python_stack.called.activity in _VAGUE):
         return python_stack.called
     if native_hint:
         return native_hint
@@ -981,6 +981,8 @@ def find(
     if hint is None and frames:
         hint = _asleep(channel, waits_on, master)
     if python_stack.caller:
-        about, words = python_stack.caller
-        return Hint(hint.about if hint else about, f"{words}: it {hint.text}" if hint else words)
+        activity, words = python_stack.caller
+        return Hint(
+            hint.activity if hint else activity, f"{words}: it {hint.text}" if hint else words
+        )
     return hint

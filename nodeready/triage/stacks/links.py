@@ -11,8 +11,8 @@ from nodeready.node.stacks.links import BELOW, WHOLE
 _MOST_ENDS = 1 << 20
 #: Subjects of hints where the main thread waits for a descendant; and where a library's threads
 #: have the connections, or the main thread polls.
-_BELOW_ABOUTS = frozenset({"data", "child"})
-_WHOLE_ABOUTS = frozenset({"network", "sleep"})
+_CHILD_ACTIVITIES = frozenset({"data", "child"})
+_PROCESS_ACTIVITIES = frozenset({"network", "sleep"})
 
 #: Prefix of an end that several processes share.
 _UNCERTAIN = "may "
@@ -74,12 +74,12 @@ class Links:
 class LinkWait(NamedTuple):
     """Processes of one group.
 
-    ranks: their ranks; about: subject of their hint; ends: node and pid -> Ends
+    ranks: their ranks; activity: of their hint; ends: node and pid -> Ends
     awake: they woke up between the samples
     """
 
     ranks: frozenset[int]
-    about: str
+    activity: str
     ends: Mapping[Place, LinkEnds]
     processes: int
     awake: bool
@@ -95,19 +95,25 @@ def waited_for(
 
     Of several ends only one may count: such a group waits if one of those ranks does not wait.
     """
-    waiting_abouts = frozenset(for_ranks)
+    waiting_activities = frozenset(for_ranks)
     waited: list[tuple[int, ...]] = [()] * len(groups)
-    waiting = {rank for group in groups if group.about in waiting_abouts for rank in group.ranks}
+    waiting = {
+        rank for group in groups if group.activity in waiting_activities for rank in group.ranks
+    }
     awake = {rank for group in groups if group.awake for rank in group.ranks}
     # The surest first: a rank that waits is not the awaited one of a group with several ends.
     for level in (_certain_ends, _direct, _all_ends):
         candidates: list[tuple[int, list[set[int]]]] = []
         for at, group in enumerate(groups):
-            if waited[at] or group.about in waiting_abouts or len(group.ends) < group.processes:
+            if (
+                waited[at]
+                or group.activity in waiting_activities
+                or len(group.ends) < group.processes
+            ):
                 continue
             sets = []
             for place, ends in group.ends.items():
-                owners = [links.owner(place[0], end) for end in level(ends, group.about)]
+                owners = [links.owner(place[0], end) for end in level(ends, group.activity)]
                 ranks = {rank_of[owner] for owner in owners if owner and owner in rank_of}
                 sets.append(ranks - {rank_of.get(place, -1)})
             candidates.append((at, sets))
@@ -125,21 +131,21 @@ def waited_for(
     return waited
 
 
-def _certain_ends(ends: LinkEnds, about: str) -> tuple[str, ...]:
+def _certain_ends(ends: LinkEnds, activity: str) -> tuple[str, ...]:
     """The ends that the thread waits for and that only one process has."""
-    texts = _waited(ends, about)
+    texts = _waited(ends, activity)
     return () if any(text.startswith(_UNCERTAIN) for text in texts) else texts
 
 
-def _direct(ends: LinkEnds, about: str) -> tuple[str, ...]:
+def _direct(ends: LinkEnds, activity: str) -> tuple[str, ...]:
     """The ends that the thread waits for, including ends that several processes share."""
-    return tuple(text.removeprefix(_UNCERTAIN) for text in _waited(ends, about))
+    return tuple(text.removeprefix(_UNCERTAIN) for text in _waited(ends, activity))
 
 
-def _waited(ends: LinkEnds, about: str) -> tuple[str, ...]:
-    return (*ends.direct, *(ends.child_ends if about in _BELOW_ABOUTS else ()))
+def _waited(ends: LinkEnds, activity: str) -> tuple[str, ...]:
+    return (*ends.direct, *(ends.child_ends if activity in _CHILD_ACTIVITIES else ()))
 
 
-def _all_ends(ends: LinkEnds, about: str) -> tuple[str, ...]:
+def _all_ends(ends: LinkEnds, activity: str) -> tuple[str, ...]:
     """The ends of all connections, where the thread waits for no particular one."""
-    return ends.all_ends if about in _WHOLE_ABOUTS and not _direct(ends, about) else ()
+    return ends.all_ends if activity in _PROCESS_ACTIVITIES and not _direct(ends, activity) else ()

@@ -167,7 +167,7 @@ class StatementBuilder:
             if place.rank is not None:
                 self.of_node[place.node].append(place.rank)
         self.found = WitnessReport()
-        self.says: dict[str, list[Statement]] = defaultdict(list)
+        self.statements: dict[str, list[Statement]] = defaultdict(list)
         self.absent: dict[str, dict[str, list[RankPlace | str]]] = defaultdict(dict)
 
     def witnesses(self, names: Iterable[str]) -> tuple[Witness, ...]:
@@ -194,7 +194,7 @@ class StatementBuilder:
     def _folded(self, name: str) -> tuple[Statement, ...]:
         """Equal statements once, with the ranks and nodes of all; the weightiest first."""
         merged: dict[tuple[str, int, bool], tuple[list[int], list[str]]] = {}
-        for say in self.says[name]:
+        for say in self.statements[name]:
             ranks, nodes = merged.setdefault((say.text, say.weight, say.against), ([], []))
             ranks += say.ranks
             nodes += say.nodes
@@ -223,7 +223,7 @@ class StatementBuilder:
         *, weight: int = 0, against: bool = False,
     ) -> None:  # fmt: skip
         """Keep one statement of this witness."""
-        self.says[name].append(Statement(text, tuple(ranks), tuple(nodes), weight, against))
+        self.statements[name].append(Statement(text, tuple(ranks), tuple(nodes), weight, against))
 
     def add_lags(self, lags: Iterable[Lag]) -> None:
         """Keep the lags, and a statement on each about its late and its waiting ranks."""

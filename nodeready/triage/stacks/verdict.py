@@ -129,9 +129,9 @@ def _position(group: Group) -> str:
 
 def _held_below(group: Group) -> ChildProcess | None:
     """A descendant that a rank waits for and that has stopped or ended; None: no such process."""
-    if group.about not in ("child", "data"):
+    if group.activity not in ("child", "data"):
         return None
-    return next((child for child in group.below if child.state[:1] in _HELD), None)
+    return next((child for child in group.children if child.state[:1] in _HELD), None)
 
 
 def _cause(group: Group) -> _RankCause:
@@ -146,19 +146,23 @@ def _cause(group: Group) -> _RankCause:
         return _RankCause("late", "stopped by a signal", look)
     if group.kind == "traced":
         return _RankCause("late", "held by a tracer", "see who holds it: ps -p TRACER")
-    kernel = " ".join((group.why, *group.states, *group.waits_on))
+    kernel = " ".join((group.no_stack_reason, *group.states, *group.waits_on))
     at = _position(group)
     if group.kind == "uninterruptible":
-        place = group.why.rpartition(" in ")[2] if ", in " in group.why else ""
+        place = (
+            group.no_stack_reason.rpartition(" in ")[2] if ", in " in group.no_stack_reason else ""
+        )
         does = f"state D{f' in {place}' if place else ''}{f' at {at}' if at else ''}"
         return _RankCause("storage", _cut(does, 80), "look at its mounts, devices and dmesg")
-    about = group.about
+    activity = group.activity
     if stopped := _held_below(group):
         name = stopped.kind if stopped.kind == "loader worker" else stopped.command[:30]
         does = f"waits for a process of its that {_HELD[stopped.state[:1]]}: {name}"
         return _RankCause("late", does, "see who did it, and what it wrote last")
     inner = (
-        next((child for child in group.below if child.frames), None) if about == "child" else None
+        next((child for child in group.children if child.frames), None)
+        if activity == "child"
+        else None
     )
     if inner:
         frame = hints.user_frame(inner.frames) or inner.frames[-1]
@@ -167,7 +171,7 @@ def _cause(group: Group) -> _RankCause:
             "late", f"waits for a process of its in {_place(frame)}{part}", "look there"
         )
     # Workers that fetch ahead stand still as well while their rank is elsewhere.
-    for child in group.below if about == "data" or not group.frames else ():
+    for child in group.children if activity == "data" or not group.frames else ():
         if child.kind == "loader worker" and not hints.is_idle_worker(child.hint):
             frame_text = _place(child.frames[-1]) if child.frames else ""
             held = f"state {child.state[:1]} in {child.wait_channel}" if child.wait_channel else ""
@@ -179,18 +183,18 @@ def _cause(group: Group) -> _RankCause:
             does += f" ({_cut(place, _PLACE)})" if place else ""
             look = "look at the workers' stacks" if not fs else "look at the workers' file system"
             return _RankCause("storage" if fs else "loader", does, look)
-    if about == "data":
+    if activity == "data":
         return _RankCause("loader", f"waits for its data loader at {at}", "look at its workers")
     if _STORAGE.search(kernel):
         look = "look at its mounts and dmesg"
         return _RankCause("storage", f"waits for a file system at {at}", look)
-    if about in _FILES and group.verdict not in ("spinning", "progressing"):
-        return _RankCause("storage", f"{_FILES[about]} at {at}", "look at its file system")
+    if activity in _FILES and group.verdict not in ("spinning", "progressing"):
+        return _RankCause("storage", f"{_FILES[activity]} at {at}", "look at its file system")
     if group.verdict == "progressing":
         return _RankCause("late", f"still works, at {at}", "may be slow, or in a loop: look again")
     if group.verdict == "spinning":
         return _RankCause("late", f"computes or loops at {at}", "look there, and look again")
-    does, look = _DOES.get(about, ("stands in", "look there"))
+    does, look = _DOES.get(activity, ("stands in", "look there"))
     # A group with different waits has no common one.
     held = _COUNTED.sub("", group.waits_on[0]) if len(group.waits_on) == 1 else ""
     waits = f", waiting for {_cut(held, _PLACE)}" if held and held not in _PLAIN else ""
@@ -238,7 +242,7 @@ _AWAKE = ("unsure", "spinning", "progressing")
 
 def _pauses(group: Group) -> bool:
     """Whether a group sleeps for a time, and waits for no rank."""
-    return group.about == "sleep" and not group.role
+    return group.activity == "sleep" and not group.role
 
 
 #: Subjects of hints where no rank is kept waiting.
@@ -262,10 +266,10 @@ class _VerdictBuilder:
         self.nodes = {node for group in groups for node in group.nodes}
         self.total = sum(group.processes for group in groups)
         self.moving = sum(group.processes for group in groups if group.verdict == "progressing")
-        self.says = [
+        self.statements = [
             (witness.name, statement)
             for witness in report.witnesses
-            for statement in witness.says
+            for statement in witness.statements
         ]  # fmt: skip
         self.victims = [at for at, role in enumerate(self.roles) if role == "victim"]
         self.waiting = sum(groups[at].processes for at in self.victims)
@@ -279,7 +283,7 @@ class _VerdictBuilder:
         """A suspect with all evidence for and against it."""
         rank_set, node_set = set(ranks), set(nodes)
         for_, against = list(dict.fromkeys(filter(None, reasons))), list(self.notes)
-        for name, say in self.says:
+        for name, say in self.statements:
             if not self._of(say, rank_set, node_set):
                 continue
             text = f"{name}: {say.text}"
@@ -326,10 +330,12 @@ class _VerdictBuilder:
     def decide(self) -> Verdict:
         if 2 * self.moving > self.total:
             return self.not_stuck()
-        strayed = [at for at, group in enumerate(self.groups) if group.why.startswith(STRAYED)]
+        strayed = [
+            at for at, group in enumerate(self.groups) if group.no_stack_reason.startswith(STRAYED)
+        ]
         if strayed:
             group = self.groups[strayed[0]]
-            return self.odd_ones(group.ranks, group.why)
+            return self.odd_ones(group.ranks, group.no_stack_reason)
         if self.odd.ranks:
             return self.odd_ones(self.odd.ranks, f"{_has(self.odd.ranks)} {self.odd.reason}")
         gone = [
@@ -388,7 +394,7 @@ class _VerdictBuilder:
                 if lag.witness != other.witness and set(lag.ranks) & set(other.ranks):
                     return [lag]
             signs = {
-                name for name, statement in self.says
+                name for name, statement in self.statements
                 if statement.weight
                 and not statement.against
                 and set(statement.ranks) & set(lag.ranks)
@@ -415,7 +421,8 @@ class _VerdictBuilder:
         """Ranks that were started as part of another job."""
         self.reorder = True
         nodes = next(
-            (group.nodes for group in self.groups if group.why == reason), self.nodes_of(ranks)
+            (group.nodes for group in self.groups if group.no_stack_reason == reason),
+            self.nodes_of(ranks),
         )
         wait = f"; {self.waits()}" if self.victims else ""
         text = f"{ranks_text(ranks, nodes)} {reason}{wait}: what they were started with must agree"
@@ -434,7 +441,7 @@ class _VerdictBuilder:
         group = self.groups[at]
         ranks, nodes = set(group.ranks), set(group.nodes) or self.nodes
         errors = [
-            say for name, say in self.says
+            say for name, say in self.statements
             if name in ("kernel", "nccl_ras", "gpu") and say.weight > 1 and not say.against
             and (self._of(say, ranks, nodes) or nodes & set(say.nodes))
         ]  # fmt: skip
@@ -456,11 +463,11 @@ class _VerdictBuilder:
                 else ""
             )
             text = f"{name} {'is' if is_single else 'are'} gone: {reason_group.text}{place}{wait}"
-        elif silent or group.why.endswith("without an answer"):
-            reason = _cut(self.groups[silent[0]].why, 60) if silent else "no answer"
+        elif silent or group.no_stack_reason.endswith("without an answer"):
+            reason = _cut(self.groups[silent[0]].no_stack_reason, 60) if silent else "no answer"
             text = f"{name}: no answer of the node ({reason}){wait}: see whether it is alive"
         elif group.kind == "dead":
-            why_ended = _cut(group.why, 50)
+            why_ended = _cut(group.no_stack_reason, 50)
             text = f"{name} has ended ({why_ended}){wait}: see `nodeready cores` and dmesg"
         else:
             text = (
@@ -469,7 +476,7 @@ class _VerdictBuilder:
             )
         suspects = [
             self.suspect(
-                self.groups[at].ranks, self.groups[at].nodes, self.groups[at].why
+                self.groups[at].ranks, self.groups[at].nodes, self.groups[at].no_stack_reason
             )
             for at in gone
         ]  # fmt: skip
@@ -501,7 +508,9 @@ class _VerdictBuilder:
     def slow(self, at: int) -> str:
         """``, or it may be slow``: a step that is longer than the samples stands still as well."""
         group = self.groups[at]
-        sure = group.kind != "stack" or group.about in _ENDLESS or group.verdict == "progressing"
+        sure = (
+            group.kind != "stack" or group.activity in _ENDLESS or group.verdict == "progressing"
+        )
         sure = sure or _held_below(group) is not None
         return "" if sure else f", or {'they' if len(group.ranks) > 1 else 'it'} may be slow"
 
@@ -626,12 +635,12 @@ class _VerdictBuilder:
             at for at, role in enumerate(self.roles)
             if role is None and self.groups[at].processes and not self._exonerated(at)
         ]  # fmt: skip
-        unknown = [at for at in unknown if self.groups[at].about not in _ASIDE] or unknown
+        unknown = [at for at in unknown if self.groups[at].activity not in _ASIDE] or unknown
         if unknown and not self.victims and self.groups[unknown[0]].frames:
             return self.nobody_waits(unknown)
         if unknown:
             first = self.groups[unknown[0]]
-            position = first.why or first.reason or f"stands in {_position(first)}"
+            position = first.no_stack_reason or first.reason or f"stands in {_position(first)}"
             text = f"{ranks_text(first.ranks, first.nodes)}: {_cut(position, 80)}: nobody can tell"
             still = any(advise.position(self.groups[at]) for at in self.victims)
             moves = first.verdict == "progressing" or (first.verdict in _AWAKE and not still)
@@ -658,7 +667,7 @@ class _VerdictBuilder:
             return self.build("disagree", text, [
                 self.suspect(lag.ranks, self.nodes_of(lag.ranks)) for lag in chained[:2]
             ])  # fmt: skip
-        if any(self.groups[at].about in _ONE_RANK for at in self.victims):
+        if any(self.groups[at].activity in _ONE_RANK for at in self.victims):
             return self.each_other()
         places: dict[str, list[int]] = {}
         for at in self.victims:
@@ -736,7 +745,7 @@ class _VerdictBuilder:
             return self.build("moving", text)
         busy = {
             rank
-            for name, say in self.says
+            for name, say in self.statements
             if name == "gpu" and say.text == witness_reader.GPU_COMPUTES
             for rank in say.ranks
         }  # fmt: skip
@@ -748,7 +757,7 @@ class _VerdictBuilder:
             return self.build("unclear", text, missing=("flight_recorder", "network"))
         doubt = sum(
             self.groups[at].processes for at in self.victims
-            if self.groups[at].verdict == "unsure" and self.groups[at].about in _IN_A_CALL
+            if self.groups[at].verdict == "unsure" and self.groups[at].activity in _IN_A_CALL
         )  # fmt: skip
         if 2 * doubt > self.total and rate is None and not self.report.common:
             text = f"{summary}, and wake up there: slow, or hung: look again, longer (--interval)"
@@ -762,7 +771,7 @@ class _VerdictBuilder:
             text = f"{summary}: nobody sends: the order of sends and receives must agree"
             return self.build("disagree", text, missing=("flight_recorder",))
         look = "look at the network and its ports"
-        if first.about in ("start", "store"):
+        if first.activity in ("start", "store"):
             look = "look at MASTER_ADDR:MASTER_PORT, the launchers and the network"
         text = f"{summary}{quiet}: nobody is elsewhere: {look}"
         return self.build("quiet", text, missing=("flight_recorder", "network", "nccl_ras"))
@@ -774,7 +783,7 @@ class _VerdictBuilder:
         """
         rows_of: dict[str, tuple[int, set[str], set[int], list[str]]] = {}
         maximum = max(1, len(self.nodes) // 2)
-        for name, say in self.says:
+        for name, say in self.statements:
             if say.against or not say.weight:
                 continue
             nodes = set(say.nodes) & self.nodes or set(self.nodes_of(say.ranks))

@@ -70,8 +70,8 @@ def test_the_first_process_below_that_has_a_hint_says_it():
     """A process that is no Python may stand before a loader's worker."""
     stacks = FLEETS["hung"]()
     late = stacks.groups[0]
-    worker, other = late.below
-    more = replace(late, below=(other, worker, worker._replace(processes=2)))
+    worker, other = late.children
+    more = replace(late, children=(other, worker, replace(worker, processes=2)))
     shown = lines(replace(stacks, groups=(more, *stacks.groups[1:])))
     assert sum(f"hint: {worker.hint}" in line for line in shown) == 1
 

@@ -324,7 +324,8 @@ def silent(count):
     """A hung job, and nodes without an answer, half of them in groups of their own."""
     hung, errors = stack_fleets.FLEETS["hung"](), away(range(count))
     groups = tuple(
-        Group("no-data", None, (), (gpu(n),), why=errors[gpu(n)]) for n in range(count // 2)
+        Group("no-data", None, (), (gpu(n),), no_stack_reason=errors[gpu(n)])
+        for n in range(count // 2)
     )
     processes = tuple(p._replace(group=p.group + len(groups)) for p in hung.processes)
     return replace(hung, groups=groups + hung.groups, processes=processes, errors=errors)

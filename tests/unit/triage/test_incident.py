@@ -40,7 +40,7 @@ def writes(name: str, problem: BaseException | None = None, **part: object):
     """A part that writes one file, and then raises the problem."""
 
     def write(directory: incidents.Directory) -> Part:
-        directory.part(name)
+        directory.make_part(name)
         directory.write(f"{name}/one.txt", ["x\n"])
         if problem:
             raise problem
@@ -76,8 +76,8 @@ def test_a_part_that_fails_is_named_and_costs_no_other(tmp_path):
         # Ctrl-C in the middle of a part keeps its files.
         ("audit", "partial", ("audit/one.txt",), 1),
     ]
-    assert "ValueError: a mistake of ours" in parts[0].why
-    assert parts[1].why == "No space left on device: /x/logs"
+    assert "ValueError: a mistake of ours" in parts[0].reason
+    assert parts[1].reason == "No space left on device: /x/logs"
     assert incidents.incident_code(incident(*parts)) == 1
 
 
@@ -87,7 +87,7 @@ def test_an_interrupt_keeps_what_there_is(tmp_path):
     every = {"stacks": writes("stacks"), "logs": half, "cores": writes("cores")}
     parts, is_complete = take_all(directory, **every)
     assert not is_complete
-    rows = [(part.status, part.why) for part in parts]
+    rows = [(part.status, part.reason) for part in parts]
     assert rows == [("kept", ""), ("partial", "interrupted"), ("missing", "interrupted")]
     whole, problem = incidents.finish(directory, incident(*parts, complete=False), FORMS)
     assert problem == ""
@@ -147,7 +147,9 @@ def test_nothing_that_is_there_is_written_over(tmp_path, name, problem):
 def test_the_index_has_no_secret(tmp_path):
     directory = incidents.prepare(tmp_path / "hang")
     errors = {"gpu001": f"no answer: --token {SECRET}"}
-    parts, _ = take_all(directory, cores=writes("cores", errors=errors, why=f"HF_TOKEN={SECRET}"))
+    parts, _ = take_all(
+        directory, cores=writes("cores", errors=errors, reason=f"HF_TOKEN={SECRET}")
+    )
     whole = incident(*parts, advice=(f"look at https://ada:{SECRET}@gpu001/",))
     incidents.finish(directory, whole, FORMS)
     for name in FORMS:
@@ -164,7 +166,7 @@ def test_the_index_begins_with_the_verdict():
         f"late: {VERDICT.text}",
         "          suspect: rank 3 on gpu001: it waits for no rank",
     ]
-    assert rows[-1] == "all of it: /tmp/hang.tar.gz"
+    assert rows[-1] == "archive of all files: /tmp/hang.tar.gz"
 
 
 @pytest.mark.parametrize(("parts", "given", "code"), [

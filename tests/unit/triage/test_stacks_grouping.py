@@ -62,7 +62,7 @@ REST = ("stack", "blocked", "0-2,4-7")
 ALL = [("stack", "blocked", "0-7")]
 
 
-@pytest.mark.parametrize(("odd", "kind", "verdict", "why"), [
+@pytest.mark.parametrize(("odd", "kind", "verdict", "reason"), [
     (process(3, LOAD, LOAD), "stack", "blocked", ""),
     (process(3, LOAD, LOAD, cpu=1.9), "stack", "spinning", ""),
     (process(3, REDUCE, LOAD), "stack", "progressing", ""),
@@ -97,11 +97,11 @@ ALL = [("stack", "blocked", "0-7")]
     ),
     (process(3, None, error="not Python", state="R"), "no-data", None, "not Python: it runs"),
 ])  # fmt: skip
-def test_the_odd_rank_comes_first(odd, kind, verdict, why):
+def test_the_odd_rank_comes_first(odd, kind, verdict, reason):
     made = group(fleet(odd))
     assert brief(made) == [(kind, verdict, "3"), REST]
-    assert why in made.groups[0].why
-    assert bool(made.groups[0].why) == (kind != "stack")
+    assert reason in made.groups[0].no_stack_reason
+    assert bool(made.groups[0].no_stack_reason) == (kind != "stack")
     assert made.groups[0].nodes == ("gpu1",)
     assert made.groups[1].nodes == ("gpu1", "gpu2")
 
@@ -183,7 +183,7 @@ def test_different_collectives_are_a_mismatch_and_blame_no_rank():
     assert {one.role for one in made.groups} == {"victim"}
 
 
-@pytest.mark.parametrize(("nodes", "errors", "more", "expected", "why"), [
+@pytest.mark.parametrize(("nodes", "errors", "more", "expected", "reason"), [
     ("0123", {}, {}, (), ""),
     ("012", {"n3": "timed out"}, {}, ("n3",), "expected on n3, without an answer"),
     ("023", {}, {}, (), "no node has them"),
@@ -191,7 +191,7 @@ def test_different_collectives_are_a_mismatch_and_blame_no_rank():
     ("02", {"n1": "x"}, {}, (), "1 node gave no answer"),
     ("012", {"n3": "timed out"}, {"complete": False}, (), ""),
 ])  # fmt: skip
-def test_missing_ranks_are_expected_where_they_should_be(nodes, errors, more, expected, why):
+def test_missing_ranks_are_expected_where_they_should_be(nodes, errors, more, expected, reason):
     ranks = {int(node): (2 * int(node), 2 * int(node) + 1) for node in nodes}
     traces = [
         trace(f"n{node}", *(process(rank, *TWICE, world_size=8) for rank in pair))
@@ -201,11 +201,11 @@ def test_missing_ranks_are_expected_where_they_should_be(nodes, errors, more, ex
     missing = [one for one in made.groups if one.kind == "missing"]
     assert [one.kind for one in made.groups].count("no-data") == len(set(errors.values()))
     assert (made.errors, made.world_size) == (errors, 8)
-    assert bool(missing) == bool(why)
+    assert bool(missing) == bool(reason)
     for one in missing:
         assert one.nodes == expected
         assert {*one.ranks} == {*range(8)} - {rank for pair in ranks.values() for rank in pair}
-        assert why in one.why
+        assert reason in one.no_stack_reason
         assert ("gave no answer: see" if expected else "dmesg") in advice(made)
 
 
@@ -260,14 +260,14 @@ def test_what_another_user_claims_is_no_rank_of_the_job():
     made = group([*fakes(3), *fleet()])
     assert (made.job, made.user, brief(made)) == ("88", "ada", ALL)
     assert {row.node for row in made.processes} == {"gpu1", "gpu2"}
-    assert [tuple(other) for other in made.others] == [("88", "mallory", 3, True)]
+    assert [tuple(other) for other in made.other_jobs] == [("88", "mallory", 3, True)]
     # Many processes of the same rank are no larger job.
     crowd = [process(n % 4, LOAD, LOAD, user="mallory", pid=9000 + n) for n in range(300)]
     assert group([trace("gpu9", *crowd), *fleet()]).user == "ada"
     assert made.advice[-2:] == (
         "shown is job 88 of ada; there are also 88 (3 processes of mallory): choose with "
         "--user NAME",
-        "whose job 88 is, nothing tells: ada, mallory claim it: choose with --user NAME",
+        "the owner of job 88 is unknown: ada, mallory claim it: choose with --user NAME",
     )
     # Where their node knows better, they are no job, however many they are.
     note = "claims job 88, which is another user's: not looked into"
@@ -286,14 +286,14 @@ def test_the_job_of_slurms_own_cgroup_is_shown_whatever_others_claim():
     outside = trace("gpu8", process(8, *TWICE))
     made = group([*fakes(5, slurm_job="99", job="88"), outside, *own])
     assert (made.job, len(made.processes)) == ("88", 9)
-    assert [tuple(other) for other in made.others] == [("99", "mallory", 5, False)]
+    assert [tuple(other) for other in made.other_jobs] == [("99", "mallory", 5, False)]
 
 
 @pytest.mark.parametrize("lie", [{"slurm_job": "99"}, {"job": "99"}, {"user": "mallory"}])
 def test_a_node_that_makes_up_a_job_hides_no_other_node_s(lie):
     made = group([*fakes(300, **{"user": "ada", **lie}), *fleet()])
     assert (made.job, made.user, len(made.processes)) == ("88", "ada", 8)
-    assert [other.processes for other in made.others] == [300]
+    assert [other.processes for other in made.other_jobs] == [300]
     assert ("99 (300 processes): choose with --job" in advice(made)) == ("user" not in lie)
 
 
@@ -304,7 +304,9 @@ def test_nodes_without_an_answer_are_together_by_their_reason():
     # A node with a part of an answer is not silent.
     assert made.errors == {**errors, "a": "the native round: connection lost"}
     assert "a: a part of the answer" in advice(made)
-    rows = [(one.ranks, one.nodes, one.why) for one in made.groups if one.kind == "no-data"]
+    rows = [
+        (one.ranks, one.nodes, one.no_stack_reason) for one in made.groups if one.kind == "no-data"
+    ]
     assert rows == [((), ("gpu8",), "timed out"), ((), ("gpu7", "gpu10"), "NODE: refused")]
 
 

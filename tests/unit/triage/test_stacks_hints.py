@@ -29,35 +29,35 @@ def stack(text):
     return [Frame(*row) for row in frames(text)]
 
 
-def about(text, native="", **more):
+def activity(text, native="", **more):
     hint = hints.find(stack(text), stack(native), **more)
-    return hint.about if hint else None
+    return hint.activity if hint else None
 
 
 @pytest.mark.parametrize("case", cases(__file__, "hints.json", "place"))
 def test_a_place_says_what_it_waits_for(case):
-    assert about(f"TRAIN > {case['name']}") == case["about"]
+    assert activity(f"TRAIN > {case['name']}") == case["about"]
 
 
 @pytest.mark.parametrize("case", cases(__file__, "hints.json", "native"))
 def test_native_frames_tell_what_python_frames_do_not(case):
     python, native = case["name"].split(" | ")
-    assert about(python, native) == case["about"]
+    assert activity(python, native) == case["about"]
 
 
 @pytest.mark.parametrize("case", cases(__file__, "hints.json", "kernel"))
 def test_the_function_of_the_kernel_names_whom_state_d_waits_for(case):
     hint = hints.in_kernel(case["name"])
-    assert (hint.about if hint else None) == case["about"]
+    assert (hint.activity if hint else None) == case["about"]
 
 
 @pytest.mark.parametrize("case", cases(__file__, "hints.json", "call"))
 def test_the_kernel_tells_what_a_call_of_c_below_the_users_own_code_waits_for(case):
     channel, waits_on = case["name"].split(" | ")
     kernel = {"channel": channel, "waits_on": waits_on, "master": "gpu1:29500"}
-    assert about("TRAIN", **kernel) == case["about"]
+    assert activity("TRAIN", **kernel) == case["about"]
     # A known call says more.
-    assert about("TRAIN > all_reduce C10D 4181", **kernel) == "collective"
+    assert activity("TRAIN > all_reduce C10D 4181", **kernel) == "collective"
 
 
 @pytest.mark.parametrize("case", cases(__file__, "hints.json", "own"))
@@ -78,7 +78,7 @@ def test_every_hint_is_one_line_that_says_something():
 
 
 def test_no_stack_has_no_hint_and_a_hostile_stack_is_read_up_to_a_bound():
-    assert about("") is None
+    assert activity("") is None
     assert hints.in_kernel("") is None
-    assert hints.find([Frame("wait", "threading.py", 1)] * 100_000).about == "lock"
+    assert hints.find([Frame("wait", "threading.py", 1)] * 100_000).activity == "lock"
     assert hints.find([Frame("f", "a/" * 100_000, 1)] * 10) is None

@@ -131,7 +131,7 @@ def test_a_loop_that_polls_stays_where_it_is_though_its_last_calls_differ():
     deeper = f"{polls} > _acquire filelock/_unix.py 60"
     row = process(0, polls, deeper, switches=[0, 40], main_cpu_s=[0.0, 0.01], **NAP)
     (group,) = look(row).groups
-    assert (group.verdict, group.about) == ("unsure", "file-lock")
+    assert (group.verdict, group.activity) == ("unsure", "file-lock")
 
 
 LOOP = "<module> ray/w.py 1 > main_loop ray/_private/worker.py 1071"
@@ -146,7 +146,7 @@ GRPC = f"{BOOT} > _serve grpc/_server.py 880"
 HOOK = "apply torch/autograd/function.py 307 > backward mine.py 8"
 
 
-@pytest.mark.parametrize(("main", "threads", "gil", "about", "own"), [
+@pytest.mark.parametrize(("main", "threads", "gil", "activity", "own"), [
     (JOIN, {"worker": REDUCES}, "", "collective", "work"),
     (JOIN, {"worker": WORKS}, "", "", "work"),
     ("_shutdown threading.py 1590", {"worker": WORKS}, "", "exit", "work"),
@@ -165,13 +165,13 @@ HOOK = "apply torch/autograd/function.py 307 > backward mine.py 8"
     (JOIN, {"worker": WORKS, "outer": OUTER}, "", "", "work"),
 ])  # fmt: skip
 def test_a_main_thread_that_waits_for_a_thread_of_its_own_is_shown_with_it(
-    main, threads, gil, about, own
+    main, threads, gil, activity, own
 ):
     (row,) = ranks(main, 0, threads_at=threads, switches=[0, 380], main_cpu_s=[0.0, 0.007])
     for sample in row["samples"]:
         sample["gil"] = gil
     (group,) = look(row).groups
-    assert (group.about, group.user_frame.function, group.verdict) == (about, own, "blocked")
+    assert (group.activity, group.user_frame.function, group.verdict) == (activity, own, "blocked")
 
 
 WORKER = "_worker_loop torch/utils/data/_utils/worker.py 348"
@@ -200,12 +200,14 @@ def test_equal_processes_below_the_ranks_are_there_once_and_idle_ones_last():
         ]
         rows.append(process(rank, LOAD, LOAD, below=workers))
     (group,) = [group for group in look(*rows).groups if group.ranks == (0, 1)]
-    kinds = sorted((row.kind, row.processes, row.ranks, row.why) for row in group.below)
+    kinds = sorted(
+        (row.kind, row.processes, row.ranks, row.no_stack_reason) for row in group.children
+    )
     worker = ("loader worker", 2, (0, 1), "")
     assert kinds == [worker, worker, ("process", 2, (0, 1), "not Python")]
-    assert "asks for the next batch" not in group.below[0].hint
-    assert group.below[-1].hint.startswith("is a data loader's worker that waits for its rank")
-    assert group.below[-1].command == "spawn_main(tracker_fd=N, pipe_handle=N)"
+    assert "asks for the next batch" not in group.children[0].hint
+    assert group.children[-1].hint.startswith("is a data loader's worker that waits for its rank")
+    assert group.children[-1].command == "spawn_main(tracker_fd=N, pipe_handle=N)"
 
 
 def test_a_frame_of_the_interpreters_own_makes_no_difference():

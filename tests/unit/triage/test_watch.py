@@ -1,4 +1,4 @@
-"""When a watched job is said to hang: tables of what its ranks do between two looks."""
+"""When a watched job is said to hang: tables of what its ranks do between two snapshots."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from nodeready.subjects import wire
 from nodeready.transport.base import UNREACHABLE, Failure, Reply
 from nodeready.triage.watch import (
     Interval,
-    Look,
+    JobSnapshot,
     RankKey,
     Sign,
     Watch,
     interval,
     judge,
+    probe,
     signs,
-    take,
 )
 from tests.cases import cases
 
@@ -37,16 +37,16 @@ def later(rank: Motion, **changes: float) -> Motion:
 
 def pair(
     *steps: dict[str, float], nodes: int = 1, ports: float | None = None
-) -> tuple[Look, Look]:
-    """Two looks a minute apart. steps: what each rank has done meanwhile; None of ports: untold"""
+) -> tuple[JobSnapshot, JobSnapshot]:
+    """Two snapshots a minute apart. steps: each rank's changes; ports None: no counters"""
     keys = [RankKey(f"gpu{rank % nodes}", 100 + rank, 5.0) for rank in range(len(steps))]
     before = {key: replace(REST, pid=key.pid, rank=rank) for rank, key in enumerate(keys)}
     after = {key: later(before[key], **step) for key, step in zip(keys, steps, strict=True)}
     if ports is None:
-        return Look(0.0, before), Look(MINUTE, after)
+        return JobSnapshot(0.0, before), JobSnapshot(MINUTE, after)
     names = [f"gpu{number}" for number in range(nodes)]
     moved = (dict.fromkeys(names, PortBytes(1000 + int(ports * at), None)) for at in (0, MINUTE))
-    return Look(0.0, before, next(moved)), Look(MINUTE, after, next(moved))
+    return JobSnapshot(0.0, before, next(moved)), JobSnapshot(MINUTE, after, next(moved))
 
 
 #: What a rank does in a minute; a row of `watch.json` names it, or what it is like.
@@ -73,23 +73,27 @@ def step(row: str | dict[str, Any]) -> dict[str, float]:
 
 @pytest.mark.parametrize("case", cases(__file__, "watch.json"))
 def test_what_a_minute_tells(case):
-    looks = pair(*map(step, case["ranks"]), nodes=case.get("nodes", 1), ports=case.get("ports"))
-    assert interval(*looks).kind == case["kind"]
+    snapshots = pair(
+        *map(step, case["ranks"]), nodes=case.get("nodes", 1), ports=case.get("ports")
+    )
+    assert interval(*snapshots).kind == case["kind"]
 
 
 def test_where_witnesses_are_few_nobody_says_that_it_hangs():
     """A single witness convicts nobody: here no log and no bytes are known, and a rank polls."""
-    looks = pair({**NOTHING, "switches": 6000, "cpu_s": 0.6})
-    assert interval(*looks).kind == "still"
+    snapshots = pair({**NOTHING, "switches": 6000, "cpu_s": 0.6})
+    assert interval(*snapshots).kind == "still"
     blind = {"moved_bytes": None, "log_bytes": None, "log_age_s": None}
     before, after = (
-        Look(look.at, {key: replace(rank, **blind) for key, rank in look.ranks.items()})
-        for look in looks
+        JobSnapshot(
+            snapshot.taken_s, {key: replace(rank, **blind) for key, rank in snapshot.ranks.items()}
+        )
+        for snapshot in snapshots
     )
     assert interval(before, after).kind == "unclear"
     # Ranks that were started again move.
     fresh = {RankKey(key.node, key.pid + 7, 99.0): rank for key, rank in before.ranks.items()}
-    minute = interval(before, Look(MINUTE, fresh))
+    minute = interval(before, JobSnapshot(MINUTE, fresh))
     assert (minute.kind, minute.signs[0].text) == ("moves", "processes of 1 rank came or went")
 
 
@@ -113,8 +117,8 @@ def test_every_sign_says_what_was_seen_and_of_whom():
 def test_the_limits_of_a_sign(witness, rate, moves):
     changes = {"bytes": {"moved_bytes": 60 * rate}, "switches": {"switches": 60 * rate}}
     step = {**NOTHING, **changes.get(witness, {})}
-    looks = pair(step, NOTHING, nodes=2, ports=rate if witness == "ports" else 0)
-    (sign,) = [sign for sign in signs(*looks, MINUTE) if sign.witness == witness]
+    snapshots = pair(step, NOTHING, nodes=2, ports=rate if witness == "ports" else 0)
+    (sign,) = [sign for sign in signs(*snapshots, MINUTE) if sign.witness == witness]
     assert sign.moves is moves
 
 
@@ -135,7 +139,7 @@ JUDGED = {
     "a doubt between": ([STILL, STILL, UNCLEAR, STILL], True, ("still", 60, False, True)),
     "a doubt at last": ([*[STILL] * 5, UNCLEAR], True, ("unclear", 0, False, True)),
     "it moves again, and is armed again": ([MOVES], False, ("moves", 0, False, True)),
-    "no rank in one look": ([STILL, GONE], True, ("unclear", 0, False, True)),
+    "no rank in one snapshot": ([STILL, GONE], True, ("unclear", 0, False, True)),
     "none in two": ([MOVES, GONE, GONE], True, ("gone", 0, False, True)),
 }
 
@@ -146,19 +150,19 @@ def test_when_an_incident_is_taken(intervals, armed, wanted):
     assert (judgement.kind, judgement.still_s, judgement.fire, judgement.armed) == wanted
 
 
-def looks(*steps: dict[str, float]) -> list[Look]:
-    """Looks a minute apart, of two ranks that both do this."""
+def minutes(*steps: dict[str, float]) -> list[JobSnapshot]:
+    """Snapshots a minute apart, of two ranks that both do this."""
     sequence = [pair(NOTHING, NOTHING)[0]]
     for number, step in enumerate(steps, 1):
         ranks = {key: later(rank, **step) for key, rank in sequence[-1].ranks.items()}
-        sequence.append(Look(number * MINUTE, ranks))
+        sequence.append(JobSnapshot(number * MINUTE, ranks))
     return sequence
 
 
-def watched(sequence: list[Look]) -> tuple[list[str], list[int], Watch]:
-    """The words after each look, and the numbers of those that fire."""
+def watched(sequence: list[JobSnapshot]) -> tuple[list[str], list[int], Watch]:
+    """The words after each snapshot, and the numbers of those that fire."""
     watch = Watch(180)
-    rows = [(watch.add(look).fire, watch.words) for look in sequence]
+    rows = [(watch.add(snapshot).fire, watch.text) for snapshot in sequence]
     # What is kept of a long watch is bounded.
     assert len(watch.intervals) < 10
     return [words for _, words in rows], [n for n, (fires, _) in enumerate(rows) if fires], watch
@@ -167,7 +171,7 @@ def watched(sequence: list[Look]) -> tuple[list[str], list[int], Watch]:
 def test_a_hang_fires_once_and_a_second_one_again():
     works = {"cpu_s": 50, "faults": 900, "switches": 5000}
     sequence = [works, *[NOTHING] * 6, works, *[NOTHING] * 4]
-    words, fired, _ = watched(looks(*sequence))
+    words, fired, _ = watched(minutes(*sequence))
     assert fired == [4, 11]
     assert words[0] == "2 ranks on gpu0"
     assert words[1].startswith("moves: 2 ranks on gpu0: rank 0 takes 83 % of a core")
@@ -179,19 +183,19 @@ def test_a_hang_fires_once_and_a_second_one_again():
 
 def test_a_node_that_is_lost_does_not_hide_that_the_others_wait():
     trouble = {"errors": {"gpu7": "no answer"}, "unreached": frozenset({"gpu7"})}
-    lost = [replace(look, **trouble) for look in looks(*[NOTHING] * 4)]
+    lost = [replace(snapshot, **trouble) for snapshot in minutes(*[NOTHING] * 4)]
     words, fired, _ = watched(lost)
     assert fired == [3]
     assert words[-1].endswith("; no answer of gpu7")
 
 
 def test_a_node_without_an_answer_is_not_the_end_of_the_job():
-    first, *_ = looks(NOTHING)
-    silent = [Look(MINUTE * n, errors={"gpu0": "no answer"}) for n in (1, 2, 3)]
+    first, *_ = minutes(NOTHING)
+    silent = [JobSnapshot(MINUTE * n, errors={"gpu0": "no answer"}) for n in (1, 2, 3)]
     _, fired, watch = watched([first, *silent])
     assert (watch.judgement.kind, fired) == ("unclear", [])
-    _, _, watch = watched([first, Look(MINUTE), Look(2 * MINUTE)])
-    assert (watch.judgement.kind, watch.words) == ("gone", "the job has ended")
+    _, _, watch = watched([first, JobSnapshot(MINUTE), JobSnapshot(2 * MINUTE)])
+    assert (watch.judgement.kind, watch.text) == ("gone", "the job has ended")
 
 
 CONFIG = motion.MotionConfig("", "nodeready:test", 20, "4711")
@@ -212,12 +216,12 @@ def answering(*rows: object, text: str = ""):
     return ask
 
 
-def test_a_look_has_every_rank_of_every_node():
+def test_a_snapshot_has_every_rank_of_every_node():
     ask = answering(("motion", REST), ("ports", PortBytes(7, None)), ("found", MotionEnd(1)))
-    look = take(ask, ["gpu0", "gpu1"], CONFIG, 3.0)
-    assert look.ranks == {RankKey("gpu0", 100, 5.0): REST, RankKey("gpu1", 100, 5.0): REST}
-    assert look.ports == {"gpu0": PortBytes(7, None), "gpu1": PortBytes(7, None)}
-    assert (look.at, look.errors) == (3.0, {})
+    snapshot = probe(ask, ["gpu0", "gpu1"], CONFIG, 3.0)
+    assert snapshot.ranks == {RankKey("gpu0", 100, 5.0): REST, RankKey("gpu1", 100, 5.0): REST}
+    assert snapshot.ports == {"gpu0": PortBytes(7, None), "gpu1": PortBytes(7, None)}
+    assert (snapshot.taken_s, snapshot.errors) == (3.0, {})
 
 
 AWAY = {"gpu0": Failure(kind=UNREACHABLE, error="connection refused")}
@@ -235,8 +239,8 @@ def test_a_job_has_one_user(rows, users, own):
         RankKey("gpu0", number, 5.0): replace(REST, uid=uid, in_cgroup=in_cgroup)
         for number, (uid, in_cgroup) in enumerate(rows)
     }
-    look = Look(0.0, ranks)
-    assert (look.users, len(look.of(1).ranks)) == (users, own)
+    snapshot = JobSnapshot(0.0, ranks)
+    assert (snapshot.users, len(snapshot.of_user(1).ranks)) == (users, own)
 
 
 @pytest.mark.parametrize(("ask", "unreached"), [
@@ -246,5 +250,5 @@ def test_a_job_has_one_user(rows, users, own):
     (lambda what, asked: AWAY, ["gpu0"]),
 ])  # fmt: skip
 def test_what_makes_no_sense_costs_its_node_alone(ask, unreached):
-    look = take(ask, ["gpu0"], CONFIG, 0)
-    assert ([*look.errors], [*look.unreached]) == (["gpu0"], unreached)
+    snapshot = probe(ask, ["gpu0"], CONFIG, 0)
+    assert ([*snapshot.errors], [*snapshot.unreached]) == (["gpu0"], unreached)
