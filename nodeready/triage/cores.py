@@ -16,7 +16,8 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 from nodeready.node.cores import gcore, program
 from nodeready.node.cores.gdb import CRASHED, EVERY, PYTHON
-from nodeready.node.cores.program import CoreSummary, Done, File, Listing
+from nodeready.node.cores.listing import CoreFile, Listing
+from nodeready.node.cores.program import CoreSummary, ReadTotals
 from nodeready.node.users_file import by_turns
 from nodeready.policy import Policy
 from nodeready.subjects import wire
@@ -221,7 +222,7 @@ class CrashFile:
     host:   where it was written, when its name tells: the node's name, else the host's; else ""
     """
 
-    file: File
+    file: CoreFile
     reader: str
     nodes: tuple[str, ...]
     host: str = ""
@@ -495,7 +496,7 @@ def deduplicated(listings: Mapping[str, Listing]) -> list[CrashFile]:
     On a shared file system several nodes see the same one: path, inode, size and time are equal.
     It is read where it was written, if its name tells that, else where least is to be read.
     """
-    read_places: dict[tuple[str, int, int, int], list[tuple[str, File]]] = {}
+    read_places: dict[tuple[str, int, int, int], list[tuple[str, CoreFile]]] = {}
     for node, listing in listings.items():
         for file in listing.files:
             key = (file.path, file.inode, file.modified_ns, file.size_bytes)
@@ -576,7 +577,7 @@ def collect_cores(
         if listings[name] is None:
             errors[name] = no_answer_reason(answer, requests[name], NOT_DONE)
     readable = {name: listing for name, listing in listings.items() if listing is not None}
-    unlisted = {name: listing.more for name, listing in readable.items()}
+    unlisted = {name: listing.unlisted_count for name, listing in readable.items()}
     reading: dict[str, list[CrashFile]] = {}
     for crash in deduplicated(readable):
         reading.setdefault(crash.reader, []).append(crash)
@@ -655,14 +656,18 @@ def _read(
     for name, files in chosen.items():
         answer, refused = answers[name], list[str]()
         try:
-            received = rows(answer, requests[name], {"core": CoreSummary, "done": Done}, refused)
+            received = rows(
+                answer, requests[name], {"core": CoreSummary, "done": ReadTotals}, refused
+            )
         except ProbeError as problem:
             received, answer = [], Failure(error=problem.reason)
         cores = {core.number: core for core in received if isinstance(core, CoreSummary)}
-        for end in (row for row in received if isinstance(row, Done)):
-            unlisted[name] += end.left
-            if end.unknown:
-                notes.setdefault(name, []).append(f"{end.unknown} cores do not tell their job")
+        for end in (row for row in received if isinstance(row, ReadTotals)):
+            unlisted[name] += end.unread_count
+            if end.unknown_job_count:
+                notes.setdefault(name, []).append(
+                    f"{end.unknown_job_count} cores do not tell their job"
+                )
             break
         else:
             refused.append(f"no answer: {no_answer_reason(answer, requests[name], NOT_DONE)}")
@@ -753,10 +758,10 @@ class Dumping:
             raise DumpError(preview.refused)
         return preview
 
-    def take(self, preview: gcore.Preview) -> gcore.Taken:
+    def take(self, preview: gcore.Preview) -> gcore.DumpResult:
         """Do it; slow disks take 50 MB a second. Raises DumpError as `look` does."""
         limit_s = min(_TAKE_S, 60 + preview.size_bytes // 50_000_000)
-        taken = self._ask(limit_s, preview.started, "taken", gcore.Taken)
+        taken = self._ask(limit_s, preview.started, "taken", gcore.DumpResult)
         if isinstance(taken, gcore.Preview):
             raise DumpError(taken.refused)
         return taken

@@ -1,4 +1,4 @@
-"""CORES: list the core files of a node, read them with gdb, take one of a live process.
+"""CORES: list the core files of a node, read them with gdb, take a core of a live process.
 
-The modules run on the node. No core is written, moved or removed, save the one that was asked for.
+The modules run on the node. Only a core that is taken on request is written; none is removed.
 """

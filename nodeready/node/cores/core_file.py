@@ -1,6 +1,6 @@
-"""One core file: its ELF header, its notes, pieces of its memory, and the program that it is of.
+"""One core file: its ELF header, its notes, its memory and its program.
 
-Every question is asked of the open file: a moment later its name may be another file's.
+Only the open file is read, because the file's name may be another file's a moment later.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from nodeready.node.users_file import ROOT, follow, open_regular
 
 # --- The notes and program headers of core(5) and elf(5). Pure: bytes in, a dataclass out.
 #
-# Little-endian 64-bit cores of x86_64 and aarch64. A number in the file is believed only as far as
-# there are bytes for it.
+# Little-endian 64-bit cores of x86_64 and aarch64. A size in the file never exceeds the bytes that
+# are read.
 
 #: The length of an ELF file's header.
 EHDR_BYTES = 64
@@ -29,7 +29,7 @@ _CORE, _MACHINES = 4, {62: "x86_64", 183: "aarch64"}
 _LOAD, _NOTE = 1, 4
 _PRSTATUS, _PRPSINFO, _AUXV, _FILE = 1, 3, 6, 0x46494C45
 _AT_PHDR, _AT_ENTRY, _AT_EXECFN = 3, 9, 31
-#: Mapped files that are kept: Linux allows 65530 mappings, and one file has several.
+#: Maximum mapped files: Linux allows 65530 mappings, and one file has several.
 _FILES = 65_536
 _BUILD_ID = 3
 #: The longest path of Linux (PATH_MAX).
@@ -37,12 +37,12 @@ _PATH_BYTES = 4096
 
 
 class NoCore(ValueError):
-    """These bytes are no core that we can read: why, in a few words."""
+    """Why the bytes are no readable core, in a few words."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """``size`` bytes of the memory at ``address`` stand in the file at ``offset``."""
+    """The file has ``size`` bytes of the memory at ``address``, from ``offset`` on."""
 
     offset: int
     address: int
@@ -51,7 +51,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Header:
-    """Where in a core its parts are.
+    """The ELF header of a core.
 
     table: offset and size of the program headers
     """
@@ -62,11 +62,11 @@ class Header:
 
 @dataclass(frozen=True)
 class Notes:
-    """The process, as its notes have it. ``None`` and "": the note is not there.
+    """The notes of the process. ``None`` and "": the note is missing.
 
-    threads: how many PRSTATUS there are
-    files:   mapped files: first address, and path as bytes
-    auxv:    what the kernel told the program at its start, as bytes
+    threads: number of PRSTATUS notes
+    files:   mapped files: first address, last address, path as bytes
+    auxv:    the auxiliary vector that the program got at its start, as bytes
     """
 
     pid: int | None = None
@@ -81,7 +81,7 @@ class Notes:
     auxv: bytes = b""
 
     def executable(self) -> tuple[int, str]:
-        """The address and path of the executable; (0, "") when no note names it."""
+        """The address and path of the executable; (0, ""): no note names it."""
         for start, end, name in self.files:
             if start <= self.entry < end:
                 lowest = min(first for first, _, other in self.files if other == name)
@@ -90,7 +90,7 @@ class Notes:
 
 
 def text(raw: bytes) -> str:
-    """A name of the kernel's as text; bytes that are no UTF-8 become surrogates."""
+    """Bytes of the kernel as text; bytes that are no UTF-8 become surrogates."""
     return raw.decode("utf-8", "surrogateescape")
 
 
@@ -117,7 +117,7 @@ def header(head: bytes) -> Header:
 
 
 def segments(table: bytes) -> tuple[list[Segment], list[Segment]]:
-    """Memory and notes, from the program headers."""
+    """The memory segments and the note segments of the program headers."""
     memory, notes = [], []
     table_bytes = len(table) - len(table) % _PHDR.size
     for kind, _, offset, address, _, size, _, _ in _PHDR.iter_unpack(table[:table_bytes]):
@@ -129,7 +129,7 @@ def segments(table: bytes) -> tuple[list[Segment], list[Segment]]:
 
 
 def find(memory: list[Segment], address: int) -> Segment | None:
-    """The part of the file that holds the memory from this address on; None: it has none."""
+    """The part of the file with the memory from this address on; None: no part has it."""
     for part in memory:
         if part.address <= address < part.address + part.size:
             inside = address - part.address
@@ -138,20 +138,21 @@ def find(memory: list[Segment], address: int) -> Segment | None:
 
 
 def _each_note(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
-    """Name, type and content of each whole note."""
-    at = 0
-    while at + 12 <= len(data):
-        name_size, size, kind = struct.unpack_from("<III", data, at)
-        begin = at + 12 + (name_size + 3) // 4 * 4
+    """Name, type and content of each complete note."""
+    start = 0
+    while start + 12 <= len(data):
+        name_size, size, kind = struct.unpack_from("<III", data, start)
+        name_start = start + 12
+        begin = name_start + (name_size + 3) // 4 * 4
         end = begin + size
         if end > len(data):
             return
-        yield data[at + 12 : at + 12 + name_size].rstrip(b"\0"), kind, data[begin:end]
-        at = begin + (size + 3) // 4 * 4
+        yield data[name_start : name_start + name_size].rstrip(b"\0"), kind, data[begin:end]
+        start = begin + (size + 3) // 4 * 4
 
 
 def parse(data: bytes) -> Notes:
-    """The notes of a process; what is cut off or too short is missing."""
+    """The notes of a process; notes that are cut off or too short are left out."""
     values: dict[str, object] = {}
     threads = 0
     for name, kind, content in _each_note(data):
@@ -159,7 +160,7 @@ def parse(data: bytes) -> Notes:
             continue
         if kind == _PRSTATUS:
             threads += 1
-            # The first is the thread that got the signal.
+            # The first note is of the thread that got the signal.
             if threads == 1 and len(content) >= 36:
                 values["signal"] = struct.unpack_from("<h", content, 12)[0]
                 values.setdefault("pid", struct.unpack_from("<i", content, 32)[0])
@@ -192,7 +193,7 @@ def _files(content: bytes) -> tuple[tuple[int, int, bytes], ...]:
 
 
 def build_id(image: bytes) -> str:
-    """The build id of the ELF file that begins with ``image``, in hex; "": it has none there."""
+    """The build id of the ELF file that begins with ``image``, in hex; "": it has none."""
     if image[:6] != b"\x7fELF\x02\x01" or len(image) < EHDR_BYTES:
         return ""
     (offset,) = struct.unpack_from("<Q", image, 32)
@@ -208,11 +209,11 @@ def build_id(image: bytes) -> str:
 
 # --- The open file.
 
-#: Bytes of notes that are read: a thread has 3 to 11 kB of them.
+#: Maximum bytes of notes: each thread has 3 to 11 kB.
 _NOTES_BYTES = 16 << 20
-#: Bytes of an ELF file in which its build id stands.
+#: The first bytes of an ELF file, which contain its build id.
 _IMAGE_BYTES = 4096
-#: Bytes in front of AT_EXECFN's string in which the environment is searched.
+#: Bytes before AT_EXECFN's string in which the environment is searched.
 _STACK_BYTES = 256 << 10
 _KEPT = re.compile(
     b"(%b)=([!-~]{1,200})" % b"|".join(name.encode("ascii") for name in sorted(processes.KEYS))
@@ -220,14 +221,14 @@ _KEPT = re.compile(
 
 
 def _read(number: int, size: int, offset: int) -> bytes:
-    """So much of a file, at most; b"" where no file can have anything."""
+    """At most ``size`` bytes of a file; b"" beyond the possible end of a file."""
     return os.pread(number, size, offset) if offset + size <= sys.maxsize else b""
 
 
 class CoreReader:
-    """An open core. Raises NoCore where it is none, OSError where it cannot be read.
+    """An open core. Raises NoCore if the file is no core, OSError if it cannot be read.
 
-    number: its descriptor, which stays the caller's
+    number: the file's descriptor, which the caller closes
     """
 
     def __init__(self, number: int) -> None:
@@ -238,12 +239,12 @@ class CoreReader:
         table = _read(number, size, offset)
         memory, notes = segments(table)
         self.memory: list[Segment] = memory
-        #: The size that it should have; None: it ends within its program headers.
+        #: The complete size; None: the core ends within its program headers.
         self.whole_bytes: int | None = None
         if len(table) == size:
             # whole_bytes expects the program headers at their place in the file.
-            between = b"\0" * max(0, min(offset, 1 << 20) - len(head))
-            total_bytes = whole_bytes(head[:offset] + between + table)
+            gap = b"\0" * max(0, min(offset, 1 << 20) - len(head))
+            total_bytes = whole_bytes(head[:offset] + gap + table)
             self.whole_bytes = (
                 None if total_bytes is None or total_bytes > sys.maxsize else total_bytes
             )
@@ -251,17 +252,20 @@ class CoreReader:
         self.notes: Notes = parse(data)
 
     def memory_at(self, address: int, size: int) -> bytes:
-        """What the core has of the process's memory there, at most."""
+        """At most ``size`` bytes of the process's memory at this address."""
         part = find(self.memory, address)
         return _read(self.number, min(size, part.size), part.offset) if part else b""
 
     def build_id(self, address: int) -> str:
-        """Of the ELF file that was mapped at this address; "": the core has no copy of it."""
+        """The build id of the ELF file mapped at this address; "": the core has no copy of it."""
         return build_id(self.memory_at(address, _IMAGE_BYTES))
 
     def environment(self) -> Mapping[str, str]:
-        """What of the environment tells rank and job: it stands in front of the path at the
-        bottom of the stack (fs/binfmt_elf.c, create_elf_tables)."""
+        """The variables of the environment that tell rank and job.
+
+        The environment stands before the path at the bottom of the stack (fs/binfmt_elf.c,
+        create_elf_tables).
+        """
         end = self.notes.execfn
         for part in self.memory:
             if part.address <= end < part.address + part.size:
@@ -272,18 +276,17 @@ class CoreReader:
         return {}
 
     def rank(self) -> tuple[int | None, tuple[str, ...]]:
-        """The rank, and all names of its job, as `nodeready stacks` knows both; None and () when
-        the core does not say."""
+        """The rank and all names of its job, as in `nodeready stacks`; None and (): unknown."""
         process = processes.ScannedProcess(0, 0, environment=self.environment())
         return ranks.identify(process).rank, tuple(ranks.jobs(process))
 
 
 def program_problem(path: str, expected: str) -> str:
-    """Why this file is not the program of a core, one line; "": it is, as far as one can tell.
+    """Why this file is not the program of a core, one line; "": nothing speaks against it.
 
-    Only a regular file is opened, with the rights of its owner where we are root.
+    Only a regular file is opened, with the rights of its owner if we are root.
 
-    wanted: the build id that the core has of it; "": it has none
+    expected: the build id in the core; "": the core has none
     """
     if not path:
         return "the core does not say which program it was"

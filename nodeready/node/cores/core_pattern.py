@@ -1,4 +1,4 @@
-"""kernel.core_pattern: the path of a core, and backwards, what the name of a core file tells.
+"""kernel.core_pattern: a pattern gives the path of a core, and a core's name gives its values.
 
 The rules are those of core(5), "Naming of core dump files".
 """
@@ -15,37 +15,37 @@ from nodeready.node.users_file import ROOT, Resolved, by_turns, follow, modified
 
 # --- A pattern expanded: the path of a core.
 
-#: Stands for a value that only the kernel knows: a number in an outer namespace, the CPU.
+#: Replaces a value that only the kernel knows: a pid in an outer namespace, the CPU.
 UNKNOWN = "\0"
-#: All specifiers of Linux 6.16; the kernel drops any other one.
+#: All specifiers of Linux 6.16; the kernel drops any other specifier.
 SPECIFIERS = frozenset("cCdeEFghiIpPstu")
-# The kernel keeps a value of these from leading into another directory.
+# The kernel removes slashes and dots from these values, so they lead into no other directory.
 _NAMES = frozenset("eEh")
 
 
 def handler_of(pattern: str) -> str:
-    """The program that a pattern pipes to, or the socket (``@``); "": it names a file."""
+    """The program or socket (``@``) that gets the cores of a pattern; "": cores are files."""
     if pattern.startswith("@"):
         return pattern.split(maxsplit=1)[0]
     words = pattern[1:].split() if pattern.startswith("|") else []
-    # A relative program is looked up from /, where the kernel starts it.
+    # The kernel starts a relative program from /.
     return f"/{words[0].lstrip('/')}" if words else "|" if pattern.startswith("|") else ""
 
 
 def expand(pattern: str, values: Mapping[str, str], *, uses_pid: bool = False) -> str:
     """The path of a core, with UNKNOWN for each specifier that has no value.
 
-    uses_pid: kernel.core_uses_pid, which counts when there is no %p
+    uses_pid: kernel.core_uses_pid, which matters for a pattern without %p
     """
 
-    def one(match: re.Match[str]) -> str:
+    def value_of(match: re.Match[str]) -> str:
         letter = match[1]
         if letter == "%":
             return "%"
         value = values.get(letter, UNKNOWN if letter in SPECIFIERS else "")
         return _harmless(value) if letter in _NAMES else value
 
-    path = re.sub(r"%(.?)", one, pattern, flags=re.S)
+    path = re.sub(r"%(.?)", value_of, pattern, flags=re.S)
     # "%%p" is no %p.
     if uses_pid and "p" not in re.findall(r"%(.)", pattern, re.S):
         path += f".{values.get('p', UNKNOWN)}"
@@ -58,21 +58,21 @@ def _harmless(value: str) -> str:
 
 
 def printable(path: str) -> str:
-    """An expanded path for people: ``*`` for what is unknown, bytes that are no text replaced."""
+    """An expanded path for people: ``*`` for unknown values, a mark for bytes that are no text."""
     text = path.replace(UNKNOWN, "*")
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def names_process(pattern: str, values: Mapping[str, str], *, uses_pid: bool = False) -> bool:
-    """Whether the path contains the process's number, and that number is known here."""
+    """Whether the path contains the process's pid, and the pid is known here."""
     letters = {*re.findall(r"%(.)", pattern, re.S), *("p" if uses_pid else "")}
     return bool(letters & {"p", "P", "i", "I"} & set(values))
 
 
 def existing(path: str) -> Iterator[str]:
-    """The files whose paths an expanded path can stand for."""
+    """The existing files that match an expanded path."""
     if UNKNOWN not in path:
-        # No listing: a core directory may let users write and not read.
+        # The directory is not listed: users may be allowed to write there but not to read.
         if os.path.lexists(path):
             yield path
         return
@@ -83,27 +83,27 @@ def existing(path: str) -> Iterator[str]:
             yield match
 
 
-# --- A pattern read backwards: the core files that are there, and what their names tell.
+# --- A pattern read backwards: the existing core files, and the values in their names.
 
 #: systemd-coredump(8): core.COMM.UID.BOOT.PID.MICROSECONDS, compressed or not.
 STORE = "/var/lib/systemd/coredump"
 #: As a pattern; %E stands for the boot's id.
 STORE_PATTERN = f"{STORE}/core.%e.%u.%E.%p.%t"
-#: Directories that one pattern may lead to.
-_DIRECTORIES = 1000
+#: Maximum directories of one pattern.
+_MAX_DIRECTORIES = 1000
 _COMPRESSED = re.compile(r"\.(?:zst|lz4|xz)\Z")
 _MARK = re.compile("\x01(.)")
-# The values of these have no slash: the kernel makes "!" of it.
+# Specifiers whose values are numbers.
 _NUMBERS = frozenset("cCdFgiIpPstu")
-#: Characters of the other values: a thread's name, a host's.
-_LONGEST = {"e": 64, "h": 64}
+#: Maximum characters of a thread's name and of a host's name.
+_MAX_LENGTHS = {"e": 64, "h": 64}
 
 
 @dataclass(frozen=True)
-class Name:
-    """A file whose name a pattern gives.
+class CoreName:
+    """A file whose name matches a pattern.
 
-    values: letter of the specifier -> what stands for it, the first where there are several
+    values: letter of the specifier -> its value, the first if it occurs more than once
     """
 
     path: str
@@ -116,9 +116,9 @@ class PatternDirectory:
     """A directory to which a pattern leads.
 
     shown:  its path as the pattern spells it
-    real:   without links
+    real:   its path without links
     values: of the specifiers in its path
-    owner, modified_ns: of the one in whose name a value stands, the last of several
+    owner, modified_ns: of the deepest directory with a value in its name
     """
 
     shown: str
@@ -130,9 +130,9 @@ class PatternDirectory:
 
 @dataclass(frozen=True)
 class CorePlace:
-    """One pattern as a place to look in.
+    """The directories and files of one pattern.
 
-    pattern: as the kernel has it
+    pattern: as in kernel.core_pattern
     uses_pid: kernel.core_uses_pid
     """
 
@@ -150,22 +150,22 @@ class CorePlace:
 
     @property
     def shown(self) -> str:
-        """For people: ``*`` for what is unknown."""
+        """The pattern for people: ``*`` for unknown values."""
         return printable(expand(self.pattern, {}, uses_pid=self.uses_pid))
 
     @property
     def directory(self) -> str:
-        """Where all of its files lie; "": the pattern names no such directory."""
+        """The directory of all its files; "": the files are in more than one directory."""
         parts = self._parts()[:-1]
         fixed = self.pattern.startswith("/") and not any("\x01" in part for part in parts)
         return ("/".join(parts) or "/") if fixed else ""
 
     def directories(self) -> list[PatternDirectory]:
-        """Where such files may lie. Raises OSError when there is no such directory.
+        """The existing directories of the pattern. Raises OSError if there is none.
 
-        Only the directories that the pattern names are listed. Where a value is part of the name
-        of a directory, anybody may have made one: no link is followed there, and of too many each
-        user's newest are taken by turns.
+        Only directories of the pattern are listed. Any user may have created a directory with a
+        value in its name: such a link is not followed, and of too many directories each user's
+        newest are taken.
         """
         first, *parts = self._parts()
         if first or not parts:
@@ -181,31 +181,33 @@ class CorePlace:
             if problems and not entered:
                 raise problems[0]
             directories = (
-                by_turns(entered)[:_DIRECTORIES] if len(entered) > _DIRECTORIES else entered
+                by_turns(entered)[:_MAX_DIRECTORIES]
+                if len(entered) > _MAX_DIRECTORIES
+                else entered
             )
         return directories
 
     @property
     def prefix(self) -> str:
-        """With what the names of all of its files begin."""
+        """The beginning of the names of all its files."""
         return self._parts()[-1].partition("\x01")[0]
 
-    def names(self, directory: PatternDirectory, names: Iterable[str]) -> Iterator[Name]:
-        """Those of the names in one of its directories that the pattern gives."""
+    def names(self, directory: PatternDirectory, names: Iterable[str]) -> Iterator[CoreName]:
+        """The names in a directory that match the pattern."""
         matches = _regex(self._parts()[-1])
         for name in names:
             suffix = _COMPRESSED.search(name)
             stem = name[: suffix.start()] if suffix else name
             match = matches.fullmatch(stem) or (None if suffix else matches.fullmatch(name))
             if match:
-                yield Name(
+                yield CoreName(
                     os.path.join(directory.shown, name),
                     {**match.groupdict(), **directory.values},
                     suffix[0] if suffix else "",
                 )
 
-    def find(self) -> Iterator[Name]:
-        """The files that are there, in no order. Raises OSError: there is no such directory."""
+    def find(self) -> Iterator[CoreName]:
+        """The existing files, in no order. Raises OSError if there is no such directory."""
         for directory in self.directories():
             with scan(directory.real) as entries:
                 yield from self.names(directory, (entry.name for entry in entries))
@@ -213,8 +215,7 @@ class CorePlace:
     def _enter(
         self, directory: PatternDirectory, part: str, problems: list[OSError]
     ) -> list[PatternDirectory]:
-        """The directories below this one that this part of the pattern names; what was in the way
-        is added to the problems."""
+        """The subdirectories that match this part of the pattern; errors are added to problems."""
         directories: list[PatternDirectory] = []
         try:
             if "\x01" not in part:
@@ -225,16 +226,16 @@ class CorePlace:
                 for entry in entries:
                     match = matches.fullmatch(entry.name)
                     if match and entry.is_dir(follow_symlinks=False):
-                        directories.append(_entered(directory, entry, match.groupdict()))
+                        directories.append(_subdirectory(directory, entry, match.groupdict()))
         except OSError as problem:
             problems.append(problem)
         return directories
 
 
-def _entered(
+def _subdirectory(
     directory: PatternDirectory, entry: os.DirEntry[str], values: dict[str, str]
 ) -> PatternDirectory:
-    """A directory in this one, with the values in its name."""
+    """A subdirectory, with the values in its name."""
     status = entry.stat(follow_symlinks=False)
     return PatternDirectory(
         os.path.join(directory.shown, entry.name),
@@ -246,21 +247,22 @@ def _entered(
 
 
 def _regex(part: str) -> re.Pattern[str]:
-    """What one component of a marked path can be."""
-    text, at, keywords = "", 0, set[str]()
+    """The expression for one component of a marked path."""
+    text, position, keywords = "", 0, set[str]()
     for mark in _MARK.finditer(part):
         letter = mark[1]
-        # As much as the kernel writes, or systemd's \\x20 for a byte: no name takes long to match.
-        kind = "[0-9]{1,20}" if letter in _NUMBERS else f".{{0,{_LONGEST.get(letter, 255)}}}"
+        # The kernel's or systemd's maximum (\\x20 for a byte), so that no name takes long to
+        # match.
+        kind = "[0-9]{1,20}" if letter in _NUMBERS else f".{{0,{_MAX_LENGTHS.get(letter, 255)}}}"
         group = f"(?:{kind})" if letter in keywords else f"(?P<{letter}>{kind})"
-        text += re.escape(part[at : mark.start()]) + group
+        text += re.escape(part[position : mark.start()]) + group
         keywords.add(letter)
-        at = mark.end()
-    return re.compile(text + re.escape(part[at:]), re.S)
+        position = mark.end()
+    return re.compile(text + re.escape(part[position:]), re.S)
 
 
-def live() -> CorePlace:
-    """The pattern in force; "" where it cannot be read."""
+def live_place() -> CorePlace:
+    """The pattern in force; "": it cannot be read."""
     try:
         with open(
             "/proc/sys/kernel/core_pattern", encoding="utf-8", errors="surrogateescape"

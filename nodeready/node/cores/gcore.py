@@ -1,8 +1,8 @@
-"""The program on the node that takes a core of a live process, which goes on afterwards.
+"""The program on the node that takes a core of a live process, which continues afterwards.
 
-Whose memory it is, is asked three times: when the process is looked at, when gdb holds it still,
-and of the core itself. Root's gdb has the rights of the process's user, so that the kernel refuses
-what that user may not see. The core is a file without a name, and ours, until all of them agree.
+The owner of the memory is checked three times: in the process, in the process when gdb holds it
+still, and in the core. Root's gdb has the rights of the process's user, so that the kernel refuses
+memory that the user may not see. The core is our own file without a name until all checks agree.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from nodeready.subjects import wire
 
 # --- The live process: may it be paused, and how large will its core be?
 
-#: States in which gdb must not attach: gdb on a process in state D leaves it stopped for good.
+#: States in which gdb must not attach: it leaves a process in state D stopped forever.
 _BAD_STATES = {
-    "D": "waits in the kernel (state D): gdb would leave it stopped for good",
-    "T": "is stopped by a signal: kill -CONT lets it go on",
+    "D": "waits in the kernel (state D): gdb would leave it stopped forever",
+    "T": "is stopped by a signal: kill -CONT lets it continue",
     "t": "is stopped by a tracer",
     "Z": "has ended (a zombie)",
     "X": "has ended",
 }
-#: Looks at the threads: waiting for a disk for a moment is no reason to refuse.
-_LOOKS, _BETWEEN_S = 5, 0.1
-#: Mappings of the kernel's own.
+#: How often the states are read, and the seconds between: a short wait for a disk is harmless.
+_STATE_READS, _BETWEEN_S = 5, 0.1
+#: Mappings of the kernel.
 _SPECIAL = ("[vvar", "[vsyscall", "[vdso")
 _MAPPING = re.compile(
     r"([0-9a-f]+)-([0-9a-f]+) .(.).(.) [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ ([0-9]+) *(.*)"
@@ -61,12 +61,12 @@ _SHARED_ANONYMOUS = ("/SYSV", "/dev/zero", "/memfd:")
 
 @dataclass(frozen=True)
 class DumpTarget:
-    """One process, as /proc has it now.
+    """The process of which a core is taken.
 
-    identity:   whose it is, and what tells it from every other process
-    inner_pid:  its number in its own pid namespace
-    resident_bytes: what it has in memory and in swap
-    mapped_bytes:   what gdb copies: it is much more where address space is only reserved
+    identity:   its rights and its program
+    inner_pid:  its pid in its own pid namespace
+    resident_bytes: in memory and in swap
+    mapped_bytes:   that gdb copies: many more, if address space is only reserved
     """
 
     pid: int
@@ -81,7 +81,7 @@ class DumpTarget:
 
 
 class DumpRefused(Exception):
-    """No core is taken of this process: why, one line."""
+    """Why no core is taken of this process, one line."""
 
 
 def _read(path: str) -> str:
@@ -95,7 +95,7 @@ def _stat(path: str) -> list[str]:
 
 
 def started(pid: int) -> int:
-    """When it was started, in clock ticks after boot; 0: it is gone."""
+    """The start time of a process, in clock ticks after boot; 0: it has ended."""
     try:
         return int(_stat(f"/proc/{pid}/stat")[19])
     except (OSError, IndexError, ValueError):
@@ -103,32 +103,33 @@ def started(pid: int) -> int:
 
 
 def states(pid: int) -> set[str]:
-    """The states of all its threads. Raises OSError when it is gone."""
-    threads = set()
+    """The states of all threads of a process. Raises OSError if it has ended."""
+    letters = set()
     for name in os.listdir(f"/proc/{pid}/task"):
         try:
-            threads.add(_stat(f"/proc/{pid}/task/{name}/stat")[0])
+            letters.add(_stat(f"/proc/{pid}/task/{name}/stat")[0])
         except (OSError, IndexError):
             continue
-    return threads
+    return letters
 
 
 def _ancestors() -> set[int]:
-    threads, pid = set[int](), os.getpid()
-    while pid > 0 and pid not in threads:
-        threads.add(pid)
+    pids, pid = set[int](), os.getpid()
+    while pid > 0 and pid not in pids:
+        pids.add(pid)
         try:
             pid = int(_stat(f"/proc/{pid}/stat")[1])
         except (OSError, IndexError, ValueError):
             break
-    return threads
+    return pids
 
 
 def core_bytes(smaps: Iterable[str]) -> int:
     """The bytes of memory that gdb copies, from the lines of /proc/PID/smaps (proc(5)).
 
-    By the default of coredump_filter (core(5)): what is no file's copy, whether it may be read or
-    was ever used, but for what is marked as not to be dumped (``dd``) and mapped devices.
+    By the default of coredump_filter (core(5)) it is all memory that is no copy of a file, even
+    if it is unreadable or unused. Memory marked as not to be dumped (``dd``) and mapped devices
+    are excluded.
     """
     total = size = 0
     for row in smaps:
@@ -145,7 +146,7 @@ def core_bytes(smaps: Iterable[str]) -> int:
 
 
 def look(pid: int) -> DumpTarget:
-    """The process, when a core can be taken of it. Raises DumpRefused."""
+    """The process, if a core can be taken of it. Raises DumpRefused."""
     try:
         return _look(pid)
     except (FileNotFoundError, ProcessLookupError):
@@ -198,7 +199,7 @@ def _look(pid: int) -> DumpTarget:
 def _refuse_bad_state(pid: int) -> None:
     """Raises DumpRefused while one of its threads is in one of the _BAD_STATES."""
     problems: set[str] = set()
-    for number in range(_LOOKS):
+    for number in range(_STATE_READS):
         time.sleep(_BETWEEN_S if number else 0)
         problems = states(pid) & _BAD_STATES.keys()
         if not problems:
@@ -206,22 +207,22 @@ def _refuse_bad_state(pid: int) -> None:
     raise DumpRefused(f"process {pid} {_BAD_STATES[min(problems)]}")
 
 
-# --- What the program is told and answers, and its work.
+# --- The program's configuration, its answers and its work.
 
-#: Space beside the mapped bytes: headers, notes, and what other processes write meanwhile.
+#: Space besides the mapped bytes: headers, notes, and data of other processes in the meantime.
 _MARGIN_BYTES, _MARGIN_PARTS = 64 << 20, 20
-#: Seconds for a process to go on after gdb let it go.
+#: Seconds for a process to continue after gdb detached.
 _RESUME_S = 3
 
 
 @dataclass(frozen=True)
 class AttachConfig:
-    """What the program is told.
+    """The program's configuration.
 
     pid:      of the process
-    pattern:  the policy's core_pattern, where the one in force names no directory
+    pattern:  the policy's core_pattern, used if the pattern in force names no directory
     into:     the directory for the core; "": the core directory
-    started:  take the core, when it is still the process that was started then; 0: only look
+    started:  the expected start time of the process; 0: take no core, only print the preview
     """
 
     nonce: str
@@ -235,11 +236,11 @@ class AttachConfig:
 
 @dataclass(frozen=True)
 class Preview:
-    """What would be done, or why nothing is done.
+    """The core that would be taken, or the reason why none can be taken.
 
-    refused:    one line; "": it can be done
+    refused:    one line; "": a core can be taken
     size_bytes: that gdb copies
-    need_bytes: that have to be free
+    need_bytes: that must be free
     """
 
     pid: int
@@ -254,13 +255,13 @@ class Preview:
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What was done.
+class DumpResult:
+    """The core that was taken.
 
-    error:     why there is no core; "": there is one
-    seconds:   that the process was paused, at most
-    state:     the process's afterwards, the letter of /proc; "": it ended
-    continued: it had been left stopped and was sent SIGCONT
+    error:     why there is no core; "": there is a core
+    seconds:   the maximum time for which the process was paused
+    state:     of the process afterwards, the letter of /proc; "": it ended
+    continued: the process was left stopped, and got SIGCONT
     """
 
     path: str
@@ -272,7 +273,7 @@ class Taken:
 
 
 def main(config: AttachConfig) -> None:
-    """Look, or take the core."""
+    """Print the preview, or take the core."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     try:
         target = look(config.pid)
@@ -302,7 +303,7 @@ def main(config: AttachConfig) -> None:
 
 
 def _path(target: DumpTarget, config: AttachConfig) -> str:
-    """Where the core goes: as a crash would name it, so that it is found like one."""
+    """The path of the core: that of a crash, so that it is found in the same way."""
     timestamp = str(int(time.time()))
     host = os.uname().nodename
     if config.into:
@@ -315,7 +316,7 @@ def _path(target: DumpTarget, config: AttachConfig) -> str:
         "u": str(target.identity.uid), "g": str(target.identity.gid), "h": host, "t": timestamp,
         "e": target.comm, "f": os.path.basename(target.program), "E": target.program,
     }  # fmt: skip
-    for place in (core_pattern.live(), CorePlace(config.pattern)):
+    for place in (core_pattern.live_place(), CorePlace(config.pattern)):
         if place.pattern.startswith("/"):
             return core_pattern.expand(place.pattern, values, uses_pid=place.uses_pid)
     raise DumpRefused("neither core_pattern nor the policy names a directory for cores")
@@ -326,9 +327,9 @@ def _plain(comm: str) -> str:
 
 
 def _writes_sparse() -> bool:
-    """Whether this gdb leaves out zeros (NEWS of 15.1)."""
+    """Whether this gdb leaves zeros out (NEWS of 15.1)."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        complaint = subprocess.run(
+        first_line = subprocess.run(
             [find_gdb(), "-nx", "--version"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -338,7 +339,7 @@ def _writes_sparse() -> bool:
             cwd="/",
             check=False,
         ).stdout.split(b"\n", 1)[0]
-        version = re.search(rb" ([0-9]+)\.[0-9]", complaint)
+        version = re.search(rb" ([0-9]+)\.[0-9]", first_line)
         return version is not None and int(version[1]) >= 15
     return False
 
@@ -352,7 +353,7 @@ def _directory(path: str) -> int:
 
 
 def _preview(target: DumpTarget, path: str, directory: int) -> Preview:
-    """Raises DumpRefused when there is no room or no tool for it."""
+    """The preview. Raises DumpRefused if room or a tool is missing."""
     if not find_gdb():
         raise DumpRefused("gdb is not installed (nodeready deploy installs it)")
     if os.geteuid() == 0 and not _setpriv():
@@ -388,17 +389,18 @@ def _preview(target: DumpTarget, path: str, directory: int) -> Preview:
     )
 
 
-#: Nothing of the process's files is opened: every path of its own gets this in front of it, and a
-#: file is no directory.
+#: gdb opens no file of the process: each of the process's paths is prefixed with this file, which
+#: is no directory.
 _NOWHERE = os.devnull
 _SETTINGS = (
     "auto-load off", "auto-load safe-path /dev/null", "libthread-db-search-path /dev/null",
     f"sysroot {_NOWHERE}", "auto-solib-add off", "debuginfod enabled off",
     "exec-file-mismatch off", "confirm off", "height 0", "width 0",
 )  # fmt: skip
-#: kernel.yama.ptrace_scope by which only a parent, or who has CAP_SYS_PTRACE, may attach.
+#: The values of kernel.yama.ptrace_scope with which only a parent or a process with CAP_SYS_PTRACE
+#: may attach.
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
-_CAPABLE_SCOPES = (1, 2)
+_CAPABILITY_SCOPES = (1, 2)
 
 
 def _setpriv() -> str:
@@ -406,28 +408,32 @@ def _setpriv() -> str:
 
 
 def _environment() -> dict[str, str]:
-    """gdb's: nothing of whoever called us but where programs are."""
+    """The environment of gdb: only our PATH is taken over."""
     path = os.environ.get("PATH", os.defpath)
     return {"PATH": path, "HOME": "/", "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def _rights(process: ProcessIdentity, scope: int | None) -> list[str]:
-    """What gives gdb the rights of the process's user, so that the kernel itself decides whether
-    that user may look into the process.
+    """The words that give gdb the rights of the process's user.
 
-    scope: of Yama, which lets no user attach to what is no child; it takes a capability then
+    The kernel then decides whether that user may attach to the process.
+
+    scope: of Yama, which may let a user attach only to children; then gdb needs a capability
     """
-    have = "-all,+sys_ptrace" if scope in _CAPABLE_SCOPES else "-all"
+    capabilities = "-all,+sys_ptrace" if scope in _CAPABILITY_SCOPES else "-all"
     return [
         _setpriv(), f"--reuid={process.uid}", f"--regid={process.gid}", "--clear-groups",
-        f"--inh-caps={have}", f"--ambient-caps={have}", f"--bounding-set={have}",
+        f"--inh-caps={capabilities}", f"--ambient-caps={capabilities}",
+        f"--bounding-set={capabilities}",
         "--no-new-privs", "--",
     ]  # fmt: skip
 
 
 def _command(target: DumpTarget, mark: str) -> list[str]:
-    """gdb, which attaches, says the mark, and waits for what it is told on its input: it lets the
-    process go at the end of that."""
+    """The words that start gdb, which attaches, prints the mark and reads commands from its input.
+
+    gdb detaches at the end of its input.
+    """
     words = [find_gdb(), "-q", "-nx", "-readnever"]
     for setting in _SETTINGS:
         words += ["-iex", f"set {setting}"]
@@ -436,20 +442,22 @@ def _command(target: DumpTarget, mark: str) -> list[str]:
     return words if as_user else [*_rights(target.identity, first_number(_YAMA)), *words]
 
 
-def _held(target: DumpTarget, session: int) -> str:
-    """Why gdb does not hold what was looked at, one line; "": it does, and every thread is still.
+def _hold_problem(target: DumpTarget, session: int) -> str:
+    """Why gdb does not hold every thread of the process, one line; "": it holds all.
 
     session: of gdb
     """
     try:
         threads = os.listdir(f"/proc/{target.pid}/task")
-        held = [status(int(name)) for name in threads]
-        # What one thread began before it was held would be there by now.
+        statuses = [status(int(name)) for name in threads]
+        # A thread that one of them started before gdb held it is in the list now.
         complete = os.listdir(f"/proc/{target.pid}/task") == threads
         if reason := target.identity.change(identity(target.pid), namespace("self")):
             return f"process {target.pid} {reason}"
-        still = all(helper.state == "t" and os.getsid(helper.tracer) == session for helper in held)
-        if complete and still:
+        is_held = all(
+            thread.state == "t" and os.getsid(thread.tracer) == session for thread in statuses
+        )
+        if complete and is_held:
             return ""
     except OSError:
         pass
@@ -460,44 +468,46 @@ _NOT_HELD = "gdb does not hold every thread of it"
 
 
 class _GdbDialogue:
-    """What gdb is told when it holds the process: to write the core, or to let go.
+    """The commands for gdb when it holds the process: write the core and detach, or only detach.
 
-    refused: why it was told to let go; "": it was not
+    refused: why gdb only detaches; "": it writes the core
     """
 
     def __init__(self, target: DumpTarget, file: int) -> None:
         self.target, self.file, self.refused = target, file, ""
         self.mark = f"held-{secrets.token_hex(8)}"
-        self._said, self._told = b"", False
+        self._output, self._is_answered = b"", False
 
-    def hear(self, process: subprocess.Popen[bytes], stream: int, data: bytes) -> None:
-        """Look at the process as soon as gdb holds it."""
-        if self._told or stream != 1:
+    def on_output(self, process: subprocess.Popen[bytes], stream: int, data: bytes) -> None:
+        """Check the process as soon as gdb holds it, and answer gdb."""
+        if self._is_answered or stream != 1:
             return
-        self._said = (self._said + data)[-(1 << 16) :]
-        if self.mark.encode() not in self._said:
+        self._output = (self._output + data)[-(1 << 16) :]
+        if self.mark.encode() not in self._output:
             return
-        self._told = True
-        self.refused = _held(self.target, process.pid)
-        tell = "" if self.refused else f"gcore /proc/self/fd/{self.file}\ndetach\n"
+        self._is_answered = True
+        self.refused = _hold_problem(self.target, process.pid)
+        commands = "" if self.refused else f"gcore /proc/self/fd/{self.file}\ndetach\n"
         assert process.stdin is not None
         with contextlib.suppress(OSError):
-            process.stdin.write(f"{tell}quit\n".encode("ascii"))
+            process.stdin.write(f"{commands}quit\n".encode("ascii"))
             process.stdin.flush()
 
 
 def _limit_size(mapped_bytes: int) -> None:
-    """A core of what has grown meanwhile shall not fill the disk."""
+    """Limit the size of the core: a process that grows in the meantime must not fill the disk."""
     limit_bytes = mapped_bytes + mapped_bytes // _MARGIN_PARTS + _MARGIN_BYTES
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit_bytes = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
 
 
-def dump(supervisor: ProcessSupervisor, target: DumpTarget, path: str, directory: int) -> Taken:
-    """Have gdb write the core, and see that the process goes on.
+def dump(
+    supervisor: ProcessSupervisor, target: DumpTarget, path: str, directory: int
+) -> DumpResult:
+    """Have gdb write the core, and ensure that the process continues.
 
-    directory: descriptor of the path's
+    directory: descriptor of the path's directory
     """
     process, name = target.identity, os.path.basename(path)
     try:
@@ -507,16 +517,16 @@ def dump(supervisor: ProcessSupervisor, target: DumpTarget, path: str, directory
         new = NewFile(directory)
     except OSError as problem:
         reason = f"{printable(path)}: {problem.strerror}"
-        return Taken(path, reason, state=status(target.pid).state)
-    supervisor.at_end(new.tidy)
+        return DumpResult(path, reason, state=status(target.pid).state)
+    supervisor.at_end(new.clean_up)
     _limit_size(target.mapped_bytes)
     dialogue = _GdbDialogue(target, new.number)
-    # The rest of the time is for ending gdb and letting the process go on.
+    # The rest of the time is for ending gdb and resuming the process.
     limit_s = max(1.0, supervisor.left_s - 2 * _RESUME_S)
     argv = _command(target, dialogue.mark)
     try:
         ended = supervisor.run(
-            argv, limit_s, dialogue.hear,
+            argv, limit_s, dialogue.on_output,
             stdin=subprocess.PIPE, pass_fds=(new.number,), env=_environment(), cwd="/",
         )  # fmt: skip
     except OSError as problem:
@@ -528,13 +538,13 @@ def dump(supervisor: ProcessSupervisor, target: DumpTarget, path: str, directory
             new.publish(name, process.uid, process.gid)
         except OSError as problem:
             error = f"{printable(path)}: {problem.strerror}"
-    new.tidy()
+    new.clean_up()
     size = 0 if error else os.fstat(new.number).st_size
-    return Taken(path, error, size, round(ended.seconds, 1), state, continued)
+    return DumpResult(path, error, size, round(ended.seconds, 1), state, continued)
 
 
 def _dump_problem(ended: Ended, target: DumpTarget, file: int, refused: str) -> str:
-    """Why what gdb wrote is no whole core of this process, one line; "": it is."""
+    """Why gdb's file is no complete core of this process, one line; "": it is."""
     if ended.rc is None:
         return f"gdb had not finished after {ended.seconds:.0f} s and was ended"
     if refused not in ("", _NOT_HELD):
@@ -543,8 +553,8 @@ def _dump_problem(ended: Ended, target: DumpTarget, file: int, refused: str) -> 
         with contextlib.suppress(NoCore, OSError):
             core = CoreReader(file)
             if core.whole_bytes and os.fstat(file).st_size >= core.whole_bytes:
-                return _another(core, target)
-    # What a process has become is told by gdb as "not permitted".
+                return _owner_problem(core, target)
+    # gdb reports a changed process as "not permitted".
     with contextlib.suppress(OSError):
         if reason := target.identity.change(identity(target.pid), namespace("self")):
             return f"process {target.pid} {reason}"
@@ -553,8 +563,8 @@ def _dump_problem(ended: Ended, target: DumpTarget, file: int, refused: str) -> 
     return f"gdb: {messages[-1][:200] if messages else refused or f'exit status {ended.rc}'}"
 
 
-def _another(core: CoreReader, target: DumpTarget) -> str:
-    """Why a core's own notes are not this process's, one line; "": they are."""
+def _owner_problem(core: CoreReader, target: DumpTarget) -> str:
+    """Why the core's notes are not this process's, one line; "": they are."""
     notes, process = core.notes, target.identity
     auxiliary = auxv(notes.auxv)
     if (notes.pid, notes.uid, auxiliary) == (
@@ -567,10 +577,10 @@ def _another(core: CoreReader, target: DumpTarget) -> str:
 
 
 def resume(target: DumpTarget) -> tuple[str, bool]:
-    """See that the process goes on: its state, and whether it needed SIGCONT. Harmless twice.
+    """Ensure that the process continues. Returns its state, and whether it needed SIGCONT.
 
-    `look` refuses a stopped process, so a stop is our doing: a gdb that was killed while it
-    attached leaves one.
+    `look` refuses a stopped process, so gdb left the stop: it was killed while it attached. A
+    second call is harmless.
     """
     continued, until = False, time.monotonic() + _RESUME_S
     while started(target.pid) == target.identity.started:

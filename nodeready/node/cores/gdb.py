@@ -1,11 +1,11 @@
-"""gdb on a core: it runs with the rights of whoever could write the core, and within limits.
+"""gdb on a core, with the rights of the user who can write the core, and within limits.
 
-Root's gdb never is: a core of root's is read by nobody (65534), who may read every file for it,
-in namespaces without devices, network and anything that can be written.
+gdb never runs as root: a core of root's is read as the user nobody (65534), who may read every
+file for it, in namespaces without devices, network and writable files.
 
-A core can ask a debugger for much: its notes and its memory name the files that gdb opens. So gdb
-takes scripts from nowhere but its own directories, reads no start-up file, downloads nothing, gets
-none of our environment, and whatever it eats of memory and time is its core's loss alone.
+A core is hostile input: its notes and its memory name the files that gdb opens. So gdb takes
+scripts only from its own directories, reads no start-up file, downloads nothing and gets none of
+our environment. If it takes too much memory or time, only its core is not read.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from nodeready.node.users_file import NOBODY, Rights, confine
 #: Seconds for one core.
 LIMIT_S = 60
 FRAMES, THREADS = 200, 500
-#: Characters of gdb's words that are kept.
+#: Characters of gdb's output that are kept.
 TEXT = 1 << 20
-#: The headings in gdb's text; `nodeready.triage.cores` reads the text by them.
+#: The headings in gdb's output, by which `nodeready.triage.cores` reads it.
 CRASHED, EVERY, PYTHON = "== the thread of the signal", "== every thread", "== Python"
 
-# Bytes that it may write: nothing of ours is written, a wrapper of the site's may keep a log.
+# Bytes that gdb may write: gdb writes nothing, but the site's wrapper may keep a log.
 _WRITTEN_BYTES = 1 << 20
-_LEAST_MEMORY, _MOST_MEMORY = 2 << 30, 16 << 30
+_MIN_MEMORY, _MAX_MEMORY = 2 << 30, 16 << 30
 
 # A frame whose function is known.
 _NAMED = re.compile(r"^#[0-9]+ +(?:0x[0-9a-f]+ in |(?!0x))[^?\s]", re.M)
 
-# What gdb says of most cores, whatever is wrong with them.
+# Messages of gdb about most cores, which do not explain an error.
 _NOISE = ("Undefined command", "warning: Unexpected size of section")
 
-#: Before all else: which files may bring code into gdb (gdb(1), "Auto-loading").
+#: Settings before all others: they limit the files that bring code into gdb (gdb(1),
+#: "Auto-loading").
 GUARDS = (
     "set auto-load safe-path $debugdir:$datadir/auto-load",
     "set auto-load libthread-db off",
@@ -55,9 +56,9 @@ def find_gdb() -> str:
 
 
 def environment() -> dict[str, str]:
-    """The environment of a gdb that reads a core: nothing of ours, and in English.
+    """The environment of a gdb that reads a core, with English messages.
 
-    The user whose rights gdb has can read it.
+    Only our PATH is taken over, because the user whose rights gdb has can read it.
     """
     path = os.environ.get("PATH", os.defpath)
     return {"PATH": path, "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/"}
@@ -66,7 +67,7 @@ def environment() -> dict[str, str]:
 def words(
     gdb: str, core: str, program: str, commands: tuple[str, ...], guards: tuple[str, ...] = GUARDS
 ) -> list[str]:
-    """gdb in batch; it reads no start-up file and asks nobody anything.
+    """The words that start gdb in batch mode, without start-up files and prompts.
 
     program: its path; "": it is not known
     """
@@ -82,7 +83,7 @@ def words(
 def memory_bytes() -> int:
     """The address space that gdb gets: a quarter of the machine's memory, 2 to 16 GiB."""
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(_LEAST_MEMORY, min(memory_bytes // 4, _MOST_MEMORY))
+    return max(_MIN_MEMORY, min(memory_bytes // 4, _MAX_MEMORY))
 
 
 @lru_cache(maxsize=1)
@@ -96,8 +97,8 @@ def _libc() -> Any:
         return None
 
 
-def _own_session() -> None:
-    """In the child, before gdb: its limits."""
+def _limit_gdb() -> None:
+    """Set gdb's limits, in the child before gdb starts."""
     with contextlib.suppress(Exception):
         confine(memory_bytes(), LIMIT_S, _WRITTEN_BYTES, executes=True)
     with contextlib.suppress(Exception):
@@ -106,7 +107,7 @@ def _own_session() -> None:
 
 # --- The native stack of a live process.
 
-#: Seconds: gdb reads the symbols of all libraries, and the process waits meanwhile.
+#: Seconds in which gdb reads the symbols of all libraries while the process waits.
 LIVE_LIMIT_S = 25
 _LIVE_FRAMES = 100
 _LIVE_MEMORY = 16 << 30
@@ -114,36 +115,37 @@ _CALL = re.compile(
     r"#(\d{1,6}) +(?:0x[0-9a-f]+ in )?(.+?) \([^()]*\)"
     r"(?: at (?P<file>\S+):(?P<line>\d{1,9})| from (?P<library>\S+))?"
 )
-_MOST_ROW = 3000
+_MAX_ROW = 3000
 
 
 def calls(text: str) -> list[tuple[str, str, int]]:
-    """The calls of gdb's ``bt``, root to leaf: function, file or library without directories,
-    line; a function that has no name is ``?``."""
-    library_calls: dict[int, tuple[str, str, int]] = {}
+    """The calls of gdb's ``bt``, root to leaf: function, name of the file or library, line.
+
+    A function without a name is ``?``.
+    """
+    frames: dict[int, tuple[str, str, int]] = {}
     for row in text.splitlines():
-        if call := _CALL.fullmatch(row.strip()[:_MOST_ROW]):
+        if call := _CALL.fullmatch(row.strip()[:_MAX_ROW]):
             place = os.path.basename(call["file"] or call["library"] or "")
             name = "?" if call[2] == "??" else call[2]
-            library_calls[int(call[1])] = (name[:300], place[:300], int(call["line"] or 0))
-    return [library_calls[number] for number in sorted(library_calls, reverse=True)]
+            frames[int(call[1])] = (name[:300], place[:300], int(call["line"] or 0))
+    return [frames[number] for number in sorted(frames, reverse=True)]
 
 
 def live_stack(
     supervisor: ProcessSupervisor, pid: int, limit_s: float
 ) -> tuple[list[tuple[str, str, int]], str, bool]:
-    """The native stack of a live process's main thread, why there is none, and whether gdb was
-    ended, so that the process may have a signal to stop before it.
+    """The native stack of a live process's main thread, the error, and whether gdb was ended.
 
-    Nothing is to be asked of a process in state D, T or t: gdb would leave it stopped for good.
-    gdb has the rights of the process's user (`users_file.with_rights_of`), and runs no code of the
-    files that the process names.
+    If gdb was ended, the process may have a pending signal to stop. The process must not be in
+    state D, T or t: gdb would leave it stopped forever. gdb has the rights of the process's user
+    (`users_file.with_rights_of`), and runs no code of the files that the process names.
     """
     gdb = find_gdb()
     if not gdb:
         return [], "gdb is not installed (nodeready deploy installs it)", False
     argv = [gdb, "-batch", "-nx"]
-    # The files as the process itself sees them, in whatever container.
+    # The files in the process's own view, such as a container's.
     files = (f"set sysroot /proc/{pid}/root", "set debuginfod enabled off")
     for line in ("set auto-load off", *GUARDS[1:], *files):
         argv += ["-iex", line]
@@ -153,9 +155,9 @@ def live_stack(
         ended = supervisor.run(confined, min(limit_s, LIVE_LIMIT_S), env=environment())
     except (OSError, subprocess.SubprocessError, KeyError, ValueError, IndexError) as problem:
         return [], f"gdb: {getattr(problem, 'strerror', '') or problem}", False
-    library_calls = calls(ended.out)
-    if library_calls:
-        return library_calls, "", ended.rc is None
+    frames = calls(ended.out)
+    if frames:
+        return frames, "", ended.rc is None
     if ended.rc is None:
         return [], "gdb did not finish in time", True
     rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
@@ -167,23 +169,23 @@ class _GdbOutput:
     """gdb's output, the first TEXT bytes of it."""
 
     def __init__(self) -> None:
-        self.out, self.more = bytearray(), False
+        self.out, self.is_cut = bytearray(), False
 
     def add(self, process: subprocess.Popen[bytes], stream: int, data: bytes) -> None:
         if stream == 1:
-            self.more = self.more or len(self.out) + len(data) > TEXT
+            self.is_cut = self.is_cut or len(self.out) + len(data) > TEXT
             self.out += data[: max(0, TEXT - len(self.out))]
 
 
-def how(core: int) -> dict[str, object]:
-    """How gdb is started on an open core: it is no name that somebody can change meanwhile."""
+def start_options(core: int) -> dict[str, object]:
+    """The options to start gdb on an open core, whose file no user can exchange."""
     return {"pass_fds": (core,), "env": environment(), "cwd": "/"}
 
 
 def _confined(core: int, rights: Rights | None) -> dict[str, object]:
-    """The same, on a core that may be anything. For a process without threads."""
+    """The options to start gdb on a hostile core. Our process must have no threads."""
     _libc()
-    process_options = {**how(core), "preexec_fn": _own_session}
+    process_options = {**start_options(core), "preexec_fn": _limit_gdb}
     if rights is not None:
         process_options |= {
             "user": rights.uid,
@@ -193,17 +195,17 @@ def _confined(core: int, rights: Rights | None) -> dict[str, object]:
     return process_options
 
 
-def _limited() -> None:
-    """In the child, before what gives up root's rights and starts gdb."""
+def _limit_launcher() -> None:
+    """Set limits, in the child before it gives up root's rights and starts gdb."""
     with contextlib.suppress(Exception):
         confine(memory_bytes(), LIMIT_S, 0, executes=True)
 
 
 def _sealed(core: int, argv: list[str]) -> tuple[list[str], dict[str, object]]:
-    """The words and the way in which nobody reads a core of root's."""
+    """The words and the options with which the user nobody reads a core of root's."""
     nobody_rights = Rights(NOBODY, NOBODY, ())
     lower = users_file.words(nobody_rights, (users_file.READ_FILES,), memory_bytes(), argv)
-    return lower, {**how(core), "preexec_fn": _limited}
+    return lower, {**start_options(core), "preexec_fn": _limit_launcher}
 
 
 def backtrace(
@@ -215,11 +217,11 @@ def backtrace(
     threads: int,
     rights: Rights | None,
 ) -> tuple[str, str, str, bool]:
-    """gdb's text, why there is none, what is doubtful about it, and whether it is cut.
+    """gdb's output, the error, a doubt about the output, and whether the output is cut.
 
     core:    its descriptor
-    program: its path; "": gdb reads the core alone
-    rights:  of whoever could write the core; None: our own, and of root's only to read files
+    program: its path; "": gdb reads only the core
+    rights:  of the user who can write the core; None: our own, for root only the right to read
     """
     commands = [f"set backtrace limit {FRAMES}", "set print elements 100", "set print repeats 10"]
     last = max(1, min(threads, THREADS))
@@ -229,7 +231,7 @@ def backtrace(
         *(f"echo \\n{PYTHON}\\n", "py-bt"),
     ]
     sealed = rights is None and os.geteuid() == 0
-    # It prints no line of a file that debug information calls a source (gdb 12 and later).
+    # gdb must print no line of a file that debug information names (gdb 12 and later).
     guards = (*GUARDS, "set source open off") if sealed else GUARDS
     argv = words(gdb, f"/proc/self/fd/{core}", program, tuple(commands), guards)
     quiet = shutil.which("ionice")
@@ -248,7 +250,7 @@ def backtrace(
         if ended.rc is None:
             doubt = f"gdb was ended after {limit_s:.0f} s: not every thread is there"
             return text, "", doubt, True
-        return text, "", "", output.more
+        return text, "", "", output.is_cut
     if ended.rc is None:
         return "", f"gdb had no backtrace after {limit_s:.0f} s and was ended", "", False
     rows = [row.strip() for row in ended.err.splitlines() if row.strip()]

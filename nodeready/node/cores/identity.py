@@ -1,6 +1,6 @@
-"""Whose memory a process has: its rights and its program, and whether they are still the same.
+"""The rights and the program of a process, and whether both are still the same.
 
-A process can become another by execve(2): its number and its start time stay.
+execve(2) changes them, and keeps the pid and the start time.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import stat
 import struct
 from dataclasses import dataclass, replace
 
-#: getauxval(3): set where a program was started with more rights than its caller had.
+#: getauxval(3): set if a program was started with more rights than its caller had.
 _AT_SECURE = 23
-#: The sets of capabilities(7) that are rights, or become some by themselves.
+#: The sets of capabilities(7) that are rights or become rights.
 _SETS = ("CapPrm", "CapEff", "CapAmb")
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """Of one thread: each thread can have its own, by the kernel's own calls.
+    """The credentials of one thread: the kernel has them for each thread.
 
-    users, groups: real, effective, saved, of the file system
-    capabilities:  in any of the sets, as the kernel's bits
+    users, groups: real, effective, saved and file system ids
+    capabilities:  the bits of all sets
     """
 
     users: tuple[int, ...]
@@ -35,16 +35,16 @@ class Credentials:
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """One process, as /proc has it at one moment.
+    """One process in /proc at one moment.
 
-    started:     clock ticks after boot: with the pid, what tells it from every other process
-    credentials: of all threads; one where all have the same
-    namespace:   of users, where its capabilities count: device and inode
-    owner:       of the files in /proc/PID: root, where nobody may look into the process, not even
-                 its user (proc(5), dumpable); the directory itself is always the user's
+    started:     clock ticks after boot; with the pid it identifies the process
+    credentials: of all threads, each once
+    namespace:   of users, in which its capabilities count: device and inode
+    owner:       of the files in /proc/PID: root, if even its user may not trace the process
+                 (proc(5), dumpable); the directory itself always belongs to the user
     executable:  device and inode
-    auxv:        what the kernel told its program at the start, addresses among it: another
-                 program, and the same one started again, has another (getauxval(3))
+    auxv:        the auxiliary vector of its program, which has random addresses: each start of a
+                 program has another vector (getauxval(3))
     """
 
     started: int
@@ -65,9 +65,9 @@ class ProcessIdentity:
         return min(credentials.groups[1] for credentials in self.credentials)
 
     def mixed(self, own_namespace: tuple[int, int]) -> str:
-        """Why its memory may be more than its user's own, a few words; "": it is the user's.
+        """Why its memory may have data that its user may not see, a few words; "": it has none.
 
-        ours: our own namespace of users
+        own_namespace: our own namespace of users
         """
         for credentials in self.credentials:
             if len(set(credentials.users)) > 1 or len(set(credentials.groups)) > 1:
@@ -88,9 +88,9 @@ class ProcessIdentity:
         return "was started with more rights than its user has (setuid, setgid)" if secure else ""
 
     def change(self, current: ProcessIdentity, own_namespace: tuple[int, int]) -> str:
-        """What became of it, a few words; "": nothing.
+        """How the process changed, a few words; "": it did not change.
 
-        now: the same pid, later
+        current: the identity of the same pid, later
         """
         if current == self:
             return ""
@@ -104,13 +104,13 @@ class ProcessIdentity:
 
 
 def auxv(raw: bytes) -> tuple[tuple[int, int], ...]:
-    """The pairs of a 64-bit process up to AT_NULL."""
-    ids = []
+    """The pairs of a 64-bit process's auxiliary vector, up to AT_NULL."""
+    pairs = []
     for kind, value in struct.iter_unpack("<QQ", raw[: len(raw) // 16 * 16]):
         if kind == 0:
             break
-        ids.append((kind, value))
-    return tuple(ids)
+        pairs.append((kind, value))
+    return tuple(pairs)
 
 
 def namespace(pid: int | str) -> tuple[int, int]:
@@ -119,13 +119,13 @@ def namespace(pid: int | str) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def thread(status: str) -> dict[str, str]:
-    """The rows of a status of proc(5)."""
-    return dict(row.split(":", 1) for row in status.splitlines() if ":" in row)
+def status_fields(text: str) -> dict[str, str]:
+    """The fields of /proc/PID/status (proc(5))."""
+    return dict(row.split(":", 1) for row in text.splitlines() if ":" in row)
 
 
 def credentials(rows: dict[str, str]) -> Credentials:
-    """Of one thread, from its status."""
+    """The credentials of one thread, from the fields of its status."""
     capabilities = 0
     for name in _SETS:
         capabilities |= int(rows.get(name, "0"), 16)
@@ -134,44 +134,46 @@ def credentials(rows: dict[str, str]) -> Credentials:
 
 
 def identity(pid: int) -> ProcessIdentity:
-    """The process of this number.
+    """The identity of a process.
 
-    Raises OSError (ProcessLookupError) where it is gone, or hidden from us.
+    Raises OSError (ProcessLookupError) if it has ended or is hidden from us.
     """
-    ids = set()
+    thread_credentials = set()
     with open(f"/proc/{pid}/stat", "rb") as file:
         started = int(file.read().rpartition(b")")[2].split()[19])
     for name in os.listdir(f"/proc/{pid}/task"):
         try:
             with open(f"/proc/{pid}/task/{name}/status", encoding="utf-8", errors="replace") as f:
-                ids.add(credentials(thread(f.read())))
+                thread_credentials.add(credentials(status_fields(f.read())))
         except (FileNotFoundError, ProcessLookupError):
             continue
-    if not ids:
+    if not thread_credentials:
         raise ProcessLookupError(pid)
     owner = os.stat(f"/proc/{pid}/stat").st_uid
     if os.geteuid() not in (0, owner):
-        return ProcessIdentity(started, frozenset(ids), (0, 0), owner)
+        return ProcessIdentity(started, frozenset(thread_credentials), (0, 0), owner)
     status = os.stat(f"/proc/{pid}/exe")
     with open(f"/proc/{pid}/auxv", "rb") as raw:
         auxiliary = auxv(raw.read(1 << 16))
     program = (status.st_dev, status.st_ino)
-    return ProcessIdentity(started, frozenset(ids), namespace(pid), owner, program, auxiliary)
+    return ProcessIdentity(
+        started, frozenset(thread_credentials), namespace(pid), owner, program, auxiliary
+    )
 
 
-#: Links on the way to a directory (path_resolution(7)).
-_LINKS = 40
-#: Where the file system has no files without a name: the private directory's own name begins so.
+#: Maximum links in a path (path_resolution(7)).
+_MAX_LINKS = 40
+#: The prefix of a private directory, for a file system that has no files without a name.
 _PREFIX = ".nodeready.core."
-_INSIDE = "core"
-#: Names among which directories are looked for that a killed run left.
-_ENTRIES = 10_000
-#: What open(2) says where there is no O_TMPFILE: the file system, and an old kernel.
-_UNNAMED_MISSING = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
+_FILE_NAME = "core"
+#: Maximum names that are searched for private directories of killed runs.
+_MAX_ENTRIES = 10_000
+#: Errors of open(2) if the file system or the kernel has no O_TMPFILE.
+_NO_TMPFILE_ERRORS = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
 
 
-def _ours_alone(status: os.stat_result) -> bool:
-    """Whether nobody but root and we can have made what is in this directory."""
+def _is_private(status: os.stat_result) -> bool:
+    """Whether only root and we can create files in this directory."""
     shared = status.st_mode & 0o002 or (status.st_mode & 0o020 and status.st_gid != 0)
     return status.st_uid in (0, os.geteuid()) and not shared
 
@@ -179,16 +181,16 @@ def _ours_alone(status: os.stat_result) -> bool:
 def open_directory(path: str) -> int:
     """An O_PATH descriptor of the directory of an absolute path.
 
-    A link on the way is followed only where it and all directories above it are root's or ours,
-    and nobody else can write there. Raises OSError with the name of the component.
+    A link in the path is followed only if it and all directories above it belong to root or us,
+    and no other user can write there. Raises OSError with the name of the component.
     """
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-    directory, is_ours_alone, links = os.open("/", flags), True, 0
+    directory, is_private, links = os.open("/", flags), True, 0
     todo, done = [part for part in reversed(path.split("/")) if part], ""
     try:
         while todo:
             name = todo.pop()
-            is_ours_alone = is_ours_alone and _ours_alone(os.fstat(directory))
+            is_private = is_private and _is_private(os.fstat(directory))
             try:
                 next_directory = os.open(name, flags, dir_fd=directory)
             except OSError as problem:
@@ -199,9 +201,9 @@ def open_directory(path: str) -> int:
                     after.callback(os.close, next_directory)
                     links += 1
                     if (
-                        not is_ours_alone
+                        not is_private
                         or status.st_uid not in (0, os.geteuid())
-                        or links > _LINKS
+                        or links > _MAX_LINKS
                     ):
                         reason = "is a link that another user may have made"
                         raise OSError(errno.ELOOP, reason, f"{done}/{name}")
@@ -209,7 +211,7 @@ def open_directory(path: str) -> int:
                 todo += [part for part in reversed(target.split("/")) if part]
                 if target.startswith("/"):
                     os.close(directory)
-                    directory, is_ours_alone, done = os.open("/", flags), True, ""
+                    directory, is_private, done = os.open("/", flags), True, ""
                 continue
             os.close(directory)
             directory, done = next_directory, f"{done}/{name}"
@@ -222,13 +224,13 @@ def open_directory(path: str) -> int:
 
 
 class NewFile:
-    """A file for another process to write through /proc/self/fd/NUMBER, whoever that is.
+    """A file for another process, which writes it through /proc/self/fd/NUMBER.
 
-    It is ours, and only its descriptor leads to it: it has no name, or, where the file system has
-    no such files, one in a directory that only we can enter. Raises OSError.
+    The file is ours, and only its descriptor leads to it: it has no name, or, if the file system
+    has no such files, a name in a directory that only we can enter. Raises OSError.
 
-    directory: descriptor of the directory where it gets its name
-    number:    its own descriptor
+    directory: descriptor of the directory in which the file gets its name
+    number:    descriptor of the file
     """
 
     def __init__(self, directory: int) -> None:
@@ -237,22 +239,22 @@ class NewFile:
         try:
             self.number = os.open(".", flags | os.O_TMPFILE, 0o600, dir_fd=directory)
         except OSError as problem:
-            if problem.errno not in _UNNAMED_MISSING:
+            if problem.errno not in _NO_TMPFILE_ERRORS:
                 raise
             self._hidden = f"{_PREFIX}{secrets.token_hex(8)}"
             os.mkdir(self._hidden, 0o700, dir_fd=directory)
             self._private = _enter(self._hidden, directory)
-            # Held while we live: whoever finds the directory without it may remove it.
+            # The lock is held until we end. Then another run may remove the directory.
             fcntl.flock(self._private, fcntl.LOCK_EX | fcntl.LOCK_NB)
             flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            self.number = os.open(_INSIDE, flags, 0o600, dir_fd=self._private)
-        # Whoever has the descriptor opens the file once more by it.
+            self.number = os.open(_FILE_NAME, flags, 0o600, dir_fd=self._private)
+        # The process that gets the descriptor opens the file once more through it.
         os.fchmod(self.number, 0o666)
 
     def publish(self, name: str, uid: int, gid: int) -> None:
-        """Make it that user's, for that user's eyes only, and then name it.
+        """Give the file to this user, readable for that user only, and name it.
 
-        Raises OSError: FileExistsError where there is something of that name.
+        Raises OSError: FileExistsError if the name exists.
         """
         os.fchmod(self.number, 0o600)
         if os.geteuid() == 0:
@@ -261,46 +263,49 @@ class NewFile:
             os.link(f"/proc/self/fd/{self.number}", name, dst_dir_fd=self._directory)
         else:
             how = {"src_dir_fd": self._private, "dst_dir_fd": self._directory}
-            os.link(_INSIDE, name, **how, follow_symlinks=False)
+            os.link(_FILE_NAME, name, **how, follow_symlinks=False)
 
-    def tidy(self) -> None:
-        """Remove all but the name that `publish` gave it. Harmless twice."""
+    def clean_up(self) -> None:
+        """Remove the private directory. A second call is harmless."""
         if self._hidden:
             _remove(self._directory, self._hidden)
 
 
 def _enter(name: str, directory: int) -> int:
-    """A descriptor of a directory that is ours and closed to all others. Raises OSError."""
+    """A descriptor of a directory that is ours and private. Raises OSError."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     number = os.open(name, flags, dir_fd=directory)
     status = os.fstat(number)
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:
         os.close(number)
-        raise OSError(errno.EPERM, "was put into the place of ours", name)
+        raise OSError(errno.EPERM, "replaced our directory", name)
     return number
 
 
 def _remove(directory: int, name: str, unlocked: bool = False) -> None:
-    """Remove a private directory of ours; unlocked: only when its maker has ended."""
+    """Remove a private directory of ours.
+
+    unlocked: only if the process that created it has ended
+    """
     with contextlib.suppress(OSError), contextlib.ExitStack() as after:
         number = _enter(name, directory)
         after.callback(os.close, number)
         if unlocked:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(_INSIDE, dir_fd=number)
-        # It fails on whatever is no empty directory.
+            os.unlink(_FILE_NAME, dir_fd=number)
+        # It fails if the name is no empty directory.
         os.rmdir(name, dir_fd=directory)
 
 
 def remove_leftovers(directory: int) -> None:
-    """Remove what killed runs left in this directory: where there is no file without a name."""
+    """Remove the private directories of killed runs in this directory."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     with contextlib.suppress(OSError), contextlib.ExitStack() as after:
         number = os.open(".", flags, dir_fd=directory)
         after.callback(os.close, number)
         with os.scandir(number) as entries:
-            names = [entry.name for _, entry in zip(range(_ENTRIES), entries)]
+            names = [entry.name for _, entry in zip(range(_MAX_ENTRIES), entries)]
         for name in names:
             if name.startswith(_PREFIX):
                 _remove(directory, name, unlocked=True)

@@ -250,7 +250,7 @@ class CrashCanary:
                     core_files.append(find_core(name, self.mark, named=is_ours))
         return [core_file for core_file in core_files if core_file is not None]
 
-    def tidy(self) -> str:
+    def clean_up(self) -> str:
         """End the canary and remove its cores. Returns the cores that are left, with the reason.
 
         A second call is harmless.
@@ -386,7 +386,7 @@ def _backtrace(
         if (status.st_dev, status.st_ino) != (core.device, core.inode):
             return 0, "another file has its name now"
         argv = gdb.words(path, f"/proc/self/fd/{number}", program, ("bt",))
-        ended = supervisor.run(argv, _GDB_S, None, **gdb.how(number))
+        ended = supervisor.run(argv, _GDB_S, None, **gdb.start_options(number))
     except OSError as problem:
         return 0, f"{path} does not start: {problem.strerror}"
     finally:
@@ -454,7 +454,7 @@ def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> ProvedCore:
         reason = f"{shown} reports each crash to somebody, so nothing was crashed"
         return ProvedCore(printable(pattern), shown, skipped=reason)
     canary = CrashCanary(supervisor, pattern)
-    supervisor.at_end(canary.tidy)
+    supervisor.at_end(canary.clean_up)
     try:
         canary.begin()
         if config.machine and not canary.has_unique_path:
@@ -463,5 +463,5 @@ def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> ProvedCore:
         observed = replace(observed, gdb="") if config.machine else observed
         observed = observed if observed.skipped else _after(canary, observed)
     finally:
-        leftover = canary.tidy()
+        leftover = canary.clean_up()
     return replace(observed, leftover=leftover)

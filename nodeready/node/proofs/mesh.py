@@ -220,7 +220,7 @@ class MeshRound:
     host_error: wire.Line = ""
 
 
-def parse_addresses(fib_trie: str, if_inet6: str) -> tuple[str, ...]:
+def addresses_in(fib_trie: str, if_inet6: str) -> tuple[str, ...]:
     """The node's addresses, from the contents of these two files in /proc/net.
 
     Loopback and link-local addresses are left out, because every node has them.
@@ -248,7 +248,7 @@ def parse_addresses(fib_trie: str, if_inet6: str) -> tuple[str, ...]:
 
 def local_addresses() -> tuple[str, ...]:
     """This node's addresses."""
-    return parse_addresses(_read("/proc/net/fib_trie"), _read("/proc/net/if_inet6"))
+    return addresses_in(_read("/proc/net/fib_trie"), _read("/proc/net/if_inet6"))
 
 
 def _read(path: str) -> str:

@@ -65,10 +65,10 @@ def limits_of(pid: int) -> tuple[Limit, ...]:
     They are read from /proc, because prlimit() needs the right to trace the process.
     """
     with open(f"/proc/{pid}/limits", encoding="ascii", errors="replace") as file:
-        return _parse_limits(file.read())
+        return _limits_in(file.read())
 
 
-def _parse_limits(text: str) -> tuple[Limit, ...]:
+def _limits_in(text: str) -> tuple[Limit, ...]:
     """The limits in the words of /proc/PID/limits. Raises ValueError, KeyError."""
     names = {"core": "Max core file size", "memlock": "Max locked memory"}
     names["nofile"] = "Max open files"
@@ -494,7 +494,7 @@ def by_srun(supervisor: ProcessSupervisor, config: ProofConfig) -> SessionProof:
     except OSError as problem:
         return SessionProof(f"srun: {problem.strerror}")
     try:
-        core, memlock, nofile = _parse_limits(ended.out)
+        core, memlock, nofile = _limits_in(ended.out)
         further = _other_limits(ended.out)
     except (ValueError, KeyError):
         message = re.sub(r"^srun: (error: )?", "", ended.first) or f"exit status {ended.rc}"

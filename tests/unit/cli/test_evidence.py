@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodeready.cli.options import Refused
-from nodeready.node.cores.program import CoreSummary, Done
+from nodeready.node.cores.program import CoreSummary, ReadTotals
 from nodeready.transport.base import LATE, LATE_WORDS, Answer, Request
 from tests.builders.proof import WELL
 from tests.fake import Does, fails, hangs, interrupts
@@ -52,7 +52,7 @@ def crashed(request: Request) -> Answer | None:
     row = asdict(
         CoreSummary(0, pid=7, signal=11, user="ada", comm="sh", text=packed("#0 f () at a.c:3"))
     )
-    end = json.dumps(asdict(Done(0, 0)))
+    end = json.dumps(asdict(ReadTotals(0, 0)))
     return program(lambda nonce: f"{nonce} core {json.dumps(row)}\n{nonce} done {end}\n")(request)
 
 

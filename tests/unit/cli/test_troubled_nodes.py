@@ -14,7 +14,7 @@ from dataclasses import asdict
 import pytest
 
 from nodeready.cli.options import Refused
-from nodeready.node.cores.program import File
+from nodeready.node.cores.listing import CoreFile
 from nodeready.node.stacks import program as stacks
 from nodeready.policy import Policy
 from nodeready.transport.base import TIMEOUT, Failure
@@ -31,11 +31,11 @@ POLICY = Policy(limit_nofile=16383)
 
 
 def core(**changes: object) -> dict[str, object]:
-    return {**asdict(File("/c/core.1", 1, 7, 5, 0, 0.0)), **changes}
+    return {**asdict(CoreFile("/c/core.1", 1, 7, 5, 0, 0.0)), **changes}
 
 
 def cores(*files: dict[str, object]) -> Does:
-    row = {"places": ["/c/*"], "files": list(files), "more": 0, "notes": []}
+    row = {"places": ["/c/*"], "files": list(files), "unlisted_count": 0, "notes": []}
     return program(lambda nonce: f"{nonce} listing {json.dumps(row)}\n")
 
 
@@ -207,7 +207,7 @@ def test_an_incident_names_each_troubled_node(incident, tmp_path):
 
 def test_an_incident_of_a_job_that_nobody_knows_keeps_nothing(run, tmp_path):
     """A node that lists no core: it answers both programs at once, and each reads its own."""
-    row = json.dumps({"places": ["/c/*"], "files": [], "more": 0, "notes": []})
+    row = json.dumps({"places": ["/c/*"], "files": [], "unlisted_count": 0, "notes": []})
     idle = program(
         lambda nonce: f"{nonce} {stacks.pack(trace('itself'))}\n{nonce} listing {row}\n"
     )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nodeready.node import tail
 from nodeready.node.cores import gcore
 from nodeready.node.cores import program as cores
-from nodeready.node.cores.program import File, Listing
+from nodeready.node.cores.listing import CoreFile, Listing
 from nodeready.node.proofs import mesh
 from nodeready.node.stacks import program as stacks
 from nodeready.policy import Policy
@@ -51,13 +51,13 @@ def judged(text: str) -> None:
     json.dumps(wire.plain(seen.subjects))
 
 
-FILE = File("/c/core.1", 1, 7, 5, 0, 0.5, ".zst", "gpu1", 4711, 11)
+FILE = CoreFile("/c/core.1", 1, 7, 5, 0, 0.5, ".zst", "gpu1", 4711, 11)
 KINDS = {
     "listing": Listing(("/c/*",), (FILE,), 1, ("a note",)),
     "core": cores.CoreSummary(
         0, "", "w", 5, 1, 11, 0, "ada", "sh", "/bin/sh", "sh", 3, 1, "7", "eJw="
     ),
-    "done": cores.Done(1, 2, 3),
+    "done": cores.ReadTotals(1, 2, 3),
     "seen": gcore.Preview(*(0 for _ in gcore.Preview.__dataclass_fields__)),
     "listening": mesh.Listening("t", (29500,), (mesh.Busy(1, "x"),), ("10.1.0.5",)),
     "round": mesh.MeshRound(1, "n", ("::1",), "", "::1", (mesh.Try(1, "ok", 0.5, ""),), 1),

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from nodeready.node.cores import program as cores
-from nodeready.node.cores.program import File, Listing
+from nodeready.node.cores.listing import CoreFile, Listing
 from nodeready.node.proofs import mesh
 from nodeready.ready.mesh_run import run_mesh
 from nodeready.subjects.base import Unknown
@@ -56,7 +56,7 @@ def plain(row: Any) -> Any:
     return json.loads(json.dumps(asdict(row)))
 
 
-DONE = json.dumps(asdict(cores.Done(1, 0)))
+DONE = json.dumps(asdict(cores.ReadTotals(1, 0)))
 CORE = cores.CoreSummary(
     0, pid=4711, signal=11, user="ada", comm="sh", text=packed("#0 f () at a.c:3")
 )
@@ -70,7 +70,7 @@ TAIL = {
 
 
 def listing(number: int) -> Listing:
-    return Listing(("/c/*",), (File("/c/core.1", number, 7, 5, 0, 0.5, "", "", 4711, 11),))
+    return Listing(("/c/*",), (CoreFile("/c/core.1", number, 7, 5, 0, 0.5, "", "", 4711, 11),))
 
 
 class Command(NamedTuple):

@@ -108,12 +108,12 @@ def test_a_file_has_no_name_until_it_is_published(directory, tmp_path):
     for path in tmp_path.iterdir():
         assert path.stat().st_mode & 0o777 == 0o700
     new.publish("core.1", os.geteuid(), os.getegid())
-    new.tidy()
-    new.tidy()
+    new.clean_up()
+    new.clean_up()
     # What has the name already stays.
     with pytest.raises(FileExistsError):
         (other := NewFile(directory)).publish("core.1", os.geteuid(), os.getegid())
-    other.tidy()
+    other.clean_up()
     (core,) = tmp_path.iterdir()
     assert (core.name, core.read_bytes()) == ("core.1", b"memory")
     assert core.stat().st_mode & 0o777 == 0o600
@@ -131,7 +131,7 @@ def test_what_a_killed_run_left_is_removed_and_what_a_living_one_has_is_not(tmp_
     other.mkdir(0o755)
     remove_leftovers(number)
     assert (dead.exists(), other.exists(), len(list(tmp_path.iterdir()))) == (False, True, 2)
-    alive.tidy()
+    alive.clean_up()
     assert list(tmp_path.iterdir()) == [other]
     os.close(number)
 

@@ -225,7 +225,7 @@ def test_a_crash_here_leaves_nothing(monkeypatch):
 def test_an_end_in_the_middle_leaves_nothing():
     with ProcessSupervisor("nodeready:test-core", 60) as supervisor:
         canary = CrashCanary(supervisor, "core")
-        supervisor.at_end(canary.tidy)
+        supervisor.at_end(canary.clean_up)
         canary.begin()
         Path(canary.home, "core.partial").write_text("cut off")
         assert canary.mark.word in canary.home

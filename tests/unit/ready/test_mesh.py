@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.node.proofs.mesh import Listening, MeshRound, Try, parse_addresses
+from nodeready.node.proofs.mesh import Listening, MeshRound, Try, addresses_in
 from nodeready.policy import Policy
 from nodeready.ready.mesh import (
     Rounds,
@@ -93,9 +93,9 @@ fe80000000000000a8f00dfffe000001 02 40 20 80     eth0
 
 
 def test_a_nodes_own_addresses():
-    assert parse_addresses(FIB_TRIE, IF_INET6) == ("10.0.0.3", "fd00::2")
-    assert parse_addresses("", "") == ()
-    assert parse_addresses("|-- 10.0.0\n/32 host LOCAL\n/32 host LOCAL", "fd00 02\n\n") == ()
+    assert addresses_in(FIB_TRIE, IF_INET6) == ("10.0.0.3", "fd00::2")
+    assert addresses_in("", "") == ()
+    assert addresses_in("|-- 10.0.0\n/32 host LOCAL\n/32 host LOCAL", "fd00 02\n\n") == ()
 
 
 NUMBER = {"a": 1, "b": 2, "c": 3}

@@ -14,8 +14,8 @@ from nodeready.audit.document import Outlier, Ready
 from nodeready.deploy.document import Deploy, DeployOutcome, PlannedAction, PlannedChange
 from nodeready.deploy.document import DeployedNode as DeployNode
 from nodeready.inventory.nodeset import expand
+from nodeready.node.cores.listing import CoreFile
 from nodeready.node.cores.program import CoreSummary
-from nodeready.node.cores.program import File as CoreOnDisk
 from nodeready.node.tail import LogTail, NodeTail, UnreadFile
 from nodeready.reports import json_report
 from nodeready.reports.registry import PLAIN, Options, find
@@ -307,7 +307,7 @@ def crashed(count):
     good, crashes = count // 2, []
     for n in range(good):
         path = f"/var/core.{n}"
-        file = CrashFile(CoreOnDisk(path, 1, n, 5, 0, 0.5), gpu(n), (gpu(n),), gpu(n))
+        file = CrashFile(CoreFile(path, 1, n, 5, 0, 0.5), gpu(n), (gpu(n),), gpu(n))
         unread = f"gdb: {path}: no such file" if n % 2 else ""
         text = f"== the thread of the signal\n#0 0x1 in f{n} (x=1) at a.c:{n}\n#1 0x2 in main ()"
         core = CoreSummary(0, signal=11, program="/usr/bin/python3", unread=unread)

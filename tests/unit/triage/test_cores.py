@@ -10,7 +10,8 @@ import pytest
 
 from nodeready.node.cores.core_pattern import CorePlace
 from nodeready.node.cores.gcore import core_bytes
-from nodeready.node.cores.program import CoreSummary, File, Listing, listing
+from nodeready.node.cores.listing import CoreFile, Listing, listing
+from nodeready.node.cores.program import CoreSummary
 from nodeready.reports import cores_table, json_report
 from nodeready.reports.registry import Options
 from nodeready.triage import cores as backtraces
@@ -107,8 +108,8 @@ def test_only_regular_files_are_listed_the_newest_first(tmp_path):
     assert f"{tmp_path}/none: No such file or directory" in missing.notes
 
 
-def core_file(path: str, inode: int = 1, when: int = 10, host: str = "") -> File:
-    return File(path, inode, when * 10**9, 100, 0, 1.0, host=host, pid=7)
+def core_file(path: str, inode: int = 1, when: int = 10, host: str = "") -> CoreFile:
+    return CoreFile(path, inode, when * 10**9, 100, 0, 1.0, host=host, pid=7)
 
 
 def test_a_core_that_several_nodes_see_is_read_once_where_it_was_written():
