@@ -29,7 +29,7 @@ from nodeready.node.runtime import ForkedWorker, Send
 from nodeready.node.stacks import processes
 from nodeready.node.users_file import NOBODY, FileRefused, Resolved, Rights, by_turns, follow
 from nodeready.node.witnesses import logs
-from nodeready.node.witnesses.logs import TAIL_BYTES, LogReport, reports
+from nodeready.node.witnesses.logs import TAIL_BYTES, WatchdogReport, reports
 from nodeready.subjects import wire
 
 # --- What the program is told, and what it answers.
@@ -84,7 +84,7 @@ class LogTail:
     age_s: float
     lines: tuple[wire.Line, ...]
     matches: wire.Count | None
-    reports: tuple[LogReport, ...] = ()
+    reports: tuple[WatchdogReport, ...] = ()
     pids: tuple[wire.Pid, ...] = ()
 
 
@@ -623,7 +623,7 @@ def read_logs(config: TailConfig) -> NodeTail:
         for pid, facts_now in facts.items()
         if facts_now and facts_now.start_s == started[pid]
     }
-    process_facts = processes.each(
+    process_facts = processes.probe_each(
         lambda pid: asdict(_written(pid, uids[pid], config.lines)), list(uids), deadline, uids
     )
     pids: dict[str, list[int]] = defaultdict(list)
@@ -668,7 +668,7 @@ class _TailAnswer:
         """key: of a file; "": its path"""
         if "file" in message:
             header = message["file"]
-            header["reports"] = tuple(LogReport(**report) for report in header["reports"])
+            header["reports"] = tuple(WatchdogReport(**report) for report in header["reports"])
             self.add_file(LogTail(**header), key)
         elif "unread" in message:
             unread_file = UnreadFile(**message["unread"])

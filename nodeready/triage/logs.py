@@ -352,7 +352,7 @@ class Grouping:
         self._unread: dict[tuple[str, str], list[RankFile]] = {}
         self._without: dict[str, list[str]] = {}
         self._left_out = 0
-        self._reports: dict[witness.LogReport, str] = {}
+        self._reports: dict[witness.WatchdogReport, str] = {}
         self.notes: dict[str, str] = {}
 
     def add(self, node: str, tail: NodeTail) -> None:
@@ -448,7 +448,7 @@ class Grouping:
                 yield _group("lines", current_files, first=shape.newest)
 
 
-def _of(report: witness.LogReport, ranks: Ranks) -> witness.LogReport:
+def _of(report: witness.WatchdogReport, ranks: Ranks) -> witness.WatchdogReport:
     """The report, with the rank of the file where it is about whoever wrote it."""
     writers = report.kind not in ("missing", "mismatch")
     return replace(report, rank=ranks.rank) if report.rank is None and writers else report

@@ -191,7 +191,12 @@ def _step(before: Motion, after: Motion, seconds: float) -> _RankStep | None:
     moved: float | None = None
     if before.moved_bytes is not None and after.moved_bytes is not None:
         moved = after.moved_bytes - before.moved_bytes
-    if cpu < 0 or faults < 0 or (moved or 0) < 0 or before.below != after.below:
+    if (
+        cpu < 0
+        or faults < 0
+        or (moved or 0) < 0
+        or before.descendant_count != after.descendant_count
+    ):
         return None
     log: bool | None = None
     if after.log_bytes is not None and before.log_bytes is not None:

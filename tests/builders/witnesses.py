@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nodeready.node.witnesses.devices import (
-    Kernel,
-    Message,
-    Network,
-    Port,
-    WitnessedGpu,
-    WitnessedGpus,
-)
 from nodeready.node.witnesses.flight_recorder import ProcessGroup, RecorderEntry, Recording
-from nodeready.node.witnesses.logs import LogReport, RankLog
+from nodeready.node.witnesses.gpus import WitnessedGpu, WitnessedGpus
+from nodeready.node.witnesses.kernel_log import KernelLog, KernelMessage
+from nodeready.node.witnesses.logs import RankLog, WatchdogReport
 from nodeready.node.witnesses.nccl_ras import Communicator, Member, Ras
+from nodeready.node.witnesses.ports import Network, WitnessedPort
 from nodeready.subjects.wire import plain
 
 SITE = "train.py:88 step"
@@ -64,19 +59,19 @@ def no_recording(why: str = "no dump: TORCH_FR_BUFFER_SIZE=0") -> dict[str, Any]
 
 
 def log(
-    *lines: str, age_s: int = 5, path: str = "/logs/out", reports: Sequence[LogReport] = ()
+    *lines: str, age_s: int = 5, path: str = "/logs/out", reports: Sequence[WatchdogReport] = ()
 ) -> dict[str, Any]:
     return {"logs": plain(RankLog(path=path, age_s=age_s, lines=lines, reports=tuple(reports)))}
 
 
 def status(
     rank: int | None, enqueued: int, completed: int, group: str = "default_pg"
-) -> LogReport:
-    return LogReport(rank, group, "status", None, "", enqueued, completed)
+) -> WatchdogReport:
+    return WatchdogReport(rank, group, "status", None, "", enqueued, completed)
 
 
-def timeout(rank: int | None, sequence: int, group: str = "default_pg") -> LogReport:
-    return LogReport(rank, group, "timeout", sequence, "ALLREDUCE", None, None)
+def timeout(rank: int | None, sequence: int, group: str = "default_pg") -> WatchdogReport:
+    return WatchdogReport(rank, group, "timeout", sequence, "ALLREDUCE", None, None)
 
 
 def ras(
@@ -107,14 +102,14 @@ def gpus(*devices: WitnessedGpu, absent: str = "") -> dict[str, Any]:
 def port(
     moved: int, name: str = "mlx5_0", state: str = "up", kind: str = "infiniband",
     *, errors: Sequence[tuple[str, int]] = (), gbps: float = 400,
-) -> Port:  # fmt: skip
-    return Port(name, kind, state, moved // 2, moved - moved // 2, tuple(errors), gbps)
+) -> WitnessedPort:  # fmt: skip
+    return WitnessedPort(name, kind, state, moved // 2, moved - moved // 2, tuple(errors), gbps)
 
 
-def network(*ports: Port, absent: str = "") -> dict[str, Any]:
+def network(*ports: WitnessedPort, absent: str = "") -> dict[str, Any]:
     return {"network": plain(Network(absent, 2.0, ports))}
 
 
 def kernel(*messages: tuple[str, int, int, str]) -> dict[str, Any]:
     """messages: (kind, seconds ago, pid, text)."""
-    return {"kernel": plain(Kernel("", tuple(Message(*one) for one in messages)))}
+    return {"kernel": plain(KernelLog("", tuple(KernelMessage(*one) for one in messages)))}

@@ -40,7 +40,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _KEPT = 2000
 #: The system's configuration of ssh; with -F, ssh does not read the user's configuration.
 _SYSTEM = "/etc/ssh/ssh_config" if os.path.exists("/etc/ssh/ssh_config") else "none"
-_MOST_OPTIONS = 8
+_MAX_OPTIONS = 8
 # With -v, sshd prints the options of the user's key (auth2-pubkeyfile.c).
 _FORCED = re.compile(r"^debug1: Remote: (/\S+:\d+): key options: (?:.* )?command\b", re.M)
 
@@ -155,7 +155,7 @@ def _own_options(supervisor: ProcessSupervisor, name: str) -> tuple[str, ...]:
         for words in ([], ["-F", _SYSTEM])
     )
     changed = [row.strip()[:200] for row in with_own if row not in system]
-    return tuple(changed[:_MOST_OPTIONS]) if system else ()
+    return tuple(changed[:_MAX_OPTIONS]) if system else ()
 
 
 def _messages(ended: Ended) -> str:

@@ -1,9 +1,9 @@
 """Asks the witnesses beside the stacks (`nodeready.node.witnesses`) while the ranks run.
 
-A file that a rank's user may have made is read in a fork (`processes.each`). Tools run under the
-`ProcessSupervisor`, each in its own thread with its own limit, so that they cost no more time than
-the interval between the samples. A witness that fails or is late is absent, with the reason, and
-delays no other.
+A file that a rank's user may have made is read in a fork (`processes.probe_each`). Tools run under
+the `ProcessSupervisor`, each in its own thread with its own limit, so that they cost no more time
+than the interval between the samples. A witness that fails or is late is absent, with the reason,
+and delays no other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nodeready.node.stacks import processes
 from nodeready.node.stacks.processes import HANGS
 from nodeready.node.stacks.ranks import StackTarget
 from nodeready.node.users_file import held, with_rights
-from nodeready.node.witnesses import devices, flight_recorder, logs, nccl_ras
+from nodeready.node.witnesses import flight_recorder, gpus, kernel_log, logs, nccl_ras, ports
 from nodeready.subjects import wire
 
 #: Seconds for the witnesses of all processes, and for each tool of the node.
@@ -32,15 +32,15 @@ _EACH_S, _TOOL_S = 3.0, 8.0
 #: Seconds before the deadline of the run by which a tool has ended.
 _SPARE_S = 1.5
 #: Maximum characters of one witness's answer as JSON, of a text in it, and of an error.
-_MOST, _MOST_TEXT, _MOST_ERROR = 128 << 10, 4000, 200
+_MAX, _MAX_TEXT, _MAX_ERROR = 128 << 10, 4000, 200
 #: Maximum processes of a node that are asked for a dump of their flight recorder.
-_MOST_DUMPS = 64
+_MAX_DUMPS = 64
 
 Answer = dict[str, Any]
 
 
 def _absent(reason: str) -> Answer:
-    return {"absent": reason[:_MOST_ERROR]}
+    return {"absent": reason[:_MAX_ERROR]}
 
 
 def _answer_of(observe: Callable[[], Any]) -> Answer:
@@ -51,15 +51,15 @@ def _answer_of(observe: Callable[[], Any]) -> Answer:
         return _absent(f"{type(problem).__name__}: {_bounded(str(problem))}")
     if not isinstance(answer, dict):
         return _absent("it gave no answer")
-    if len(json.dumps(answer)) > _MOST:
+    if len(json.dumps(answer)) > _MAX:
         return _absent("its answer is too large")
     return answer
 
 
 def _bounded(value: Any) -> Any:
-    """The value with each text cut to `_MOST_TEXT` and encodable as JSON."""
+    """The value with each text cut to `_MAX_TEXT` and encodable as JSON."""
     if isinstance(value, str):
-        return value[:_MOST_TEXT].encode("utf-8", "replace").decode("utf-8")
+        return value[:_MAX_TEXT].encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, list):
         return [_bounded(item) for item in value]
     if isinstance(value, dict):
@@ -94,7 +94,7 @@ class Witnesses:
     def _counters(self) -> Any:
         """The counters of the ports; None: reading them hangs."""
         deadline = min(self._supervisor.deadline, time.monotonic() + _EACH_S)
-        counters = processes.each(lambda _: _answer_of(devices.counters), [0], deadline).get(0)
+        counters = processes.probe_each(lambda _: _answer_of(ports.counters), [0], deadline).get(0)
         return None if counters is HANGS else counters
 
     @property
@@ -111,9 +111,11 @@ class Witnesses:
         limit_s = max(0.5, min(_TOOL_S, self._supervisor.left_s - _SPARE_S))
         pids = [target.pid for target in live]
         self._start(
-            "gpus", lambda: devices.gpus(self._supervisor, pids, since_s, limit_s), limit_s
+            "gpus", lambda: gpus.witness_gpus(self._supervisor, pids, since_s, limit_s), limit_s
         )
-        self._start("kernel", lambda: devices.kernel(self._supervisor, since_s, limit_s), limit_s)
+        self._start(
+            "kernel", lambda: kernel_log.witness_log(self._supervisor, since_s, limit_s), limit_s
+        )
         self._ask_ras(limit_s)
         if self._dump:
             self._ask_for_dumps(live)
@@ -178,7 +180,7 @@ class Witnesses:
     def _ask_each(self, name: str, observe: Callable[[StackTarget], Any]) -> None:
         """Ask a witness about each process, in a fork."""
         target_by_pid = {target.pid: target for target in self._live}
-        answers = processes.each(
+        answers = processes.probe_each(
             lambda pid: _answer_of(lambda: observe(target_by_pid[pid])),
             list(target_by_pid),
             min(self._supervisor.deadline, time.monotonic() + _EACH_S),
@@ -195,7 +197,7 @@ class Witnesses:
 
     def _ask_for_dumps(self, live: Sequence[StackTarget]) -> None:
         """Have the ranks write their flight recorders; the ranks run meanwhile."""
-        target_by_pid = {target.pid: target for target in live[:_MOST_DUMPS]}
+        target_by_pid = {target.pid: target for target in live[:_MAX_DUMPS]}
 
         def ask(pid: int) -> str:
             target, uid = target_by_pid[pid], target_by_pid[pid].facts[-1].uid
@@ -204,7 +206,7 @@ class Witnesses:
             )
 
         deadline = min(self._supervisor.deadline, time.monotonic() + _EACH_S)
-        errors = processes.each(
+        errors = processes.probe_each(
             ask,
             list(target_by_pid),
             deadline,
@@ -215,7 +217,7 @@ class Witnesses:
             if error is HANGS:
                 error = "asking for it hangs"
             target.add_note(
-                f"no dump of its flight recorder: {str(error)[:_MOST_ERROR]}" if error else ""
+                f"no dump of its flight recorder: {str(error)[:_MAX_ERROR]}" if error else ""
             )
 
     def finish(self) -> dict[str, Answer]:
@@ -227,7 +229,7 @@ class Witnesses:
             reason = (before or after or {}).get("absent", "its counters cannot be read")
             self._found["network"] = _absent(str(reason))
         else:
-            self._found["network"] = _answer_of(lambda: devices.network(before, after, seconds))
+            self._found["network"] = _answer_of(lambda: ports.network(before, after, seconds))
         if self._dump and self._live:
             self._ask_recorders()
         join_until = self._supervisor.deadline - _SPARE_S / 2
@@ -300,7 +302,7 @@ VARIABLES = (
     "CUDA_ENABLE_USER_TRIGGERED_COREDUMP",
 )
 #: Maximum characters of a value that is reported.
-_MOST_VALUE = 200
+_MAX_VALUE = 200
 
 
 @dataclass(frozen=True)
@@ -336,7 +338,7 @@ def read_settings(
 
     environment: its variables among `processes.KEYS`
 
-    For a fork (`nodeready.node.stacks.processes.each`): a file system may never answer.
+    For a fork (`nodeready.node.stacks.processes.probe_each`): a file system may never answer.
     """
     pattern = processes.contents("/proc/sys/kernel/core_pattern").strip()
     soft_limit = _core_limit(processes.contents(f"/proc/{pid}/limits"))
@@ -354,16 +356,16 @@ def read_settings(
             )
         core_reason = _core_problem(pid, uid, pattern)
     variables = (
-        (name, environment[name][:_MOST_VALUE]) for name in VARIABLES if name in environment
+        (name, environment[name][:_MAX_VALUE]) for name in VARIABLES if name in environment
     )
     return Settings(
         torch,
         nccl,
         cuda,
         soft_limit,
-        pattern[:_MOST_VALUE],
+        pattern[:_MAX_VALUE],
         core_reason,
-        dump_place[:_MOST_VALUE],
+        dump_place[:_MAX_VALUE],
         unwritable_reason,
         tuple(variables),
     )
@@ -412,7 +414,7 @@ def _core_problem(pid: int, uid: int, pattern: str) -> str:
     if pattern.startswith("|"):
         program = pattern[1:].split()[:1]
         if not program or not os.access(program[0], os.X_OK, effective_ids=True):
-            return f"there is no program {' '.join(program)}"[:_MOST_VALUE]
+            return f"there is no program {' '.join(program)}"[:_MAX_VALUE]
         return f"{program[0]} drops it" if program[0].endswith("/false") else ""
     directory = os.path.dirname(pattern)
     if "%" in directory:
@@ -433,10 +435,10 @@ def _write_problem(pid: int, uid: int, directory: str, *, creates_missing: bool)
                     break
                 path = f"/proc/self/fd/{number}"
                 if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
-                    return f"its user cannot write into {existing}"[:_MOST_VALUE]
+                    return f"its user cannot write into {existing}"[:_MAX_VALUE]
                 return ""
         except OSError:
             if not creates_missing or existing in ("/", "", "."):
                 break
             existing = os.path.dirname(existing)
-    return f"there is no directory {existing}"[:_MOST_VALUE]
+    return f"there is no directory {existing}"[:_MAX_VALUE]

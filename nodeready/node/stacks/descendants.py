@@ -19,7 +19,7 @@ from typing import Any
 
 from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.stacks import processes, py_spy, waits
-from nodeready.node.stacks.processes import HANGS, ScannedProcess, contents, each
+from nodeready.node.stacks.processes import HANGS, ScannedProcess, contents, probe_each
 from nodeready.node.stacks.py_spy import Dump
 from nodeready.node.stacks.ranks import (
     Computes,
@@ -35,7 +35,7 @@ from nodeready.node.stacks.ranks import (
 from nodeready.node.witnesses import logs
 
 #: Maximum descendants of one rank that are probed.
-MOST = 64
+MAX_DESCENDANTS = 64
 
 #: Purposes of a process; the first that fits counts.
 LOADER, COMPILER, SHELL, WRITER, OTHER = (
@@ -115,7 +115,7 @@ def find(
     new = [
         pid
         for pids in pids_by_place.values()
-        for pid in pids[: 2 * MOST]
+        for pid in pids[: 2 * MAX_DESCENDANTS]
         if pid not in process_by_pid
     ]
     new_processes, _ = processes.scan(deadline, new)
@@ -127,9 +127,11 @@ def find(
             for pid in pids
             if pid in process_by_pid and not only_tracks(process_by_pid[pid])
         ]
-        target.descendants = [_target(process, target) for process in candidates[:MOST]]
-        if len(candidates) > MOST:
-            target.add_note(f"{len(candidates) - MOST} more of its descendants are not looked at")
+        target.descendants = [_target(process, target) for process in candidates[:MAX_DESCENDANTS]]
+        if len(candidates) > MAX_DESCENDANTS:
+            target.add_note(
+                f"{len(candidates) - MAX_DESCENDANTS} more of its descendants are not looked at"
+            )
 
 
 def _target(process: ScannedProcess, rank: StackTarget) -> StackTarget:
@@ -217,7 +219,7 @@ _RAY_LOG_BYTES = 1 << 18
 # A Python that serves a person, not a job.
 _NOT_RANKS = re.compile(r"ipykernel_launcher|jupyter|ipython|tensorboard|ray::|raylet|gcs_server")
 #: Maximum processes whose variables of torch.multiprocessing are read, and seconds for all.
-_MOST_ASKED, _ASK_S = 64, 6.0
+_MAX_ASKED, _ASK_S = 64, 6.0
 #: The name of the job of such ranks: the process that has started them.
 JOB = r"pid ([0-9]{1,9})"
 _ESTABLISHED = 1  # of /proc/net/tcp
@@ -228,7 +230,7 @@ def library_holders(processes_to_check: Sequence[ScannedProcess], deadline: floa
     pythons = {
         p.pid: p.uid for p in processes_to_check if p.python or p.command.startswith("ray::")
     }
-    answers = each(_has_library, list(pythons), deadline, pythons)
+    answers = probe_each(_has_library, list(pythons), deadline, pythons)
     return {pid for pid, holds in answers.items() if holds is True}
 
 
@@ -247,7 +249,7 @@ def computes(deadline: float) -> Computes:
             for process in (parent, child)
             if process.pid not in signs_by_pid
         }
-        for pid, signs in each(_signs, list(owner_by_pid), deadline, owner_by_pid).items():
+        for pid, signs in probe_each(_signs, list(owner_by_pid), deadline, owner_by_pid).items():
             if signs is not HANGS:
                 signs_by_pid[pid] = signs[0], signs[1]
         if parent.pid not in signs_by_pid or child.pid not in signs_by_pid:
@@ -313,7 +315,9 @@ def with_ray_ranks(ranks: Sequence[JobRank], deadline: float) -> list[JobRank]:
     if not unnumbered:
         return list(ranks)
     uids = {pid: rank.process.uid or 0 for pid, rank in unnumbered.items()}
-    number_by_pid = each(lambda pid: _number_in_ray(pid, uids[pid]), list(uids), deadline, uids)
+    number_by_pid = probe_each(
+        lambda pid: _number_in_ray(pid, uids[pid]), list(uids), deadline, uids
+    )
     jobs: dict[tuple[str, str], list[int]] = defaultdict(list)
     for pid, rank in unnumbered.items():
         jobs[rank.identity.owner, rank.identity.job].append(pid)
@@ -372,7 +376,7 @@ def started_by(
     children.sort(key=lambda process: (process.start_s, process.pid))
     deadline = min(supervisor.deadline, time.monotonic() + _ASK_S)
     places: dict[int, int] = {}
-    for process in children[:_MOST_ASKED]:
+    for process in children[:_MAX_ASKED]:
         if time.monotonic() > deadline or not _readable(process):
             continue
         dump = py_spy.take(supervisor, path, process.pid, _seconds_left(deadline), py_spy.LOCALS)
@@ -411,7 +415,7 @@ def _readable(process: ScannedProcess) -> bool:
 
 def _talk_on_this_node(pids: Sequence[int], deadline: float) -> bool:
     """Whether all connections of these processes stay on this node."""
-    answers = each(_ends_here, pids, deadline)
+    answers = probe_each(_ends_here, pids, deadline)
     return all(answers.get(pid) not in (False, HANGS, None) for pid in pids)
 
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodeready.node.stacks import waits
-from nodeready.node.stacks.processes import HANGS, contents, each
+from nodeready.node.stacks.processes import HANGS, contents, probe_each
 from nodeready.node.stacks.ranks import StackTarget
 
 #: Names of the main thread (as in threading), of a whole process, and of a rank's descendants.
 MAIN, WHOLE, BELOW = "MainThread", "(whole)", "(below)"
 #: Maximum of a process's threads that are probed, of its rows, and of its connections that are
 #: reported: a process with more is part of a full mesh.
-_MOST_THREADS, _MOST_ROWS, _MOST_ENDS = 32, 64, 64
+_MAX_THREADS, _MAX_ROWS, _MAX_ENDS = 32, 64, 64
 _LOOPBACK = re.compile(r"127\.|\[::1\]")
 _LOCAL = re.compile(r"\|-- ([0-9.]{7,15})\n\s+/32 host LOCAL")
 
@@ -88,7 +88,7 @@ def observe(
         dump = target.dumps[-1] if target.dumps else None
         listed_threads = dump.threads if dump else ()
         thread_names = {thread.number: thread.name for thread in listed_threads if thread.number}
-        threads[target.pid] = dict(list(thread_names.items())[:_MOST_THREADS])
+        threads[target.pid] = dict(list(thread_names.items())[:_MAX_THREADS])
         target_by_pid[target.pid] = target
         target_by_pid.update(
             (descendant.pid, target) for descendant in target.descendants if descendant.facts
@@ -98,7 +98,7 @@ def observe(
     shared = frozenset(call.shared for call in calls.values() if call.shared)
     owner_by_pid = {pid: target.owner for pid, target in target_by_pid.items()}
     local = waits.unix_peers()
-    answers = each(
+    answers = probe_each(
         lambda pid: _probe(pid, threads.get(pid, {}), shared, local),
         list(target_by_pid),
         deadline,
@@ -128,7 +128,7 @@ def observe(
             pairs = [pair for pair in process_ends[pid].sockets if pair[1]]
             local_peers = (text for text in node_ends.peers(pid, pairs) if text.startswith("pid "))
             rows.update(dict.fromkeys((WHOLE, text) for text in local_peers))
-        target.waits_for = list(rows)[:_MOST_ROWS]
+        target.waits_for = list(rows)[:_MAX_ROWS]
         target.ends = node_ends.ends(family_pids)
 
 
@@ -230,4 +230,4 @@ class _NodeEnds:
                     listens += [address for address in bound if not _LOOPBACK.match(address)]
                 elif self._is_far(pid, peer):
                     remote.append(f"{address} {peer}")
-        return [*listens[:_MOST_ENDS], *(remote if len(remote) <= _MOST_ENDS else ())]
+        return [*listens[:_MAX_ENDS], *(remote if len(remote) <= _MAX_ENDS else ())]

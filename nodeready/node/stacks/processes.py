@@ -2,7 +2,7 @@
 
 Only the values of `KEYS` are kept of an environment; no other leaves the fork that read it.
 A process that vanishes is no error. A read may wait forever for a lock of its target's memory:
-`each` reads in a fork, and continues without the process that hangs.
+`probe_each` reads in a fork, and continues without the process that hangs.
 """
 
 from __future__ import annotations
@@ -273,6 +273,14 @@ def contents(path: str, max_bytes: int = 65536) -> str:
     return (_read(path, max_bytes) or b"").decode("utf-8", "replace")
 
 
+def list_directory(path: str, maximum: int = 65536) -> list[str]:
+    """The first names in a directory, sorted; []: it is missing, or not permitted."""
+    try:
+        return sorted(os.listdir(path))[:maximum]
+    except OSError:
+        return []
+
+
 def environment_of(pid: int) -> dict[str, str] | None:
     """`environment` of a process; None: not permitted, or it has ended."""
     data = _read(f"/proc/{pid}/environ", _ENVIRONMENT_BYTES)
@@ -343,7 +351,7 @@ def _facts(pid: int, locked: bool = True, thread: int = 0) -> dict[str, Any] | N
 
 
 def owners(numbers: Iterable[int]) -> dict[int, int]:
-    """The owner of each process, for `each`: the kernel shows it without reading the process."""
+    """The owner of each process, which the kernel shows without reading the process."""
     uids = {}
     for pid in numbers:
         with contextlib.suppress(OSError):
@@ -351,7 +359,7 @@ def owners(numbers: Iterable[int]) -> dict[int, int]:
     return uids
 
 
-def each(
+def probe_each(
     probe: Callable[[int], Any],
     numbers: Sequence[int],
     deadline: float,
@@ -407,7 +415,7 @@ def scan(
 ) -> tuple[list[ScannedProcess], int]:
     """All processes (or these) but kernel threads, and how many were not probed in time."""
     numbers = pids() if numbers is None else numbers
-    answers = each(_scan_one, numbers, deadline, owners(numbers))
+    answers = probe_each(_scan_one, numbers, deadline, owners(numbers))
     left_out = len(numbers) - len(answers)
     for pid, fields in answers.items():
         if fields is HANGS:
@@ -437,7 +445,7 @@ def observe(
     threads: process -> the thread to probe, where that is not the main one
     """
     thread_by_pid = threads or {}
-    answers = each(
+    answers = probe_each(
         lambda pid: _facts(pid, thread=thread_by_pid.get(pid, 0)),
         numbers,
         deadline,

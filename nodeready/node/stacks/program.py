@@ -47,7 +47,7 @@ from nodeready.subjects.base import ProbeError
 # --- The answer: the trace as one line, ``NONCE trace BASE64`` (gzipped JSON), and back.
 
 #: Maximum bytes of a node's unpacked answer, and of its objects in memory.
-MOST_BYTES, MOST_COST = 64 << 20, 192 << 20
+MAX_BYTES, MAX_COST = 64 << 20, 192 << 20
 _GZIP = 31  # wbits of zlib for a gzip header and trailer
 
 
@@ -73,7 +73,7 @@ def unpack(text: str, nonce: str) -> Any:
     if index < 0:
         raise NoTrace("no answer")
     word = text[index + len(mark) :].partition("\n")[0].strip()
-    return wire.load_json(wire.unpack(word, MOST_BYTES), MOST_COST)
+    return wire.load_json(wire.unpack(word, MAX_BYTES), MAX_COST)
 
 
 # --- The program.
@@ -85,11 +85,11 @@ _ANSWER_S = 1.0
 _CORES_PER_LOOK = 8
 #: Maximum characters of an answer; frames in all its stacks; characters in all its frames. Above
 #: these, the owner with the largest part of the answer gets less detail.
-_MOST_ANSWER, _MOST_FRAMES, _MOST_TEXT = 4 * 1024 * 1024, 1_000_000, 8 << 20
+_MAX_ANSWER, _MAX_FRAMES, _MAX_TEXT = 4 * 1024 * 1024, 1_000_000, 8 << 20
 #: Bytes of an answer that `_shares` does not count.
 _HEAD = 1 << 20
 #: Maximum samples in an answer, over all processes of a node.
-_MOST_SAMPLES = 8000
+_MAX_SAMPLES = 8000
 #: Levels of detail: with the main stack, with those of the other threads, with the descendants,
 #: variables and witnesses; and the note of a process at that level.
 _LEVELS = (
@@ -102,7 +102,7 @@ _LEVELS = (
 _BELOW_S = 1.0
 _NO_TIME_BELOW = "no time left: the stacks of other descendants took it"
 #: Maximum characters of all frames of one owner that are kept for the answer.
-_MOST_KEPT = 64 << 20
+_MAX_KEPT = 64 << 20
 _TOO_LARGE = "the stacks of its owner's processes are too large"
 
 
@@ -197,7 +197,7 @@ def _packed(trace: dict[str, Any], targets: Sequence[StackTarget], instead: Sequ
             stacks = _stacks(targets, levels)
             if max(_shares(stacks)) <= 1:
                 line = pack({**trace, **stacks, "instead": instead})
-        if line and len(line) <= _MOST_ANSWER:
+        if line and len(line) <= _MAX_ANSWER:
             return line
         reducible = [owner for owner, level in levels.items() if level + 1 < len(_LEVELS)]
         if not reducible:
@@ -238,11 +238,11 @@ def _shares(stacks: Mapping[str, Any]) -> tuple[float, ...]:
     names += sum(len(name) for name, _ in rows)
     # The texts of the witnesses are limited where they are made, and counted below.
     frames = sum(map(len, stacks["stacks"])) + len(rows)
-    parts = (frames / _MOST_FRAMES, names / _MOST_TEXT)
+    parts = (frames / _MAX_FRAMES, names / _MAX_TEXT)
     if max(parts) > 1:
         return (*parts, *parts)
     text = json.dumps(stacks, separators=(",", ":"))
-    return (*parts, len(text) / (MOST_BYTES - _HEAD), wire.cost(text) / (MOST_COST - _HEAD))
+    return (*parts, len(text) / (MAX_BYTES - _HEAD), wire.cost(text) / (MAX_COST - _HEAD))
 
 
 def _owner_shares(
@@ -251,8 +251,8 @@ def _owner_shares(
     """Shares of an answer that one owner's processes use: `_shares`, and that of the length."""
     stacks = _stacks(targets, {targets[0].owner: level})
     parts = _shares(stacks)
-    length = len(pack({**trace, **stacks})) if max(parts) <= 1 else _MOST_ANSWER
-    return (*parts, length / _MOST_ANSWER)
+    length = len(pack({**trace, **stacks})) if max(parts) <= 1 else _MAX_ANSWER
+    return (*parts, length / _MAX_ANSWER)
 
 
 def _snapshot(
@@ -283,7 +283,7 @@ def _snapshot(
         found_ranks = _with_spawned(supervisor, config, scanned, found_ranks)
     if not (found_ranks or selection.pids or config.match):
         found_ranks = ranks.launchers(scanned, selection, os.getpid())
-    max_ranks = _MOST_SAMPLES // max(1, config.samples)
+    max_ranks = _MAX_SAMPLES // max(1, config.samples)
     if len(found_ranks) > max_ranks:
         problem = "; ".join(
             filter(None, (problem, f"{len(found_ranks) - max_ranks} ranks are left out"))
@@ -414,7 +414,7 @@ def _match_commands(
     A user chooses the command line, on which an expression may take hours: a fork searches it.
     """
     commands = {process.pid: process.command for process in scanned}
-    answers = processes.each(
+    answers = processes.probe_each(
         lambda pid: pattern.search(commands[pid]) is not None,
         list(commands),
         _deadline(supervisor, supervisor.left_s / 2),
@@ -557,7 +557,7 @@ def _take_dumps(
             started = time.monotonic()
             dumped = dump(targets[place])
             looks.kept_characters[owner] += dumped.characters
-            large = looks.kept_characters[owner] > _MOST_KEPT
+            large = looks.kept_characters[owner] > _MAX_KEPT
             dump_by_place[place] = py_spy.Dump(error=_TOO_LARGE) if large else dumped
             turns.give_back(owner, time.monotonic() - started)
 
@@ -615,7 +615,9 @@ def _user_names(supervisor: ProcessSupervisor, uids: Sequence[int] | set[int]) -
         except KeyError:
             return str(uid)
 
-    answers = processes.each(name, sorted(uids), _deadline(supervisor, supervisor.left_s / 2))
+    answers = processes.probe_each(
+        name, sorted(uids), _deadline(supervisor, supervisor.left_s / 2)
+    )
     return {u: str(u) if answers.get(u) in (None, processes.HANGS) else answers[u] for u in uids}
 
 

@@ -28,14 +28,14 @@ Frame = tuple[str, str, int]
 #: Seconds of a dump; a native one reads the symbols of all libraries: up to 14 s cold.
 LIMIT_S, NATIVE_LIMIT_S = 10, 25
 #: Maximum bytes of a dump. Only 200 threads that are all 4096 calls deep need more (150 MB).
-MOST_BYTES = 32 * 1024 * 1024
+MAX_BYTES = 32 * 1024 * 1024
 #: Frames that are kept at each end of a longer stack, with CUT between them.
 KEPT_FRAMES = 500
 CUT: Frame = ("...", "", 0)
-_MOST_THREADS = 1000
+_MAX_THREADS = 1000
 # Maximum address space: py-spy maps the program and libraries of a user's process.
 _MEMORY_BYTES = 16 << 30
-_MOST_WORD = 300
+_MAX_WORD = 300
 # A line of py-spy's log, whose level is set to warnings.
 _LOGGED = re.compile(r"\[\S+ +[A-Z]+ +[a-z_:]+\] ")
 #: Maximum calls whose variables are kept, variables of a call, characters of a name or value.
@@ -136,7 +136,7 @@ def _frame(data: Any) -> Frame:
     if re.fullmatch(r"0x[0-9a-fA-F]+", name):
         # An address differs between processes for the same function.
         name = "?"
-    return name[:_MOST_WORD], file[:_MOST_WORD], max(0, min(line, 2**31 - 1))
+    return name[:_MAX_WORD], file[:_MAX_WORD], max(0, min(line, 2**31 - 1))
 
 
 def _stack(data: Any) -> tuple[Frame, ...]:
@@ -181,11 +181,11 @@ def parse(text: str, pid: int) -> Dump:
         main, other_threads = trainer, threads[:trainer] + threads[trainer + 1 :]
     if not threads[main].frames:
         return Dump(
-            threads=tuple(other_threads[:_MOST_THREADS]), gil=(gil or [""])[0], error=NO_CALL
+            threads=tuple(other_threads[:_MAX_THREADS]), gil=(gil or [""])[0], error=NO_CALL
         )
     return Dump(
         threads[main].frames,
-        tuple(other_threads[:_MOST_THREADS]),
+        tuple(other_threads[:_MAX_THREADS]),
         (gil or [""])[0],
         locals=_locals(rows[main]["frames"]),
         holds_gil=rows[main].get("owns_gil") is True,
@@ -251,7 +251,7 @@ def _locals(frames: Sequence[Any]) -> tuple[str, ...]:
     for frame in (user_frames or frames_with_locals)[:_LOCAL_FRAMES]:
         rows = frame["locals"] if isinstance(frame["locals"], list) else []
         for row in [row for row in rows if isinstance(row, dict)][:_LOCAL_NAMES]:
-            name, value = str(row.get("name"))[:_LOCAL_TEXT], str(row.get("repr"))[:_MOST_WORD]
+            name, value = str(row.get("name"))[:_LOCAL_TEXT], str(row.get("repr"))[:_MAX_WORD]
             # An address differs between processes.
             value = redact(name, re.sub(r" at 0x[0-9a-fA-F]+", "", value))
             text = value if len(value) <= _LOCAL_TEXT else value[: _LOCAL_TEXT - 3] + "..."
@@ -279,7 +279,7 @@ def _run(
     output = bytearray()
 
     def on_output(process: subprocess.Popen[bytes], stream: int, chunk: bytes) -> None:
-        if stream == 1 and len(output) <= MOST_BYTES:
+        if stream == 1 and len(output) <= MAX_BYTES:
             output.extend(chunk)
 
     return supervisor.run(argv, limit_s, on_output, env={**environment(), **_RUST}), output
@@ -322,8 +322,8 @@ def take(
             return Dump(error=f"py-spy cannot be started: {problem.strerror}")
         if ended.rc is None:
             return Dump(error=HUNG)
-        if len(output) > MOST_BYTES:
-            return Dump(error=f"its stacks are more than {MOST_BYTES >> 20} MB")
+        if len(output) > MAX_BYTES:
+            return Dump(error=f"its stacks are more than {MAX_BYTES >> 20} MB")
         if ended.rc == 0:
             return parse(output.decode("utf-8", "replace"), pid)
         error, is_retriable = failure_reason(ended)

@@ -57,9 +57,9 @@ _OURS = "MAIN='nodeready."
 #: How the note of a stranger begins.
 CLAIMS = "claims job "
 #: Maximum strangers of a node that are named.
-MOST_STRANGERS = 100
+MAX_STRANGERS = 100
 #: Maximum processes that are named where no rank is found.
-MOST_INSTEAD = 10
+MAX_INSTEAD = 10
 
 
 @dataclass(frozen=True)
@@ -534,7 +534,7 @@ def select(
     strangers = _strangers(tree, ordered, selection)
     own_ranks = [_rank(tree, pid) for pid in ordered if pid not in strangers]
     stranger_ranks = [_rank(tree, pid, stranger=True) for pid in ordered if pid in strangers]
-    return own_ranks + stranger_ranks[:MOST_STRANGERS]
+    return own_ranks + stranger_ranks[:MAX_STRANGERS]
 
 
 def _rank(tree: _Tree, pid: int, stranger: bool = False) -> JobRank:
@@ -639,7 +639,7 @@ def busiest_pythons(processes: Sequence[ScannedProcess], own_pid: int) -> list[S
     """The Pythons with the most CPU time: likely ranks where none is found."""
     tree = _Tree(processes, own_pid)
     pythons = [p for p in processes if p.python and p.pid not in tree.own_pids]
-    return sorted(pythons, key=lambda p: (-p.cpu_s, p.pid))[:MOST_INSTEAD]
+    return sorted(pythons, key=lambda p: (-p.cpu_s, p.pid))[:MAX_INSTEAD]
 
 
 # --- The stacks of a node: each distinct frame and stack once, under a number.
@@ -682,7 +682,7 @@ ENDED = "ended while it was looked at"
 EXITING = "is exiting: the kernel takes its memory and its files down"
 NO_TIME = "no time left"
 OTHERS_TOOK = "no time left: its owner's other processes took it"
-_MOST_COMMAND = 200
+_MAX_COMMAND = 200
 
 
 @dataclass
@@ -811,7 +811,7 @@ class StackTarget:
             "job": identity.job,
             "master": identity.master,
             "user": self.user,
-            "command": process.command[:_MOST_COMMAND] or process.name,
+            "command": process.command[:_MAX_COMMAND] or process.name,
             "state": facts.state if facts else "",
             "wait_channel": facts.wait_channel if facts else "",
             "kernel_stack": facts.kernel_stack if facts else (),

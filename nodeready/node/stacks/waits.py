@@ -3,7 +3,7 @@
 All of it is read from /proc (proc(5)): ``syscall``, the link and the information of a descriptor,
 the mounts, the locks, the sockets. No file that a process names is opened or examined. A read of
 a process's memory, for a path or a set of descriptors, may hang: `probe_thread` runs in
-`processes.each`, which continues without a process that hangs.
+`processes.probe_each`, which continues without a process that hangs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nodeready.node.stacks.processes import HANGS, contents, each, owners
+from nodeready.node.stacks.processes import HANGS, contents, owners, probe_each
 
 # --- System calls by number (arch/x86/entry/syscalls/syscall_64.tbl and
 # include/uapi/asm-generic/unistd.h of Linux), each with its shown name and what the arguments are:
@@ -75,12 +75,12 @@ _FUTEX_PRIVATE = 128  # futex(2): not shared between processes
 _TABLE_BYTES, MAPS_BYTES = 8 << 20, 4 << 20
 
 # Maximum bytes of a path, and descriptors of a set, that are read of a process's memory.
-_PATH_BYTES, _MOST_POLLED, _SELECT_BITS = 4096, 16, 1024
+_PATH_BYTES, _MAX_POLLED, _SELECT_BITS = 4096, 16, 1024
 #: Maximum objects of a set, and processes at a pipe's other end, that are named.
 _NAMED = 3
 _WIDE = 240
 #: Maximum seconds for the other ends of all pipes, and links of a process that are read.
-_ENDS_S, _MOST_LINKS = 1.0, 4096
+_ENDS_S, _MAX_LINKS = 1.0, 4096
 
 
 def calls(machine: str) -> dict[int, tuple[str, str]]:
@@ -124,7 +124,7 @@ class WaitCall:
 def probe_thread(pid: int, thread: int = 0) -> list[Any] | None:
     """The call of a thread, as plain data for `WaitCall`; None: it runs, or is not readable.
 
-    It may hang with the process: call it in `processes.each`. thread: 0: the main thread
+    It may hang with the process: call it in `processes.probe_each`. thread: 0: the main thread
     """
     words = contents(f"/proc/{pid}/task/{thread or pid}/syscall").split()
     if len(words) < 7 or not words[0].isdigit():
@@ -298,7 +298,7 @@ class _WaitingThread:
         """Add the objects of a set of descriptors."""
         descriptors: list[tuple[int, str]] = []
         if names == "poll":
-            count = min(self.arguments[1], _MOST_POLLED)
+            count = min(self.arguments[1], _MAX_POLLED)
             data = self._words(self.arguments[0], count * 8)
             for offset in range(0, len(data) - 7, 8):
                 number, events, _ = struct.unpack_from("=ihh", data, offset)
@@ -316,7 +316,7 @@ class _WaitingThread:
             for number, mask in re.findall(r"^tfd:\s+(\d+) events:\s+([0-9a-f]+)", text, re.M):
                 events = int(mask, 16)
                 descriptors.append((int(number), "r" if events & 4 and not events & 1 else "w"))
-        for number, end in descriptors[:_MOST_POLLED]:
+        for number, end in descriptors[:_MAX_POLLED]:
             if number >= 0:
                 self._descriptor(number, names, end)
 
@@ -365,7 +365,7 @@ def sockets(pid: int, local: Mapping[str, str]) -> list[tuple[str, str]]:
     """
     inodes = set()
     with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd")[:_MOST_LINKS]:
+        for name in os.listdir(f"/proc/{pid}/fd")[:_MAX_LINKS]:
             with contextlib.suppress(OSError):
                 link = os.readlink(f"/proc/{pid}/fd/{name}")
                 if link.startswith("socket:["):
@@ -459,7 +459,7 @@ def _pipe_ends_of(pid: int, inodes: frozenset[int | str]) -> list[tuple[int | st
     """The pipes among these that a process has open, with their ends, from its links alone."""
     pipe_ends: set[tuple[int | str, str]] = set()
     with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd")[:_MOST_LINKS]:
+        for name in os.listdir(f"/proc/{pid}/fd")[:_MAX_LINKS]:
             with contextlib.suppress(OSError, ValueError):
                 path = f"/proc/{pid}/fd/{name}"
                 link = os.readlink(path)
@@ -490,7 +490,7 @@ def find_pipe_ends(pipes: Iterable[int | str], pids: Sequence[int], deadline: fl
     pipe_ends = PipeEnds()
     if not inodes:
         return pipe_ends
-    answers = each(lambda pid: _pipe_ends_of(pid, inodes), pids, deadline)
+    answers = probe_each(lambda pid: _pipe_ends_of(pid, inodes), pids, deadline)
     for pid in pids:
         rows = answers.get(pid, HANGS)
         if rows is HANGS:
@@ -513,7 +513,7 @@ def observe(
     near:    process -> those that may hold the other end of its pipes, the likeliest first
     """
     pids = list(threads)
-    rows = each(lambda pid: probe_thread(pid, threads[pid]), pids, deadline, owners(pids))
+    rows = probe_each(lambda pid: probe_thread(pid, threads[pid]), pids, deadline, owners(pids))
     call_by_pid = {pid: WaitCall(*row) for pid, row in rows.items() if row and row is not HANGS}
     inodes = {inode for call in call_by_pid.values() for _, inode, _ in call.pipes}
     likely_pids: dict[int, None] = {}

@@ -1,7 +1,7 @@
-"""PyTorch's flight recorder: which collectives a rank has called, from the dump that it wrote.
+"""PyTorch's flight recorder: the collectives that a rank has called, from the dump that it wrote.
 
-A dump is a pickle, or JSON, in a file that the rank's user may have made: it is read with that
-user's rights, and by a reader of our own (`unpickled`) whose opcodes call nothing.
+A dump is a pickle or JSON in a file that the rank's user may have created. It is read with that
+user's rights, by our own reader (`unpickled`), whose opcodes call nothing.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from nodeready.node.witnesses import logs
 from nodeready.subjects import wire
 
 #: Maximum calls listed; maximum ranks of a process group, whose ranks are not listed beyond it.
-MOST_ENTRIES, MOST_RANKS = 20, 512
+MAX_ENTRIES, MAX_RANKS = 20, 512
 #: Maximum bytes read of a dump: 20,000 calls take about 5 MB.
-MOST_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 #: The reason for a missing recording that may still be written.
 NO_DUMP = "no dump has been written"
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """A process group as the rank knows it.
+    """A process group in the rank's dump.
 
     name:  number of the group (``0``); desc: ``default_pg``
-    ranks: the global ranks in it; () where the dump has none, or too many
+    ranks: its global ranks; (): the dump has none or too many
     enqueued, started, completed: number of the last collective; 0: none yet; None: unknown
     """
 
@@ -52,7 +52,7 @@ class ProcessGroup:
 
 @dataclass(frozen=True)
 class RecorderEntry:
-    """One call of a collective, or of a send or receive, behind the last that was completed.
+    """One call of a collective, a send or a receive, after the last completed call.
 
     group:      name of the process group
     sequence:   its number in the group (`collective_seq_id`, `p2p_seq_id`)
@@ -75,15 +75,15 @@ class RecorderEntry:
 
 @dataclass(frozen=True)
 class Recording:
-    """What one rank's dump says.
+    """One rank's dump.
 
-    absent:  why there is no dump, one line; "": there is one
+    absent:  why there is no dump, one line; "": there is a dump
     path:    its file
     age_s:   whole seconds since it was written
     version: of the dump's form
-    partial: it was cut off, or is the recorder's without entries
+    partial: it was cut off, or has no entries
     groups:  all process groups of the rank
-    entries: what is behind the last completed collective of each group, the oldest first
+    entries: calls after the last completed collective of each group, the oldest first
     """
 
     absent: str = ""
@@ -106,7 +106,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def dump_paths(uid: int, rank: int, environment: Mapping[str, str]) -> list[str]:
-    """Where PyTorch writes the dump of this rank: the newer versions' places first.
+    """The paths of this rank's dump, those of newer versions of PyTorch first.
 
     FlightRecorder.cpp, DebugInfoWriter::getWriter, of PyTorch 2.2 to 2.15
     """
@@ -129,8 +129,10 @@ def _home(uid: int) -> str:
 def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]) -> Recording:
     """The newest dump of this process.
 
-    uid: of who started it; environment: of the process, `processes.KEYS` alone. For a fork
-    (`nodeready.node.stacks.processes.each`): the file system may never answer.
+    It runs in a fork (`processes.probe_each`), because the file system may never answer.
+
+    uid:         of the user who started the process
+    environment: of the process, only `processes.KEYS`
     """
     if rank is None:
         return Recording(absent="its rank is not known, and so not the name of its dump")
@@ -158,20 +160,20 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
             recording = parse(data, start)
             return replace(recording, path=path, age_s=age, partial=recording.partial or cut)
         except NoDumpError as problem:
-            # Of several, the newest one's reason.
+            # The reason for the newest dump is reported.
             refused = refused if refused.absent else Recording(f"{path}: {problem}", age_s=age)
     return refused
 
 
 def _for_any_rank(path: str) -> str:
-    """The path without the rank at its end: ranks that have no dump say the same."""
+    """The path without the rank at its end, so that all ranks without a dump report the same."""
     return re.sub(r"\d+$", "RANK", path)
 
 
 def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
-    """When a file was written, its first MOST_BYTES bytes, and whether that is not all.
+    """The time of a file, its first MAX_BYTES bytes, and whether the file has more.
 
-    Raises OSError; Refused for what is not a regular file of this user's.
+    Raises OSError; FileRefused if it is no regular file of this user's.
     """
     with users_file.held(pid, uid, path) as (held, file_stat):
         if not stat.S_ISREG(file_stat.st_mode):
@@ -183,11 +185,11 @@ def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
             number = os.open(f"/proc/self/fd/{held}", flags)
         try:
             data = b""
-            while len(data) <= MOST_BYTES and (chunk := os.read(number, 1 << 20)):
+            while len(data) <= MAX_BYTES and (chunk := os.read(number, 1 << 20)):
                 data += chunk
         finally:
             os.close(number)
-    return file_stat.st_mtime, data[:MOST_BYTES], len(data) > MOST_BYTES
+    return file_stat.st_mtime, data[:MAX_BYTES], len(data) > MAX_BYTES
 
 
 def _process_start(pid: int) -> float | None:
@@ -239,7 +241,7 @@ def _has_open(pid: int, file_stat: os.stat_result) -> bool:
     """Whether a process has this file open."""
     for number in logs.descriptors(pid):
         with contextlib.suppress(OSError):
-            # Its other files may be on a file system that hangs.
+            # Files with other names may be on a file system that hangs.
             if os.readlink(f"/proc/{pid}/fd/{number}").endswith(".pipe"):
                 other = os.stat(f"/proc/{pid}/fd/{number}")
                 if (other.st_dev, other.st_ino) == (file_stat.st_dev, file_stat.st_ino):
@@ -256,17 +258,17 @@ def _reason(problem: OSError) -> str:
 
 
 class NoDumpError(Exception):
-    """The data is not a dump: why, one line."""
+    """Why the data is no dump, one line."""
 
 
-#: Opcodes of a pickle, and seconds of the processor for reading it: 2,000 calls take 0.1.
-_MOST_STEPS, _READ_S = 2_000_000, 0.7
+#: Maximum opcodes of a pickle, and CPU seconds to read it: 2,000 calls take 0.1.
+_MAX_STEPS, _READ_S = 2_000_000, 0.7
 _STEPS_PER_LOOK = 8192
-#: Levels of dicts, lists and tuples: a dump has less than ten.
-_MOST_DEPTH = 100
-#: Bytes of a whole number.
+#: Maximum levels of dicts, lists and tuples: a dump has less than ten.
+_MAX_DEPTH = 100
+#: Maximum bytes of a whole number.
 _LONGEST_NUMBER = 32
-#: Where a whole number that is a key ends: it is a group's id.
+#: Upper bound of a whole number as a key, which is a group's id.
 _END_OF_KEYS = 1 << 31
 _MARK, _STOP = object(), ord(".")
 _NO_PICKLE = "it is no dump: a broken pickle"
@@ -292,7 +294,7 @@ def unpickled(data: bytes) -> tuple[Any, bool]:
 
 
 def _is_key(key: object) -> bool:
-    """Whether a dump's dict takes this key."""
+    """Whether a dump's dict can have this key."""
     return type(key) is str or (type(key) is int and 0 <= key < _END_OF_KEYS)
 
 
@@ -301,36 +303,36 @@ class _Cut(Exception):
 
 
 class _Pickle:
-    """The stack machine of pickletools, without what could do anything."""
+    """The stack machine of pickletools, without opcodes that call or import."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
+        self.data, self.position = data, 0
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
 
     def run(self) -> bool:
-        """Read it; whether to its end."""
+        """Read the pickle. Whether its end was reached."""
         until, steps = time.process_time() + _READ_S, 0
         with contextlib.suppress(_Cut):
             while (code := self.take(1)[0]) != _STOP:
                 steps += 1
                 late = steps % _STEPS_PER_LOOK == 0 and time.process_time() > until
-                if late or steps > _MOST_STEPS:
+                if late or steps > _MAX_STEPS:
                     return False
                 if code not in _OPCODES:
                     raise NoDumpError(f"it is no dump: its opcode {code:#04x} is no plain data's")
-                begin = self.at
+                begin = self.position
                 try:
                     _OPCODES[code](self)
                 except _Cut:
-                    self.at = begin
+                    self.position = begin
                     raise
             return True
         return False
 
     def close(self) -> None:
-        """Put what was read before the cut where it would have come."""
+        """Add the values that were read before the cut to their containers."""
         while self.marks:
             items = self.pop_to_mark()
             with contextlib.suppress(IndexError, TypeError):
@@ -341,10 +343,10 @@ class _Pickle:
 
     def take(self, size: int) -> bytes:
         """The next bytes."""
-        if size > len(self.data) - self.at:
+        if size > len(self.data) - self.position:
             raise _Cut
-        self.at += size
-        return self.data[self.at - size : self.at]
+        self.position += size
+        return self.data[self.position - size : self.position]
 
     def number(self, form: str) -> int:
         """The next number, in struct's form."""
@@ -360,8 +362,8 @@ class _Pickle:
         self.stack.append(value)
 
     def mark(self) -> None:
-        if len(self.marks) == _MOST_DEPTH:
-            raise NoDumpError(f"it is no dump: deeper than {_MOST_DEPTH} levels")
+        if len(self.marks) == _MAX_DEPTH:
+            raise NoDumpError(f"it is no dump: deeper than {_MAX_DEPTH} levels")
         self.marks.append(len(self.stack))
         self.stack.append(_MARK)
 
@@ -384,8 +386,8 @@ class _Pickle:
         into = self.stack[-1]
         if type(into) is not dict:
             raise TypeError
-        # No other key has a bound for what its hash takes: whole numbers that are equal modulo
-        # 2**61 - 1 have one hash, and a dict of them takes the square of their number.
+        # Other keys are left out: whole numbers that are equal modulo 2**61 - 1 have the same
+        # hash, and the time for a dict of them grows with the square of their number.
         pairs = zip(items[::2], items[1::2])
         into.update((key, value) for key, value in pairs if _is_key(key))
 
@@ -438,18 +440,18 @@ _OPCODES: Mapping[int, Callable[[_Pickle], object]] = {
     ord("j"): lambda reader: reader.push(reader.memo[reader.number("<I")]),
 }
 
-#: Bytes of memory that the objects of a dump in JSON may take.
-_MOST_COST = 128 << 20
+#: Maximum bytes of memory for the objects of a dump in JSON.
+_MAX_COST = 128 << 20
 _ENTRIES = re.compile(r'"entries"\s*:\s*\[\s*')
 
 
 def from_json(data: bytes) -> tuple[Any, bool]:
-    """A dump in JSON, and whether it was cut off: then, its whole entries.
+    """A dump in JSON, and whether it was cut off. Then the dump has its complete entries.
 
-    Raises NoDumpError for anything else.
+    Raises NoDumpError for other data.
     """
     try:
-        return wire.load_json(data, _MOST_COST), False
+        return wire.load_json(data, _MAX_COST), False
     except wire.DecodeError as problem:
         text = data.decode("utf-8", "replace")
         begin = _ENTRIES.search(text)
@@ -465,7 +467,7 @@ def from_json(data: bytes) -> tuple[Any, bool]:
     return {"entries": entries}, True
 
 
-# --- What a dump says. Its fields, by version: FlightRecorder.hpp.
+# --- The fields of a dump, by version: FlightRecorder.hpp.
 
 #: Maximum characters of a name, and of sizes as text.
 _NAME, _SIZES = 80, 200
@@ -475,10 +477,10 @@ _DEFAULT = "default_pg"
 
 
 def parse(data: bytes, began: float | None = None) -> Recording:
-    """What a dump of any version says; its path and age are not known here.
+    """The recording in a dump of any version, without path and age.
 
-    began: seconds since 1970; a dump with calls before that is another process's, as of a second
-           job of the same user that writes to the same path. None: unknown
+    began: start of the process in seconds since 1970; None: unknown. A dump with earlier calls is
+           another process's, such as of a second job of the user with the same path
 
     Raises NoDumpError.
     """
@@ -490,7 +492,7 @@ def parse(data: bytes, began: float | None = None) -> Recording:
         raise NoDumpError("it is no dump: no entries and no process groups")
     rows = [row for row in _list(dump.get("entries")) if type(row) is dict]
     if cut and rows and (len(rows) == 1 or rows[-1].keys() != rows[0].keys()):
-        # Without its last fields, what was completed would look as if it were not.
+        # Without its last fields, a completed call would look uncompleted.
         rows.pop()
     created = [ns for row in rows if (ns := _number(row.get("time_created_ns")))]
     if began is not None and created and min(created) / 1e9 + _CLOCK_S < began:
@@ -499,7 +501,7 @@ def parse(data: bytes, began: float | None = None) -> Recording:
     groups = _groups(dump, calls, cut)
     return Recording(
         version=_name(dump.get("version")),
-        # In JSON, no entries is no key.
+        # JSON leaves the key out if there are no entries.
         partial=cut or ("entries" not in dump and not text),
         groups=tuple(groups),
         entries=tuple(_pending_calls(calls, groups)),
@@ -560,16 +562,16 @@ def _call(row: Mapping[str, Any]) -> _RecordedCall | None:
 def _groups(
     dump: Mapping[str, Any], calls: Sequence[_RecordedCall], cut: bool
 ) -> list[ProcessGroup]:
-    """All process groups: those with a status, with a configuration, and with entries.
+    """All process groups with a status, a configuration or entries.
 
-    The status has a group's id, the configuration its name, and an entry both. Where an old
-    version has no status, the entries show a group's progress, unless some may be missing.
+    The status has a group's id, the configuration its name, and an entry both. If an old version
+    has no status, the entries show a group's progress, unless entries may be missing.
     """
     status = {_name(key): value for key, value in _dict(dump.get("pg_status")).items()}
     config = {_name(key): value for key, value in _dict(dump.get("pg_config")).items()}
     names = {call.id: call.entry.group for call in calls}
     descs = {call.entry.group: call.desc for call in calls if call.desc}
-    # The first group of a process is the default one, whose name is 0.
+    # The first group of a process is the default group, whose name is 0.
     names.setdefault("0", "0")
     ids = {names[id_]: id_ for id_ in names if id_ in status or id_ in {c.id for c in calls}}
     done: dict[str, int] = defaultdict(int)
@@ -580,8 +582,8 @@ def _groups(
             called[name] = max(called.get(name, 0), number)
             if call.done:
                 done[name] = max(done[name], number)
-    # gloo's configuration has no name. It belongs to the group that was created last, even where
-    # that group has no entry.
+    # gloo's configuration has no name. It belongs to the group that was created last, even if that
+    # group has no entry.
     config.pop("", None)
     process_groups = []
     for name in sorted({*ids, *config}, key=lambda name: (len(name), name)):
@@ -601,7 +603,7 @@ def _groups(
                 desc if desc != "undefined" else "",
                 _ranks(_dict(config.get(name)).get("ranks")),
                 max(0, enqueued) if enqueued is not None else None if cut else called.get(name),
-                # Without timing, NCCL does not know, and gloo never does.
+                # NCCL without timing, and gloo, do not know it.
                 started if started is not None and started > 0 else None,
                 completed,
             )
@@ -612,21 +614,21 @@ def _groups(
 def _pending_calls(
     calls: Sequence[_RecordedCall], groups: Sequence[ProcessGroup]
 ) -> list[RecorderEntry]:
-    """The calls after the last completed one of their group, at most MOST_ENTRIES.
+    """The calls after the last completed one of their group, at most MAX_ENTRIES.
 
     The oldest calls of each group are kept: they show where the ranks diverged."""
     completed = {group.name: group.completed or 0 for group in groups}
-    # Calls that are launched together have one number: they stay `scheduled` for good, and the
+    # Calls that are launched together have one number. They stay `scheduled` forever, and the
     # entry named `coalesced` shows their progress (ProcessGroupNCCL::endCoalescing).
     done = {_number_of(call.entry) for call in calls if call.done}
-    of: dict[str, list[int]] = defaultdict(list)
-    for at, call in enumerate(calls):
+    pending: dict[str, list[int]] = defaultdict(list)
+    for index, call in enumerate(calls):
         entry = call.entry
         passed = not entry.is_p2p and entry.sequence <= completed.get(entry.group, 0)
         if _number_of(entry) not in done and not (passed and call.retired):
-            of[entry.group].append(at)
-    turns = sorted((turn, at) for rows in of.values() for turn, at in enumerate(rows))
-    return [calls[at].entry for at in sorted(at for _, at in turns[:MOST_ENTRIES])]
+            pending[entry.group].append(index)
+    turns = sorted((turn, index) for rows in pending.values() for turn, index in enumerate(rows))
+    return [calls[index].entry for index in sorted(index for _, index in turns[:MAX_ENTRIES])]
 
 
 def _number_of(entry: RecorderEntry) -> tuple[str, bool, int]:
@@ -635,15 +637,15 @@ def _number_of(entry: RecorderEntry) -> tuple[str, bool, int]:
 
 def _ranks(value: Any) -> tuple[int, ...]:
     """``[0, 1, 2]``, as text or as a list."""
-    if type(value) is str and len(value) <= 16 * MOST_RANKS:
+    if type(value) is str and len(value) <= 16 * MAX_RANKS:
         words = re.findall(r"\d{1,9}", value)
     else:
         words = [str(rank) for rank in _list(value) if type(rank) is int and 0 <= rank < 10**9]
-    return tuple(map(int, words)) if len(words) <= MOST_RANKS else ()
+    return tuple(map(int, words)) if len(words) <= MAX_RANKS else ()
 
 
 def _site(frames: Any) -> str:
-    """The innermost frame of the user's own code, else the innermost one."""
+    """The innermost frame of the user's own code, else of any code."""
     rows = [row for row in _list(frames)[:256] if type(row) is dict]
     user_rows = (row for row in rows if not _INSTALLED.search(str(row.get("filename", ""))[:4096]))
     row = next(user_rows, rows[0] if rows else None)
@@ -654,7 +656,7 @@ def _site(frames: Any) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Nested lists as text, of few levels and characters: a pickle's may contain themselves."""
+    """Nested lists as text, with few levels and characters: a pickle's list may contain itself."""
     parts: list[str] = []
 
     def write(item: Any, depth: int) -> None:
@@ -662,8 +664,8 @@ def _plain(value: Any) -> str:
             return
         if type(item) in (list, tuple) and depth:
             parts.append("[")
-            for at, inner in enumerate(item[:_SIZES]):
-                parts.append(", " if at else "")
+            for index, inner in enumerate(item[:_SIZES]):
+                parts.append(", " if index else "")
                 write(inner, depth - 1)
             parts.append("]")
         else:
@@ -682,7 +684,7 @@ def _name(value: Any) -> str:
 
 
 def _number(value: Any) -> int | None:
-    """A number; also one written as text, as in JSON's status."""
+    """A number, which may be written as text, as in JSON's status."""
     if type(value) is str and re.fullmatch(r"-?\d{1,18}", value):
         value = int(value)
     return value if type(value) is int and abs(value) < 1 << 62 else None

@@ -1,7 +1,7 @@
 """The log that a rank writes: its last lines, and the lines of PyTorch's watchdog as data.
 
-The file is found by the descriptors of the process, and not by a name: what /proc/PID/fd/1 and 2
-lead to is the file that is written, also in a container, and also after it was renamed.
+The file is found by the process's descriptors: /proc/PID/fd/1 and 2 lead to the file that is
+written, also in a container, and also after it was renamed.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from nodeready.node.stacks import processes
 from nodeready.node.users_file import rights_of, with_rights
 
 #: Maximum lines shown of a log, and characters of each.
-MOST_LINES, MOST_CHARACTERS = 5, 200
+MAX_LINES, MAX_CHARACTERS = 5, 200
 #: Bytes at the end of a log that are read.
 TAIL_BYTES = 64 * 1024
-#: Reports of one log.
-MOST_REPORTS = 64
-#: Their kinds; see `Report`.
+#: Maximum reports of one log.
+MAX_REPORTS = 64
+#: The kinds of a report; see `WatchdogReport`.
 KINDS = ("timeout", "status", "missing", "reached", "lost", "mismatch", "stuck")
 
 
 @dataclass(frozen=True)
-class LogReport:
+class WatchdogReport:
     """One line of the watchdog of ProcessGroupNCCL (or of gloo's errors), as data.
 
-    rank:      the global rank that it is about; None: the line does not say
+    rank:      the global rank that the line is about; None: the line does not tell
     group:     description of the process group (``default_pg``); "": unknown
-    kind:      ``timeout``: a collective took too long; ``status``: how far the group is;
-               ``missing``: others say that this rank has not come; ``reached``: it has come, and
-               others have not; ``lost``: its connection to another rank broke; ``mismatch``: it
-               has called another collective than others; ``stuck``: its watchdog itself hangs
+    kind:      ``timeout``: a collective took too long; ``status``: the group's progress;
+               ``missing``: other ranks report that this rank has not come; ``reached``: this rank
+               has come, and others have not; ``lost``: its connection to another rank broke;
+               ``mismatch``: it called another collective than its peers; ``stuck``: its watchdog
+               hangs
     sequence:  number of the collective that timed out; None: unknown
     operation: ``ALLREDUCE``; "": unknown
-    enqueued:  number of the last collective that was enqueued; 0: none yet; None: unknown
-    completed: number of the last one that was completed; 0: none yet; None: unknown
+    enqueued:  number of the last enqueued collective; 0: none yet; None: unknown
+    completed: number of the last completed collective; 0: none yet; None: unknown
     """
 
     rank: int | None
@@ -57,23 +58,23 @@ class LogReport:
 
 @dataclass(frozen=True)
 class RankLog:
-    """What the standard output and error of a process show.
+    """The log of a process: its standard output and error.
 
-    absent:  why there is no log, one line; "": there is one
+    absent:  why there is no log, one line; "": there is a log
     path:    the file that is written
     age_s:   whole seconds since it was last written
-    lines:   its last lines, the oldest first, at most `MOST_LINES`; no escape is taken out
-    reports: of the watchdog, in its last `TAIL_BYTES` bytes, at most `MOST_REPORTS`
+    lines:   its last lines, the oldest first, at most `MAX_LINES`; escapes are not removed
+    reports: of the watchdog, in its last `TAIL_BYTES` bytes, at most `MAX_REPORTS`
     """
 
     absent: str = ""
     path: str = ""
     age_s: int = 0
     lines: tuple[str, ...] = ()
-    reports: tuple[LogReport, ...] = ()
+    reports: tuple[WatchdogReport, ...] = ()
 
 
-# --- The watchdog's lines as data. Pure; what was collected after death is read by it, too.
+# --- The watchdog's lines as data. Pure; also for logs that were collected after a job's end.
 
 #: Characters of a line that are searched: a mismatch names two collectives in full.
 _LONGEST = 4096
@@ -83,7 +84,7 @@ _MANY = rf"{_RANK}(?:, {_RANK}){{0,1000}}"
 # c10's logging and Python's excepthook put the global rank before each line (torch 2.2 on):
 # "[rank3]:[E621 ...", "[rank3]: Traceback".
 _GLOBAL = re.compile(rf"\[rank({_RANK})\]:")
-# ProcessGroupNCCL::logPrefix; the rank is the one in the group:
+# ProcessGroupNCCL::logPrefix, with the rank in the group:
 #   2.5 on     [PG ID 0 PG GUID 0(default_pg) Rank 1]
 #   2.7 on     [PG GUID 0(default_pg) Rank 1]
 #   2.4        [PG 0 (default_pg) Rank 1]
@@ -139,7 +140,7 @@ _NOT_JOINED = re.compile(
 )
 _UNFINISHED = re.compile(rf"{_RANKS} joined but didn't finish collective #(\d{{1,18}})")
 _NEVER = re.compile(rf"ranks {_RANKS} are the lagging ranks that caused this timeout")
-#: What stands in every line that is of any use; a search for words is quick.
+#: Words of which each useful line has one; a search for words is fast.
 _NEEDLES = re.compile(
     r"(?i)watchdog|enqueued |monitoredBarrier|Timed out |Connection (?:closed|reset) by |"
     r"Broken pipe|failed on Socket|flag on TCPStore|wait timeout after|is running |collective #|"
@@ -147,15 +148,15 @@ _NEEDLES = re.compile(
 )
 
 
-def reports(lines: Iterable[str], maximum: int = MOST_REPORTS) -> tuple[LogReport, ...]:
+def reports(lines: Iterable[str], maximum: int = MAX_REPORTS) -> tuple[WatchdogReport, ...]:
     """The reports of PyTorch's watchdogs in these lines of a log, each once, in order.
 
-    The ranks are global ones. ``[rank3]:`` before a line is one; ``[Rank 3]`` in it is the number
-    in a process group, which is the same in the default group alone. So it counts there, and
-    where an old version names no group and does not contradict itself.
+    The ranks are global. ``[rank3]:`` before a line is a global rank. ``[Rank 3]`` in a line is
+    the rank in a process group, which equals the global rank only in the default group. So it is
+    used there, and if an old version names no group and the lines do not contradict each other.
 
     Sources: ProcessGroupNCCL.cpp, ProcessGroupGloo.cpp, ProcessGroupWrapper.cpp, TraceUtils.h and
-    TCPStore.cpp of PyTorch 1.13 to 2.15, gloo's unbound_buffer.cc; a row of the test's table each.
+    TCPStore.cpp of PyTorch 1.13 to 2.15, gloo's unbound_buffer.cc.
     """
     statements: dict[_LogStatement, None] = {}
     for line in lines:
@@ -170,11 +171,15 @@ def reports(lines: Iterable[str], maximum: int = MOST_REPORTS) -> tuple[LogRepor
 
 @dataclass(frozen=True)
 class _LogStatement:
-    """A report and its rank's source. inner: number in a group; sure: `rank` is global"""
+    """A report, and the source of its rank.
 
-    report: LogReport
-    inner: int | None
-    sure: bool
+    group_rank: the rank in its process group
+    is_global:  the report's rank is global
+    """
+
+    report: WatchdogReport
+    group_rank: int | None
+    is_global: bool
 
 
 def _statements(text: str) -> Iterator[_LogStatement]:
@@ -199,9 +204,9 @@ def _statements(text: str) -> Iterator[_LogStatement]:
     elif match := _STUCK.search(text):
         yield _by_prefix(text[: match.start()], "stuck")
     elif match := _FAILED.search(text):
-        outer = _GLOBAL.search(text)
-        # Rank 0 of the group says it: if that is another global rank, the numbers are the group's.
-        is_global = outer is None or int(outer[1]) == int(match[1] or 0)
+        global_rank = _GLOBAL.search(text)
+        # Rank 0 of the group reports it. If its global rank differs, the numbers are the group's.
+        is_global = global_rank is None or int(global_rank[1]) == int(match[1] or 0)
         for rank in _numbers(match[2]):
             yield _LogStatement(
                 _report(rank if is_global else None, "missing", operation="monitoredBarrier"),
@@ -210,11 +215,17 @@ def _statements(text: str) -> Iterator[_LogStatement]:
             )
     elif match := _REACHED.search(text):
         yield _by_prefix(
-            text[: match.start()], "reached", inner=int(match[1]), operation="monitoredBarrier"
+            text[: match.start()],
+            "reached",
+            group_rank=int(match[1]),
+            operation="monitoredBarrier",
         )
     elif match := _BARRIER.search(text):
         yield _by_prefix(
-            text[: match.start()], "timeout", inner=int(match[1]), operation="monitoredBarrier"
+            text[: match.start()],
+            "timeout",
+            group_rank=int(match[1]),
+            operation="monitoredBarrier",
         )
     elif match := _GLOO.search(text):
         yield _by_prefix(text[: match.start()], "timeout", operation=match[1])
@@ -229,11 +240,11 @@ def _statements(text: str) -> Iterator[_LogStatement]:
 
 
 def _mismatches(text: str) -> Iterator[_LogStatement]:
-    """A mismatch of collectives, or the desync report: the numbers are those in the group."""
+    """A mismatch of collectives, or the desync report, with ranks in the group."""
     running = list(_MISMATCH.finditer(text))
     if running:
-        outer = _GLOBAL.search(text)
-        is_global = outer is None or int(outer[1]) == int(running[0][1])
+        global_rank = _GLOBAL.search(text)
+        is_global = global_rank is None or int(global_rank[1]) == int(running[0][1])
         for match in running[:2]:
             rank, sequence = int(match[1]), _count(match[2])
             report = _report(
@@ -262,50 +273,50 @@ def _report(
     operation: str = "",
     enqueued: int | None = None,
     completed: int | None = None,
-) -> LogReport:
-    return LogReport(rank, "", kind, sequence, operation, enqueued, completed)
+) -> WatchdogReport:
+    return WatchdogReport(rank, "", kind, sequence, operation, enqueued, completed)
 
 
 def _by_prefix(
     before: str,
     kind: str,
     *,
-    inner: int | None = None,
+    group_rank: int | None = None,
     sequence: int | None = None,
     operation: str = "",
     enqueued: int | None = None,
     completed: int | None = None,
 ) -> _LogStatement:
-    """A report of the rank and the group that the text before it names."""
-    outer, group = _GLOBAL.search(before), ""
+    """A report of the rank and the group that the line's prefix names."""
+    global_rank, group = _GLOBAL.search(before), ""
     if match := _GROUP.search(before):
         name, description = match[1] or "", match[2] or ""
-        inner = int(match[3])
+        group_rank = int(match[3])
         group = description if description not in ("", "undefined") else name
     elif match := _NCCL2.search(before):
-        inner, group = int(match[1]), match[2] or ""
+        group_rank, group = int(match[1]), match[2] or ""
     # The default group is number 0.
     group = _DEFAULT if group == "0" else group
-    sure = outer is not None or group == _DEFAULT
-    rank = int(outer[1]) if outer else inner if sure or not group else None
-    report = LogReport(rank, group, kind, sequence, operation, enqueued, completed)
-    return _LogStatement(report, inner, sure)
+    is_global = global_rank is not None or group == _DEFAULT
+    rank = int(global_rank[1]) if global_rank else group_rank if is_global or not group else None
+    report = WatchdogReport(rank, group, kind, sequence, operation, enqueued, completed)
+    return _LogStatement(report, group_rank, is_global)
 
 
-def _merged_reports(statements: Sequence[_LogStatement]) -> Iterator[LogReport]:
+def _merged_reports(statements: Sequence[_LogStatement]) -> Iterator[WatchdogReport]:
     """The reports; two lines about one timeout become one report with the data of both."""
     numbers: dict[tuple[int | None, str], set[int]] = {}
     for statement in statements:
         if (
-            not statement.sure
+            not statement.is_global
             and statement.report.kind == "timeout"
             and statement.report.sequence is not None
         ):
-            numbers.setdefault((statement.inner, statement.report.group), set()).add(
+            numbers.setdefault((statement.group_rank, statement.report.group), set()).add(
                 statement.report.sequence
             )
     later = {
-        (statement.report.rank, statement.inner, statement.report.sequence): statement.report
+        (statement.report.rank, statement.group_rank, statement.report.sequence): statement.report
         for statement in statements
         if statement.report.kind == "timeout" and statement.report.enqueued is not None
     }
@@ -313,10 +324,10 @@ def _merged_reports(statements: Sequence[_LogStatement]) -> Iterator[LogReport]:
     for statement in statements:
         report = statement.report
         if report.kind == "timeout" and report.sequence is not None:
-            key = (report.rank, statement.inner, report.sequence)
+            key = (report.rank, statement.group_rank, report.sequence)
             status = later.get(key)
-            if status is None and not statement.sure:
-                # The first line has no group: it is the rank that the second line names.
+            if status is None and not statement.is_global:
+                # The first line has no group. Its rank is the rank of the second line.
                 same = [other for k, other in later.items() if k[1:] == key[1:]]
                 status = same[0] if len(same) == 1 else None
             if status is not None and report.enqueued is None:
@@ -324,42 +335,48 @@ def _merged_reports(statements: Sequence[_LogStatement]) -> Iterator[LogReport]:
                 report = replace(status, operation=report.operation or status.operation)
             elif report in taken:
                 continue
-        # One rank cannot wait for several collectives of one group: these are several groups.
-        if not statement.sure and len(numbers.get((statement.inner, report.group), ())) > 1:
+        # A rank waits for one collective of a group at a time: these are several groups.
+        if (
+            not statement.is_global
+            and len(numbers.get((statement.group_rank, report.group), ())) > 1
+        ):
             report = replace(report, rank=None)
         yield report
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(word) for word in text.split(",") if word.strip()][:MOST_REPORTS]
+    return [int(word) for word in text.split(",") if word.strip()][:MAX_REPORTS]
 
 
 def _count(text: str | None) -> int | None:
-    """A number of a collective; those before the first are 0."""
+    """The number of a collective; 0: none yet."""
     return None if text is None else max(0, int(text))
 
 
 # --- The file behind a descriptor.
 
 #: Maximum processes searched for the reader of a pipe, and seconds for the search.
-_MOST_PROCESSES, _SEARCH_S = 4096, 0.3
+_MAX_PROCESSES, _SEARCH_S = 4096, 0.3
 #: Maximum descriptors read of a process.
-_MOST_DESCRIPTORS = 1024
+_MAX_DESCRIPTORS = 1024
 #: Maximum filters between a process and the writer of the file.
-_MOST_STEPS = 3
+_MAX_STEPS = 3
 #: Maximum ancestors read of a process.
-_MOST_ANCESTORS = 32
+_MAX_ANCESTORS = 32
 #: File systems in memory, which hold no logs.
 _MEMORY = ("/dev/shm/", "/memfd:", "/run/shm/")
 
 
 class NoLogError(Exception):
-    """There is no log to read: why, one line."""
+    """Why there is no log to read, one line."""
 
 
 @dataclass(frozen=True)
 class _LogFile:
-    """An open log. number: a descriptor to read it with, the caller's to close"""
+    """An open log.
+
+    number: its descriptor, which the caller closes
+    """
 
     path: str
     number: int
@@ -367,10 +384,11 @@ class _LogFile:
 
 
 def observe(pid: int, uid: int) -> RankLog:
-    """The log of this process, as its user may read it.
+    """The log of this process, read with its user's rights.
 
-    uid: of who started it. For a fork (`nodeready.node.stacks.processes.each`): the file system
-    may never answer.
+    It runs in a fork (`processes.probe_each`), because the file system may never answer.
+
+    uid: of the user who started the process
     """
     try:
         with open_logs(pid, uid) as files:
@@ -381,9 +399,9 @@ def observe(pid: int, uid: int) -> RankLog:
 
 @contextlib.contextmanager
 def open_logs(pid: int, uid: int) -> Iterator[list[_LogFile]]:
-    """The files that a process's standard output and error go to, opened as its user may.
+    """The files of a process's standard output and error, opened with its user's rights.
 
-    Raises NoLogError where there are no such files.
+    Raises NoLogError if there are no such files.
     """
     open_files: list[_LogFile] = []
     reasons: dict[str, None] = {}
@@ -405,7 +423,7 @@ def open_logs(pid: int, uid: int) -> Iterator[list[_LogFile]]:
 
 
 def _log(files: Sequence[_LogFile]) -> RankLog:
-    """The lines of the file that was written last, and the reports of all."""
+    """The lines of the file that was written last, and the reports of all files."""
     read = []
     for file in files:
         with contextlib.suppress(OSError):
@@ -415,10 +433,10 @@ def _log(files: Sequence[_LogFile]) -> RankLog:
     last = last_written([file for file, *_ in read])
     lines = next(lines for file, _, lines in read if file is last)
     if lines is None:
-        return RankLog(absent=f"what it writes is no text: {last.path[:MOST_CHARACTERS]}")
+        return RankLog(absent=f"what it writes is no text: {last.path[:MAX_CHARACTERS]}")
     age = max(0, min(int(time.time() - last.file_stat.st_mtime), 1 << 31))
     watchdog_reports = reports(line for _, _, rows in read for line in rows or ())
-    shown = tuple(line[:MOST_CHARACTERS] for line in lines[-MOST_LINES:])
+    shown = tuple(line[:MAX_CHARACTERS] for line in lines[-MAX_LINES:])
     return RankLog("", last.path, age, shown, watchdog_reports)
 
 
@@ -471,9 +489,9 @@ def _destination(shown: str, mode: int) -> str:
 
 
 def open_written(link: str, shown: str, uid: int) -> _LogFile:
-    """The very file that a descriptor stands for, opened with its user's rights; a regular one.
+    """The regular file of a descriptor, opened with its user's rights. Raises NoLogError.
 
-    link: of /proc/PID/fd. Raises NoLogError.
+    link: the descriptor's path in /proc/PID/fd
     """
     try:
         # O_PATH opens nothing: it neither releases a FIFO's writer nor touches a device.
@@ -495,7 +513,7 @@ def open_written(link: str, shown: str, uid: int) -> _LogFile:
 
 
 def _open_behind_pipe(
-    pid: int, uid: int, shown: str, pipe: tuple[int, int], *, error: bool, steps: int = _MOST_STEPS
+    pid: int, uid: int, shown: str, pipe: tuple[int, int], *, error: bool, steps: int = _MAX_STEPS
 ) -> list[_LogFile]:
     """The files that a pipe's reader writes. Raises NoLogError.
 
@@ -517,7 +535,7 @@ def _open_behind_pipe(
         if log_files := _open_written_log(reader.pid, uid, _output_descriptors(reader, error)):
             return log_files
     for reader in readers if steps else ():
-        # A filter that writes no file writes into another pipe.
+        # A filter that writes no file may write into another pipe.
         with contextlib.suppress(OSError, NoLogError):
             link = f"/proc/{reader.pid}/fd/1"
             target, file_stat = os.readlink(link), os.stat(link)
@@ -568,16 +586,16 @@ def _open_written_log(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> lis
 def _open_srun_log(pid: int, uid: int, sruns: Iterable[int], *, error: bool) -> list[_LogFile]:
     """The file into which srun writes the output that slurmstepd sends it. Raises NoLogError.
 
-    Where a batch script started the step, srun runs on the job's first node.
+    If a batch script started the step, srun runs on the job's first node.
 
-    sruns: this user's; each has a second process, which writes the same file
+    sruns: this user's processes of srun; each srun has two, which write the same file
     """
     job = _slurm_job(pid)
     files_by_inode: dict[tuple[int, int], _LogFile] = {}
     for srun in sruns:
         if not job or _slurm_job(srun) != job:
             continue
-        # What --output names is open beside its own output.
+        # srun has the file of --output open in addition to its own output.
         files = _open_written_log(srun, uid, [_descriptors(srun)])
         if not files:
             with contextlib.suppress(NoLogError):
@@ -605,8 +623,8 @@ def _slurm_job(pid: int) -> str:
 
 
 def _below_slurmstepd(pid: int) -> bool:
-    """Whether the process is of a step of Slurm's, maybe below a shell and a launcher."""
-    for _ in range(_MOST_ANCESTORS):
+    """Whether a slurmstepd is among the ancestors of a process."""
+    for _ in range(_MAX_ANCESTORS):
         pid = _parent(pid)
         if pid <= 1:
             return False
@@ -616,7 +634,7 @@ def _below_slurmstepd(pid: int) -> bool:
 
 
 def _descriptors(pid: int) -> list[int]:
-    """The descriptors of a process beside the first three."""
+    """The descriptors of a process without the first three."""
     return sorted(number for number in descriptors(pid) if number > 2)
 
 
@@ -624,7 +642,7 @@ def descriptors(pid: int) -> list[int]:
     """The first descriptors of a process: one may have millions."""
     with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
         return [
-            int(entry.name) for entry in islice(entries, _MOST_DESCRIPTORS) if entry.name.isdigit()
+            int(entry.name) for entry in islice(entries, _MAX_DESCRIPTORS) if entry.name.isdigit()
         ]
     return []
 
@@ -648,12 +666,12 @@ class _PipeReader:
 
 
 @dataclass
-class _Search:
-    """The pipes that one user's processes read.
+class _PipeSearch:
+    """The pipes that a user's processes read.
 
     readers: pipe -> its readers (ranks share pipes)
     sruns:   the processes that are srun
-    whole:   all of the user's processes were read
+    is_complete: all of the user's processes were read
     """
 
     begun_s: float
@@ -663,20 +681,20 @@ class _Search:
 
 
 #: User -> the latest search of its processes.
-_searches: dict[int, _Search] = {}
+_searches: dict[int, _PipeSearch] = {}
 _KNOWN_S = 2.0
 
 
-def _find_readers(pid: int, uid: int) -> _Search:
+def _find_readers(pid: int, uid: int) -> _PipeSearch:
     """The readers of pipes among this user's processes.
 
     pid: the process whose reader is searched for"""
     search = _searches.get(uid)
     if search is None or not search.readers or time.monotonic() - search.begun_s > _KNOWN_S:
-        search = _searches[uid] = _Search(time.monotonic())
+        search = _searches[uid] = _PipeSearch(time.monotonic())
         until = search.begun_s + _SEARCH_S
         for number, process in enumerate(_processes(pid, uid)):
-            if number >= _MOST_PROCESSES or time.monotonic() > until:
+            if number >= _MAX_PROCESSES or time.monotonic() > until:
                 search.is_complete = False
                 break
             for read, descriptor in _pipes_read_by(process):
@@ -687,8 +705,10 @@ def _find_readers(pid: int, uid: int) -> _Search:
 
 
 def _processes(pid: int, uid: int) -> Iterator[int]:
-    """The numbers of this user's processes: the parent of this one, and then the nearest in time,
-    as a pipeline's processes are."""
+    """This user's processes: the parent of this process first, then by the distance of the pid.
+
+    The processes of a pipeline start together, so their pids are close.
+    """
     parent = _parent(pid)
     numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     for number in sorted(numbers, key=lambda number: (number != parent, abs(number - pid))):

@@ -25,7 +25,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 #: Seconds for the ports: a faulty card answers late.
 _PORTS_S = 2.0
 #: Maximum descendants of one rank, and maximum ranks of a node.
-_MOST_BELOW, MOST_RANKS = 256, 1024
+_MAX_DESCENDANTS, MAX_RANKS = 256, 1024
 #: Bytes at the end of a log that are searched for the watchdog's lines.
 _LOG_BYTES = 16 << 10
 # ProcessGroupNCCL.cpp (checkTimeout, the heartbeat monitor) and ProcessGroupGloo's timeouts:
@@ -35,7 +35,7 @@ _WATCHDOG = re.compile(
     rb"[Ww]atchdog caught collective operation timeout|Heartbeat monitor timed out"
     rb"|Timed out waiting \d+ms for (?:recv|send) operation"
 )
-#: Devices whose users wait for them by polling; the launchers of MPI, by their place in FAMILIES.
+#: Devices whose users wait by polling; the index of MPI's launchers in FAMILIES.
 _POLLED = (
     "/dev/nvidia",
     "/dev/kfd",
@@ -45,7 +45,7 @@ _POLLED = (
     "/dev/accel",
 )
 _MPI = (1, 2)
-_MOST_DESCRIPTORS = 1024
+_MAX_DESCRIPTORS = 1024
 _SYSFS_IB = "/sys/class/infiniband"
 
 
@@ -68,23 +68,23 @@ class MotionConfig:
 
 @dataclass(frozen=True)
 class Motion:
-    """The counters of one rank since it began. None: unknown.
+    """The counters of one rank since its start. None: unknown.
 
     start:      of the process, in seconds since boot
     state:      the letter of /proc/PID/stat
     main_cpu_s: of its main thread
-    cpu_s:      of all its threads and of all processes below it, ended ones too
-    switches:   how often the main thread has given the CPU away by itself
-    faults:     page faults of the process and of all below it
-    moved_bytes: that it and all below it have read and written, by read(2) and write(2)
-    below:      how many processes there are below it
-    log_bytes:  size of what its standard output and error go to; None: no file
-    log_age_s:  whole seconds since that was last written
+    cpu_s:      of all its threads and all its descendants, ended processes too
+    switches:   voluntary context switches of the main thread
+    faults:     page faults of the process and its descendants
+    moved_bytes: bytes that it and its descendants have read and written, by read(2) and write(2)
+    descendant_count: its descendants that run
+    log_bytes:  size of the files of its standard output and error; None: no file
+    log_age_s:  whole seconds since they were last written
     watchdog:   the end of the log has a timeout of PyTorch's watchdog
     may_poll:   it uses a GPU, an RDMA device or MPI, which wait by polling. Any other CPU time is
                 work
-    uid:        of its user, one number for all that the user has (`users_file.person`)
-    in_cgroup:  Slurm has put it into the job's cgroup
+    uid:        of its user, one number for all ids of the user (`users_file.person`)
+    in_cgroup:  it is in the Slurm job's cgroup
     """
 
     pid: int
@@ -96,7 +96,7 @@ class Motion:
     switches: int
     faults: int
     moved_bytes: int | None
-    below: int
+    descendant_count: int
     log_bytes: int | None
     log_age_s: int | None
     watchdog: bool
@@ -107,9 +107,9 @@ class Motion:
 
 @dataclass(frozen=True)
 class PortBytes:
-    """Bytes that came and went, since boot; None: there is no such port.
+    """Received and sent bytes since boot; None: there is no such port.
 
-    network: of all network interfaces but the node's own loop
+    network: of all network interfaces without the loopback interface
     rdma:    of all RDMA ports
     """
 
@@ -119,7 +119,11 @@ class PortBytes:
 
 @dataclass(frozen=True)
 class MotionEnd:
-    """The last row. ranks: number of ranks; error: ranks that were not read, one line"""
+    """The last row.
+
+    ranks: number of ranks
+    error: which ranks were not read, one line
+    """
 
     ranks: int
     error: str = ""
@@ -131,7 +135,7 @@ def main(config: MotionConfig) -> None:
     os.nice(19)
     deadline = time.monotonic() + max(1.0, config.limit_s - 1)
     motions, error = probe(config, deadline)
-    port_bytes = processes.each(
+    port_bytes = processes.probe_each(
         lambda number: _ports(), [0], min(deadline, time.monotonic() + _PORTS_S)
     ).get(0)
     ports = (
@@ -144,7 +148,7 @@ def main(config: MotionConfig) -> None:
 
 
 def probe(config: MotionConfig, deadline: float) -> tuple[list[Motion], str]:
-    """Every rank of the job, and the omissions, in one line."""
+    """Every rank of the job, and what was left out, one line."""
     job_processes, left_out = processes.scan(deadline)
     error = f"{left_out} processes were not looked at: no time left" if left_out else ""
     uid, owner = _uid(config.user, deadline), _uid(config.owner, deadline)
@@ -155,12 +159,12 @@ def probe(config: MotionConfig, deadline: float) -> tuple[list[Motion], str]:
         return [], f"no regular expression: {problem}"
     # A process that claims another user's job is no rank of it.
     own_ranks = {rank.process.pid: rank for rank in chosen if not rank.stranger}
-    if len(own_ranks) > MOST_RANKS:
-        error = f"{len(own_ranks) - MOST_RANKS} ranks are left out"
+    if len(own_ranks) > MAX_RANKS:
+        error = f"{len(own_ranks) - MAX_RANKS} ranks are left out"
     turns = processes.by_owner(own_ranks, {pid: rank.turn for pid, rank in own_ranks.items()})
-    numbers = {pid: own_ranks[pid] for pid in turns[:MOST_RANKS]}
+    numbers = {pid: own_ranks[pid] for pid in turns[:MAX_RANKS]}
     descendants = _descendants(job_processes, numbers)
-    values_by_pid = processes.each(
+    values_by_pid = processes.probe_each(
         lambda pid: _motion(pid, descendants[pid]),
         list(numbers),
         deadline,
@@ -181,7 +185,7 @@ def probe(config: MotionConfig, deadline: float) -> tuple[list[Motion], str]:
 
 
 def _uid(user: str, deadline: float) -> int | None:
-    """The number of this user; None: any user, -1: there is no such user."""
+    """The uid of this user; None: no user is given; -1: there is no such user."""
     if not user:
         return None
     if user.isdigit():
@@ -195,7 +199,7 @@ def _uid(user: str, deadline: float) -> int | None:
         except KeyError:
             return -1
 
-    uid = processes.each(number, [0], deadline).get(0)
+    uid = processes.probe_each(number, [0], deadline).get(0)
     return uid if isinstance(uid, int) else -1
 
 
@@ -209,18 +213,18 @@ def _descendants(
     descendants: dict[int, list[int]] = {}
     for pid in pids:
         family, unvisited = {pid}, [pid]
-        while unvisited and len(family) <= _MOST_BELOW:
+        while unvisited and len(family) <= _MAX_DESCENDANTS:
             new_children = [
                 child for child in children.get(unvisited.pop(), ()) if child not in family
             ]
             family.update(new_children)
             unvisited += new_children
-        descendants[pid] = sorted(family - {pid})[:_MOST_BELOW]
+        descendants[pid] = sorted(family - {pid})[:_MAX_DESCENDANTS]
     return descendants
 
 
 def _numbers(path: str) -> tuple[str, list[int]] | None:
-    """State, and the numbers behind it, of a stat file; None: it is gone."""
+    """The state and the numbers after it in a stat file; None: the process has ended."""
     state, _, numbers_text = processes.contents(path).rpartition(")")[2].strip().partition(" ")
     words = numbers_text.split()
     try:
@@ -262,7 +266,7 @@ def _motion(pid: int, descendants: Sequence[int]) -> dict[str, Any] | None:
         "switches": int(switches[1]) if switches else 0,
         "faults": sum(row[place] for row in rows for place in _FAULTS),
         "moved_bytes": sum(moved_bytes) if moved_bytes else None,
-        "below": alive,
+        "descendant_count": alive,
         "log_bytes": size,
         "log_age_s": age_s,
         "watchdog": watchdog,
@@ -272,7 +276,7 @@ def _motion(pid: int, descendants: Sequence[int]) -> dict[str, Any] | None:
 
 def _may_poll(pid: int) -> bool:
     """Whether it has a device open for which CUDA, ROCm, NCCL or UCX may poll."""
-    for name in _list_directory(f"/proc/{pid}/fd", _MOST_DESCRIPTORS):
+    for name in processes.list_directory(f"/proc/{pid}/fd", _MAX_DESCRIPTORS):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/{pid}/fd/{name}").startswith(_POLLED):
                 return True
@@ -320,8 +324,10 @@ def _watchdog_fired(link: str, owner: int) -> bool:
 
 
 def _ports() -> list[int | None]:
-    """Bytes of the network, and of the RDMA ports (counters of 4 bytes: the InfiniBand
-    specification's PortXmitData and PortRcvData)."""
+    """The bytes of the network interfaces, and of the RDMA ports.
+
+    RDMA counters count 4 bytes (PortXmitData and PortRcvData of the InfiniBand specification).
+    """
     network = None
     for row in processes.contents("/proc/net/dev").splitlines():
         name, colon, counters = row.partition(":")
@@ -329,8 +335,8 @@ def _ports() -> list[int | None]:
         if colon and name.strip() != "lo" and len(words) > 8:
             network = (network or 0) + int(words[0]) + int(words[8])
     rdma = None
-    for device in _list_directory(_SYSFS_IB):
-        for port in _list_directory(f"{_SYSFS_IB}/{device}/ports"):
+    for device in processes.list_directory(_SYSFS_IB):
+        for port in processes.list_directory(f"{_SYSFS_IB}/{device}/ports"):
             for counter in ("port_rcv_data", "port_xmit_data"):
                 value = processes.contents(
                     f"{_SYSFS_IB}/{device}/ports/{port}/counters/{counter}"
@@ -338,13 +344,6 @@ def _ports() -> list[int | None]:
                 if value.isdigit():
                     rdma = (rdma or 0) + 4 * int(value[:19])
     return [network, rdma]
-
-
-def _list_directory(path: str, maximum: int = 64) -> list[str]:
-    try:
-        return sorted(os.listdir(path))[:maximum]
-    except OSError:
-        return []
 
 
 def kinds() -> Mapping[str, type]:

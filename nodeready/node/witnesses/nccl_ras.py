@@ -1,9 +1,8 @@
 """NCCL's RAS port: the library's report of its communicators, fetched on one node of a job.
 
-Asking has crashed jobs. So nothing connects before the gate has been passed: the library and its
-version, no rank that is making a communicator, and a listener that is held by the job's own
-processes only. Files and the port's answer are read in a fork that has only the rights of the
-job's user, under limits.
+A query has crashed jobs. So nothing connects before these checks: the library and its version, no
+rank that creates a communicator, and a listener that only the job's own processes hold. Files and
+the port's answer are read in a fork that has only the rights of the job's user, under limits.
 
 The port, its commands and both forms of its report: NCCL's src/ras/client.cc and
 src/ras/client_support.cc (versions 2.24 to 2.32). Faults: NVIDIA/nccl issues 1669 and 1718 (crash
@@ -37,13 +36,13 @@ from nodeready.subjects import wire
 class Member:
     """A process in a communicator.
 
-    rank:    the communicator's own
-    host:    an address of its node, as NCCL knows it: it need not be the node's name
-    pid:     as its own container numbers it
+    rank:    in the communicator
+    host:    an address of its node in NCCL's form, which may differ from the node's name
+    pid:     in its own container
     world_rank: its rank in the whole job; -1: not known
     counts: launches of each collective: ((``AllReduce``, 41), ...)
-    missing: "": it is there; ``unresponsive``, ``dead`` or ``missing``
-    problem: an asynchronous error, an abort, or that it is still in initialisation; "": none
+    missing: "": it is present; ``unresponsive``, ``dead`` or ``missing``
+    problem: an asynchronous error, an abort, or a state such as initialisation; "": none
     """
 
     rank: int
@@ -57,11 +56,12 @@ class Member:
 
 @dataclass(frozen=True)
 class Communicator:
-    """One communicator. size: how many ranks it should have.
+    """One communicator.
 
+    size:    the number of ranks that it should have
     members: members that are missing, have a problem or deviate from the usual counts come first;
              the healthy members, and the report's older form, may be incomplete
-    usual:   the counts that most members have; () where the report has none
+    usual:   the counts that most members have; (): the report has none
     """
 
     hash: str
@@ -74,9 +74,9 @@ class Communicator:
 class Ras:
     """The answer of the port.
 
-    absent:  why there is no answer, one line; "": there is one
+    absent:  why there is no answer, one line; "": there is an answer
     version: of NCCL
-    timeouts: peers that did not answer the port's own question
+    timeouts: peers that did not answer the port's own query
     """
 
     absent: str = ""
@@ -85,21 +85,21 @@ class Ras:
     communicators: tuple[Communicator, ...] = ()
 
 
-#: The first version in which a report does not spoil the job's memory (NVIDIA/nccl#1762).
+#: The first version in which a report does not corrupt the job's memory (NVIDIA/nccl#1762).
 SAFE = (2, 29, 2)
 #: The port, unless NCCL_RAS_ADDR names another address (NCCL user guide).
 _PORT = 28028
 #: Maximum bytes of an answer: some 50,000 members.
-_MOST_BYTES = 32 << 20
+_MAX_BYTES = 32 << 20
 #: Maximum memory of the answer's objects, memory of the fork, and the fork's CPU seconds.
-_MOST_COST, _MEMORY, _CPU_S = 400 << 20, 1 << 30, 20
+_MAX_COST, _MEMORY, _CPU_S = 400 << 20, 1 << 30, 20
 #: Maximum members listed of all communicators; maximum communicators.
-_MOST_MEMBERS, _MOST_COMMUNICATORS = 4096, 1024
+_MAX_MEMBERS, _MAX_COMMUNICATORS = 4096, 1024
 #: Bytes of a library that are searched for its version: it stands before the code for the GPUs.
 _SEARCHED = 64 << 20
 _CHUNK = 1 << 20
 #: Maximum bytes of a list of maps, and of sockets; maximum descriptors read of a process.
-_MOST_MAPS, _MOST_SOCKETS, _MOST_DESCRIPTORS = 16 << 20, 16 << 20, 65536
+_MAX_MAPS, _MAX_SOCKETS, _MAX_DESCRIPTORS = 16 << 20, 16 << 20, 65536
 #: Maximum seconds that the port waits for the job's other processes (RAS_COLLECTIVE_LEG_TIMEOUT).
 _LEG_S = 5
 NO_NCCL = "no rank here has loaded NCCL"
@@ -107,13 +107,13 @@ _ALLOW = "--ras asks all the same"
 
 
 class _Absent(Exception):
-    """There is no report: why, one line."""
+    """Why there is no report, one line."""
 
 
-# --- A rank that is making a communicator.
+# --- A rank that creates a communicator.
 
 #: Calls that create a communicator.
-_MAKERS = frozenset(
+_CREATORS = frozenset(
     (
         "init_process_group",
         "new_group",
@@ -129,8 +129,8 @@ _MAKERS = frozenset(
         "ncclCommSplit",
     )
 )
-#: A collective returns when it is enqueued, so who stands in the call itself may be making the
-#: communicator of a group that is used for the first time (ProcessGroupNCCL::initNCCLComm).
+#: A collective returns when it is enqueued. So a rank inside the call may create the communicator
+#: of a group that is used for the first time (ProcessGroupNCCL::initNCCLComm).
 _CALLS = re.compile(
     r"(all_reduce|broadcast|reduce|all_gather|gather|scatter|reduce_scatter|all_to_all|barrier"
     r"|send|recv|isend|irecv|batch_isend_irecv|monitored_barrier)\w*"
@@ -139,9 +139,11 @@ _C10D = "distributed_c10d.py"
 
 
 def makes_communicator(frames: Sequence[tuple[str, str]]) -> bool:
-    """Whether the main thread with these frames, (function, file), root to leaf, may be making a
-    communicator: a stack of Python's tells no more."""
-    if any(function in _MAKERS for function, _ in frames):
+    """Whether a main thread with these Python frames may create a communicator.
+
+    frames: (function, file), root to leaf
+    """
+    if any(function in _CREATORS for function, _ in frames):
         return True
     if not frames:
         return False
@@ -164,11 +166,11 @@ def observe(
     """The report of a job's RAS port.
 
     ranks:        its processes on this node: (pid, uid, global rank)
-    environment:  of the first of them
-    allow:        ask also where asking is known to have crashed jobs
+    environment:  of the first of these processes
+    allow:        query the port even if a query is known to have crashed jobs
     limit_s:      seconds for everything
-    initialising: whether a rank is making a communicator (`makes_communicator`), of the whole job;
-                  None: none of these is, and the other nodes' ranks were not checked
+    initialising: whether a rank of the whole job creates a communicator (`makes_communicator`);
+                  None: no rank of this node does, and ranks on other nodes were not checked
     """
     try:
         address = _open_gate(ranks, environment)
@@ -178,15 +180,21 @@ def observe(
     except _Absent as absent:
         return Ras(str(absent))
     uid = ranks[0][1]
-    his = [rank for rank in ranks if rank[1] == uid]
+    user_ranks = [rank for rank in ranks if rank[1] == uid]
     until = min(supervisor.deadline, time.monotonic() + limit_s)
 
     def work(send: Send) -> None:
         try:
-            give_up(rights(his[0][0], uid))
+            give_up(rights(user_ranks[0][0], uid))
             confine(_MEMORY, _CPU_S)
             ras = _query(
-                his, address, until, world=world, allow=allow, elsewhere=elsewhere, making=making
+                user_ranks,
+                address,
+                until,
+                world=world,
+                allow=allow,
+                elsewhere=elsewhere,
+                making=making,
             )
         except _Absent as absent:
             ras = Ras(str(absent))
@@ -196,7 +204,7 @@ def observe(
             ras = Ras(f"its port cannot be asked: {problem.strerror or problem}"[:300])
         send(wire.plain(ras))
 
-    # The work keeps the time itself; what hangs in the kernel is left behind.
+    # The fork keeps its own limit. If it hangs in the kernel, it is left behind.
     worker = ForkedWorker(work, max(0.2, until + 0.5 - time.monotonic()))
     try:
         for message in worker.messages(limit_s + 1.0, until + 0.5):
@@ -222,7 +230,7 @@ def _open_gate(
 
 
 def _world(environment: Mapping[str, str]) -> int | None:
-    """How many ranks the job has, by its environment."""
+    """The number of ranks of the job, by its environment; None: not known."""
     for _, _, names in FAMILIES:
         for name in names:
             if environment.get(name, "").isdecimal():
@@ -231,8 +239,10 @@ def _world(environment: Mapping[str, str]) -> int | None:
 
 
 def _address(text: str) -> tuple[str, int]:
-    """Host ("": localhost) and port of NCCL_RAS_ADDR (`ncclSocketGetAddrFromString`). No name is
-    asked for: a name service may hang. Raises _Absent."""
+    """Host ("": localhost) and port of NCCL_RAS_ADDR (`ncclSocketGetAddrFromString`).
+
+    A name is not resolved, because a name service may hang. Raises _Absent.
+    """
     if not text:
         return "", _PORT
     match = re.fullmatch(
@@ -262,14 +272,14 @@ def _query(
     Raises _Absent, OSError.
 
     ranks:     of one user
-    world:     how many there are in the whole job; None: not known
-    allow:     ask where that is known to have crashed jobs
-    elsewhere: unchecked ranks may be making a communicator
-    making:    one of these may be making one
+    world:     number of ranks of the whole job; None: not known
+    allow:     as for `observe`
+    elsewhere: ranks on other nodes, which were not checked, may create a communicator
+    making:    one of these ranks may create a communicator
     """
     uid, pids = ranks[0][1], [pid for pid, _, _ in ranks]
     version = _library(pids, uid)
-    # Without a listener, a warning about asking makes no sense.
+    # Without a listener, a warning about a query makes no sense.
     listener = _listening(pids, uid, address)
     version_numbers = numbers(version)
     if making:
@@ -288,10 +298,10 @@ def _query(
         )
     ras = _fetch_report(listener, until)
     rank_by_pid = {number: rank for pid, _, rank in ranks for number in _numbers_of(pid)}
-    pids_told = {
+    listed_pids = {
         member.pid for group in ras.communicators for member in group.members if member.host
     }
-    if ras.communicators and _told_by_json(ras) and not pids_told & rank_by_pid.keys():
+    if ras.communicators and _lists_all_members(ras) and not listed_pids & rank_by_pid.keys():
         raise _Absent(f"another job has answered at {_shown(listener)}")
     groups = joined(ras.communicators, rank_by_pid, world)
     return replace(ras, version=ras.version or version, communicators=bounded(groups))
@@ -300,20 +310,20 @@ def _query(
 def joined(
     groups: Sequence[Communicator], rank_by_pid: Mapping[int, int | None], world: int | None
 ) -> tuple[Communicator, ...]:
-    """The communicators with the ranks that their members have in the whole job.
+    """The communicators, with each member's rank in the whole job.
 
-    own:   pid of each process of the job on this node, in its containers, too -> its rank
-    world: how many ranks the job has; None: not known
+    rank_by_pid: pid of each process of the job on this node, also in its container -> its rank
+    world:       number of ranks of the job; None: not known
 
-    A communicator of all ranks has them in the job's order (PyTorch's default group; MPI's
-    world), unless a process of this node has another number in it than in the job. It tells who is
-    at a host and pid, and so who is who in all other communicators.
+    A communicator of all ranks has them in the job's order (PyTorch's default group, MPI's world),
+    unless a process of this node has another number in it than in the job. It gives the rank of
+    each host and pid, and thereby the ranks in all other communicators.
     """
     hosts: dict[str, set[int]] = {}
     for group in groups:
         for member in group.members:
             hosts.setdefault(member.host, set()).add(member.pid)
-    # Another node may have the same pids: this one is where all of them are ours.
+    # Another node may have the same pids. On this node, all pids are the job's.
     local_hosts = [host for host, pids in hosts.items() if host and pids <= rank_by_pid.keys()]
     rank_by_member: dict[tuple[str, int], int] = {}
     if len(local_hosts) == 1:
@@ -341,15 +351,18 @@ def joined(
     )
 
 
-def _told_by_json(ras: Ras) -> bool:
+def _lists_all_members(ras: Ras) -> bool:
     """Whether the report lists all members."""
     return all(group.hash.startswith("0x") for group in ras.communicators)
 
 
 def rights(pid: int, uid: int) -> Rights | None:
-    """The rights of a process, for root to take on: its groups may be others than its user's, and
-    /proc shows a process to who has both (ptrace(2)). None: ours. Raises OSError;
-    PermissionError where it has another user's by now."""
+    """The rights of a process, which root takes; None: root keeps its own rights.
+
+    The groups of a process may differ from its user's groups, and /proc shows the process only to
+    a process with the same groups (ptrace(2)). Raises OSError; PermissionError if the process has
+    another user's rights now.
+    """
     if os.geteuid() != 0 or uid == 0:
         return None
     rights = rights_of_process(pid)
@@ -366,19 +379,19 @@ _NAMED = re.compile(r"\.so\.(2\.[0-9]{1,3}\.[0-9]{1,3})$")
 _DISTRIBUTION = re.compile(
     r"nvidia_nccl_cu[0-9]+-(2\.[0-9]{1,3}\.[0-9]{1,3})(?:\.\w+)?\.dist-info"
 )
-#: Where a torch that was linked with its own NCCL has it.
+#: The library of a torch that was linked with its own NCCL.
 _INSIDE = re.compile(r"/libtorch_(cuda|hip)\.so$")
 
 
 def numbers(version: str) -> tuple[int, ...] | None:
-    """``2.30.7`` as numbers that compare; None: not known."""
+    """``2.30.7`` as comparable numbers; None: not known."""
     return tuple(map(int, version.split("."))) if version else None
 
 
 def library(pids: Iterable[int], uid: int) -> str | None:
-    """The lowest version of NCCL in a user's processes; "": not known. None: none has loaded it.
+    """The lowest version of NCCL in a user's processes; "": not known; None: no NCCL is loaded.
 
-    With the rights of their user: it opens what they have mapped. Raises OSError.
+    It runs with the user's rights, because it opens the mapped files. Raises OSError.
     """
     try:
         return _library(pids, uid)
@@ -387,13 +400,13 @@ def library(pids: Iterable[int], uid: int) -> str | None:
 
 
 def _library(pids: Iterable[int], uid: int) -> str:
-    """The same. Raises _Absent where none has loaded it."""
+    """As `library`; raises _Absent if no process has loaded NCCL."""
     libraries: dict[tuple[str, str], str] = {}
     inside = False
     unread = 0
     for pid in pids:
         try:
-            maps = _read(f"/proc/{pid}/maps", _MOST_MAPS)
+            maps = _read(f"/proc/{pid}/maps", _MAX_MAPS)
         except OSError:
             unread += 1
             continue
@@ -531,7 +544,7 @@ def _listening(pids: Sequence[int], uid: int, address: tuple[str, int]) -> tuple
 
 def _tables(name: str) -> Iterator[Listener]:
     try:
-        text = _read(f"/proc/net/{name}", _MOST_SOCKETS)
+        text = _read(f"/proc/net/{name}", _MAX_SOCKETS)
     except OSError:
         return
     yield from listeners(text)
@@ -541,7 +554,7 @@ def _sockets(pid: int) -> Iterator[int]:
     """The inodes of a process's sockets."""
     with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
         for count, entry in enumerate(entries):
-            if count >= _MOST_DESCRIPTORS:
+            if count >= _MAX_DESCRIPTORS:
                 return
             with contextlib.suppress(OSError):
                 match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry.path))
@@ -554,7 +567,7 @@ def _shown(listener: tuple[str, int]) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-# --- The talk: lines that end in a newline, then a report that ends with the connection.
+# --- The dialogue: lines that end in a newline, then a report that ends with the connection.
 
 
 def _fetch_report(listener: tuple[str, int], until: float) -> Ras:
@@ -562,19 +575,21 @@ def _fetch_report(listener: tuple[str, int], until: float) -> Ras:
     place = _shown(listener)
     try:
         # Without getaddrinfo: it imports a codec, which the user may not be able to read.
-        with socket.socket(socket.AF_INET6 if ":" in listener[0] else socket.AF_INET) as line:
-            line.settimeout(_remaining_s(until))
-            line.connect(listener)
-            talk = _Talk(line, until)
-            first = talk.ask("CLIENT PROTOCOL 2")
+        with socket.socket(
+            socket.AF_INET6 if ":" in listener[0] else socket.AF_INET
+        ) as connection:
+            connection.settimeout(_remaining_s(until))
+            connection.connect(listener)
+            dialogue = _RasDialogue(connection, until)
+            first = dialogue.ask("CLIENT PROTOCOL 2")
             if not first.upper().startswith(b"SERVER PROTOCOL "):
                 raise _Absent(f"what listens at {place} is no RAS port: {_first(first)}")
             leg_s = max(1, min(_LEG_S, int(_remaining_s(until) / 2)))
-            if talk.ask(f"TIMEOUT {leg_s}").strip() != b"OK":
+            if dialogue.ask(f"TIMEOUT {leg_s}").strip() != b"OK":
                 raise _Absent(f"the RAS port at {place} takes no time limit")
             # Before 2.28.7 there is no such command, and the report is text.
-            json = talk.ask("SET FORMAT json").strip() == b"OK"
-            text = talk.report("VERBOSE STATUS").decode("utf-8", "replace")
+            json = dialogue.ask("SET FORMAT json").strip() == b"OK"
+            text = dialogue.report("VERBOSE STATUS").decode("utf-8", "replace")
     except socket.timeout:
         raise _Absent(f"the RAS port at {place} gave no whole answer in time") from None
     except OSError as problem:
@@ -594,44 +609,47 @@ def _remaining_s(until: float) -> float:
 
 
 def _first(data: bytes) -> str:
-    """The first bytes of what came."""
+    """The first bytes of the data."""
     return ascii(data[:60].decode("utf-8", "replace"))[1:-1] or "nothing"
 
 
-class _Talk:
-    """Both sides of one connection, until a moment of time.monotonic()."""
+class _RasDialogue:
+    """Commands and answers over one connection.
 
-    def __init__(self, line: socket.socket, until: float) -> None:
-        self.line, self.until = line, until
-        self.kept = bytearray()
+    until: a moment of time.monotonic()
+    """
+
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        self.connection, self.until = connection, until
+        self.received = bytearray()
 
     def _send(self, words: str) -> None:
-        self.line.settimeout(_remaining_s(self.until))
-        self.line.sendall(f"{words}\n".encode("ascii"))
+        self.connection.settimeout(_remaining_s(self.until))
+        self.connection.sendall(f"{words}\n".encode("ascii"))
 
     def _receive(self) -> bool:
-        self.line.settimeout(_remaining_s(self.until))
-        chunk = self.line.recv(1 << 16)
-        self.kept += chunk
+        self.connection.settimeout(_remaining_s(self.until))
+        chunk = self.connection.recv(1 << 16)
+        self.received += chunk
         return bool(chunk)
 
     def ask(self, words: str) -> bytes:
         """Send a line and return the line that answers it."""
         self._send(words)
-        while b"\n" not in self.kept and len(self.kept) < 4096:
+        while b"\n" not in self.received and len(self.received) < 4096:
             if not self._receive():
                 raise ConnectionError("it has closed the connection")
-        row, _, remaining = bytes(self.kept).partition(b"\n")
-        self.kept = bytearray(remaining)
+        row, _, remaining = bytes(self.received).partition(b"\n")
+        self.received = bytearray(remaining)
         return row
 
     def report(self, words: str) -> bytes:
         """Send a line and return everything that follows."""
         self._send(words)
         while self._receive():
-            if len(self.kept) > _MOST_BYTES:
-                raise _Absent(f"the report of the RAS port is longer than {_MOST_BYTES >> 20} MiB")
-        return bytes(self.kept)
+            if len(self.received) > _MAX_BYTES:
+                raise _Absent(f"the report of the RAS port is longer than {_MAX_BYTES >> 20} MiB")
+        return bytes(self.received)
 
 
 # --- The report as JSON (2.28.7 and newer).
@@ -657,7 +675,7 @@ def read_json(text: str) -> Ras | None:
     document: Any = None
     for candidate in (text, _NO_COMMA.sub(r"\1,\2", text)):
         with contextlib.suppress(wire.DecodeError):
-            document = wire.load_json(candidate, _MOST_COST)
+            document = wire.load_json(candidate, _MAX_COST)
             break
     if not isinstance(document, dict) or not isinstance(document.get("communicators"), list):
         return None
@@ -743,7 +761,7 @@ def _missing(rank: Mapping[str, Any]) -> Member:
 
 
 def bounded(groups: Sequence[Communicator]) -> tuple[Communicator, ...]:
-    """The communicators with the members that tell something first, and not too many of both."""
+    """The communicators, with deviating members first, and within the maximum of both."""
 
     def plain(member: Member, group: Communicator) -> bool:
         return not member.missing and not member.problem and member.counts == group.usual
@@ -755,18 +773,18 @@ def bounded(groups: Sequence[Communicator]) -> tuple[Communicator, ...]:
         for group in groups
     ]
     odd = [sum(not plain(member, group) for member in group.members) for group in groups]
-    order = sorted(range(len(groups)), key=lambda at: (not odd[at], -groups[at].size))
+    order = sorted(range(len(groups)), key=lambda index: (not odd[index], -groups[index].size))
     shown: dict[int, Communicator] = {}
-    remaining = _MOST_MEMBERS
-    for at in order[:_MOST_COMMUNICATORS]:
-        # Each communicator has a share, the odd ones of all come before the rest.
-        share = max(odd[at], min(len(groups[at].members), 64))
-        members = sorted_[at].members[: min(remaining, share)]
-        if sum(len(group.members) for group in groups) <= _MOST_MEMBERS:
-            members = sorted_[at].members
+    remaining = _MAX_MEMBERS
+    for index in order[:_MAX_COMMUNICATORS]:
+        # Each communicator has a share, in which its deviating members come first.
+        share = max(odd[index], min(len(groups[index].members), 64))
+        members = sorted_[index].members[: min(remaining, share)]
+        if sum(len(group.members) for group in groups) <= _MAX_MEMBERS:
+            members = sorted_[index].members
         remaining -= len(members)
-        shown[at] = replace(sorted_[at], members=members)
-    return tuple(shown[at] for at in sorted(shown))
+        shown[index] = replace(sorted_[index], members=members)
+    return tuple(shown[index] for index in sorted(shown))
 
 
 # --- The report as text (before 2.28.7): a table of groups of communicators, then what is wrong.

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nodeready.node.witnesses.flight_recorder import ProcessGroup, RecorderEntry
-from nodeready.node.witnesses.logs import LogReport
+from nodeready.node.witnesses.logs import WatchdogReport
 from nodeready.text import counted
 from nodeready.triage.stacks.evidence import MAX_LINE, Evidence, KeptLog, KeptRecording
 from nodeready.triage.stacks.statements import (
@@ -361,7 +361,7 @@ class CollectiveReader(StatementBuilder):
                 for ranks, item in targets:
                     ranks[of] = item
 
-    def _keep(self, report: LogReport) -> list[tuple[dict[int, Any], Any]]:
+    def _keep(self, report: WatchdogReport) -> list[tuple[dict[int, Any], Any]]:
         """Where the ranks of a report are kept, and the value; equal reports are parsed once."""
         targets: list[tuple[dict[int, Any], Any]] = []
         name = report.group[:MAX_NAME] or "a process group"

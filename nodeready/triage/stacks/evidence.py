@@ -13,10 +13,12 @@ from dataclasses import fields
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from nodeready.node.witnesses.devices import Kernel, Network, Port, WitnessedGpu, WitnessedGpus
 from nodeready.node.witnesses.flight_recorder import ProcessGroup, RecorderEntry, Recording
-from nodeready.node.witnesses.logs import LogReport, RankLog
+from nodeready.node.witnesses.gpus import WitnessedGpu, WitnessedGpus
+from nodeready.node.witnesses.kernel_log import KernelLog
+from nodeready.node.witnesses.logs import RankLog, WatchdogReport
 from nodeready.node.witnesses.nccl_ras import Ras
+from nodeready.node.witnesses.ports import Network, WitnessedPort
 from nodeready.subjects import wire
 
 #: Maximum characters of a line of output of a process or a node.
@@ -149,7 +151,7 @@ class Evidence:
         self.recording_heads = HeadTable(Recording, path="", age_s=0, groups=[], entries=[])
         self.groups, self.entries = ValueTable(ProcessGroup), ValueTable(RecorderEntry)
         self.calls: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
-        self.reports = HeadTable(LogReport, rank=None)
+        self.reports = HeadTable(WatchdogReport, rank=None)
         self.report_lists: dict[tuple[tuple[int | None, int], ...], int] = {(): 0}
         self._report_keys: dict[bytes, int] = {}
         self.gpu_heads = HeadTable(
@@ -157,7 +159,10 @@ class Evidence:
         )
         self.gpus_heads = HeadTable(WitnessedGpus, devices=[])
         self.network_heads = HeadTable(Network, seconds=0.0, ports=[])
-        self.ports, self.kernel_logs = HeadTable(Port, received=0, sent=0), ValueTable(Kernel)
+        self.ports, self.kernel_logs = (
+            HeadTable(WitnessedPort, received=0, sent=0),
+            ValueTable(KernelLog),
+        )
 
     def __bool__(self) -> bool:
         return bool(
@@ -271,7 +276,7 @@ class Evidence:
             for port in value["ports"]:
                 received, sent = port["received"], port["sent"]
                 if type(received) is not int or type(sent) is not int:
-                    raise wire.DecodeError("no Port")
+                    raise wire.DecodeError("no WitnessedPort")
                 number = self.ports.number(port)
                 ports.append((number, max(0, received) + max(0, sent)))
             return KeptNetwork(head.absent, seconds, tuple(ports))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeready.inventory.nodeset import MAX_NAME, natural
-from nodeready.node.stacks.program import MOST_COST
+from nodeready.node.stacks.program import MAX_COST
 from nodeready.subjects import wire
 
 SCHEMA = "nodeready.trace/1"
@@ -317,7 +317,7 @@ def read(data: Any, source: str) -> Trace:
 def parse(text: str | bytes, source: str) -> Trace:
     """The trace that this JSON text is. Raises TraceError."""
     try:
-        data = wire.load_json(text, MOST_COST)
+        data = wire.load_json(text, MAX_COST)
     except wire.DecodeError as problem:
         raise TraceError(f"{source}: {_unread(text, problem)}") from None
     return read(data, source)

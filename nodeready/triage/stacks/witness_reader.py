@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nodeready.node.witnesses.devices import Message
+from nodeready.node.witnesses.kernel_log import KernelMessage
 from nodeready.subjects.gpus import xids
 from nodeready.text import counted
 from nodeready.triage.stacks.collective_lag import CollectiveReader
@@ -185,7 +185,7 @@ class WitnessReader(CollectiveReader):
             for message in log.messages:
                 self._message(message, node)
 
-    def _message(self, message: Message, node: str) -> None:
+    def _message(self, message: KernelMessage, node: str) -> None:
         rank = self.rank_of.get((node, message.pid)) if message.pid else None
         ranks = [rank] if rank is not None else []
         when = f" {age_text(message.ago_s)} ago"

@@ -92,8 +92,8 @@ def test_descendants_without_other_ranks_and_trackers(find):
 @pytest.mark.parametrize(("count", "notes"), [(0, []), (26, [26])])
 def test_the_descendants_of_a_rank_are_bounded(find, count, notes):
     rank = target(10)
-    find({100 + n: (10, "python w") for n in range(descendants.MOST + count)}, [rank])
-    assert len(rank.descendants) == descendants.MOST
+    find({100 + n: (10, "python w") for n in range(descendants.MAX_DESCENDANTS + count)}, [rank])
+    assert len(rank.descendants) == descendants.MAX_DESCENDANTS
     assert rank.notes == [f"{n} more of its descendants are not looked at" for n in notes]
 
 
@@ -152,7 +152,7 @@ def test_the_part_of_the_trace():
 
 
 def test_the_parts_beside_the_stacks_are_left_out_first(monkeypatch):
-    monkeypatch.setattr(answer, "_MOST_ANSWER", 4 << 10)
+    monkeypatch.setattr(answer, "_MAX_ANSWER", 4 << 10)
     rank = target(10, dumps=[Dump(LOOP, (PySpyThread("t", LOOP),), locals=("a: b = 1",))])
     rank.witnesses["logs"] = {"lines": [os.urandom(1000).hex() for _ in range(3)]}
     (row,) = trace_of(rank)["processes"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,16 +17,12 @@ from nodeready.lab import amd as lab_amd
 from nodeready.lab import nvidia as lab_nvidia
 from nodeready.lab.adapters import h100, ib_tree
 from nodeready.node.runtime import ProcessSupervisor
-from nodeready.node.witnesses import devices
-from nodeready.node.witnesses.devices import (
-    Kernel,
-    Port,
-    WitnessedGpu,
-    WitnessedGpus,
-    counters,
-    message_of,
-    network,
-)
+from nodeready.node.stacks import processes
+from nodeready.node.witnesses import gpus as gpu_witness
+from nodeready.node.witnesses import kernel_log, ports, system_tools
+from nodeready.node.witnesses.gpus import WitnessedGpu, WitnessedGpus
+from nodeready.node.witnesses.kernel_log import KernelLog, message_of
+from nodeready.node.witnesses.ports import WitnessedPort, counters, network
 from tests.cases import cases
 
 
@@ -48,9 +45,9 @@ def tools(tmp_path, monkeypatch):
         path.chmod(0o755)
         paths[name] = str(path)
 
-    monkeypatch.setattr(devices, "_tool_path", lambda name: paths.get(name, ""))
-    monkeypatch.setattr(devices, "_driver", lambda name: name == "nvidia")
-    monkeypatch.setattr(devices, "_uptime_s", lambda: 1000.0)
+    monkeypatch.setattr(system_tools, "tool_path", lambda name: paths.get(name, ""))
+    monkeypatch.setattr(gpu_witness, "_driver", lambda name: name == "nvidia")
+    monkeypatch.setattr(kernel_log, "uptime_s", lambda: 1000.0)
     return add
 
 
@@ -63,7 +60,7 @@ PORTS = {
             **{"counters/port_rcv_data": "100\n", "counters/port_xmit_data": "200\n"},
             **{"counters/symbol_error": "3\n", "hw_counters/local_ack_timeout_err": "0\n"},
         },
-        Port("mlx5_0/1", "infiniband", "up", 0, 0),
+        WitnessedPort("mlx5_0/1", "infiniband", "up", 0, 0),
     ),
     "efa": (
         "infiniband/efa_0/ports/1",
@@ -72,7 +69,7 @@ PORTS = {
             **{f"hw_counters/{way}_bytes": "10" for way in ("rx", "tx", "rdma_read")},
             "hw_counters/rdma_read_resp_bytes": "10",
         },
-        Port("efa_0/1", "infiniband", "up", 0, 0),
+        WitnessedPort("efa_0/1", "infiniband", "up", 0, 0),
     ),
     "eth": (
         "net/eth0",
@@ -81,7 +78,7 @@ PORTS = {
             **{"statistics/rx_bytes": "1000\n", "statistics/tx_bytes": "5000\n"},
             "statistics/rx_errors": "7\n",
         },
-        Port("eth0", "ethernet", "up", 0, 0),
+        WitnessedPort("eth0", "ethernet", "up", 0, 0),
     ),
 }
 #: Interfaces that are no port of the node's.
@@ -98,7 +95,7 @@ def below(place: str, files: Mapping[str, str | None]) -> dict[str, str | None]:
     return {f"{place}/{name}": text for name, text in files.items()}
 
 
-def moved(root: Path, then: Mapping[str, str | None]) -> tuple[Port, ...]:
+def moved(root: Path, then: Mapping[str, str | None]) -> tuple[WitnessedPort, ...]:
     before = counters(str(root))
     assert json.loads(json.dumps(before)) == before
     write(root, then)
@@ -113,10 +110,10 @@ def test_a_port_between_two_looks(tmp_path, case):
     write(tmp_path, {**OTHERS, **below(place, {**files, **case.get("first", {})})})
     expected = dict(case.get("port", {}))
     if expected.get("state") == "UNREADABLE":
-        expected["state"] = devices.UNREADABLE
+        expected["state"] = ports.UNREADABLE
     expected["errors"] = tuple(map(tuple, expected.get("errors", ())))
-    ports = [row for row in moved(tmp_path, below(place, case["then"])) if row.name == port.name]
-    assert ports == [replace(port, **expected)]
+    rows = [row for row in moved(tmp_path, below(place, case["then"])) if row.name == port.name]
+    assert rows == [replace(port, **expected)]
 
 
 def test_of_interfaces_the_physical_ones_that_are_up(tmp_path):
@@ -127,7 +124,7 @@ def test_of_interfaces_the_physical_ones_that_are_up(tmp_path):
     before = counters(str(tmp_path))
     before["ports"]["eth9"] = before["ports"]["eth0"]
     gone = network(before, counters(str(tmp_path)), 1.0).ports[-1]
-    assert gone == Port("eth9", "ethernet", "gone", 0, 0)
+    assert gone == WitnessedPort("eth9", "ethernet", "gone", 0, 0)
     # In a container what is up.
     shutil.rmtree(tmp_path / "net/eth0/device")
     shutil.rmtree(tmp_path / "net/eth1")
@@ -137,9 +134,9 @@ def test_of_interfaces_the_physical_ones_that_are_up(tmp_path):
 def test_the_recorded_tree_of_an_h100_node(tmp_path):
     files = {f"infiniband/{name}": text for name, text in ib_tree(h100()).items()}
     write(tmp_path, {name: text for name, text in files.items() if isinstance(text, str)})
-    ports = moved(tmp_path, {})
-    assert Port("mlx5_0/1", "infiniband", "up", 0, 0, gbps=400.0) in ports
-    assert {port.kind for port in ports} <= {"infiniband", "roce"}
+    found_ports = moved(tmp_path, {})
+    assert WitnessedPort("mlx5_0/1", "infiniband", "up", 0, 0, gbps=400.0) in found_ports
+    assert {port.kind for port in found_ports} <= {"infiniband", "roce"}
 
 
 def test_a_node_without_counters_or_with_such_that_hang(tmp_path, monkeypatch):
@@ -149,7 +146,7 @@ def test_a_node_without_counters_or_with_such_that_hang(tmp_path, monkeypatch):
     assert network({}, {}, 1.0).absent
     write(tmp_path, {"net/eth0/operstate": "up\n"})
     os.mkfifo(tmp_path / "net/eth0/type")
-    monkeypatch.setattr(devices, "_COUNTERS_S", 0.2)
+    monkeypatch.setattr(ports, "_COUNTERS_S", 0.2)
     assert "hangs" in counters(str(tmp_path))["absent"]
 
 
@@ -171,9 +168,9 @@ def log(*rows: tuple[float, str]) -> str:
     return prints(*(f"[{stamp:12.6f}] {words}" for stamp, words in rows))
 
 
-def read(since_s: float = 1e9, limit_s: float = 5.0) -> Kernel:
+def read(since_s: float = 1e9, limit_s: float = 5.0) -> KernelLog:
     with ProcessSupervisor("nodeready:test", 30) as supervisor:
-        return devices.kernel(supervisor, since_s, limit_s)
+        return kernel_log.witness_log(supervisor, since_s, limit_s)
 
 
 OOM = "Out of memory: Killed process 4711 (python) total-vm:1kB"
@@ -206,7 +203,7 @@ def test_a_flood_of_one_line_hides_no_other(tools):
 
 def gpus(*pids: int, since_s: float = 1e9, limit_s: float = 5.0) -> WitnessedGpus:
     with ProcessSupervisor("nodeready:test", 30) as supervisor:
-        return devices.gpus(supervisor, pids, since_s, limit_s)
+        return gpu_witness.witness_gpus(supervisor, pids, since_s, limit_s)
 
 
 def spinning(changes: Mapping[str, Any] | None = None) -> str:
@@ -247,7 +244,7 @@ def test_a_gpu_that_the_hardware_slows_down(tools, monkeypatch):
     tools("nvidia-smi", spinning({"throttle": ("hw_slowdown", "hw_thermal_slowdown")}))
     first, second = gpus().devices
     assert (first.throttle, second.throttle) == (("hw_slowdown", "hw_thermal_slowdown"), ())
-    monkeypatch.setattr(devices, "_driver", lambda name: name == "amdgpu")
+    monkeypatch.setattr(gpu_witness, "_driver", lambda name: name == "amdgpu")
     hot = {"throttle": {"socket_thermal_violation_status": "ACTIVE"}}
     slow = {"perf_level": "AMDSMI_DEV_PERF_LEVEL_LOW"}
     tools("amd-smi", lab_amd.stand_in(lab_amd.outputs({1: {"metric": hot}, 2: {"metric": slow}})))
@@ -275,9 +272,9 @@ def test_where_an_earlier_tool_hangs_or_no_driver_is_loaded_none_is_started(
     tools, tmp_path, monkeypatch
 ):
     tools("nvidia-smi", f"touch {tmp_path}/started")
-    monkeypatch.setattr(devices, "_hung_process", lambda words, until: 815)
+    monkeypatch.setattr(gpu_witness, "_hung_process", lambda words, until: 815)
     assert "nvidia-smi (pid 815) hangs in the kernel" in gpus().absent
-    monkeypatch.setattr(devices, "_driver", lambda name: False)
+    monkeypatch.setattr(gpu_witness, "_driver", lambda name: False)
     assert gpus().absent == "no driver of a GPU is loaded"
     assert not (tmp_path / "started").exists()
 
@@ -287,19 +284,19 @@ def test_where_an_earlier_tool_hangs_or_no_driver_is_loaded_none_is_started(
     [("D", 10.0, 0, 815), ("S", 10.0, 0, 0), ("D", 990.0, 0, 0), ("D", 10.0, 12345, 0)],
 )
 def test_which_process_is_a_stuck_tool(monkeypatch, state, started_s, owner, stuck):
-    process = devices.processes.Stat(815, "nvidia-smi", state, 1, False, 0.0, 1, started_s)
-    monkeypatch.setattr(devices, "_uptime_s", lambda: 1000.0)
-    monkeypatch.setattr(devices.processes, "pids", lambda: [815])
-    monkeypatch.setattr(devices.processes, "stat", lambda text: process)
-    monkeypatch.setattr(devices.processes, "owners", lambda pids: dict.fromkeys(pids, owner))
+    process = processes.Stat(815, "nvidia-smi", state, 1, False, 0.0, 1, started_s)
+    monkeypatch.setattr(kernel_log, "uptime_s", lambda: 1000.0)
+    monkeypatch.setattr(processes, "pids", lambda: [815])
+    monkeypatch.setattr(processes, "stat", lambda text: process)
+    monkeypatch.setattr(processes, "owners", lambda pids: dict.fromkeys(pids, owner))
     monkeypatch.setattr(
-        devices.processes, "each", lambda look, pids, until: dict.fromkeys(pids, "nvidia-smi ")
+        processes, "probe_each", lambda look, pids, until: dict.fromkeys(pids, "nvidia-smi ")
     )
-    assert devices._hung_process(devices.re.compile("nvidia-smi"), 1e18) == stuck
+    assert gpu_witness._hung_process(re.compile("nvidia-smi"), 1e18) == stuck
 
 
 def test_the_tools_of_amd(tools, monkeypatch):
-    monkeypatch.setattr(devices, "_driver", lambda name: name == "amdgpu")
+    monkeypatch.setattr(gpu_witness, "_driver", lambda name: name == "amdgpu")
     card = {
         **{"Device ID": "0x738c", "Card series": "Arcturus GL-XL [Instinct MI100]"},
         **{"PCI Bus": "0000:83:00.0", "GPU use (%)": "99"},

@@ -19,10 +19,10 @@ from nodeready.node.stacks import program as answer
 from nodeready.node.stacks.processes import (
     HANGS,
     Facts,
-    each,
     environment,
     facts,
     kernel_stack,
+    probe_each,
     stat,
 )
 from nodeready.node.stacks.py_spy import CUT, KEPT_FRAMES, NO_CALL, Dump, failure_reason, parse
@@ -211,9 +211,9 @@ def test_a_look_that_hangs_costs_itself(monkeypatch):
             os._exit(3)
         return None if number == 3 else number * 10
 
-    results = each(look, range(1, 8), time.monotonic() + 60)
+    results = probe_each(look, range(1, 8), time.monotonic() + 60)
     assert results == {1: 10, 2: HANGS, 3: None, 4: HANGS, 5: HANGS, 6: 60, 7: 70}
-    assert each(look, [1], time.monotonic() - 1) == {}
+    assert probe_each(look, [1], time.monotonic() - 1) == {}
 
 
 def test_this_process_is_shown_as_it_is():
@@ -256,7 +256,7 @@ def test_a_process_that_hangs_in_execve_costs_what_its_lock_guards(monkeypatch):
 def test_an_answer_there_and_back_and_what_is_none(data, why, monkeypatch):
     trace = {"processes": [{"note": "ü\n\u2028"}], "error": ""}
     assert answer.unpack(f"noise N trace x\nmotd N {answer.pack(trace)}\nbye", "N") == trace
-    monkeypatch.setattr(answer, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(answer, "MAX_BYTES", 1 << 20)
     texts = {"": "no answer", "N2 trace x": "no answer", "N trace %%%": "damaged"}
     for text, known in {**texts, f"N trace {base64.b64encode(data).decode()}": why}.items():
         with pytest.raises(ProbeError, match=known):

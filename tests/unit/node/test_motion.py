@@ -81,7 +81,7 @@ def test_the_program_of_a_node_prints_its_ranks_its_ports_and_its_end(starts):
 def test_a_rank_that_waits_is_found_by_its_job_and_does_nothing(starts):
     pid = starts(WAITS, 1)
     (before,), (after,) = look(), look()
-    assert (before.pid, before.rank, before.state, before.below) == (pid, 1, "S", 0)
+    assert (before.pid, before.rank, before.state, before.descendant_count) == (pid, 1, "S", 0)
     same = [name for name in COUNTERS if getattr(before, name) == getattr(after, name)]
     assert same == [*COUNTERS]
     assert look("4711") == []

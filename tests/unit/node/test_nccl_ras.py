@@ -146,7 +146,7 @@ def test_a_report_of_a_healthy_job(tmp_path):
     ("half", "what makes no sense: {"),
 ])  # fmt: skip
 def test_a_port_that_misbehaves(tmp_path, monkeypatch, manner, words):
-    monkeypatch.setattr(nccl_ras, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(nccl_ras, "_MAX_BYTES", 1 << 20)
     with running(tmp_path, manner=manner, answer=healthy()) as port:
         ras = asked(port, limit_s=0.7 if manner in ("hangs", "drips") else 5.0)
     assert words in ras.absent
@@ -199,7 +199,7 @@ def test_fields_of_a_strange_type_are_unknown():
 
 
 def test_of_a_large_job_those_that_differ_are_told(monkeypatch):
-    monkeypatch.setattr(nccl_ras, "_MOST_MEMBERS", 100)
+    monkeypatch.setattr(nccl_ras, "_MAX_MEMBERS", 100)
     ranks = [member(number, 1000 + number, AllReduce=90) for number in range(200)]
     ranks[81] = member(81, 1081, AllReduce=89)
     (whole,) = parsed(report(ranks[:100])).communicators
@@ -213,7 +213,7 @@ def test_of_a_large_job_those_that_differ_are_told(monkeypatch):
 
 def test_of_a_job_too_large_to_be_told_its_own_process_is_known(tmp_path, monkeypatch):
     """It is looked for before the members are bounded."""
-    monkeypatch.setattr(nccl_ras, "_MOST_MEMBERS", 50)
+    monkeypatch.setattr(nccl_ras, "_MAX_MEMBERS", 50)
     ranks = [member(number, 1000 + number, "10.0.0.2", AllReduce=9) for number in range(100)]
     odd = [missing(100 + number, 20000 + number) for number in range(60)]
     text = report([*ranks, member(160, 1234567)], odd).replace("1234567", "PID")

@@ -14,7 +14,7 @@ import pytest
 from nodeready.node.stacks.processes import ScannedProcess, slurm_job
 from nodeready.node.stacks.ranks import (
     LAUNCHER,
-    MOST_STRANGERS,
+    MAX_STRANGERS,
     Selection,
     Turns,
     busiest_pythons,
@@ -244,7 +244,7 @@ def test_what_another_user_claims_decides_nothing_about_a_jobs_ranks():
     ranks = select([*fakes, *own], Selection(job="88"), OWN)
     first = [(rank.process.pid, rank.identity.rank, rank.stranger) for rank in ranks[:2]]
     assert first == [(30, 0, False), (31, 1, False)]
-    assert len(ranks) == 2 + MOST_STRANGERS
+    assert len(ranks) == 2 + MAX_STRANGERS
     assert all(rank.stranger and "is another user's" in rank.note for rank in ranks[2:])
     owned = select(fakes + own, Selection(uid=7), OWN)
     assert [rank.process.pid for rank in owned] == [30, 31]
@@ -254,7 +254,7 @@ def test_what_another_user_claims_decides_nothing_about_a_jobs_ranks():
     inside = [replace(inside[0], person=7), replace(inside[0], pid=71, uid=0, person=0)]
     ranks = select([*fakes, *plain, *inside], Selection(job="88", owner=7), OWN)
     assert {rank.process.pid for rank in ranks if not rank.stranger} == {30, 31, 70, 71}
-    assert len(ranks) == 4 + MOST_STRANGERS
+    assert len(ranks) == 4 + MAX_STRANGERS
     # Without Slurm's word nobody can tell: all are looked at, and the owners take turns.
     ranks = select([*fakes, *plain], Selection(job="88"), OWN)
     turns = Turns(ranks, limit_s=100)

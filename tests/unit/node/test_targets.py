@@ -122,7 +122,7 @@ def test_the_kind_of_a_rank(facts, state, kind):
     ("most", "threads", "error"), [(1000, 20, ""), (10, 0, ""), (1, 0, "its stack is too large")]
 )
 def test_too_much_for_an_answer(monkeypatch, most, threads, error):
-    monkeypatch.setattr(answer, "_MOST_FRAMES", most)
+    monkeypatch.setattr(answer, "_MAX_FRAMES", most)
     _, trace = trace_of(target(FACTS, dumps=[DUMP]))
     (sample,) = trace["processes"][0]["samples"]
     assert (len(sample["threads"]), sample["error"]) == (threads, error)
@@ -133,7 +133,7 @@ def test_too_much_for_an_answer(monkeypatch, most, threads, error):
 @pytest.mark.parametrize(("letter", "threads"), [("f", 0), ("\U0001f600", 0), ("\U0001f600", 900)])
 def test_too_much_of_one_owner_leaves_out_nothing_of_anothers(monkeypatch, letter, threads):
     """As much as py-spy may tell of a process, and what the nodes' reader would refuse."""
-    for name in ("_MOST_FRAMES", "_MOST_TEXT", "_MOST_ANSWER"):
+    for name in ("_MAX_FRAMES", "_MAX_TEXT", "_MAX_ANSWER"):
         monkeypatch.setattr(answer, name, getattr(answer, name) // 16)
     frames = [(f"{letter * 290}{n}", letter * 290, n) for n in range(400 if threads else 1000)]
     rest = tuple(PySpyThread(f"{letter * 90}{n}", tuple(frames[:1])) for n in range(threads))
@@ -144,7 +144,7 @@ def test_too_much_of_one_owner_leaves_out_nothing_of_anothers(monkeypatch, lette
         process = replace(hers[-1].rank.process, uid=100_000 + number, person=100_000)
         hers[-1].rank = replace(hers[-1].rank, process=process)
     line, trace = trace_of(*hers, target(FACTS, dumps=[DUMP]))
-    assert len(line) <= answer._MOST_ANSWER
+    assert len(line) <= answer._MAX_ANSWER
     assert len(trace["processes"]) == 5
     (sample,) = trace["processes"][-1]["samples"]
     assert (len(sample["threads"]), sample["error"]) == (20, "")

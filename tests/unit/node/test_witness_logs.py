@@ -12,7 +12,7 @@ import time
 import pytest
 
 from nodeready.node.witnesses import logs
-from nodeready.node.witnesses.logs import MOST_REPORTS, LogReport, reports
+from nodeready.node.witnesses.logs import MAX_REPORTS, WatchdogReport, reports
 from tests.cases import cases
 from tests.command import wait_for
 
@@ -84,7 +84,7 @@ def test_a_log_of_a_hundred_gigabytes_is_read_at_its_end(run, tmp_path):
         log = observe(run(stdout=file))
     # Escapes are data here; whoever shows them makes them visible.
     assert log.lines[-2] == "last \x1b[31mline\x1b]0;title\x07"
-    assert log.lines[-1] == "x" * logs.MOST_CHARACTERS
+    assert log.lines[-1] == "x" * logs.MAX_CHARACTERS
 
 
 @pytest.mark.parametrize("filters", [0, 1])
@@ -242,7 +242,7 @@ REST = (None, "", "", None, "", None, None)
 @pytest.mark.parametrize("case", cases(__file__, "cases/watchdog_lines.json"))
 def test_reports_in_lines_of_real_logs(case):
     """The name of a case is the source of its lines."""
-    expected = [LogReport(*row, *REST[len(row) :]) for row in case["reports"]]
+    expected = [WatchdogReport(*row, *REST[len(row) :]) for row in case["reports"]]
     assert list(reports(case["lines"])) == expected
 
 
@@ -259,4 +259,4 @@ def test_a_line_that_is_made_to_take_long_takes_none(line):
     assert time.process_time() - began < 5
     # No more are told than a node can tell.
     text = "[rank{0}]: Timed out waiting 1ms for recv operation to complete"
-    assert len(reports(text.format(n) for n in range(2 * MOST_REPORTS))) == MOST_REPORTS
+    assert len(reports(text.format(n) for n in range(2 * MAX_REPORTS))) == MAX_REPORTS

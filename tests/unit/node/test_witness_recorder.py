@@ -71,7 +71,7 @@ def test_a_dump_that_was_cut_off_tells_nothing_that_the_whole_does_not(name, str
             assert group.enqueued in (None, groups[group.name].enqueued)
             assert (group.completed or -1) <= groups[group.name].completed
     # As is one of too many steps.
-    monkeypatch.setattr(flight_recorder, "_MOST_STEPS", 400)
+    monkeypatch.setattr(flight_recorder, "_MAX_STEPS", 400)
     assert parse(real("late_0")).partial
 
 
@@ -132,7 +132,7 @@ def test_of_many_ranks_none_are_told_and_of_many_calls_the_oldest_of_each_group(
     ahead = [(number, "scheduled") for number in range(2, 60)]
     other = (5, "scheduled", {"process_group": ("3", "tp"), "pg_id": 1, "record_id": 5000})
     recording = parse(pickle.dumps(nccl([1], *ahead, other), 2))
-    assert len(recording.entries) == flight_recorder.MOST_ENTRIES
+    assert len(recording.entries) == flight_recorder.MAX_ENTRIES
     assert [call.sequence for call in recording.entries[:3]] == [2, 3, 4]
     assert recording.entries[-1].group == "3"
 

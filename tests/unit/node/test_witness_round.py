@@ -11,11 +11,13 @@ from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.stacks import ask_witnesses, processes
 from nodeready.node.stacks.py_spy import Dump
 from nodeready.node.stacks.ranks import JobRank, RankIdentity, StackTarget
-from nodeready.node.witnesses import devices, flight_recorder, logs, nccl_ras
-from nodeready.node.witnesses.devices import Kernel, Network, WitnessedGpus
+from nodeready.node.witnesses import flight_recorder, gpus, kernel_log, logs, nccl_ras, ports
 from nodeready.node.witnesses.flight_recorder import Recording
+from nodeready.node.witnesses.gpus import WitnessedGpus
+from nodeready.node.witnesses.kernel_log import KernelLog
 from nodeready.node.witnesses.logs import RankLog
 from nodeready.node.witnesses.nccl_ras import Ras
+from nodeready.node.witnesses.ports import Network
 from nodeready.triage.stacks import trace as traces
 from tests.builders.traces import REDUCE, process, trace
 
@@ -35,10 +37,12 @@ def asked(monkeypatch):
         (flight_recorder, "ask_for_dump"): lambda pid, uid, rank, values: "no pipe",
         (nccl_ras, "observe"): ras,
         (nccl_ras, "makes_communicator"): lambda frames: ("init", "x.py") in frames,
-        (devices, "counters"): lambda: {"eth0": 7},
-        (devices, "network"): lambda before, after, seconds: Network(seconds=seconds),
-        (devices, "gpus"): lambda supervisor, pids, since_s, limit_s: WitnessedGpus(f"no {pids}"),
-        (devices, "kernel"): lambda supervisor, since_s, limit_s: Kernel(),
+        (ports, "counters"): lambda: {"eth0": 7},
+        (ports, "network"): lambda before, after, seconds: Network(seconds=seconds),
+        (gpus, "witness_gpus"): lambda supervisor, pids, since_s, limit_s: WitnessedGpus(
+            f"no {pids}"
+        ),
+        (kernel_log, "witness_log"): lambda supervisor, since_s, limit_s: KernelLog(),
     }
     for (module, name), function in stands_in.items():
         monkeypatch.setattr(module, name, function)
@@ -106,8 +110,10 @@ def hangs(*_, **__):
 WITNESSES = {
     (logs, "observe"): "logs",
     (flight_recorder, "observe"): "flight_recorder",
-    **{(devices, name): name for name in ("gpus", "kernel")},
-    **{(devices, name): "network" for name in ("counters", "network")},
+    (gpus, "witness_gpus"): "gpus",
+    (kernel_log, "witness_log"): "kernel",
+    (ports, "counters"): "network",
+    (ports, "network"): "network",
     **{(nccl_ras, name): "nccl_ras" for name in ("observe", "makes_communicator")},
 }
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeready.node.witnesses.flight_recorder import parse
-from nodeready.node.witnesses.logs import LogReport
+from nodeready.node.witnesses.logs import WatchdogReport
 from nodeready.reports import json_report
 from nodeready.subjects.wire import plain
 from nodeready.triage.stacks import group as grouping
@@ -253,7 +253,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("all have called, one is already in its own code", job({6: BLOCKED}, every=waits(ranks=range(8))), "quiet", (), ("#42",), ("rank 6",)),
     ("another operation at the same number", job(by_rank={r: waits(operation="all_gather" if r == 2 else "all_reduce", site="eval.py:3 f" if r == 2 else "train.py:88 step") for r in range(8)}), "disagree", (2,), ("rank 2", "all_gather", "all_reduce #42"), ()),
     ("two ranks in two operations accuse both", job(ranks=2, by_rank={0: waits(operation="all_gather"), 1: waits()}), "disagree", (1,), ("all_gather", "all_reduce"), ()),
-    ("a rank that a barrier names", job(by_rank={r: log("x", path=f"/l/{r}", reports=[LogReport(5, "default_pg", "missing", None, "", None, None)] if r == 0 else []) for r in range(8)}), "late", (5,), ("rank 5",), ()),
+    ("a rank that a barrier names", job(by_rank={r: log("x", path=f"/l/{r}", reports=[WatchdogReport(5, "default_pg", "missing", None, "", None, None)] if r == 0 else []) for r in range(8)}), "late", (5,), ("rank 5",), ()),
     ("watchdogs of groups of one name and other ranks", job(by_rank={r: log("x", path=f"/l/{r}", reports=[status(r, 9 if r < 4 else 3, 8 if r < 4 else 2, "tp")]) for r in range(8)}), "quiet", (), (), ("rank 4", "ranks 4-7")),
     ("one log of all ranks", job(every=log("x", path="/l/all", reports=[status(r, 41 if r == 6 else 42, 41) for r in range(8)])), "late", (6,), ("rank 6", "#42"), ()),
     ("ports of one node say nothing of its ranks", job(ranks=4, by_node={"gpu1": network(port(900_000_000))}), "quiet", (), (), ("MB/s",)),

@@ -18,7 +18,7 @@ from nodeready.cli.options import Refused
 from nodeready.cli.values import past
 from nodeready.node import tail as node_tail
 from nodeready.node.tail import LogTail, Mounts, NodeTail, TailConfig, UnreadFile, read_tail
-from nodeready.node.witnesses.logs import LogReport
+from nodeready.node.witnesses.logs import WatchdogReport
 from nodeready.reports import json_report, tail_table
 from nodeready.reports.registry import Options
 from nodeready.subjects.base import ProbeError
@@ -238,7 +238,7 @@ def test_a_rank_that_stopped_before_the_others_stands_above_all():
 
 def test_the_reports_of_watchdogs_are_shown_the_least_far_first():
     def file(at, *reported):
-        return replace(log(at, "x"), reports=(LogReport(*reported),))
+        return replace(log(at, "x"), reports=(WatchdogReport(*reported),))
 
     timeout = ("default_pg", "timeout", 7, "ALLREDUCE", 9, 6)
     # The line does not say whose it is: the path does.

@@ -1,0 +1,314 @@
+"""The node's GPUs: their utilisation, processes and Xids since the job began.
+
+A faulty driver blocks its callers: a tool runs under a limit and is left behind when it cannot be
+ended, and no tool is started while an earlier one hangs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nodeready.node.runtime import ProcessSupervisor
+from nodeready.node.stacks import processes
+from nodeready.node.stacks.processes import list_directory
+from nodeready.node.witnesses import kernel_log, system_tools
+
+
+@dataclass(frozen=True)
+class WitnessedGpu:
+    """One GPU. None: the tool does not report the value.
+
+    sm_percent, memory_percent: utilisation; power_w, limit_w: watts; xids: since the job began
+    pids: the processes that compute on it, as this node's kernel numbers them
+    throttle: the hardware's reasons for a lower clock: see `nodeready.subjects.gpus.gpu.Gpu`
+    """
+
+    index: int
+    name: str
+    bus_id: str
+    sm_percent: int | None
+    memory_percent: int | None
+    power_w: int | None
+    limit_w: int | None
+    xids: tuple[int, ...]
+    pids: tuple[int, ...]
+    throttle: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WitnessedGpus:
+    """All GPUs of the node. absent: why there are none, one line."""
+
+    absent: str = ""
+    devices: tuple[WitnessedGpu, ...] = ()
+
+
+def witness_gpus(
+    supervisor: ProcessSupervisor, pids: Iterable[int], since_s: float, limit_s: float
+) -> WitnessedGpus:
+    """The node's GPUs, with the Xids since the job began.
+
+    pids:    of the job: where a GPU has many processes, these are listed first
+    since_s: seconds ago that the job began; limit_s: seconds for everything
+    """
+    until = system_tools.tool_deadline(supervisor, limit_s)
+    job_pids = frozenset(pids)
+    if _driver("nvidia"):
+        observation = _nvidia(supervisor, job_pids, until)
+    elif _driver("amdgpu"):
+        observation = _amd(supervisor, job_pids, until)
+    else:
+        return WitnessedGpus("no driver of a GPU is loaded")
+    if not observation.devices:
+        return observation
+    try:
+        xids = list(
+            kernel_log.xids(
+                kernel_log.read_log(supervisor, since_s, max(0.5, until - time.monotonic()))
+            )
+        )
+    except kernel_log.LogUnreadable:
+        xids = []
+    return WitnessedGpus("", tuple(_with_xids(gpu, xids) for gpu in observation.devices))
+
+
+def _driver(name: str) -> bool:
+    """Whether this kernel module is loaded: the tool would load a missing one."""
+    return any(
+        os.path.exists(path) for path in (f"/sys/module/{name}", f"/proc/driver/{name}/version")
+    ) or os.path.isdir(f"/sys/bus/pci/drivers/{name}")
+
+
+def _with_xids(gpu: WitnessedGpu, xids: Iterable[tuple[str, int]]) -> WitnessedGpu:
+    # A function's number is not in a message.
+    card = gpu.bus_id[:10]
+    codes = dict.fromkeys(code for address, code in xids if address[:10] == card)
+    return replace(gpu, xids=tuple(codes)[:32])
+
+
+def _hung_process(words: re.Pattern[str], until: float) -> int:
+    """The process of such a tool that hangs in the kernel; 0: none.
+
+    Any user can start a process of that name that waits there, so only processes of root and of
+    this user count."""
+    from nodeready.subjects.gpus.nvidia import STUCK_AFTER_S
+
+    uptime_s = kernel_log.uptime_s()
+    waiting = []
+    for pid in processes.pids():
+        process = processes.stat(processes.contents(f"/proc/{pid}/stat", 4096))
+        if process is None or process.state != "D" or uptime_s - process.start_s <= STUCK_AFTER_S:
+            continue
+        # amd-smi is a script of Python's.
+        if words.search(process.name) or process.name.startswith("python"):
+            waiting.append(pid)
+    owners = processes.owners(waiting)
+    trusted = [pid for pid in waiting if owners.get(pid) in (0, os.geteuid())]
+
+    def look(pid: int) -> str:
+        # The read may hang, too: the process may hang on its own memory.
+        return " ".join(
+            processes.contents(f"/proc/{pid}/{name}", 512) for name in ("comm", "cmdline")
+        )
+
+    texts = processes.probe_each(look, trusted, until)
+    return next(
+        (pid for pid, text in texts.items() if text is processes.HANGS or words.search(text)), 0
+    )
+
+
+def _nvidia(
+    supervisor: ProcessSupervisor, job_pids: frozenset[int], until: float
+) -> WitnessedGpus:
+    """``nvidia-smi -q -x``, once."""
+    from nodeready.subjects.base import Output
+    from nodeready.subjects.gpus import nvidia, nvidia_gpu, nvidia_xml
+
+    path = system_tools.tool_path(nvidia.NAME)
+    if not path:
+        return WitnessedGpus("nvidia-smi is not installed")
+    stuck = _hung_process(re.compile("nvidia-smi"), until)
+    if stuck:
+        return WitnessedGpus(f"an earlier nvidia-smi (pid {stuck}) hangs in the kernel: not asked")
+    limit_s = until - time.monotonic()
+    try:
+        ended, text = system_tools.run_tool(supervisor, [path, "-q", "-x"], limit_s)
+    except OSError as problem:
+        return WitnessedGpus(f"nvidia-smi: {problem.strerror or problem}")
+    smi = nvidia.parse(Output(text or ended.err or " ", ended.rc))
+    if not smi.gpus:
+        reason = f"gave no answer in {limit_s:.0f} s" if ended.rc is None else smi.tool.detail
+        return WitnessedGpus(f"nvidia-smi: {reason or smi.tool.state}")
+    nodes: dict[str, Any] = {}
+    root = nvidia_xml.tree(text)
+    for node in () if root is None else root.iterfind("gpu"):
+        address = nvidia_gpu.address(node.get("id", ""))
+        # A process's name can contain a forged GPU: the forged one is shorter.
+        if address and (address not in nodes or len(node) > len(nodes[address])):
+            nodes[address] = node
+    return WitnessedGpus(
+        "",
+        tuple(
+            WitnessedGpu(
+                gpu.index,
+                gpu.model or "",
+                gpu.pci_address,
+                _percent(nodes.get(gpu.pci_address), "utilization/gpu_util"),
+                _percent(nodes.get(gpu.pci_address), "utilization/memory_util"),
+                _watts(nodes.get(gpu.pci_address)),
+                gpu.power_limit_w,
+                (),
+                _pick_pids(
+                    (process.pid for process in gpu.processes if "C" in (process.kind or "C")),
+                    job_pids,
+                ),
+                gpu.throttle,
+            )
+            for gpu in smi.gpus
+        ),
+    )
+
+
+#: Maximum processes listed of one GPU.
+_MAX_PIDS = 64
+
+
+def _pick_pids(pids: Iterable[int], job_pids: frozenset[int]) -> tuple[int, ...]:
+    unique = dict.fromkeys(pids)
+    return tuple(sorted(sorted(unique, key=lambda pid: pid not in job_pids)[:_MAX_PIDS]))
+
+
+def _percent(node: Any, path: str) -> int | None:
+    text = (node.findtext(path) or "") if node is not None else ""
+    match = re.fullmatch(r"\s*(\d{1,3}) ?%\s*", text)
+    return int(match[1]) if match and int(match[1]) <= 100 else None
+
+
+#: What a GPU draws, under the names of several schemas.
+_DRAWS = (
+    "gpu_power_readings/instant_power_draw",
+    "gpu_power_readings/average_power_draw",
+    "gpu_power_readings/power_draw",
+    "power_readings/power_draw",
+)
+
+
+def _watts(node: Any) -> int | None:
+    for path in _DRAWS if node is not None else ():
+        match = re.fullmatch(r"\s*(\d{1,5})(?:\.\d+)? W\s*", node.findtext(path) or "")
+        if match:
+            return int(match[1])
+    return None
+
+
+# --- AMD's: amd-smi, or rocm-smi where there is no amd-smi; the processes are the kernel's word.
+
+_KFD = "/sys/class/kfd/kfd"
+
+
+def _amd(supervisor: ProcessSupervisor, job_pids: frozenset[int], until: float) -> WitnessedGpus:
+
+    name = next((tool for tool in ("amd-smi", "rocm-smi") if system_tools.tool_path(tool)), "")
+    if not name:
+        return WitnessedGpus("neither amd-smi nor rocm-smi is installed")
+    stuck = _hung_process(re.compile("(amd|rocm)[-_]smi"), until)
+    if stuck:
+        return WitnessedGpus(f"an earlier {name} (pid {stuck}) hangs in the kernel: not asked")
+    calls = (["metric"], ["static"]) if name == "amd-smi" else (["-a"],)
+    printed = []
+    for call in calls:
+        try:
+            ended, text = system_tools.run_tool(
+                supervisor,
+                [system_tools.tool_path(name), *call, "--json"],
+                until - time.monotonic(),
+            )
+        except OSError as problem:
+            return WitnessedGpus(f"{name}: {problem.strerror or problem}")
+        if ended.rc is None:
+            return WitnessedGpus(f"{name} {call[0]} gave no answer in time")
+        printed.append(text)
+    pids = _kfd_processes(until)
+    observed = _amd_smi(*printed) if name == "amd-smi" else _rocm_smi(*printed)
+    devices = tuple(
+        replace(gpu, pids=_pick_pids(pids.get(gpu.bus_id, ()), job_pids)) for gpu in observed
+    )
+    return WitnessedGpus(
+        "" if devices else f"{name}: {printed[0].strip()[:100] or 'it shows no GPU'}", devices
+    )
+
+
+def _amd_smi(metric: str, static: str) -> Iterator[WitnessedGpu]:
+    from nodeready.subjects.gpus import amd_json, amd_smi
+
+    fixed = {amd_json.whole_number(entry.get("gpu")): entry for entry in amd_json.entries(static)}
+    for entry in amd_json.entries(metric):
+        index = amd_json.whole_number(entry.get("gpu")) or 0
+        about = fixed.get(index, {})
+        yield WitnessedGpu(
+            index,
+            amd_json.text(amd_json.value_at(about, "asic", "market_name")) or "",
+            amd_json.pci_address(amd_json.value_at(about, "bus", "bdf")),
+            amd_json.whole_number(amd_json.value_at(entry, "usage", "gfx_activity")),
+            amd_json.whole_number(amd_json.value_at(entry, "usage", "umc_activity")),
+            _rounded(amd_json.number(amd_json.value_at(entry, "power", "socket_power"))),
+            _rounded(amd_json.number(amd_json.value_at(about, "limit", "max_power"))),
+            (),
+            (),
+            amd_smi.throttle_reasons(entry),
+        )
+
+
+def _rounded(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _rocm_smi(printed: str) -> Iterator[WitnessedGpu]:
+    from nodeready.subjects.gpus import amd_json, rocm_smi
+
+    for index, card in sorted(rocm_smi.cards(printed).items()):
+        # ROCm 5 and 6 name what is drawn differently.
+        watts = next((value for key, value in card.items() if _DRAWN.fullmatch(key)), None)
+        yield WitnessedGpu(
+            index,
+            amd_json.text(card.get("card series")) or "",
+            amd_json.pci_address(card.get("pci bus")),
+            amd_json.whole_number(card.get("gpu use (%)")),
+            amd_json.whole_number(card.get("gpu memory read/write activity (%)")),
+            _rounded(amd_json.number(watts)),
+            _rounded(amd_json.number(card.get("max graphics package power (w)"))),
+            (),
+            (),
+        )
+
+
+_DRAWN = re.compile(r"(average|current) (graphics package|socket graphics package) power \(w\)")
+
+
+def _kfd_processes(until: float) -> dict[str, list[int]]:
+    """Address -> the processes with memory on that GPU (amdgpu's part for computing)."""
+    from nodeready.subjects.gpus import kfd
+
+    rows = []
+    for folder, names in (
+        (f"{_KFD}/topology/nodes", ("gpu_id", "properties")),
+        (f"{_KFD}/proc", ()),
+    ):
+        for entry in list_directory(folder)[:4096]:
+            for name in names or [
+                n for n in list_directory(f"{folder}/{entry}") if n.startswith("vram_")
+            ]:
+                path = f"{folder}/{entry}/{name}"
+                rows += [f"{path}:{row}" for row in processes.contents(path, 4096).splitlines()]
+            if time.monotonic() > until:
+                return {}
+    pids_by_address = kfd.parse_kfd("\n".join(rows)).processes
+    return {
+        address: [process.pid for process in processes_of]
+        for address, processes_of in pids_by_address.items()
+    }
