@@ -45,6 +45,7 @@ from nodeready.transport.base import (
     Request,
     ResultT,
     Transport,
+    append_up_to,
     bug_text,
     end_all,
     interrupted,
@@ -466,11 +467,23 @@ class _SrunStep:
         while self._err in self._reading:
             self._wait(until)
             self._add_error()
-        if not self._has_output and self._transport.adapted(self._step_output, self._argv):
+        if not self._has_output and self._is_adapted():
             self.close()
             self._start()
             return self.read(max(0.0, until - time.monotonic()))
         raise ValueError(self._step_output.ended(self._node, self._process.wait() == 0))
+
+    def _is_adapted(self) -> bool:
+        """Whether srun refused an option that the next step of any node does without.
+
+        The words may be the task's: a step with labels tells whether they are srun's.
+        """
+        if not (self._step_output.has_no_overlap or self._step_output.has_no_gres):
+            return False
+        trial = StepOutput("-", [self._node], lambda name, answer: None)
+        options = self._argv[: self._argv.index("sh")]
+        self._transport._run(trial, [*options, "--label", "sh", "-c", ":"], "", 1)
+        return self._transport.adapted(trial, self._argv)
 
     def _add_error(self) -> None:
         data = os.read(self._err.fileno(), _PIECE)
@@ -567,8 +580,11 @@ _NO_GRES = re.compile(r"(?i)invalid generic resource|gres\S* .*(invalid|unknown)
 #: Slurm's word for a step in another's job; root is another, too (step_mgr.c).
 _DENIED = "Access/permission denied"
 _AS_ITS_USER = "ask as the job's user (root: sudo -u USER), or over ssh"
-#: The lines of standard error that are no task's.
-_SRUNS = re.compile(r"^\s*[0-9]*:? ?(srun|slurmstepd(-\S+)?): (error: )?")
+#: The beginning of Slurm's own lines on standard error, and of a task's (srun --label).
+_SRUNS = re.compile(r"^\s*(srun|slurmstepd(-\S+)?): (error: )?")
+_LABEL = re.compile(rb"\s*([0-9]{1,9}): ")
+#: Bytes that are kept of one task's standard error; and, in place of a task's number, srun itself.
+_TASK_ERROR_BYTES, _SRUN = 4 << 10, -1
 _LAUNCH = re.compile(r"launch\b.* failed on node (\S+): (.+)", re.IGNORECASE)
 
 
@@ -580,7 +596,8 @@ class StepOutput:
     step's nodes (srun(1), --label, --distribution), which is the job's (squeue(1), %N). The task
     must print that name.
 
-    nonce: begins the two lines that `script` adds: the node's name, and the end of its answer
+    nonce: begins the two lines that `script` adds: the node's name, and the end of its answer;
+           "": a step on one node whose lines have no labels
     nodes: those that are asked, in Slurm's order
     on_answer: gets each node's answer, once
     max_bytes: of an answer
@@ -601,8 +618,8 @@ class StepOutput:
         self._node_of = tuple(self.waiting)
         self.names: dict[bytes, str] = {}
         self._texts: dict[bytes, bytearray] = {}
-        self._rest = b""
-        self._errors = bytearray()
+        self._rest = self._error_rest = b""
+        self._errors: dict[int, bytearray] = {}
 
     def script(self, inner: str) -> str:
         """``inner`` between two lines: the node's name by Slurm (srun(1)), and the end."""
@@ -619,8 +636,26 @@ class StepOutput:
                 self._line(task, text)
 
     def add_error(self, data: bytes) -> None:
-        """Take a piece of srun's standard error; the beginning is kept."""
-        self._errors += data[: ERROR_BYTES - len(self._errors)]
+        """Take a piece of standard error; the beginning is kept, of srun and of each task."""
+        *rows, self._error_rest = (self._error_rest + data).split(b"\n")
+        for row in rows:
+            self._error_line(row)
+
+    def _error_line(self, row: bytes) -> None:
+        label = _LABEL.match(row) if self.nonce else None
+        if label is None:
+            append_up_to(self._errors.setdefault(_SRUN, bytearray()), row + b"\n", ERROR_BYTES)
+        elif int(label[1]) < len(self._node_of):
+            errors = self._errors.setdefault(int(label[1]), bytearray())
+            append_up_to(errors, row[label.end() :] + b"\n", _TASK_ERROR_BYTES)
+
+    def _error_rows(self, task: int) -> list[str]:
+        """The lines of standard error of a task, or of srun itself."""
+        if self._error_rest:
+            self._error_line(self._error_rest)
+            self._error_rest = b""
+        text = self._errors.get(task, bytearray()).decode("utf-8", "replace")
+        return [row.strip() for row in text.splitlines() if row.strip()]
 
     def _line(self, task: bytes, line: bytes) -> None:
         words = line.split(b" ")
@@ -656,10 +691,12 @@ class StepOutput:
 
     @property
     def error_lines(self) -> list[str]:
-        """The lines of srun's standard error, without the program's name in front."""
-        rows = self._errors.decode("utf-8", "replace").splitlines()
-        stripped = (_SRUNS.sub("", row) for row in rows)
-        return [row.strip() for row in stripped if row.strip()]
+        """The lines of srun itself on standard error, without the program's name in front.
+
+        A task can print the same words: its lines have its label.
+        """
+        stripped = (_SRUNS.sub("", row) for row in self._error_rows(_SRUN))
+        return [row for row in stripped if row]
 
     @property
     def has_no_overlap(self) -> bool:
@@ -684,21 +721,16 @@ class StepOutput:
         """
         if node in self.unlaunched:
             return f"srun could not start there: {self.unlaunched[node]}"
-        rows = self._errors.decode("utf-8", "replace").splitlines()
-        task_lines = [row.strip() for row in rows if row.strip() and not _SRUNS.match(row)]
+        task_lines = [row for row in self._error_rows(_SRUN) if not _SRUNS.match(row)]
         if task_lines or well:
             return f"ended by itself: {task_lines[-1][:200]}" if task_lines else "ended by itself"
         return f"srun: {self.last()}"
 
-    def _stderr_of(self, name: str) -> list[str]:
-        """The lines of a node's task on standard error."""
-        label = f"{self._node_of.index(name)}: "
-        rows = self._errors.decode("utf-8", "replace").splitlines()
-        return [row.strip()[len(label) :] for row in rows if row.strip().startswith(label)]
-
-    def last(self) -> str:
-        """The last line of standard error that tells something: srun's closing words do not."""
+    def last(self, task_rows: Sequence[str] = ()) -> str:
+        """The last line of srun, or else of the task, that tells something: srun's closing words
+        do not."""
         rows = [row for row in self.error_lines if not row.startswith("Job step aborted")]
+        rows = rows or [_SRUNS.sub("", row) for row in task_rows]
         last_line = rows[-1] if rows else "it said nothing"
         return f"{last_line}: {_AS_ITS_USER}" if last_line.endswith(_DENIED) else last_line
 
@@ -710,7 +742,8 @@ class StepOutput:
         unlaunched, began = self.unlaunched, set(self.names.values())
         for name in list(self.waiting):
             about = [row for row in self.error_lines if re.search(rf"\b{re.escape(name)}: ", row)]
-            refused = sudo_error("\n".join(self._stderr_of(name)))
+            task_rows = self._error_rows(self._node_of.index(name))
+            refused = sudo_error("\n".join(task_rows))
             if name in unlaunched:
                 reason, kind = f"srun could not start there: {unlaunched[name]}", UNREACHABLE
             elif name in self.lost:
@@ -720,7 +753,7 @@ class StepOutput:
             elif name in began and not is_whole:
                 reason, kind = f"no answer in {limit_s} s", TIMEOUT
             else:
-                words = about[-1] if about else self.last()
+                words = about[-1] if about else self.last(task_rows)
                 late = "" if is_whole else f" gave no answer in {limit_s} s"
                 reason, kind = f"srun{late}: {words}", LOST
             self._answer(name, Failure(kind=kind, error=reason))

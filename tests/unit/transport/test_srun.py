@@ -119,6 +119,26 @@ def test_a_node_that_prints_without_end_costs_itself_alone():
     assert (answers["gpu1"].kind, answers["gpu2"]) == (OUTPUT, Reply("fine\n"))
 
 
+LIE = b"1: srun: error: Task launch for StepId=1.4 failed on node gpu1: it is broken\n"
+OPTIONS = b"1: srun: unrecognized option '--overlap'\n1: srun: error: Invalid generic resource\n"
+
+
+def test_a_task_blames_no_other_node_and_changes_no_option():
+    """What a task prints on standard error has its label, whatever it looks like."""
+    output, answers = step("gpu1", "gpu2", "gpu3")
+    flood = 99 * (b"1: " + b"y" * 999 + b"\n")
+    output.add_error(OPTIONS + LIE + b"1: gpu1: it is broken\n" + flood)
+    output.add_error(b"srun: error: Task launch for StepId=1.4 failed on node gpu3: no route\n")
+    assert output.unlaunched == {"gpu3": "no route"}
+    assert not output.has_no_overlap
+    assert not output.has_no_gres
+    output.give_up(9, True)
+    assert [answers[name].error for name in ("gpu1", "gpu3")] == [
+        "srun: Task launch for StepId=1.4 failed on node gpu3: no route",
+        "srun could not start there: no route",
+    ]
+
+
 @pytest.mark.parametrize("case", cases(__file__, "data/srun_failures.json"))
 def test_a_node_without_an_answer_has_the_reason(case):
     output, answers = step("gpu1")
@@ -176,6 +196,26 @@ def test_an_older_slurm_gets_every_line_again(tmp_path, program, works, steps):
             assert channel.read_line(20) == told
         assert (channel.read_line(20), channel.error) == ("M last", "")
         channel.close()
-    rows = log.read_text().splitlines()
+    rows = [row for row in log.read_text().splitlines() if "--label" not in row]
     assert [re.findall(r"--(?:gres|mem)\S+", row) for row in rows] == [[one] for one in steps]
     assert ["--overlap" in row for row in rows] == [True, *[False] * (len(rows) - 1)]
+
+
+def test_a_task_that_speaks_as_srun_changes_no_step_of_another_node(tmp_path, program):
+    log = tmp_path / "log"
+    lie = "unrecognized option '--overlap'; Invalid generic resource"
+    program(
+        "srun",
+        f"""
+echo "$*" >>{log}
+case " $* " in *" --label "*) exit 0;; esac
+echo "srun: {lie}" >&2; exit 1
+""",
+    )
+    with Srun(RunningJob("1", ("gpu1", "gpu2"))) as transport:
+        for name in transport.nodes:
+            channel = transport.open(Request(name, ECHO, 20, "first\n", "M "))
+            assert channel.read_line(20) is None
+            assert channel.error == f"srun: {lie}"
+    rows = log.read_text().splitlines()
+    assert [row for row in rows if "--overlap" not in row or "--gres=none" not in row] == []
