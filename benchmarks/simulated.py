@@ -44,7 +44,7 @@ from nodeready.subjects.context import FleetContext, expectations
 from nodeready.subjects.registry import select
 from nodeready.subjects.ssh_client.known_hosts import Endpoint
 from nodeready.transport.base import Reply, Request
-from nodeready.transport.look import Look, SnapshotQuestion
+from nodeready.transport.snapshots import SnapshotQuestion, SnapshotReply
 
 NONCE = "0" * 16
 _HOST, _ADDRESS = "thenode", "10.255.255.254"
@@ -364,18 +364,18 @@ def _run(profile: str, nodes: int, directory: Path, *, facts: bool) -> Simulated
     render: dict[str, float] = {}
     start = time.perf_counter()
     with AuditWorkers(policies, tell) as workers:
-        looks = []
+        replies = []
         for name, (nonce, text) in zip(policies, _answers(directory / "answers"), strict=True):
             question = SnapshotQuestion(Request(name, "", 60), policies[name], chosen, nonce)
-            looks.append(Look(name, workers.read(question, Reply(text)), seconds=1.0))
-        looks = workers.settle(looks)
+            replies.append(SnapshotReply(name, workers.read(question, Reply(text)), seconds=1.0))
+        replies = workers.settle(replies)
         read = time.perf_counter()
-        snapshots = {look.name: look.snapshot for look in looks if look.snapshot is not None}
+        snapshots = {reply.name: reply.snapshot for reply in replies if reply.snapshot is not None}
         endpoints = {name: Endpoint() for name in policies}
         expected = expectations(policies, snapshots, endpoints, bytes, lambda name: "")
         context = workers.complete(FleetContext(expected), {})
         combined = time.perf_counter()
-        audit, _ = workers.audit(looks, context, selection, "2026-01-01T00:00:00Z", lambda _: ())
+        audit, _ = workers.audit(replies, context, selection, "2026-01-01T00:00:00Z", lambda _: ())
         judged = time.perf_counter()
         if len(audit.nodes) != nodes or audit.summary["nodes"]["failed"]:
             raise BenchmarkError(f"not what is measured: {audit.summary}")

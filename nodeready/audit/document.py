@@ -1,4 +1,4 @@
-"""The documents of `audit` and `ready`: pure data, from the looks at all nodes.
+"""The documents of `audit` and `ready`: pure data, from the snapshots of all nodes.
 
 A node costs its results and its snapshot; the plain data of its facts is made when a report asks,
 and never kept, so that 10,000 nodes fit in memory.
@@ -161,7 +161,7 @@ class Audit:
     finished:      when it ended, UTC
     policy_digest: of the nodes' policies: equal digests, equal expectations
     complete:      False when it was interrupted: some nodes were not probed, and are FAILED with
-                   the error NOT_LOOKED_AT
+                   the error NOT_PROBED
     recorded:      the source of the verdicts, of an audit of recorded verdicts; None: the nodes
                    were probed
     outliers:      facts in which some nodes differ from most of their group

@@ -14,7 +14,7 @@ from nodeready.audit import counters
 from nodeready.subjects.context import FleetContext, addresses_of
 from nodeready.subjects.registry import COUNTING, CheckSelection
 from nodeready.transport.base import SshPeer
-from nodeready.transport.look import Look
+from nodeready.transport.snapshots import SnapshotReply
 
 if TYPE_CHECKING:
     from pyinfra.api import Inventory
@@ -29,16 +29,16 @@ def probed_subjects(selection: CheckSelection) -> tuple[str, ...]:
 
 def complete(
     context: FleetContext,
-    looks: Iterable[Look],
+    replies: Iterable[SnapshotReply],
     peers: Mapping[str, SshPeer] = MappingProxyType({}),
 ) -> FleetContext:
     """The context with the nodes' addresses and earlier counters; see `with_addresses`."""
     counting, claimed = [], []
-    for look in looks:
-        if look.snapshot is not None:
-            if any(name in look.snapshot.subjects for name in COUNTING):
-                counting.append(look.name)
-            addresses = addresses_of(look.snapshot)
+    for reply in replies:
+        if reply.snapshot is not None:
+            if any(name in reply.snapshot.subjects for name in COUNTING):
+                counting.append(reply.name)
+            addresses = addresses_of(reply.snapshot)
             if addresses is not None:
                 claimed.append(addresses)
     return replace(with_addresses(context, claimed, peers), earlier=counters.load(counting))

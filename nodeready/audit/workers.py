@@ -56,8 +56,8 @@ from nodeready.subjects.snapshot import Snapshot
 from nodeready.text import now
 from nodeready.transport.base import FAILED, Answer, SshPeer
 from nodeready.transport.inherited import close_inherited, register_for_fork
-from nodeready.transport.look import NOT_LOOKED_AT, Look, SnapshotQuestion
 from nodeready.transport.processes import Frames
+from nodeready.transport.snapshots import NOT_PROBED, SnapshotQuestion, SnapshotReply
 
 #: Fewer nodes need no worker: to start one takes longer than to read their answers.
 MIN_NODES = 64
@@ -73,7 +73,7 @@ _MAX_WAITING = 64
 #: Orders of a worker between two collections of garbage.
 _COLLECT_EVERY = 1000
 
-#: Stands in a Look for the snapshot that a worker has.
+#: Stands in a SnapshotReply for the snapshot that a worker has.
 AWAITED = Snapshot()
 
 #: The kinds of orders that get an answer.
@@ -436,25 +436,27 @@ class AuditWorkers:
             self._give(name, ("read", policy, subjects, question.nonce, answer.stdout))
         return AWAITED
 
-    def settle(self, looks: Iterable[Look]) -> list[Look]:
-        """The looks after all answers are read: with what the fleet needs of each, or failed."""
-        looks = list(looks)
-        for look in looks:
-            if look.snapshot is not None and look.snapshot is not AWAITED:
+    def settle(self, replies: Iterable[SnapshotReply]) -> list[SnapshotReply]:
+        """The replies after all answers are read: each failed, or with what the fleet needs."""
+        replies = list(replies)
+        for reply in replies:
+            if reply.snapshot is not None and reply.snapshot is not AWAITED:
                 self._open_orders += 1
-                self._do_here(look.name, ("keep", look.snapshot, self._policies[look.name]))
+                self._do_here(reply.name, ("keep", reply.snapshot, self._policies[reply.name]))
         self._finish()
         settled = []
-        for look in looks:
-            if look.snapshot is None:
-                settled.append(look)
-            elif look.name in self._failures:
-                reason = self._failures.pop(look.name)
-                settled.append(Look(look.name, error=reason, kind=FAILED, seconds=look.seconds))
+        for reply in replies:
+            if reply.snapshot is None:
+                settled.append(reply)
+            elif reply.name in self._failures:
+                reason = self._failures.pop(reply.name)
+                settled.append(
+                    SnapshotReply(reply.name, error=reason, kind=FAILED, seconds=reply.seconds)
+                )
             else:
-                identity = self._summaries[look.name][1].identity
+                identity = self._summaries[reply.name][1].identity
                 subjects = {} if identity is None else {"ssh_client": identity}
-                settled.append(replace(look, snapshot=Snapshot(subjects)))
+                settled.append(replace(reply, snapshot=Snapshot(subjects)))
         return settled
 
     def complete(self, context: FleetContext, peers: Mapping[str, SshPeer]) -> FleetContext:
@@ -496,7 +498,7 @@ class AuditWorkers:
 
     def audit(
         self,
-        looks: Sequence[Look],
+        replies: Sequence[SnapshotReply],
         context: FleetContext,
         selection: CheckSelection,
         started: str,
@@ -504,28 +506,28 @@ class AuditWorkers:
         *,
         complete: bool = True,
     ) -> tuple[Audit, str]:
-        """The audit of settled looks, and why some counters could not be kept, or ""."""
+        """The audit of settled replies, and why some counters could not be kept, or ""."""
         self._broadcast(("context", context.addresses, context.moment))
         counting = [name for name, (_, entry) in self._summaries.items() if entry.has_counters]
         with counters.Earlier(counting) as earlier:
-            for look in looks:
-                if look.snapshot is not None:
-                    judge, summary = self._summaries[look.name]
-                    delta = self._delta(self._declared[look.name], context.policies[look.name])
-                    text = earlier.text(look.name) if summary.has_counters else ""
-                    number = self._policies[look.name]
-                    order = NodeOrder(look.name, judge, summary.place, number, delta, text)
-                    self._give(look.name, ("judge", order))
+            for reply in replies:
+                if reply.snapshot is not None:
+                    judge, summary = self._summaries[reply.name]
+                    delta = self._delta(self._declared[reply.name], context.policies[reply.name])
+                    text = earlier.text(reply.name) if summary.has_counters else ""
+                    number = self._policies[reply.name]
+                    order = NodeOrder(reply.name, judge, summary.place, number, delta, text)
+                    self._give(reply.name, ("judge", order))
             self._finish()
         problem = self._keep_counters(context.moment)
         rows, peers = [], dict[str, dict[str, Any]]()
         checks = {*selection.results}
         subjects = {NUMBER_OF[name] for name in selection.subjects}
-        for look in looks:
-            row, facts = self._row(look, groups(look.name), checks, subjects)
+        for reply in replies:
+            row, facts = self._row(reply, groups(reply.name), checks, subjects)
             rows.append(row)
             if facts is not None:
-                peers.setdefault(",".join(row.groups) or ALL, {})[look.name] = facts
+                peers.setdefault(",".join(row.groups) or ALL, {})[reply.name] = facts
         nodes = _Rows(rows, self._results, self._files)
         audit = Audit(
             started, now(), digest(self._declared.values()), nodes, differing(peers), complete
@@ -533,19 +535,19 @@ class AuditWorkers:
         return audit, problem
 
     def _row(
-        self, look: Look, groups: tuple[str, ...], checks: set[str], subjects: set[int]
+        self, reply: SnapshotReply, groups: tuple[str, ...], checks: set[str], subjects: set[int]
     ) -> tuple[_Row, Any]:
         """The node's row, and its facts to compare with peers; None: it was not judged."""
-        seconds = round(look.seconds, 3)
-        error = look.error or ("" if look.reached else NOT_LOOKED_AT)
-        entry = self._outcomes.pop(look.name, None) if look.reached else None
-        if look.reached and entry is None:
-            error = self._failures.get(look.name, "it was not judged")
+        seconds = round(reply.seconds, 3)
+        error = reply.error or ("" if reply.reached else NOT_PROBED)
+        entry = self._outcomes.pop(reply.name, None) if reply.reached else None
+        if reply.reached and entry is None:
+            error = self._failures.get(reply.name, "it was not judged")
         if entry is None:
             report = NodeReport.of(
-                look.name, error=error, unreachable=look.unreachable, seconds=seconds
+                reply.name, error=error, unreachable=reply.unreachable, seconds=seconds
             )
-            row = _Row(look.name, report.status, seconds, error, groups, array("I"), None)
+            row = _Row(reply.name, report.status, seconds, error, groups, array("I"), None)
             return row, None
         judge, outcome = entry
         numbers = array("I")
@@ -562,13 +564,13 @@ class AuditWorkers:
                     self._facts[self._tables[owner][1][code]] if type(code) is int else code
                 )
         report = NodeReport.of(
-            look.name,
+            reply.name,
             [self._results[number] for number in numbers],
             error=error,
-            unreachable=look.unreachable,
+            unreachable=reply.unreachable,
         )
         place = None if outcome.facts is None else (judge, *outcome.facts)
-        return _Row(look.name, report.status, seconds, error, groups, numbers, place), facts
+        return _Row(reply.name, report.status, seconds, error, groups, numbers, place), facts
 
     def _keep_counters(self, moment: float) -> str:
         places = {

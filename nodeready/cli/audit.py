@@ -23,7 +23,7 @@ from nodeready.subjects.registry import (
 )
 from nodeready.text import now
 from nodeready.transport.base import INTERRUPTED
-from nodeready.transport.look import PROBE_TIMEOUT_S, Look
+from nodeready.transport.snapshots import PROBE_TIMEOUT_S, SnapshotReply
 
 if TYPE_CHECKING:
     from nodeready.audit.workers import AuditWorkers
@@ -36,22 +36,22 @@ def audit_document(
     targets: Targets,
     screen: Screen,
     selection: CheckSelection,
-    looks: list[Look],
+    replies: list[SnapshotReply],
     *,
     started: str,
     workers: AuditWorkers,
 ) -> Audit:
-    """The audit of these looks. workers: they have the snapshots, or take them from the looks"""
+    """The audit of these replies. workers: their snapshots are in the workers or the replies"""
     from nodeready.subjects.context import FleetContext
     from nodeready.transport.fleet_context import fleet_context
 
     transport, inventory = targets.transport, targets.all
-    looks = workers.settle(looks)
+    replies = workers.settle(replies)
     context = FleetContext(targets.policies)
-    if all(look.kind != INTERRUPTED for look in looks):
-        context = fleet_context(transport, targets.policies, looks, inventory)
+    if all(reply.kind != INTERRUPTED for reply in replies):
+        context = fleet_context(transport, targets.policies, replies, inventory)
     document, problem = workers.audit(
-        looks,
+        replies,
         workers.complete(context, transport.ssh_peers()),
         selection,
         started,
@@ -144,13 +144,13 @@ def audit(
             workers = after.enter_context(AuditWorkers(nodes.policies, find("audit", format).tell))
             with nodes.transport:
                 subjects = probed_subjects(selection)
-                looks = probe_nodes(nodes, screen, subjects, timeout, read=workers.read)
+                replies = probe_nodes(nodes, screen, subjects, timeout, read=workers.read)
                 if nodes.transport.interrupted:
                     screen.say_partial(
-                        look.name for look in looks if not (look.reached or look.error)
+                        reply.name for reply in replies if not (reply.reached or reply.error)
                     )
                 document = audit_document(
-                    nodes, screen, selection, looks, started=started, workers=workers
+                    nodes, screen, selection, replies, started=started, workers=workers
                 )
         code = audit_code(document, fail_on)
         failing = [node.name for node in document.nodes if node.status in FAILING]

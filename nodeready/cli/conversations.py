@@ -23,12 +23,12 @@ from nodeready.transport.base import (
     node_of,
     once,
 )
-from nodeready.transport.look import (
+from nodeready.transport.snapshots import (
     PROBE_TIMEOUT_S,
-    Look,
     Read,
     SnapshotQuestion,
-    look_at,
+    SnapshotReply,
+    take_snapshot,
 )
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def probe_nodes(
     on_interrupt: str = "",
     *,
     read: Read = SnapshotQuestion.read,
-) -> list[Look]:
+) -> list[SnapshotReply]:
     """Probe every node.
 
     subjects:     to probe; None: all
@@ -117,7 +117,9 @@ def probe_nodes(
         transport,
         screen,
         "looking",
-        lambda name: look_at(name, policies[name], chosen, limit_s, read, nonce=transport.nonce),
+        lambda name: take_snapshot(
+            name, policies[name], chosen, limit_s, read, nonce=transport.nonce
+        ),
         on_interrupt=on_interrupt,
     )
-    return [Look.of(name, result) for name, result in results.items()]
+    return [SnapshotReply.of(name, result) for name, result in results.items()]

@@ -19,7 +19,7 @@ from nodeready.reports.lines import nodes as folded
 from nodeready.reports.registry import Options, find, names
 from nodeready.subjects.registry import CHANGED, SelectionError, select_whole
 from nodeready.text import counted, now
-from nodeready.transport.look import NOT_LOOKED_AT, PROBE_TIMEOUT_S
+from nodeready.transport.snapshots import NOT_PROBED, PROBE_TIMEOUT_S
 
 if TYPE_CHECKING:
     from nodeready.deploy.plan import NodePlan, PlanRun
@@ -110,11 +110,11 @@ def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
     from nodeready.transport.fleet_context import fleet_context
 
     screen = report.screen
-    looks = probe_nodes(nodes, screen, report.subjects, PROBE_TIMEOUT_S, _STOPPING)
+    replies = probe_nodes(nodes, screen, report.subjects, PROBE_TIMEOUT_S, _STOPPING)
     context = FleetContext(nodes.policies)
     if not nodes.transport.interrupted:
-        context = fleet_context(nodes.transport, nodes.policies, looks, nodes.all)
-    nodes_judged = {look.name: look for look in judge_nodes(looks, context)}
+        context = fleet_context(nodes.transport, nodes.policies, replies, nodes.all)
+    nodes_judged = {reply.name: reply for reply in judge_nodes(replies, context)}
     plans = _plans(nodes_judged, report.subjects)
     planned = {name: _node(node, plans.get(name)) for name, node in nodes_judged.items()}
     plans = {name: plan for name, plan in plans.items() if plan.changes or plan.refused}
@@ -173,7 +173,7 @@ def _node(node: Judged, plan: NodePlan | None) -> DeployedNode:
     from nodeready.deploy.plan import NodePlan
 
     report = DeployedNode.of(node.name, plan or NodePlan(), node.results)
-    error = node.error or ("" if node.reached else NOT_LOOKED_AT)
+    error = node.error or ("" if node.reached else NOT_PROBED)
     return replace(report, error=error, unreachable=node.unreachable)
 
 

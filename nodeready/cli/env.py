@@ -20,15 +20,15 @@ from nodeready.reports.deploy_table import show_errors
 from nodeready.reports.registry import names
 from nodeready.text import now
 from nodeready.transport.base import Request, new_nonce
-from nodeready.transport.look import Look
+from nodeready.transport.snapshots import SnapshotReply
 
 
 def _installed(
-    nodes: Targets, screen: Screen, looks: list[Look], python: str
+    nodes: Targets, screen: Screen, replies: list[SnapshotReply], python: str
 ) -> dict[str, debug_variables.InstalledTorch]:
     """Node -> what is installed there for jobs, of the nodes that were looked at."""
     nonce = new_nonce()
-    names = [look.name for look in looks if look.reached]
+    names = [reply.name for reply in replies if reply.reached]
     requests = {
         name: Request(name, debug_variables.question(python, nonce), debug_variables.ASK_S + 5)
         for name in names
@@ -43,21 +43,24 @@ def _installed(
 
 
 def _environment(
-    looks: list[Look], nodes: Targets, taken: str, debugging: tuple[job_env.JobVariable, ...]
+    replies: list[SnapshotReply],
+    nodes: Targets,
+    taken: str,
+    debugging: tuple[job_env.JobVariable, ...],
 ) -> job_env.Environment:
     from nodeready.subjects.context import FleetContext
 
     declared = nodes.policies
-    context = complete(FleetContext(declared), looks, nodes.transport.ssh_peers())
+    context = complete(FleetContext(declared), replies, nodes.transport.ssh_peers())
     snapshots = {
-        look.name: context.completed(look.name, look.snapshot)
-        for look in looks
-        if look.snapshot and not look.error
+        reply.name: context.completed(reply.name, reply.snapshot)
+        for reply in replies
+        if reply.snapshot and not reply.error
     }
     return job_env.Environment(
         taken,
         tuple(snapshots),
-        job_env.nodes_by_error({look.name: look.error for look in looks if look.error}),
+        job_env.nodes_by_error({reply.name: reply.error for reply in replies if reply.error}),
         (
             *job_env.variables(snapshots, {name: declared[name] for name in snapshots}),
             *debugging,
@@ -129,24 +132,24 @@ def env(
     taken = now()
     nodes = select_targets(inventory, options, settings, job=job, tell=screen.note)
     with nodes.transport:
-        looks = probe_nodes(nodes, screen, job_env.SUBJECTS)
+        replies = probe_nodes(nodes, screen, job_env.SUBJECTS)
         if nodes.transport.interrupted:
             screen.say("interrupted: nothing is exported")
             return exit_code(interrupted=True)
         debugging: tuple[job_env.JobVariable, ...] = ()
-        if debug and any(look.reached for look in looks):
+        if debug and any(reply.reached for reply in replies):
             debugging = debug_variables.debug_variables(
-                _installed(nodes, screen, looks, python), directory
+                _installed(nodes, screen, replies, python), directory
             )
-        environment = _environment(looks, nodes, taken, debugging)
-        screen.tell(show_errors(looks))
-        nodes.remember_failed([look.name for look in looks if look.error], lost=True)
+        environment = _environment(replies, nodes, taken, debugging)
+        screen.tell(show_errors(replies))
+        nodes.remember_failed([reply.name for reply in replies if reply.error], lost=True)
     if environment.nodes:
         show("env", format, environment, screen, output=output)
     for line in env_script.troubles(environment):
         screen.say(line)
     return exit_code(
-        failed=any(look.error and not look.unreachable for look in looks),
-        unreachable=any(look.unreachable for look in looks),
+        failed=any(reply.error and not reply.unreachable for reply in replies),
+        unreachable=any(reply.unreachable for reply in replies),
         check=not all(variable.settled for variable in environment.variables),
     )

@@ -22,7 +22,7 @@ from nodeready.policy.policy import PolicyError, digest
 from nodeready.reports.registry import FORMATS, Options, find, names
 from nodeready.subjects.registry import CheckSelection, select
 from nodeready.text import now
-from nodeready.transport.look import PROBE_TIMEOUT_S, Look, look_at
+from nodeready.transport.snapshots import PROBE_TIMEOUT_S, SnapshotReply, take_snapshot
 from nodeready.triage import incident as kept
 from nodeready.triage.collector import EvidenceCollector
 from nodeready.triage.incident import Directory, ForeignDirectory
@@ -42,7 +42,7 @@ def collector(
             transport,
             screen,
             "looking",
-            lambda name: look_at(
+            lambda name: take_snapshot(
                 name,
                 targets.policies[name],
                 selection.subjects,
@@ -51,16 +51,16 @@ def collector(
             ),
             names,
         )
-        looks = [Look.of(name, result) for name, result in results.items()]
+        replies = [SnapshotReply.of(name, result) for name, result in results.items()]
         if targets.inventory is not None:
             from nodeready.audit.workers import AuditWorkers
 
             with AuditWorkers(targets.policies, find("audit", "json").tell, 0) as workers:
                 yield audit_document(
-                    targets, screen, selection, looks, started=started, workers=workers
+                    targets, screen, selection, replies, started=started, workers=workers
                 )
         else:
-            yield _audit_alone(looks, targets, selection, started)
+            yield _audit_alone(replies, targets, selection, started)
 
     return EvidenceCollector(
         transport,
@@ -79,24 +79,24 @@ def collector(
 
 
 def _audit_alone(
-    looks: list[Look], targets: Targets, selection: CheckSelection, started: str
+    replies: list[SnapshotReply], targets: Targets, selection: CheckSelection, started: str
 ) -> Audit:
     """The audit of nodes without an inventory: no peers to compare with, no fleet's host keys."""
     reports = []
-    for look in looks:
-        policy = targets.policies[look.name]
-        results = here.judge_alone(look.snapshot, policy) if look.snapshot else []
+    for reply in replies:
+        policy = targets.policies[reply.name]
+        results = here.judge_alone(reply.snapshot, policy) if reply.snapshot else []
         reports.append(
             NodeReport.of(
-                look.name,
+                reply.name,
                 selection.of(results),
-                snapshot=look.snapshot,
-                seconds=round(look.seconds, 3),
-                error=look.error,
-                unreachable=look.unreachable,
+                snapshot=reply.snapshot,
+                seconds=round(reply.seconds, 3),
+                error=reply.error,
+                unreachable=reply.unreachable,
             )
         )
-    policies = {targets.policies[look.name] for look in looks}
+    policies = {targets.policies[reply.name] for reply in replies}
     complete = not targets.transport.interrupted
     return Audit(started, now(), digest(policies), tuple(reports), complete=complete)
 

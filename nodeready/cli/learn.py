@@ -44,14 +44,14 @@ def learn(inventory: str, output: str | None, force: bool, job: str | None, **sh
     screen = options.screen()
     nodes = select_targets(inventory, options, job=job, tell=screen.note)
     with nodes.transport:
-        looks = probe_nodes(nodes, screen, LEARNED)
+        replies = probe_nodes(nodes, screen, LEARNED)
         if nodes.transport.interrupted:
             raise KeyboardInterrupt
         snapshots = {
-            look.name: look.snapshot for look in looks if look.snapshot and not look.error
+            reply.name: reply.snapshot for reply in replies if reply.snapshot and not reply.error
         }
-        screen.tell(show_errors(looks))
-        nodes.remember_failed([look.name for look in looks if look.error], lost=True)
+        screen.tell(show_errors(replies))
+        nodes.remember_failed([reply.name for reply in replies if reply.error], lost=True)
         if snapshots:
             text = render(majority(snapshots), list(snapshots), now())
             if output is None:
@@ -60,6 +60,6 @@ def learn(inventory: str, output: str | None, force: bool, job: str | None, **sh
                 write_atomically(Path(output), [text])
                 screen.note(f"{output}: review it before you use it")
         return exit_code(
-            failed=any(look.error and not look.unreachable for look in looks),
-            unreachable=any(look.unreachable for look in looks),
+            failed=any(reply.error and not reply.unreachable for reply in replies),
+            unreachable=any(reply.unreachable for reply in replies),
         )

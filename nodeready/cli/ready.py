@@ -24,7 +24,7 @@ from nodeready.reports.registry import find, names
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, SelectionError, select
 from nodeready.text import counted, now
 from nodeready.transport.base import INTERRUPTED
-from nodeready.transport.look import Look
+from nodeready.transport.snapshots import SnapshotReply
 
 if TYPE_CHECKING:
     from nodeready.audit.workers import AuditWorkers
@@ -49,22 +49,22 @@ def _selected(only: str | None, skip: str | None) -> CheckSelection:
 
 def _prove_fleet(
     nodes: Targets, screen: Screen, subjects: tuple[str, ...], request: WantedProofs, budget_s: int
-) -> list[Look]:
+) -> list[SnapshotReply]:
     """Probe and prove until the budget is spent."""
     from nodeready.inventory.endpoints import given_addresses
     from nodeready.ready.run import ReadyTask, prove
 
     deadline = time.monotonic() + budget_s - min(_RESERVE_S, budget_s / 4)
     addresses = given_addresses(nodes.all) if nodes.inventory is not None else {}
-    pending = {"look": set(nodes.policies), "proofs": set(nodes.policies)}
+    pending = {"snapshot": set(nodes.policies), "proofs": set(nodes.policies)}
     with ExitStack() as after:
-        done = {"look": after.enter_context(screen.progress("looking", pending["look"]))}
+        done = {"snapshot": after.enter_context(screen.progress("looking", pending["snapshot"]))}
 
         def on_done(name: str, stage: str) -> None:
             pending[stage].discard(name)
             if stage in done:
                 done[stage](name)
-            if stage == "look" and not pending["look"] and "proofs" not in done:
+            if stage == "snapshot" and not pending["snapshot"] and "proofs" not in done:
                 after.close()
                 done["proofs"] = after.enter_context(screen.progress("proving", pending["proofs"]))
 
@@ -112,15 +112,17 @@ def _fleet_audit(
                 f"{'is' if count == 1 else 'are'} selected"
             )
         request = WantedProofs.of(selection.checks, full=full_mesh)
-        looks = _prove_fleet(targets, screen, subjects, request, budget_s)
-        audit = audit_document(targets, screen, selection, looks, started=started, workers=workers)
+        replies = _prove_fleet(targets, screen, subjects, request, budget_s)
+        audit = audit_document(
+            targets, screen, selection, replies, started=started, workers=workers
+        )
     if targets.transport.interrupted:
         screen.say_partial(
             node.name
             for node in audit.nodes
             if node.error or any(result.actual == INTERRUPTED for result in node.results)
         )
-    return audit, {look.name: slots(look.snapshot) for look in looks} | targets.slots
+    return audit, {reply.name: slots(reply.snapshot) for reply in replies} | targets.slots
 
 
 def _collective(

@@ -73,7 +73,7 @@ class PlannedChange:
 class DeployOutcome:
     """What became of the plan on one node.
 
-    done:     steps that ran well, in order; a later look can ask for more than were planned
+    done:     steps that ran well, in order; a later snapshot can ask for more than were planned
     failed:   step -> one line why
     cut:      the step during which the connection was lost or the run was interrupted, or ""
     left:     results that the operations should have repaired, and that are still there
@@ -133,7 +133,7 @@ class DeployedNode:
         return cls(name, changes=changes, refused=dict(plan.refused)).judged(rows)
 
     def judged(self, results: Iterable[Result]) -> DeployedNode:
-        """The same with the results of a later look."""
+        """The same with the results of a later snapshot."""
         rows = tuple(results)
         counts = Counter(result.status for result in rows)
         covered = self._covered_checks()

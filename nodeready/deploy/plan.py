@@ -1,6 +1,6 @@
 """A deploy: the changes that each node's failing checks ask for, and the run of them.
 
-`plan` is pure. `run_plan` is the conversation with one node: change it, look again, until all is
+`plan` is pure. `run_plan` is the conversation with one node: change it, probe again, until all is
 done.
 """
 
@@ -28,7 +28,7 @@ from nodeready.transport.base import (
     Failure,
     Request,
 )
-from nodeready.transport.look import PROBE_TIMEOUT_S, look_at
+from nodeready.transport.snapshots import PROBE_TIMEOUT_S, take_snapshot
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def plan(
 # --- The run of a plan on one node.
 
 #: A change can bring the next one to light (a package that brings a configuration file, apport
-#: that resets core_pattern when it stops). What is not done after this many looks is reported.
+#: that resets core_pattern when it stops). What is not done after this many probes is reported.
 MAX_PASSES = 3
 #: The words of nr_lock (sh/change.sh).
 NOT_ROOT = "not root: run with sudo"
@@ -109,7 +109,7 @@ def run_plan(
 
     run:      the word for this run in the node's lock
     subjects: those that may be changed; None: all
-    limit_s:  seconds for a look
+    limit_s:  seconds for a snapshot
     """
     chosen = None if subjects is None else frozenset(subjects)
     plan_run, todo = PlanRun(node, failed=dict(first.refused)), first
@@ -120,15 +120,15 @@ def run_plan(
             return plan_run
         if not touched:
             break
-        look = yield from look_at(node.name, node.policy, touched, limit_s)
-        if look.kind == INTERRUPTED:
+        reply = yield from take_snapshot(node.name, node.policy, touched, limit_s)
+        if reply.kind == INTERRUPTED:
             return plan_run
-        if look.snapshot is None or look.error:
+        if reply.snapshot is None or reply.error:
             return replace(
                 plan_run,
-                node=replace(plan_run.node, error=look.error, unreachable=look.unreachable),
+                node=replace(plan_run.node, error=reply.error, unreachable=reply.unreachable),
             )
-        plan_run = replace(plan_run, node=_judged_again(plan_run.node, look.snapshot))
+        plan_run = replace(plan_run, node=_judged_again(plan_run.node, reply.snapshot))
         assert plan_run.node.snapshot is not None
         todo = plan(plan_run.node.snapshot, node.policy, plan_run.node.results, chosen)
     remaining = (r for r in plan_run.node.results if r.fixable and _chosen(r, chosen))

@@ -1,7 +1,7 @@
 """The snapshots of a pyinfra run: one round trip per node, shared by all its operations.
 
 For `pyinfra INVENTORY deploy.py`, where pyinfra connects and runs, and calls each operation per
-host, in prepare and again in execute. The first call looks at all nodes in parallel; an
+host, in prepare and again in execute. The first call probes all nodes in parallel; an
 operation that changed something makes only the subjects that it touched stale.
 """
 
@@ -32,7 +32,7 @@ from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.wire import plain
 from nodeready.transport.base import Conversation, Key, collect
 from nodeready.transport.fleet_context import fleet_context
-from nodeready.transport.look import Look, look_at, question
+from nodeready.transport.snapshots import SnapshotReply, snapshot_question, take_snapshot
 from nodeready.transport.ssh import ConnectedHosts
 from nodeready.transport.sudo import with_sudo
 
@@ -54,30 +54,30 @@ class _StepRun:
     # pyinfra loads a deploy file for all nodes at once: the first one probes, the rest wait.
     lock: BoundedSemaphore = field(default_factory=BoundedSemaphore)
 
-    def look_at_all(self, state: State) -> FleetContext:
-        """Look at all nodes, in parallel."""
+    def probe_all(self, state: State) -> FleetContext:
+        """Probe all nodes, in parallel."""
         hosts = list(state.inventory.get_active_hosts())
         self.transport = ConnectedHosts(hosts, self.transport.run)
         names = [str(host.name) for host in hosts]
-        conversations: dict[Key, Conversation[Look]] = {
-            name: look_at(name, self.declared[name], CHANGED) for name in names
+        conversations: dict[Key, Conversation[SnapshotReply]] = {
+            name: take_snapshot(name, self.declared[name], CHANGED) for name in names
         }
         answers = collect(self.transport, conversations)
-        looks = [Look.of(name, answers[name]) for name in names]
-        context = fleet_context(self.transport, self.declared, looks, state.inventory)
-        for name, look in zip(names, looks, strict=True):
-            # A node that could not be looked at shows nothing, and says why.
-            probe = question(name, self.declared[name], CHANGED)
-            self._judge_and_keep(context, name, look.snapshot or probe.all_unknown(look.error))
+        replies = [SnapshotReply.of(name, answers[name]) for name in names]
+        context = fleet_context(self.transport, self.declared, replies, state.inventory)
+        for name, reply in zip(names, replies, strict=True):
+            # A node that could not be probed has a reason in place of each subject.
+            probe = snapshot_question(name, self.declared[name], CHANGED)
+            self._judge_and_keep(context, name, reply.snapshot or probe.all_unknown(reply.error))
         self.context = context
         return context
 
     def _judge_and_keep(self, context: FleetContext, name: str, snapshot: Snapshot) -> None:
         self.seen_by_node[name] = (snapshot, tuple(judge(snapshot, context.policies[name])))
 
-    def look_again(self, context: FleetContext, name: str, stale: Iterable[str]) -> None:
-        """Look once more at what became stale on a node."""
-        probe = question(name, context.policies[name], stale)
+    def probe_again(self, context: FleetContext, name: str, stale: Iterable[str]) -> None:
+        """Probe what became stale on a node."""
+        probe = snapshot_question(name, context.policies[name], stale)
         for _, answer in self.transport.ask([probe.request]):
             self._judge_and_keep(
                 context, name, self.seen_by_node[name][0].merged(probe.read(answer))
@@ -100,18 +100,18 @@ def _run(host: Host) -> tuple[_StepRun, FleetContext]:
         _runs[state] = _StepRun(ConnectedHosts([], secrets.token_hex(6)), declared)
     run = _runs[state]
     with run.lock:
-        return run, run.context or run.look_at_all(state)
+        return run, run.context or run.probe_all(state)
 
 
 def observed(host: Host) -> tuple[Snapshot, Policy, tuple[Result, ...]]:
     """The snapshot of a node, its policy (completed from all nodes), and its results.
 
-    Subjects that became stale are looked at again.
+    Subjects that became stale are probed again.
     """
     run, context = _run(host)
     stale = run.stale.pop(host.name, None)
     if stale:
-        run.look_again(context, host.name, stale)
+        run.probe_again(context, host.name, stale)
     snapshot, results = run.seen_by_node[host.name]
     return snapshot, context.policies[host.name], results
 
@@ -155,7 +155,7 @@ def refuse(reason: str) -> StringCommand:
 
 
 def forget(host: Host, touched: Iterable[str]) -> None:
-    """An operation changed these subjects on the node: look at them again before the next use."""
+    """An operation changed these subjects on the node: probe them again before their next use."""
     run, _ = _run(host)
     run.stale.setdefault(host.name, set()).update(touched)
 
@@ -174,11 +174,11 @@ class NodeFacts(FactBase[dict[str, Any]]):
 
     @override
     def command(self) -> str:
-        # pyinfra gives a fact's command no input, and the script of a look stands in no command
-        # line: the node is asked here, and pyinfra's own command is an empty one.
+        # pyinfra gives a fact's command no input, and the script of a snapshot stands in no
+        # command line: the node is asked here, and pyinfra's own command is an empty one.
         host = ctx_host.get()
         policy = policies(host.inventory, [host])[host.name]
-        probe = question(host.name, policy, self.subjects)
+        probe = snapshot_question(host.name, policy, self.subjects)
         transport = ConnectedHosts([host.inventory.get_host(host.name)])
         ((_, answer),) = transport.ask([probe.request])
         self._seen = probe.read(answer)

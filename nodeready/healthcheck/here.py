@@ -28,7 +28,7 @@ from nodeready.subjects.ssh_client.facts import SshClient
 from nodeready.text import now
 from nodeready.transport.base import Answer, Conversation, Key, collect, once
 from nodeready.transport.local import Local
-from nodeready.transport.look import question
+from nodeready.transport.snapshots import snapshot_question
 
 if TYPE_CHECKING:
     from nodeready.audit.document import Ready
@@ -65,9 +65,9 @@ def _judged(policy: Policy, selection: CheckSelection, limit_s: float, proofs: b
     transport = Local()
     (name,) = transport.nodes
     # The script's limit is the shorter one: it gives up what is slow while its answer is awaited.
-    look_question = question(name, policy, subjects, max(1, int(time_s)), _MARGIN_S)
+    question = snapshot_question(name, policy, subjects, max(1, int(time_s)), _MARGIN_S)
     conversations: dict[Key, Conversation[Answer]] = {
-        "look": once(replace(look_question.request, limit_s=look_question.request.limit_s + 1))
+        "snapshot": once(replace(question.request, limit_s=question.request.limit_s + 1))
     }
     config = None
     if proofs and "proof" in selection.subjects:
@@ -76,12 +76,10 @@ def _judged(policy: Policy, selection: CheckSelection, limit_s: float, proofs: b
     answers = collect(transport, conversations, deadline=began + time_s)
     if transport.interrupted:
         raise KeyboardInterrupt
-    look = answers["look"]
+    answer = answers["snapshot"]
     late = f"no answer within {time_s:.0f} s"
     snapshot = (
-        look_question.all_unknown(late, look.stdout[:200])
-        if look.error
-        else look_question.read(look)
+        question.all_unknown(late, answer.stdout[:200]) if answer.error else question.read(answer)
     )
     if config is not None:
         from nodeready.subjects.proof.facts import read

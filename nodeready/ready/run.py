@@ -41,7 +41,7 @@ from nodeready.transport.base import (
     node_of,
     request,
 )
-from nodeready.transport.look import Look, look_at
+from nodeready.transport.snapshots import SnapshotReply, take_snapshot
 
 #: Peers that a node tries by ssh: a handshake costs both ends 100 ms of CPU.
 MAX_PEERS = 4
@@ -74,7 +74,7 @@ class WantedProofs:
 
 
 #: The two conversations with a node.
-_LOOK, _PROOFS = "look", "proofs"
+_SNAPSHOT, _PROOFS = "snapshot", "proofs"
 
 Meshes = Mapping[str, Any]
 
@@ -118,33 +118,33 @@ def prove(
     task: ReadyTask,
     on_found: Callable[[str, str], object] = lambda name, part: None,
     password: Callable[[list[str]], bool] = lambda names: False,
-) -> list[Look]:
+) -> list[SnapshotReply]:
     """Probe and prove every node; the proofs are the subject "proof" of each snapshot.
 
-    on_found: gets a node's name and "look" or "proofs", as they come
+    on_found: gets a node's name and "snapshot" or "proofs", as they come
     password: asks for sudo's, for these nodes; whether there is one now
 
     What is missing at the deadline is Unknown.
     """
-    results: dict[Key, Look | Proved | Failure] = {}
+    results: dict[Key, SnapshotReply | Proved | Failure] = {}
     meshes: Meshes = {}
     waiting = set(task.policies)
 
-    def add(key: Key, value: Look | Proved | Failure) -> None:
+    def add(key: Key, value: SnapshotReply | Proved | Failure) -> None:
         nonlocal meshes
         name, part = cast("tuple[str, str]", key)
         results[key] = value
         on_found(name, part)
-        if part == _LOOK:
+        if part == _SNAPSHOT:
             waiting.discard(name)
             if not waiting and not task.transport.interrupted:
                 # The proofs on the nodes continue meanwhile.
                 meshes = _meshes(
-                    task, [look.name for look in _looks(task, results) if look.reached]
+                    task, [reply.name for reply in _replies(task, results) if reply.reached]
                 )
 
     _round(task, task.policies, add, results)
-    asking = [look.name for look in _looks(task, results) if look.kind == SUDO]
+    asking = [reply.name for reply in _replies(task, results) if reply.kind == SUDO]
     if asking and not task.transport.interrupted and password(asking):
         waiting |= {*asking}
         _round(task, asking, add, results)
@@ -155,13 +155,13 @@ def _round(
     task: ReadyTask,
     names: Iterable[str],
     add: Callable[[Key, Any], None],
-    results: dict[Key, Look | Proved | Failure],
+    results: dict[Key, SnapshotReply | Proved | Failure],
 ) -> None:
     peers = task.peers
     conversations: dict[Key, Conversation[Any]] = {}
     for name in names:
         policy = task.policies[name]
-        conversations[name, _LOOK] = look_at(
+        conversations[name, _SNAPSHOT] = take_snapshot(
             name, policy, task.subjects, task.budget_s, nonce=task.transport.nonce
         )
         conversations[name, _PROOFS] = _prove_node(task, name, peers.get(name, ()))
@@ -194,21 +194,27 @@ def read_answer(answer: Answer, config: ProofConfig) -> Proved:
     return proof.read(answer.stdout, config)
 
 
-def _looks(task: ReadyTask, results: Mapping[Key, Look | Proved | Failure]) -> list[Look]:
+def _replies(
+    task: ReadyTask, results: Mapping[Key, SnapshotReply | Proved | Failure]
+) -> list[SnapshotReply]:
     """The snapshot of every node; where the budget cut one off, that is its error."""
     reason = f"no answer within the budget of {task.budget_s} s"
-    looks = []
+    replies = []
     for name in task.policies:
-        value = results.get((name, _LOOK))
-        look = Look(name) if value is None or isinstance(value, Proved) else Look.of(name, value)
-        if look.kind == LATE:
+        value = results.get((name, _SNAPSHOT))
+        reply = (
+            SnapshotReply(name)
+            if value is None or isinstance(value, Proved)
+            else SnapshotReply.of(name, value)
+        )
+        if reply.kind == LATE:
             # The node is connected: every subject is unknown.
             unknown = snapshot.unknown_snapshot(reason, snapshot.probes(task.subjects))
-            look = Look(name, unknown)
-        elif look.kind == UNREACHABLE and look.error == LATE_WORDS:
-            look = replace(look, error=reason)
-        looks.append(look)
-    return looks
+            reply = SnapshotReply(name, unknown)
+        elif reply.kind == UNREACHABLE and reply.error == LATE_WORDS:
+            reply = replace(reply, error=reason)
+        replies.append(reply)
+    return replies
 
 
 def _meshes(task: ReadyTask, reached: Iterable[str]) -> Meshes:
@@ -227,13 +233,13 @@ def _meshes(task: ReadyTask, reached: Iterable[str]) -> Meshes:
 
 
 def _together(
-    task: ReadyTask, results: Mapping[Key, Look | Proved | Failure]
+    task: ReadyTask, results: Mapping[Key, SnapshotReply | Proved | Failure]
 ) -> Mapping[str, ProvedCollective]:
     """The collective of each node. It begins when all other proofs have ended, which would slow it
     down and use the same ports."""
     if not task.wanted.collective or task.together is None or task.transport.interrupted:
         return {}
-    names = tuple(look.name for look in _looks(task, results) if look.reached)
+    names = tuple(reply.name for reply in _replies(task, results) if reply.reached)
     return task.together(names) if len(names) > 1 else dict.fromkeys(names, ProvedCollective(1))
 
 
@@ -249,13 +255,13 @@ def _ordered_peers(peers: Peers, names: tuple[str, ...]) -> Peers:
 
 def _with_proofs(
     task: ReadyTask,
-    results: Mapping[Key, Look | Proved | Failure],
+    results: Mapping[Key, SnapshotReply | Proved | Failure],
     meshes: Meshes,
     together: Mapping[str, ProvedCollective],
-) -> list[Look]:
+) -> list[SnapshotReply]:
     """The snapshots, each with the node's proofs and what only all nodes show as the subject
     "proof"."""
-    looks, session, peers = _looks(task, results), task.wanted.session, task.peers
+    replies, session, peers = _replies(task, results), task.wanted.session, task.peers
     observed = {
         node_of(key): observation
         for key, observation in results.items()
@@ -266,22 +272,22 @@ def _with_proofs(
         for name, observation in observed.items()
         if isinstance(observation.peers, Peers)
     }
-    away = {look.name for look in looks if not look.reached}
+    away = {reply.name for reply in replies if not reply.reached}
     reach_by_node = reach(tried, away)
     late = Unknown(INTERRUPTED if task.transport.interrupted else proof.UNFINISHED)
     completed = []
-    for look in looks:
-        if look.snapshot is None:
-            completed.append(look)
+    for reply in replies:
+        if reply.snapshot is None:
+            completed.append(reply)
             continue
-        proved = observed.get(look.name) or Proved(late, **dict.fromkeys(session, late))
+        proved = observed.get(reply.name) or Proved(late, **dict.fromkeys(session, late))
         if "peers" in session:
             late_too = proved.peers if isinstance(proved.peers, Unknown) else None
-            proved = replace(proved, reach=reach_by_node.get(look.name, late_too))
+            proved = replace(proved, reach=reach_by_node.get(reply.name, late_too))
         if task.wanted.mesh:
-            proved = replace(proved, mesh=meshes.get(look.name, late))
+            proved = replace(proved, mesh=meshes.get(reply.name, late))
         if task.wanted.collective:
-            proved = replace(proved, collective=together.get(look.name, late))
-        subjects = {**look.snapshot.subjects, "proof": proved}
-        completed.append(replace(look, snapshot=replace(look.snapshot, subjects=subjects)))
+            proved = replace(proved, collective=together.get(reply.name, late))
+        subjects = {**reply.snapshot.subjects, "proof": proved}
+        completed.append(replace(reply, snapshot=replace(reply.snapshot, subjects=subjects)))
     return completed

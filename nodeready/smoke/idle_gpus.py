@@ -11,7 +11,7 @@ from nodeready.subjects.gpus import findings
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
 from nodeready.subjects.result import some
 from nodeready.text import counted, sanitise
-from nodeready.transport.look import Look
+from nodeready.transport.snapshots import SnapshotReply
 
 #: Percent of a GPU's memory in use, without a visible process, from which a process is assumed
 #: that this node does not show (a container's): the driver of an idle data centre GPU uses less.
@@ -22,7 +22,7 @@ Numbers = tuple[int, ...]
 
 
 def idle_gpus(
-    snapshots: Mapping[str, Look],
+    snapshots: Mapping[str, SnapshotReply],
     gpus: Numbers | int | None = None,
     busy: bool = False,
     counts: Mapping[str, int | None] = MappingProxyType({}),
@@ -37,12 +37,12 @@ def idle_gpus(
     """
     observed_gpus: dict[str, Gpus] = {}
     reasons: dict[str, str] = {}
-    for name, look in snapshots.items():
-        observed = look.snapshot.subjects.get("gpus") if look.snapshot else None
+    for name, reply in snapshots.items():
+        observed = reply.snapshot.subjects.get("gpus") if reply.snapshot else None
         if isinstance(observed, Gpus):
             observed_gpus[name] = observed
         else:
-            error = look.error or "nobody looked"
+            error = reply.error or "nobody looked"
             reason = observed.reason if isinstance(observed, Unknown) else error
             reasons[name] = f"its GPUs are not known: {sanitise(reason, 200)}"
     nodes_with_gpus = sum(

@@ -29,7 +29,7 @@ from nodeready.transport.base import (
     request,
 )
 from nodeready.transport.channels import Channels
-from nodeready.transport.look import Look, look_at
+from nodeready.transport.snapshots import SnapshotReply, take_snapshot
 
 #: Probed before and after: which GPUs are idle, and the error counters.
 _SUBJECTS = ("gpus", "rdma", "nics", "host")
@@ -108,8 +108,8 @@ class Participants:
     def __init__(self, task: SmokeTask, tell: Callable[[str], object], progress: Progress) -> None:
         self.task, self.tell, self.progress = task, tell, progress
         self.channels = Channels(task.transport, task.deadline, "the smoke test")
-        self.before: dict[str, Look] = {}
-        self.after: dict[str, Look] = {}
+        self.before: dict[str, SnapshotReply] = {}
+        self.after: dict[str, SnapshotReply] = {}
         self.hellos: dict[str, Hello] = {}
         self.out: dict[str, str] = {}
         self.names: tuple[str, ...] = ()
@@ -130,7 +130,7 @@ class Participants:
             self._starting[name] = time.monotonic(), job
 
         self._probe(self.task.policies, self.before, start)
-        refused = [name for name, look in self.before.items() if look.kind == SUDO]
+        refused = [name for name, reply in self.before.items() if reply.kind == SUDO]
         if refused and password(refused):
             self._probe(refused, self.before, start)
 
@@ -141,21 +141,24 @@ class Participants:
             self._probe(names, self.after, lambda name: None)
 
     def _probe(
-        self, nodes: Iterable[str], results: dict[str, Look], reached: Callable[[str], None]
+        self,
+        nodes: Iterable[str],
+        results: dict[str, SnapshotReply],
+        reached: Callable[[str], None],
     ) -> None:
         task, names = self.task, list(nodes)
         limit_s = max(1, int(min(_PROBE_S, task.left_s / 2)))
-        probes: dict[Key, Conversation[Look]] = {
-            name: look_at(
+        probes: dict[Key, Conversation[SnapshotReply]] = {
+            name: take_snapshot(
                 name, task.policies[name], _SUBJECTS, limit_s, nonce=task.transport.nonce
             )
             for name in names
         }
         with self.progress("looking", names) as done:
 
-            def receive(key: Key, value: Look | Failure) -> None:
+            def receive(key: Key, value: SnapshotReply | Failure) -> None:
                 name = node_of(key)
-                results[name] = Look.of(name, value)
+                results[name] = SnapshotReply.of(name, value)
                 done(name)
                 if results[name].reached:
                     reached(name)
@@ -209,9 +212,9 @@ class Participants:
         self._wait_for_hellos()
         task, lost = self.task, self.channels.lost
         hellos = {name: self.hellos[name] for name in task.policies if name in self.hellos}
-        for name, look in self.before.items():
-            if not look.reached:
-                self.out[name] = look.error
+        for name, reply in self.before.items():
+            if not reply.reached:
+                self.out[name] = reply.error
             elif name not in hellos:
                 self.out[name] = lost[name].reason if name in lost else "did not start in time"
         self._assign_addresses(hellos)
@@ -274,5 +277,7 @@ class Participants:
 
     def snapshots(self, name: str) -> list[Snapshot]:
         """The snapshots of a node, the first one first."""
-        looks = (self.before.get(name), self.after.get(name))
-        return [look.snapshot for look in looks if look is not None and look.snapshot is not None]
+        replies = (self.before.get(name), self.after.get(name))
+        return [
+            reply.snapshot for reply in replies if reply is not None and reply.snapshot is not None
+        ]

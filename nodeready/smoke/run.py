@@ -26,7 +26,7 @@ from nodeready.smoke.regressions import regressions
 from nodeready.smoke.rounds import OutOfTime, TestRounds
 from nodeready.smoke.search import search
 from nodeready.text import counted, now
-from nodeready.transport.look import NOT_LOOKED_AT
+from nodeready.transport.snapshots import NOT_PROBED
 
 #: The maximum of suspects that another engine tests.
 _MAX_CONTROLS = 5
@@ -266,12 +266,12 @@ class _SmokeRun:
 
     def _status(self, name: str, blamed: set[str], result: SearchResult) -> tuple[str, str]:
         """A node's status; and the reason, if it was not reached or not tested."""
-        look, lost = self.nodes.before.get(name), self.channels.lost.get(name)
+        reply, lost = self.nodes.before.get(name), self.channels.lost.get(name)
         is_out = name in self.nodes.out
         takes_part = name in self.nodes.names
-        if look is None or not look.reached:
-            is_unreachable = look is not None and look.unreachable
-            reason = look.error if look and look.error else NOT_LOOKED_AT
+        if reply is None or not reply.reached:
+            is_unreachable = reply is not None and reply.unreachable
+            reason = reply.error if reply and reply.error else NOT_PROBED
             return document.UNREACHABLE if is_unreachable else document.UNTESTED, reason
         if name in blamed:
             return document.SUSPECT, f"lost: {lost.reason}" if lost else ""

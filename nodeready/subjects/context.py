@@ -198,20 +198,20 @@ class Judged:
         return self.snapshot is not None
 
 
-def judge_nodes(looks: Iterable[NodeSnapshot], context: FleetContext) -> list[Judged]:
+def judge_nodes(nodes: Iterable[NodeSnapshot], context: FleetContext) -> list[Judged]:
     """Every node with its results."""
-    return [_judge_node(look, context) for look in looks]
+    return [_judge_node(node, context) for node in nodes]
 
 
-def _judge_node(look: NodeSnapshot, context: FleetContext) -> Judged:
-    policy = context.policies[look.name]
-    if look.snapshot is None:
+def _judge_node(node: NodeSnapshot, context: FleetContext) -> Judged:
+    policy = context.policies[node.name]
+    if node.snapshot is None:
         return Judged(
-            look.name, policy, error=look.error, unreachable=look.unreachable, seconds=look.seconds
+            node.name, policy, error=node.error, unreachable=node.unreachable, seconds=node.seconds
         )
-    snapshot = context.completed(look.name, look.snapshot)
+    snapshot = context.completed(node.name, node.snapshot)
     results = tuple(judge(snapshot, policy))
-    return Judged(look.name, policy, snapshot, results, look.error, look.unreachable, look.seconds)
+    return Judged(node.name, policy, snapshot, results, node.error, node.unreachable, node.seconds)
 
 
 def expectations(

@@ -3,6 +3,6 @@
 `base` is the interface: a `Transport` answers each `Request` once, with a `Reply` or a `Failure`,
 in the order in which answers come. The transports are `ssh` (pyinfra's connectors), `local` (this
 machine), `srun` (a step of a Slurm job), `clush` (ClusterShell's workers and gateways) and
-`processes` (children of this process, each with nodes that it asks in one of these ways). `look`
-asks for a snapshot, `base.request` for the answer of a node program.
+`processes` (children of this process, each with its own nodes).
+`snapshots` asks for a snapshot, `base.request` for the answer of a node program.
 """

@@ -12,20 +12,20 @@ from nodeready.subjects.context import FleetContext, expectations
 from nodeready.subjects.ssh_client import known_hosts
 from nodeready.transport import bundle
 from nodeready.transport.base import Request, Transport
-from nodeready.transport.look import Look
+from nodeready.transport.snapshots import SnapshotReply
 
 
 def fleet_context(
     transport: Transport,
     declared: Mapping[str, Policy],
-    looks: Iterable[Look],
+    replies: Iterable[SnapshotReply],
     inventory: Inventory,
 ) -> FleetContext:
     """The policies, completed by what only all nodes together tell: host keys, the gate's program.
 
-    transport: of the same run: a block of known hosts that was too large for a look is fetched
+    transport: of the same run: a block of known hosts that was too large for a snapshot is fetched
     """
-    snapshots = {look.name: look.snapshot for look in looks if look.snapshot is not None}
+    snapshots = {reply.name: reply.snapshot for reply in replies if reply.snapshot is not None}
 
     def block(name: str) -> str:
         request = Request(name, known_hosts.READ_BLOCK, 30)

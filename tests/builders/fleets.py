@@ -12,7 +12,7 @@ from nodeready.subjects.base import Unknown
 from nodeready.subjects.result import Result, fail, fixable, na, ok, unknown, warn
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.waivers import waive
-from nodeready.transport.look import NOT_LOOKED_AT
+from nodeready.transport.snapshots import NOT_PROBED
 
 STARTED, FINISHED = "2030-01-02T03:04:05Z", "2030-01-02T03:04:17Z"
 DIGEST = "0123456789abcdef"
@@ -116,7 +116,7 @@ def _mixed() -> Audit:
         lost("gpu009"),
         lost("gpu010"),
         NodeReport.of("gpu011", error="sudo wants a password: run on a terminal to be asked"),
-        NodeReport.of("gpu012", error=NOT_LOOKED_AT),
+        NodeReport.of("gpu012", error=NOT_PROBED),
         *hostile.nodes,
         outliers=(_DRIVER, _MTU, *hostile.outliers),
         complete=False,
@@ -126,7 +126,7 @@ def _mixed() -> Audit:
 def outcomes() -> dict[str, Audit]:
     """One audit per outcome, and `mixed`: all of them in one document."""
     well = [node(f"gpu{number:03}") for number in range(1, 4)]
-    left = NodeReport.of("gpu004", error=NOT_LOOKED_AT)
+    left = NodeReport.of("gpu004", error=NOT_PROBED)
     sudo = NodeReport.of("gpu004", error="sudo wants a password: run on a terminal to be asked")
     return {
         "ok": audit(*well),

@@ -17,7 +17,7 @@ from nodeready.subjects.context import FleetContext
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import SshPeer
-from nodeready.transport.look import Look
+from nodeready.transport.snapshots import SnapshotReply
 
 
 @pytest.fixture
@@ -160,32 +160,32 @@ def test_a_hostile_node_writes_no_line_of_the_file(settings, learn):
 # --- Addresses: a node that lies has no more voice than each other.
 
 
-def look(name, *addresses):
+def reply(name, *addresses):
     nics = object.__new__(Nics)
     shown = SimpleNamespace(addresses=tuple(f"{address}/24" for address in addresses))
     object.__setattr__(nics, "interfaces", {"eth0": shown})
-    return Look(name, Snapshot({"nics": nics}))
+    return SnapshotReply(name, Snapshot({"nics": nics}))
 
 
-def addresses(*looks, reached=None):
+def addresses(*replies, reached=None):
     peers_met = {name: SshPeer(address, "") for name, address in (reached or {}).items()}
-    return complete(FleetContext({}), looks, peers_met).addresses
+    return complete(FleetContext({}), replies, peers_met).addresses
 
 
 def test_an_address_of_several_nodes_leads_to_none():
     bridge = "172.17.0.1"
-    pair = look("a", "10.0.0.1", bridge), look("b", "10.0.0.2", bridge)
+    pair = reply("a", "10.0.0.1", bridge), reply("b", "10.0.0.2", bridge)
     assert addresses(*pair) == ("10.0.0.1", "10.0.0.2")
     assert addresses(pair[0]) is None
     # An address at which a node was reached stays its own.
-    sound, liar = (look("a", "10.0.0.1"), look("b", "10.0.0.2")), look("bad", "10.0.0.1")
+    sound, liar = (reply("a", "10.0.0.1"), reply("b", "10.0.0.2")), reply("bad", "10.0.0.1")
     assert addresses(*sound, liar) == ("10.0.0.2",)
     assert addresses(*sound, liar, reached={"a": "10.0.0.1"}) == ("10.0.0.1", "10.0.0.2")
 
 
 def test_a_node_that_claims_many_addresses_has_one_voice():
     crowd = [f"10.9.{n // 200}.{n % 200}" for n in range(5000)]
-    sound = look("a", "10.0.0.1", "10.1.0.1"), look("b", "10.0.0.2", "10.1.0.2")
-    claimed = addresses(*sound, look("bad", *crowd))
+    sound = reply("a", "10.0.0.1", "10.1.0.1"), reply("b", "10.0.0.2", "10.1.0.2")
+    claimed = addresses(*sound, reply("bad", *crowd))
     assert len(claimed) == 6
     assert {"10.0.0.1", "10.0.0.2", "10.1.0.1", "10.1.0.2"} < {*claimed}

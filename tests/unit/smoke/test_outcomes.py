@@ -33,7 +33,7 @@ from nodeready.subjects.nics.nic import Nic
 from nodeready.subjects.rdma.device import RdmaDevice, RdmaPort
 from nodeready.subjects.rdma.facts import Rdma
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.transport.look import Look
+from nodeready.transport.snapshots import SnapshotReply
 from tests.cases import cases
 
 
@@ -283,8 +283,8 @@ def gpus(changed: dict[str, dict[str, Any]] | None = None, case: Any = (), count
     return Gpus(pci=tuple(bus), nvidia=tuple(shown), nvidia_tool=tool)
 
 
-def looks(**nodes: Any) -> dict[str, Look]:
-    return {name: Look(name, Snapshot({"gpus": seen})) for name, seen in nodes.items()}
+def replies(**nodes: Any) -> dict[str, SnapshotReply]:
+    return {name: SnapshotReply(name, Snapshot({"gpus": seen})) for name, seen in nodes.items()}
 
 
 ALL = tuple(range(8))
@@ -295,7 +295,7 @@ def test_the_idle_gpus_of_a_node(case):
     seen = gpus(case.get("gpus"), case, case.get("count", 8))
     asked = case.get("asked")
     asked = tuple(asked) if isinstance(asked, list) else asked
-    free, why = idle_gpus(looks(n=seen), asked, case.get("busy", False))
+    free, why = idle_gpus(replies(n=seen), asked, case.get("busy", False))
     assert free == ({} if case["numbers"] is None else {"n": tuple(case["numbers"])})
     assert why == ({"n": case["why"]} if case["why"] else {})
 
@@ -304,35 +304,35 @@ def test_amd_without_the_kernels_list_of_processes_may_be_busy():
     card = Gpu(0, "amd", "0000:05:00.0")
     bus = PciGpu("0000:05:00.0", "amd", "74a1", "amdgpu", pci_class="120000")
     seen = Gpus(pci=(bus,), amd=(card,), amd_tool=Tool("amd-smi", "ok"))
-    assert "its tool cannot tell its processes" in idle_gpus(looks(n=seen))[1]["n"]
-    assert idle_gpus(looks(n=replace(seen, amd=(replace(card, idle=True),))))[0] == {"n": (0,)}
+    assert "its tool cannot tell its processes" in idle_gpus(replies(n=seen))[1]["n"]
+    assert idle_gpus(replies(n=replace(seen, amd=(replace(card, idle=True),))))[0] == {"n": (0,)}
 
 
 def test_a_node_with_fewer_gpus_than_most_or_than_its_policy():
     most = {f"n{number:02}": gpus() for number in range(11)}
-    free, why = idle_gpus(looks(**most, x=gpus(count=7)))
+    free, why = idle_gpus(replies(**most, x=gpus(count=7)))
     assert why == {"x": "7 GPUs, 8 on 11 nodes"}
     assert {*free.values()} == {ALL}
     # Two kinds of nodes, as their policies say.
-    assert not idle_gpus(looks(**most, x=gpus(count=7)), counts={"x": 7})[1]
-    assert idle_gpus(looks(x=gpus(count=7)), counts={"x": 8})[1] == {
+    assert not idle_gpus(replies(**most, x=gpus(count=7)), counts={"x": 7})[1]
+    assert idle_gpus(replies(x=gpus(count=7)), counts={"x": 8})[1] == {
         "x": "7 GPUs, 8 in the policy"
     }
-    assert not idle_gpus(looks(**most, x=gpus(count=7)), 4)[1]
-    assert idle_gpus(looks(**most, x=gpus(count=0)))[1] == {"x": "no GPU, 8 on 11 nodes"}
+    assert not idle_gpus(replies(**most, x=gpus(count=7)), 4)[1]
+    assert idle_gpus(replies(**most, x=gpus(count=0)))[1] == {"x": "no GPU, 8 on 11 nodes"}
 
 
 def test_without_gpus_the_ranks_have_none():
     none = gpus(count=0)
-    assert idle_gpus(looks(a=none, b=none)) == ({"a": (), "b": ()}, {})
-    assert idle_gpus(looks(a=gpus()), 0) == ({"a": ()}, {})
-    assert idle_gpus(looks(a=Unknown("timed out"))) == ({"a": ()}, {})
-    assert idle_gpus(looks(a=none), counts={"a": 8})[1] == {"a": "no GPU, 8 in the policy"}
+    assert idle_gpus(replies(a=none, b=none)) == ({"a": (), "b": ()}, {})
+    assert idle_gpus(replies(a=gpus()), 0) == ({"a": ()}, {})
+    assert idle_gpus(replies(a=Unknown("timed out"))) == ({"a": ()}, {})
+    assert idle_gpus(replies(a=none), counts={"a": 8})[1] == {"a": "no GPU, 8 in the policy"}
 
 
 def test_a_node_without_a_snapshot_says_why():
     free, why = idle_gpus(
-        {**looks(a=gpus(), b=Unknown("timed out")), "c": Look("c", error="gone")}
+        {**replies(a=gpus(), b=Unknown("timed out")), "c": SnapshotReply("c", error="gone")}
     )
     assert free == {"a": ALL}
     text = "its GPUs are not known: "

@@ -35,7 +35,7 @@ from nodeready.smoke.run import smoke
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Gpus, Tool
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import LOST, SUDO, UNREACHABLE, Conversation, NodeChannel, Request
-from nodeready.transport.look import Look
+from nodeready.transport.snapshots import SnapshotReply
 from tests.fake import Fake, says
 from tests.unit.smoke.simulated_time import Clock, simulated_time
 
@@ -250,19 +250,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 
 @pytest.fixture(autouse=True)
-def looks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def replies(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """node -> the look at it, or the looks; without one, it shows no GPUs."""
-    looks: dict[str, Any] = {}
+    replies: dict[str, Any] = {}
 
-    def look_at(name: str, *_: Any, **how: Any) -> Conversation[Look]:
-        look = looks.get(name, Snapshot({"gpus": Gpus()}))
-        if isinstance(look, list):
-            look = look.pop(0)
-        return look if isinstance(look, Look) else Look(name, look)
+    def take_snapshot(name: str, *_: Any, **how: Any) -> Conversation[SnapshotReply]:
+        reply = replies.get(name, Snapshot({"gpus": Gpus()}))
+        if isinstance(reply, list):
+            reply = reply.pop(0)
+        return reply if isinstance(reply, SnapshotReply) else SnapshotReply(name, reply)
         yield  # type: ignore[unreachable]
 
-    monkeypatch.setattr(participants, "look_at", look_at)
-    return looks
+    monkeypatch.setattr(participants, "take_snapshot", take_snapshot)
+    return replies
 
 
 # --- All is well.
@@ -471,11 +471,11 @@ def test_an_interrupt_ends_what_runs_and_keeps_what_is_known(clock, after_s):
 # --- Who takes part.
 
 
-def test_nodes_that_cannot_take_part_are_named_with_a_line_each(clock, looks):
+def test_nodes_that_cannot_take_part_are_named_with_a_line_each(clock, replies):
     names = named(9)
-    looks["n01"] = Look("n01", error="timed out", kind=UNREACHABLE)
-    looks["n02"] = Look("n02", error="connection lost while looking", kind=LOST)
-    looks["n03"] = Look("n03", error="sudo wants a password", kind=SUDO)
+    replies["n01"] = SnapshotReply("n01", error="timed out", kind=UNREACHABLE)
+    replies["n02"] = SnapshotReply("n02", error="connection lost while looking", kind=LOST)
+    replies["n03"] = SnapshotReply("n03", error="sudo wants a password", kind=SUDO)
     cluster = Cluster(
         names,
         hellos={
@@ -508,22 +508,22 @@ def test_no_node_can_take_part(clock):
     assert not cluster.orders
 
 
-def test_a_password_is_asked_for_once(clock, looks):
-    fine = Look("n02", Snapshot({"gpus": Gpus()}))
-    looks["n02"] = [Look("n02", error="sudo wants a password", kind=SUDO), fine, fine]
+def test_a_password_is_asked_for_once(clock, replies):
+    fine = SnapshotReply("n02", Snapshot({"gpus": Gpus()}))
+    replies["n02"] = [SnapshotReply("n02", error="sudo wants a password", kind=SUDO), fine, fine]
     asked: list[list[str]] = []
     done = Run(clock, Cluster(named(3)), password=lambda names: not asked.append(names))
     assert asked == [["n02"]]
     assert len(done.of("passed")) == 3
 
 
-def test_gpus_are_ordered_by_their_numbers(clock, looks):
+def test_gpus_are_ordered_by_their_numbers(clock, replies):
     names = named(3)
     busy = replace(GPUS.nvidia[1], processes=(GpuProcess(4711, "train", 100, "C"),))
     for name in names:
-        looks[name] = Snapshot({"gpus": GPUS})
+        replies[name] = Snapshot({"gpus": GPUS})
     gpus = (GPUS.nvidia[0], busy, *GPUS.nvidia[2:])
-    looks["n02"] = Snapshot({"gpus": replace(GPUS, nvidia=gpus)})
+    replies["n02"] = Snapshot({"gpus": replace(GPUS, nvidia=gpus)})
     hellos = {name: {"gpus": 4} for name in names}
     cluster = Cluster(names, engines=(NCCL, GLOO, RING), hellos=hellos)
     done = Run(clock, cluster, gpus=(0, 2, 3))
@@ -582,9 +582,9 @@ def test_below_the_policys_floor_is_no_go(clock):
     assert document.code(done.found) == 3
 
 
-def test_what_got_worse_is_a_warning(clock, looks):
+def test_what_got_worse_is_a_warning(clock, replies):
     gpus = [replace(GPUS.nvidia[2], ecc_uncorrectable_volatile=errors) for errors in (0, 3)]
-    looks["n02"] = [
+    replies["n02"] = [
         Snapshot({"gpus": replace(GPUS, nvidia=(*GPUS.nvidia[:2], gpu))}) for gpu in gpus
     ]
     done = Run(clock, Cluster(named(3)), gpus=0)

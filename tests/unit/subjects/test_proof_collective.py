@@ -20,7 +20,7 @@ from nodeready.subjects.proof import checks, facts
 from nodeready.subjects.proof.facts import Proved, ProvedCollective, User
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import UNREACHABLE, Failure, Key
-from nodeready.transport.look import Look
+from nodeready.transport.snapshots import SnapshotReply
 from tests.builders.judging import by_name
 from tests.cases import cases
 
@@ -119,33 +119,35 @@ def task(
     return replace(made, **more)
 
 
-def looks(names: str) -> dict[Key, Any]:
-    found: dict[Key, Any] = {(name, "look"): Look(name, Snapshot({})) for name in names}
+def replies(names: str) -> dict[Key, Any]:
+    found: dict[Key, Any] = {
+        (name, "snapshot"): SnapshotReply(name, Snapshot({})) for name in names
+    }
     return {**found, **{(name, "proofs"): Proved(USER) for name in names}}
 
 
 def proofs_of(of: ready.ReadyTask, observed: dict[Key, Any]) -> dict[str, Any]:
     proved = ready._with_proofs(of, observed, {}, ready._together(of, observed))
-    return {look.name: look.snapshot["proof"].collective for look in proved if look.snapshot}
+    return {reply.name: reply.snapshot["proof"].collective for reply in proved if reply.snapshot}
 
 
 def test_it_is_made_over_the_nodes_that_were_reached_and_only_when_it_is_wanted():
     asked: list[tuple[str, ...]] = []
-    observed = {**looks("ab"), ("c", "look"): Failure(kind=UNREACHABLE, error="refused")}
+    observed = {**replies("ab"), ("c", "snapshot"): Failure(kind=UNREACHABLE, error="refused")}
     assert proofs_of(task(asked), observed) == {"a": GOOD, "b": GOOD}
     assert proofs_of(task(asked, ready.WantedProofs()), observed) == {"a": None, "b": None}
     assert asked == [("a", "b")]
     # A node of which the test says nothing is unknown.
     silent = task([], together=lambda names: {"a": GOOD})
-    assert proofs_of(silent, looks("abc")) == {"a": GOOD, "b": SILENT, "c": SILENT}
+    assert proofs_of(silent, replies("abc")) == {"a": GOOD, "b": SILENT, "c": SILENT}
 
 
 def test_one_node_alone_is_not_tested_and_an_interrupt_asks_for_nothing_more():
     asked: list[tuple[str, ...]] = []
-    assert proofs_of(task(asked, names="a"), looks("a")) == {"a": ProvedCollective(1)}
+    assert proofs_of(task(asked, names="a"), replies("a")) == {"a": ProvedCollective(1)}
     interrupted = task(asked)
     interrupted.transport.interrupted = True
-    assert ready._together(interrupted, looks("abc")) == {}
+    assert ready._together(interrupted, replies("abc")) == {}
     assert asked == []
 
 

@@ -28,16 +28,16 @@ from nodeready.transport.base import (
 #: Seconds for a whole snapshot on a node; each section has its own, smaller limit.
 PROBE_TIMEOUT_S = 60
 #: The error of a node that an interrupt left out.
-NOT_LOOKED_AT = "not looked at: interrupted"
+NOT_PROBED = "not looked at: interrupted"
 
 
 @dataclass(frozen=True)
-class Look:
-    """The snapshot of one node, or why there is none.
+class SnapshotReply:
+    """The snapshot of one node, or the reason why it is missing.
 
-    snapshot: what the node showed; None: there was no look
+    snapshot: None where the node could not be asked
     error:    one line when the node could not be probed, and its kind; "" after an interrupt
-    seconds:  wall time of the look, connection included
+    seconds:  wall time, with the connection
     """
 
     name: str
@@ -52,16 +52,16 @@ class Look:
 
     @property
     def unreachable(self) -> bool:
-        """Whether it was not reached, or got lost on the way."""
+        """Whether the node was not reached, or its connection was lost."""
         return self.kind in UNREACHED
 
     @classmethod
-    def of(cls, name: str, value: Look | Failure) -> Look:
+    def of(cls, name: str, value: SnapshotReply | Failure) -> SnapshotReply:
         """The result of a conversation: its value, or the failure without a snapshot."""
         return cls.failed(name, value) if isinstance(value, Failure) else value
 
     @classmethod
-    def failed(cls, name: str, failure: Failure) -> Look:
+    def failed(cls, name: str, failure: Failure) -> SnapshotReply:
         """No snapshot, for this reason."""
         if failure.kind == INTERRUPTED:
             return cls(name, kind=INTERRUPTED)
@@ -96,7 +96,7 @@ class SnapshotQuestion:
 Read = Callable[[SnapshotQuestion, Answer], Snapshot]
 
 
-def question(
+def snapshot_question(
     node: str,
     policy: Policy,
     subjects: Iterable[str] | None = None,
@@ -107,8 +107,8 @@ def question(
 ) -> SnapshotQuestion:
     """The question for a snapshot.
 
-    subjects: what to look at; None: all
-    limit_s:  seconds after which the look is ended on the node
+    subjects: subjects to probe; None: all
+    limit_s:  seconds after which the probe is ended on the node
     margin_s: of these, for the rest of the answer when a slow section was ended
     nonce:    a random word (`Transport.nonce`); "": a new one
     """
@@ -118,7 +118,7 @@ def question(
     return SnapshotQuestion(request, policy, chosen, nonce)
 
 
-def look_at(
+def take_snapshot(
     node: str,
     policy: Policy,
     subjects: Iterable[str] | None = None,
@@ -126,13 +126,13 @@ def look_at(
     read: Read = SnapshotQuestion.read,
     *,
     nonce: str = "",
-) -> Conversation[Look]:
+) -> Conversation[SnapshotReply]:
     """The conversation that takes the snapshot of one node; see `question`.
 
     read: makes the snapshot of the answer
     """
-    snapshot_question = question(node, policy, subjects, limit_s, nonce=nonce)
-    answer = yield snapshot_question.request
+    request_and_probes = snapshot_question(node, policy, subjects, limit_s, nonce=nonce)
+    answer = yield request_and_probes.request
     if isinstance(answer, Failure) and answer.kind in OVER - {HUNG}:
-        return Look.failed(node, answer)
-    return Look(node, read(snapshot_question, answer), seconds=answer.seconds)
+        return SnapshotReply.failed(node, answer)
+    return SnapshotReply(node, read(request_and_probes, answer), seconds=answer.seconds)
