@@ -12,8 +12,8 @@ from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.iommu.arguments import PASSTHROUGH, REPEATABLE, contradicting, option
-from nodeready.subjects.iommu.checks import our_line, tool, wanted
-from nodeready.subjects.iommu.facts import DEFAULT_GRUB, GRUB_D, OURS, Iommu
+from nodeready.subjects.iommu.checks import own_line, required_arguments, tool
+from nodeready.subjects.iommu.facts import DEFAULT_GRUB, GRUB_D, OWN_VARIABLE, Iommu
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.templates import render
 
@@ -39,8 +39,8 @@ def grub_piece(args: tuple[str, ...]) -> bytes:
     patterns = dict.fromkeys(_pattern(token) for token in args)
     return render(
         "iommu/grub.cfg.j2",
-        variable=OURS,
-        args=our_line(args).partition("=")[2],
+        variable=OWN_VARIABLE,
+        args=own_line(args).partition("=")[2],
         patterns=" | ".join(patterns),
     )
 
@@ -82,7 +82,7 @@ def _redhat(iommu: Iommu, args: tuple[str, ...]) -> RunCommand:
 def args(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Put the arguments on the kernel's command line of the next boot. Never reboots."""
     iommu: Iommu = snapshot["iommu"]
-    wants = wanted(iommu, policy)
+    wants = required_arguments(iommu, policy)
     if isinstance(wants, str):
         return
     if iommu.family == "redhat":

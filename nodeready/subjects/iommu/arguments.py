@@ -1,7 +1,7 @@
 """Kernel command lines: their tokens, and how GRUB's configuration files make one.
 
-Rules: the kernel splits at white space outside double quotes, takes ``-`` and ``_`` in names for
-the same, and leaves what follows ``--`` to init (kernel/params.c,
+Rules: the kernel splits at white space outside double quotes, treats ``-`` and ``_`` in names as
+equal, and leaves the words after ``--`` to init (kernel/params.c,
 Documentation/admin-guide/kernel-parameters.rst).
 """
 
@@ -29,7 +29,7 @@ def option(token: str) -> str:
     return token.partition("=")[0].replace("-", "_")
 
 
-#: What stands beside another word of the same option and takes nothing from it.
+#: Words that change nothing about another word of the same option.
 #: Sources: Documentation/admin-guide/kernel-parameters.txt, arch/x86/kernel/pci-dma.c and
 #: amd_gart_64.c (iommu=), drivers/iommu/intel/iommu.c and drivers/iommu/amd/init.c. ``on`` is no
 #: word of amd_iommu: the kernel passes over it.
@@ -52,9 +52,9 @@ PASSTHROUGH = "iommu.passthrough"
 
 
 def words(token: str) -> tuple[tuple[str, str], ...]:
-    """What a token sets: pairs of an option and one word of the option's comma list.
+    """The settings of a token: pairs of an option and one word of its comma list.
 
-    Quotes are the command line's own. ``iommu.passthrough=1`` is ``iommu=pt``.
+    Quotes belong to the command line. ``iommu.passthrough=1`` is ``iommu=pt``.
     """
     name, value = option(token.replace('"', "")), token.replace('"', "").partition("=")[2]
     if name == PASSTHROUGH and value.lower() in (*_YES, *_NO):
@@ -70,14 +70,14 @@ def same(token: str, other: str) -> bool:
 
 
 def missing(present: Iterable[str], required: Iterable[str]) -> tuple[str, ...]:
-    """The wanted tokens that are not among the present ones."""
+    """The required tokens that are not among the present tokens."""
     present_words = {word for token in present for word in words(token)}
-    return tuple(policy for policy in required if not present_words.issuperset(words(policy)))
+    return tuple(token for token in required if not present_words.issuperset(words(token)))
 
 
 def contradicting(present: Iterable[str], required: Iterable[str]) -> tuple[str, ...]:
-    """The present tokens that give an option of a wanted token another value, each once."""
-    wants = {word for policy in required for word in words(policy)}
+    """The present tokens that set an option of a required token to another value, each once."""
+    wants = {word for token in required for word in words(token)}
     options = {name for name, _ in wants} - {name.replace("-", "_") for name in REPEATABLE}
 
     def against(name: str, word: str) -> bool:
@@ -92,12 +92,12 @@ def contradicting(present: Iterable[str], required: Iterable[str]) -> tuple[str,
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """``text`` with its ``$NAME`` and ``${NAME}`` replaced; unknown ones are empty."""
+    """``text`` with its ``$NAME`` and ``${NAME}`` replaced; unknown variables are empty."""
     return _REFERENCE.sub(lambda match: variables.get(match[1] or match[2], ""), text)
 
 
 def _value(text: str, variables: Mapping[str, str]) -> str | None:
-    """The value of a shell assignment's right side; None where only a shell can tell."""
+    """The value of a shell assignment's right side; None where only a shell can expand it."""
     value = ""
     at = 0
     while at < len(text) and not text[at].isspace() and text[at] not in ";#":
@@ -116,14 +116,14 @@ def _value(text: str, variables: Mapping[str, str]) -> str | None:
             expanded = expand(part, variables)
             value += re.sub(r"\\([\"\\$`])", r"\1", expanded) if double is not None else expanded
         at = match.end()
-    # Behind a backslash at the end, the assignment goes on in the next line.
+    # After a backslash at the end, the assignment continues in the next line.
     return None if text.rstrip().endswith("\\") else value
 
 
 class Configured(NamedTuple):
-    """What GRUB's configuration files set.
+    """The kernel arguments in GRUB's configuration files.
 
-    tokens: of the resulting command line; None where only a shell can tell
+    tokens: of the resulting command line; None where only a shell can expand it
     last:   the last line that assigns one of the variables, or None
     """
 
@@ -132,7 +132,7 @@ class Configured(NamedTuple):
 
 
 def configured(lines: Iterable[Line]) -> Configured:
-    """What the lines of /etc/default/grub and grub.d set, given in the order of reading."""
+    """The arguments that /etc/default/grub and grub.d set; ``lines`` in the order of reading."""
     values: dict[str, str] = {}
     last: Line | None = None
     readable = True

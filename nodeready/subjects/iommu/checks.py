@@ -1,18 +1,18 @@
-"""Judge a node's kernel arguments for the IOMMU: wanted ones there, contradicting ones gone."""
+"""Judge a node's kernel arguments for the IOMMU: required ones there, contradicting ones gone."""
 
 from __future__ import annotations
 
 from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects.iommu.arguments import configured, contradicting, missing, words
-from nodeready.subjects.iommu.facts import GENERATED, GRUB_D, OURS, PROBE, Iommu
+from nodeready.subjects.iommu.facts import GENERATED, GRUB_D, OWN_VARIABLE, PROBE, Iommu
 from nodeready.subjects.iommu.instincts import MODELS
 from nodeready.subjects.iommu.next_boot import ENTRIES
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, unknown, warn
 
-#: From here on MI100 and MI200 need the IOMMU: without it the kernel falls back from X2APIC and
-#: enumerates 255 of 256 logical CPUs (AMD's system optimization guides for MI100 and MI200). A
-#: node that shows 255 already suffers from it.
+#: From this number of CPUs on MI100 and MI200 need the IOMMU. Without the IOMMU the kernel falls
+#: back from X2APIC and enumerates 255 of 256 logical CPUs (AMD's system optimization guides for
+#: MI100 and MI200), so that a node with this fault shows 255.
 MANY_CPUS = 255
 #: The running kernel's command line.
 PROC = "/proc/cmdline"
@@ -20,13 +20,13 @@ PROC = "/proc/cmdline"
 OFF = (("amd_iommu", "off"), ("intel_iommu", "off"), ("iommu", "off"))
 
 
-def wanted(observed: Iommu, policy: Policy) -> tuple[str, ...] | str:
-    """The arguments that this node should boot with, or the reason why there are none.
+def required_arguments(observed: Iommu, policy: Policy) -> tuple[str, ...] | str:
+    """The arguments that this node should boot with, or why the policy needs none.
 
     AMD's guides: MI300 and newer run with the IOMMU on and ``iommu=pt``, so that DMA of the GPUs
-    and NICs is not translated; on Intel hosts ``intel_iommu=on`` belongs to it
-    (rocm.docs.amd.com, MI300X system optimization, GRUB settings). MI100 and MI200 need it on
-    hosts with 256 and more logical CPUs only.
+    and NICs is not translated; on Intel hosts ``intel_iommu=on`` is needed, too
+    (rocm.docs.amd.com, MI300X system optimization, GRUB settings). MI100 and MI200 need the
+    arguments only on hosts with 256 and more logical CPUs.
     """
     if policy.iommu_args is not None:
         return policy.iommu_args or "the policy manages none"
@@ -47,9 +47,9 @@ def wanted(observed: Iommu, policy: Policy) -> tuple[str, ...] | str:
 def tool(observed: Iommu) -> tuple[str, ...]:
     """The command that makes the next boot's configuration; () for a node without a known one."""
     if observed.family != "redhat" and any(
-        e.where.startswith(f"{ENTRIES}/") for e in observed.boot
+        e.source.startswith(f"{ENTRIES}/") for e in observed.boot
     ):
-        # systemd-boot: GRUB's tools may be there, and nobody reads what they write.
+        # systemd-boot does not read the files that GRUB's tools write.
         return ()
     if observed.family == "debian" and "update-grub" in observed.tools:
         return ("update-grub",)
@@ -62,25 +62,25 @@ def tool(observed: Iommu) -> tuple[str, ...]:
     return ()
 
 
-def our_line(args: tuple[str, ...]) -> str:
-    """The line of our piece of GRUB's configuration that holds these arguments."""
-    return f"{OURS}={shell.quote(' '.join(args))}"
+def own_line(args: tuple[str, ...]) -> str:
+    """The line of nodeready's file for GRUB that holds these arguments."""
+    return f"{OWN_VARIABLE}={shell.quote(' '.join(args))}"
 
 
-def ours_wins(observed: Iommu, args: tuple[str, ...]) -> bool:
-    """Whether our piece of GRUB's configuration is there, for these arguments, and read last."""
+def is_own_line_last(observed: Iommu, args: tuple[str, ...]) -> bool:
+    """Whether nodeready's file for GRUB has these arguments, and GRUB reads it last."""
     last = configured(observed.config).last
     return (
-        observed.ours is not None
+        observed.own_line is not None
         and last is not None
-        and observed.ours.text == our_line(args)
-        and last.path == observed.ours.path
+        and observed.own_line.text == own_line(args)
+        and last.path == observed.own_line.path
         and "nodeready_" in last.text
     )
 
 
 def _problem(tokens: tuple[str, ...], args: tuple[str, ...]) -> str:
-    """What is wrong with a command line, in words, or ""."""
+    """The problem with a command line in words, or ""."""
     parts = [f"{token} contradicts" for token in contradicting(tokens, args)]
     lacking = missing(tokens, args)
     return ", ".join([*parts, *([f"{' '.join(lacking)} missing"] if lacking else [])])
@@ -95,13 +95,13 @@ def _source(observed: Iommu, tokens: tuple[str, ...], default: str) -> str:
 
 
 def _next_boot(observed: Iommu, args: tuple[str, ...]) -> tuple[str, str, bool]:
-    """What is wrong at the next boot, where, and whether it is wrong in GRUB's generated file."""
+    """The problem of the next boot, its source, and whether GRUB's generated file has it."""
     for entry in observed.boot:
         problem = _problem(entry.tokens, args)
         if problem:
             bad = contradicting(entry.tokens, args)
-            return f"next boot: {problem}", _source(observed, bad, entry.where), True
-    if observed.family != "redhat" and not ours_wins(observed, args):
+            return f"next boot: {problem}", _source(observed, bad, entry.source), True
+    if observed.family != "redhat" and not is_own_line_last(observed, args):
         grub = configured(observed.config)
         if grub.tokens is None:
             source = grub.last.source if grub.last else ""
@@ -111,7 +111,7 @@ def _next_boot(observed: Iommu, args: tuple[str, ...]) -> tuple[str, str, bool]:
             bad = contradicting(grub.tokens, args)
             source = grub.last.source if grub.last else ""
             return f"next update of GRUB: {problem}", _source(observed, bad, source), False
-    return "", observed.boot[0].where if observed.boot else "", False
+    return "", observed.boot[0].source if observed.boot else "", False
 
 
 @check(
@@ -127,15 +127,15 @@ def _next_boot(observed: Iommu, args: tuple[str, ...]) -> tuple[str, str, bool]:
     ),
 )
 def args(observed: Iommu, policy: Policy) -> Result:
-    """The next boot has the wanted kernel arguments and no other value of the same options.
+    """The next boot has the required kernel arguments and no other value of the same options.
 
-    Judged by the entry that the boot loader will really boot (GRUB's default, saved or next entry
-    in its generated file, or a boot loader entry), and by what the next run of update-grub, after
-    a kernel update, would make of GRUB's configuration. ``iommu=soft iommu=pt`` must not both
-    stay: the kernel obeys both. Words that take nothing from each other may share an option, as
-    in ``iommu=pt,nofullflush``.
+    Two command lines are judged: that of the entry that the boot loader will boot (GRUB's default,
+    saved or next entry in its generated file, or a boot loader entry), and the result of the
+    next run of update-grub, after a kernel update. ``iommu=soft iommu=pt`` contradict each
+    other, since the kernel obeys both. Independent words may share an option, as in
+    ``iommu=pt,nofullflush``.
     """
-    check, wants = "iommu.args", wanted(observed, policy)
+    check, wants = "iommu.args", required_arguments(observed, policy)
     if isinstance(wants, str):
         return na(check, wants)
     expected = " ".join(wants)
@@ -161,16 +161,16 @@ def args(observed: Iommu, policy: Policy) -> Result:
     foreign = stale and observed.boot[0].script not in GENERATED
     if foreign:
         script = f"/etc/grub.d/{observed.boot[0].script}"
-        fix = f"look in /etc/grub.d for what writes {observed.boot[0].where}"
+        fix = f"look in /etc/grub.d for what writes {observed.boot[0].source}"
         return fail(check, expected, f"{problem}, in the entry of {script}", source, fix)
-    if stale and observed.generated and ours_wins(observed, wants):
-        # grub.cfg was generated with our file in place and is wrong: another run changes nothing.
+    if stale and observed.generated and is_own_line_last(observed, wants):
+        # grub.cfg was generated from nodeready's file and is wrong: another run changes nothing.
         return fail(
             check,
             expected,
-            f"{problem}, though {observed.ours.path if observed.ours else ''} is in place",
-            observed.boot[0].where,
-            f"look in /etc/grub.d for what writes {observed.boot[0].where}",
+            f"{problem}, though {observed.own_line.path if observed.own_line else ''} is in place",
+            observed.boot[0].source,
+            f"look in /etc/grub.d for what writes {observed.boot[0].source}",
         )
     return fixable(check, expected, problem, source)
 
@@ -182,7 +182,7 @@ def args(observed: Iommu, policy: Policy) -> Result:
 )
 def live(observed: Iommu, policy: Policy) -> Result:
     """The running kernel has the wanted arguments; a change takes effect at the next boot only."""
-    check, wants = "iommu.live", wanted(observed, policy)
+    check, wants = "iommu.live", required_arguments(observed, policy)
     if isinstance(wants, str):
         return na(check, wants)
     expected, problem = " ".join(wants), _problem(observed.live, wants)
@@ -205,16 +205,17 @@ def live(observed: Iommu, policy: Policy) -> Result:
 def off(observed: Iommu, policy: Policy) -> Result:
     """Nothing switches the IOMMU off, now or at the next boot.
 
-    ``iommu=pt`` does nothing beside ``amd_iommu=off``. Somebody put that there as a last resort,
-    so it stays, and is reported. A token of an option that iommu.args sets is replaced there.
+    ``amd_iommu=off`` cancels ``iommu=pt``. An administrator sets it as a last resort against
+    hangs, so a deploy keeps it, and this check reports it. iommu.args replaces a token of an
+    option that iommu.args sets.
     """
-    check, wants = "iommu.off", wanted(observed, policy)
+    check, wants = "iommu.off", required_arguments(observed, policy)
     if isinstance(wants, str):
         return na(check, wants)
     options = {name for token in wants for name, _ in words(token)}
     tokens_off: list[tuple[str, str]] = []
     for place, tokens in [
-        *((e.where, e.tokens) for e in observed.boot),
+        *((e.source, e.tokens) for e in observed.boot),
         ("/proc/cmdline", observed.live),
     ]:
         for token in tokens:

@@ -1,7 +1,7 @@
-"""The kernel arguments of a node: in force, at the next boot, and what GRUB's files make of them.
+"""The kernel arguments of a node: in force, at the next boot, and by GRUB's files.
 
-Only the hardware is read on every node. The rest is read where the arguments are managed: a node
-without an AMD Instinct starts no process for it.
+Only the hardware is read on every node. The rest is read where the policy manages the arguments: a
+node without an AMD Instinct starts no process for it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from nodeready.subjects.base import (
     Line,
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 DEFAULT_GRUB = "/etc/default/grub"
 GRUB_D = "/etc/default/grub.d"
-#: The variable in our piece of GRUB's configuration that holds our arguments.
-OURS = "nodeready_args"
+#: The variable in nodeready's file for GRUB that holds the arguments.
+OWN_VARIABLE = "nodeready_args"
 
 #: The scripts that write GRUB's entries from GRUB_CMDLINE_LINUX.
 GENERATED = ("10_linux", "10_linux_zfs", "20_linux_xen", "")
@@ -94,23 +94,25 @@ def _script(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class Iommu:
-    """What decides a node's kernel arguments.
+    """The facts that decide a node's kernel arguments.
 
     devices:      PCI device ids of the node's AMD graphics and accelerators (``0x74a1``), sorted
     cpus:         logical CPUs online; of 256 and more the kernel finds 255 without an IOMMU
     cpu_vendor:   AuthenticAMD, GenuineIntel, or ""
     live:         the tokens of /proc/cmdline
-    boot:         the command line of the next boot: of the entry that will boot; () without one
-    entries:      those of the other boot loader entries
-    config:       what /etc/default/grub and grub.d/*.cfg assign, in the order of reading
+    boot:         the boot loader's entry of the next boot; () without one
+    entries:      the other boot loader entries
+    config:       the assignments of /etc/default/grub and grub.d/*.cfg, in the order of reading
     family:       debian, redhat, suse, or "" for another distribution
-    tools:        which of update-grub, grub-mkconfig, grubby, grub2-mkconfig are installed
+    tools:        the installed ones of update-grub, grub-mkconfig, grubby, grub2-mkconfig
     dropins:      the files of grub.d, in the order of reading
-    ours:         the line that holds the arguments of our own piece of configuration, or None
-    generated:    grub.cfg was written after our own piece of configuration
+    own_line:     the line of nodeready's file for GRUB with the arguments, or None
+    generated:    grub.cfg was written after nodeready's file
     unreadable:   boot files that only root may read
     default_grub: the bytes of /etc/default/grub; None: no such file
     """
+
+    JSON_KEYS: ClassVar = {"own_line": "ours"}
 
     devices: tuple[str, ...] = ()
     cpus: int = 0
@@ -121,7 +123,7 @@ class Iommu:
     family: str = ""
     tools: tuple[str, ...] = ()
     dropins: tuple[str, ...] = ()
-    ours: Line | None = None
+    own_line: Line | None = None
     generated: bool = False
     unreadable: tuple[str, ...] = ()
     default_grub: bytes | None = None
@@ -158,17 +160,10 @@ def _family(lines: Iterable[Line]) -> str:
     return ""
 
 
-# Which entry boots, from GRUB's manual ("default", "The GRUB environment block") and its source
-# (grub-core/normal/menu.c): ``next_entry`` of the environment once, else what grub.cfg sets, which
-# is mostly ``saved_entry`` or a number. An entry is named by its number in its menu, its title or
-# its id; ``>`` goes into a submenu (``>>`` is a character of a title). What names none is the
-# first entry. RHEL's blscfg sorts the boot loader entries by their files' names, newest first.
-
-
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
     """The observation. Raises ProbeError for a list of CPUs that makes no sense."""
     section = outputs["iommu"]
-    # Behind this line stands the content of a file, in which no line is an answer of ours.
+    # This line starts the content of a file, in which no line is an answer of the script.
     output = replace(section, text=section.require().partition(f"\n@{section.nonce} file ")[0])
     values = output.values()
     if "live" not in values:
@@ -178,7 +173,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
     # Only Debian's grub-mkconfig reads grub.d.
     dropins = tuple(output.all("dropin")) if family == "debian" else ()
     config = [line for path in (DEFAULT_GRUB, *dropins) for line in files.get(path, ())]
-    own_lines = [line for line in config if line.text.startswith(f"{OURS}=")]
+    own_lines = [line for line in config if line.text.startswith(f"{OWN_VARIABLE}=")]
     newer = tuple(pair.partition(" ")[0] for pair in output.all("newer"))
     boot = find_next_boot(files, family)
     return Iommu(
@@ -191,11 +186,11 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
         family=family,
         tools=tuple(output.all("have")),
         dropins=dropins,
-        ours=own_lines[-1] if own_lines else None,
+        own_line=own_lines[-1] if own_lines else None,
         generated=bool(own_lines) and own_lines[-1].path in newer,
         unreadable=tuple(output.all("unreadable")),
         default_grub=section.files().get(DEFAULT_GRUB),
-        entries=boot.others,
+        entries=boot.other_entries,
     )
 
 

@@ -1,4 +1,12 @@
-"""Which entry of the boot loader boots next, and its kernel command line."""
+"""The boot loader's entry of the next boot, and its kernel command line.
+
+From GRUB's manual ("default", "The GRUB environment block") and its source
+(grub-core/normal/menu.c): ``next_entry`` of the environment decides once, else the ``default`` of
+grub.cfg, which mostly is ``saved_entry`` or a number. A default names an entry by its number in
+its menu, its title or its id; ``>`` leads into a submenu (``>>`` is a character of a title). The
+first entry boots where the default names no entry. RHEL's blscfg sorts the boot loader entries by
+their files' names, newest first.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +14,12 @@ import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from nodeready.subjects.base import Line, kernel_arguments
 from nodeready.subjects.iommu.arguments import expand
 
-#: Where update-grub, grub2-mkconfig and the installers of RHEL put GRUB's own file.
+#: The files of GRUB that update-grub, grub2-mkconfig and the installers of RHEL write.
 GRUB_CFG = ("/boot/grub/grub.cfg", "/boot/grub2/grub.cfg", "/boot/efi/EFI/*/grub.cfg")
 ENTRIES = "/boot/loader/entries"
 GRUBENV = ("/boot/grub2/grubenv", "/boot/grub/grubenv")
@@ -25,12 +34,14 @@ LOADER_CONF = "/boot/loader/loader.conf"
 class Entry:
     """A kernel's command line in the boot loader's configuration.
 
-    where:  its line
+    source: the line of the configuration file
     tokens: the arguments
-    script: base name of the script of /etc/grub.d that wrote it; "" where no mark tells
+    script: base name of the script of /etc/grub.d that wrote the line; "": no mark names it
     """
 
-    where: str
+    JSON_KEYS: ClassVar = {"source": "where"}
+
+    source: str
     tokens: tuple[str, ...]
     script: str = ""
 
@@ -80,7 +91,7 @@ def _menu(lines: Iterable[Line]) -> list[_Item]:
 
 
 def _chosen(menu: list[_Item], name: str) -> Entry | None:
-    """The entry that GRUB boots for a value of ``default``; None for one without a kernel."""
+    """The entry that GRUB boots for a value of ``default``; None: it has no kernel."""
     first, _, submenu = name.replace(">>", "\0").partition(">")
     first, submenu = first.replace("\0", ">"), submenu.replace("\0", ">>")
     item = next((candidate for candidate in menu if first and first in candidate.names), None)
@@ -106,14 +117,14 @@ def _newest_first(path: str) -> list[tuple[int, int, str]]:
 
 
 @dataclass(frozen=True)
-class _Boot:
-    """The entry of the next boot and the other ones."""
+class _BootEntries:
+    """The entry of the next boot, and the other entries."""
 
     entry: Entry | None
-    others: tuple[Entry, ...] = ()
+    other_entries: tuple[Entry, ...] = ()
 
 
-def find_next_boot(files: Mapping[str, list[Line]], family: str) -> _Boot:
+def find_next_boot(files: Mapping[str, list[Line]], family: str) -> _BootEntries:
     """The command line of the next boot. On RHEL's family the boot loader entries decide."""
     variables: dict[str, str] = {}
     env: dict[str, str] = {}
@@ -163,5 +174,5 @@ def find_next_boot(files: Mapping[str, list[Line]], family: str) -> _Boot:
             if re.fullmatch(r"\d{1,6}", default) and int(default) < len(paths):
                 first = paths[int(default)]
         other_paths = (path for path in paths if path != first and "-rescue" not in path)
-        return _Boot(entries[first], tuple(entries[path] for path in other_paths))
-    return _Boot(_chosen(menu, default) or next(iter(kernels), None))
+        return _BootEntries(entries[first], tuple(entries[path] for path in other_paths))
+    return _BootEntries(_chosen(menu, default) or next(iter(kernels), None))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 #: The files of a bond and of a slave, below the interface's directory.
-_BOND_FILES = (
+BOND_FILES = (
     "bonding/mode",
     "bonding/mii_status",
     "bonding/slaves",
@@ -33,9 +33,9 @@ class Slave:
 
     mii:           the slave's link as the bond sees it: "up", "down", "going down", "going back";
                    None: unknown
-    aggregator:    the LACP aggregator to which the slave belongs; 0: to none ("N/A" of the
-                   kernel); None: no LACP, or not told
-    link_failures: how often the bond saw the slave lose its link since the slave joined
+    aggregator:    the LACP aggregator of the slave; 0: none ("N/A" of the kernel); None: no LACP,
+                   or unknown
+    link_failures: count of lost links since the slave joined the bond
     """
 
     name: str
@@ -49,10 +49,10 @@ class Bond:
     """One bond.
 
     mode:         "802.3ad", "active-backup", "balance-rr" and so on
-    mii:          the bond's link, in the words of a slave's
+    mii:          the bond's link, with the same words as a slave's
     active_slave: the slave in use, in the modes that use one at a time
-    aggregator:   the LACP aggregator in use: a slave of another one carries nothing
-    partner_mac:  the switch at the other end of LACP; all zeros: no switch answers; None: no LACP,
+    aggregator:   the LACP aggregator in use: a slave of another aggregator carries no packets
+    partner_mac:  the switch at the far end of LACP; all zeros: no switch answers; None: no LACP,
                   or hidden from users other than root
     """
 
@@ -90,7 +90,7 @@ def _slave(name: str, values: Mapping[str, str], lacp: bool) -> Slave:
 
 
 def parse_bonding(attributes: Mapping[str, Mapping[str, str]]) -> dict[str, Bond]:
-    """Name -> bond, from the attributes of all interfaces; an empty attribute is None."""
+    """Name -> bond, from the attributes of all interfaces; an empty attribute is missing."""
     bonds = {}
     for name, values in attributes.items():
         if not any(key[:8] == "bonding/" for key in values):

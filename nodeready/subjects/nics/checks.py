@@ -1,7 +1,7 @@
-"""Judge the network interfaces: there, connected, as fast and as set up as they should be.
+"""Judge the network interfaces: their presence, link, speed and settings.
 
-Without a policy only what is wrong on any node is judged, and only on interfaces that have a task
-(`Nics.configured`): an unused port may be unplugged, and the interfaces of containers come and go.
+Without a policy the checks judge faults that are faults on every node, and only on interfaces in
+use (`Nics.configured`): an unused port may be unplugged, and containers come and go.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from nodeready.subjects.nics.facts import PROBE, Nics, compared, counters, learn
 from nodeready.subjects.nics.nic import NET, Nic
 from nodeready.subjects.result import Result, Subject, check, fail, na, ok, some, unknown, warn
 
-# --- Since the last look: lost links and broken packets.
+# --- Since the last audit: lost links and broken packets.
 #
-# Counters run from the start of the driver, so that a total says nothing about today.
+# Counters run from the start of the driver, so that a total shows nothing about today.
 
-#: Minimum changes of the carrier within a day (a link that went and came twice) for a failure:
-#: more than one restart of a switch or of the network makes.
+#: Minimum changes of the carrier within a day (a link that was lost twice) for a failure: one
+#: restart of a switch or of the network makes fewer.
 _FLAPPING = 4
 _DAY_S = 86400
 #: Broken packets in an hour above which a link is bad, as for symbol errors of InfiniBand: the
 #: specified bit error rate of 1e-12 makes a few in an hour at 100 Gbit/s and more.
 _ERRORS_PER_HOUR = 120
 _HOUR_S = 3600
-_NO_LOOK = "no earlier look to compare with"
+_NO_EARLIER = "no earlier look to compare with"
 
 
 def _since(seconds: float) -> str:
@@ -41,9 +41,9 @@ def _since(seconds: float) -> str:
 
 
 def _growth(observed: Nics, before: Counters, counter: str) -> dict[str, int]:
-    """Interface -> by how much its counter grew; without the interfaces on which it did not.
+    """Interface -> growth of its counter, for the interfaces whose counter grew.
 
-    A counter that is smaller than before began anew with its driver: its whole value is growth.
+    A counter below its earlier value was reset with its driver: its whole value is growth.
     """
     grown = {}
     judged = observed.configured()
@@ -57,8 +57,8 @@ def _growth(observed: Nics, before: Counters, counter: str) -> dict[str, int]:
     return grown
 
 
-def _counted(observed: Nics, before: Counters, *counters: str) -> bool:
-    """Whether the earlier look and this one have one of these counters in common."""
+def _share_counter(observed: Nics, before: Counters, *counters: str) -> bool:
+    """Whether the earlier audit read one of these counters that is readable now."""
     return any(
         f"{name}.{counter}" in before.values and getattr(nic, counter) is not None
         for name, nic in observed.interfaces.items()
@@ -71,15 +71,15 @@ def _counted(observed: Nics, before: Counters, *counters: str) -> bool:
     fix=("look into dmesg and the switch's log; replace cable or transceiver if it goes on",),
 )
 def flaps(observed: Nics, policy: Policy) -> Result:
-    """No link went away or came back since the last look (carrier_changes).
+    """No link was lost or came back since the last audit (carrier_changes).
 
-    One interruption may be a switch or a cable that somebody touched: a warning. Twice and more
-    within a day is a cable, transceiver or port that is failing, and ends the jobs on it.
+    One interruption may be maintenance of a switch or cable: a warning. Two and more within a day
+    are a sign of a failing cable, transceiver or port, and end the jobs that use it.
     """
     check, before = "nics.flaps", observed.before
     if before is None:
-        return na(check, _NO_LOOK)
-    if not _counted(observed, before, "carrier_changes"):
+        return na(check, _NO_EARLIER)
+    if not _share_counter(observed, before, "carrier_changes"):
         return na(check, "the earlier look saw none of these interfaces")
     grown = _growth(observed, before, "carrier_changes")
     since = _since(before.seconds)
@@ -88,7 +88,7 @@ def flaps(observed: Nics, policy: Policy) -> Result:
     actual = f"{some([f'{name}: {count} changes' for name, count in grown.items()])} {since}"
     source = f"/sys/class/net/{next(iter(grown))}/carrier_changes"
     fix = "look into dmesg and the switch's log; replace cable or transceiver if it goes on"
-    # A change per day is the measure also when the last look is long ago.
+    # The rate per day counts also when the last audit was long ago.
     days = max(before.seconds / _DAY_S, 1.0)
     judge = fail if max(grown.values()) / days >= _FLAPPING else warn
     return judge(check, "no change of a link", actual, source, fix)
@@ -98,16 +98,16 @@ def flaps(observed: Nics, policy: Policy) -> Result:
     "nics.errors", fix=("ethtool -S NAMES names the kind; clean or replace cable and transceiver",)
 )
 def errors(observed: Nics, policy: Policy) -> Result:
-    """Few packets broke since the last look: rx_crc_errors, rx_errors and tx_errors.
+    """Few packets had errors since the last audit: rx_crc_errors, rx_errors and tx_errors.
 
-    A packet with a wrong checksum was damaged on the wire: cable, transceiver or port. Above 120
-    in an hour that is a failure. Other errors have other causes as well (oversized packets, full
-    rings), so that they only warn.
+    A packet with a wrong checksum was damaged by cable, transceiver or port: above 120 in an hour
+    a failure. Other errors have other causes as well (oversized packets, full rings), so that they
+    only warn.
     """
     check, before = "nics.errors", observed.before
     if before is None:
-        return na(check, _NO_LOOK)
-    if not _counted(observed, before, "rx_crc_errors", "rx_errors", "tx_errors"):
+        return na(check, _NO_EARLIER)
+    if not _share_counter(observed, before, "rx_crc_errors", "rx_errors", "tx_errors"):
         return na(check, "the earlier look saw none of these interfaces")
     broken = _growth(observed, before, "rx_crc_errors")
     hours = max(before.seconds / _HOUR_S, 1.0)
@@ -162,7 +162,7 @@ def _names(listed: Iterable[str]) -> str:
 
 
 def _slaves(observed: Nics) -> dict[str, list[Nic]]:
-    """Bond -> its slaves, as far as they were seen."""
+    """Bond -> its slaves that were read."""
     return {
         name: [observed.interfaces[s.name] for s in bond.slaves if s.name in observed.interfaces]
         for name, bond in observed.bonds.items()
@@ -178,7 +178,7 @@ def _slaves(observed: Nics) -> dict[str, list[Nic]]:
     ),
 )
 def expected(observed: Nics, policy: Policy) -> Result:
-    """The interfaces of the policy exist: an adapter that died or was renamed is not there."""
+    """The interfaces of the policy exist: a dead or renamed adapter is missing."""
     check, names = "nics.expected", list(rows(policy.nics))
     if not names:
         return na(check, "the policy names no interface")
@@ -206,12 +206,12 @@ def expected(observed: Nics, policy: Policy) -> Result:
     ),
 )
 def link(observed: Nics, policy: Policy) -> Result:
-    """Every interface that has a task is switched on and has a link.
+    """Every interface in use is switched on and has a link.
 
-    `carrier` is what the adapter says (Documentation/ABI/testing/sysfs-class-net); operstate may
-    be "unknown" on an interface that works. "dormant" (802.1X has not let the port in) and
-    "testing" (a cable test) have a carrier and pass nothing on (operstates.rst). Without lo, the
-    processes of a node do not find each other.
+    The adapter sets `carrier` (Documentation/ABI/testing/sysfs-class-net); operstate may be
+    "unknown" on an interface that works. In the states "dormant" (802.1X has not admitted the
+    port) and "testing" (a cable test) an interface has a carrier and passes no packets
+    (operstates.rst). Without lo, the processes of a node cannot reach each other.
     """
     check = "nics.link"
     judged = observed.configured(rows(policy.nics))
@@ -220,20 +220,20 @@ def link(observed: Nics, policy: Policy) -> Result:
     if not judged and not off:
         return na(check, "no interface is configured")
     cut = [name for name, nic in judged.items() if nic.carrier is False and name not in off]
-    waits = [
+    waiting = [
         name
         for name, nic in judged.items()
         if nic.operstate in ("dormant", "testing") and name not in (*off, *cut)
     ]
-    if off or cut or waits:
+    if off or cut or waiting:
         texts = [f"{name}: no link" for name in cut] + [f"{name}: switched off" for name in off]
-        texts += [f"{name}: {judged[name].operstate}" for name in waits]
+        texts += [f"{name}: {judged[name].operstate}" for name in waiting]
         fixes = [f"check cable, transceiver and switch port of {_names(cut)}"] if cut else []
         fixes += [f"ip link set {quote(name)} up" for name in off]
-        fixes += [f"see why the switch does not let {quote(name)} in (802.1X)" for name in waits]
+        fixes += [f"see why the switch does not let {quote(name)} in (802.1X)" for name in waiting]
         expectation = f"a link on {_names(judged or off)}"
         return fail(
-            check, expectation, some(texts), _source(cut or off or waits, "carrier"), some(fixes)
+            check, expectation, some(texts), _source(cut or off or waiting, "carrier"), some(fixes)
         )
     silent = [name for name, nic in judged.items() if nic.carrier is None]
     if silent:
@@ -241,12 +241,12 @@ def link(observed: Nics, policy: Policy) -> Result:
     return ok(check, "a link", _names(judged))
 
 
-def _declared(
+def _judge_policy_values(
     check: str, observed: Nics, policy: Policy, *, column: str, attribute: str, fix: str
 ) -> Result | None:
-    """Judge the policy's values in one column; None when all are right, or there are none.
+    """Judge the policy's values in one column; None when all are right, or the policy has none.
 
-    A missing interface is left to `expected`.
+    `expected` judges missing interfaces.
     """
     unit = " Mbit/s" if column == "speed_mbps" else ""
     policy_values = {
@@ -264,7 +264,7 @@ def _declared(
     silent = [
         n
         for n, v in actual.items()
-        # Without a link there is no speed: that is for `link` to say.
+        # Without a link there is no speed: `link` judges that.
         if v is None
         and not (column == "speed_mbps" and observed.interfaces[n].carrier is not True)
     ]
@@ -273,16 +273,16 @@ def _declared(
     return None
 
 
-def _linked(observed: Nics, policy: Policy) -> dict[str, Nic]:
-    """The configured hardware ports that have a link; without a link, speed means nothing."""
+def _connected_ports(observed: Nics, policy: Policy) -> dict[str, Nic]:
+    """The configured hardware ports with a link: only a link has a speed."""
     judged = observed.configured(rows(policy.nics))
     return {name: nic for name, nic in judged.items() if nic.physical and nic.carrier}
 
 
-def _silent(ports: Mapping[str, Nic], fact: str) -> list[str]:
-    """The ports that do not tell what another one with the same driver tells.
+def _without_value(ports: Mapping[str, Nic], fact: str) -> list[str]:
+    """The ports without this value, where another port with the same driver has it.
 
-    A driver that cannot tell its speed (virtio, Xen) tells it of no port.
+    A driver without speeds (virtio, Xen) has none for all ports.
     """
     drivers = {nic.driver for nic in ports.values() if getattr(nic, fact) is not None}
     return [n for n, nic in ports.items() if getattr(nic, fact) is None and nic.driver in drivers]
@@ -294,21 +294,25 @@ def _silent(ports: Mapping[str, Nic], fact: str) -> list[str]:
     fix=("check cable, transceiver, and the speed set on the switch port",),
 )
 def speed(observed: Nics, policy: Policy) -> Result:
-    """Links run at the policy's speed; without one, not below 1 Gbit/s and equal within a bond.
+    """Links have the policy's speed; without one, at least 1 Gbit/s, and one speed within a bond.
 
     A server's port that negotiated 10 or 100 Mbit/s has a bad cable or switch port. LACP leaves a
     slave of another speed out of the aggregate (IEEE 802.1AX, bonding.rst ``ad_select``).
     """
     check = "nics.speed"
     fix = "check cable, transceiver, and the speed set on the switch port"
-    verdict = _declared(check, observed, policy, column="speed_mbps", attribute="speed", fix=fix)
+    verdict = _judge_policy_values(
+        check, observed, policy, column="speed_mbps", attribute="speed", fix=fix
+    )
     if verdict is not None and verdict.status == "fail":
         return verdict
     named = _policy_values(policy, "speed_mbps")
     speeds = {
-        name: nic.speed_mbps for name, nic in _linked(observed, policy).items() if nic.speed_mbps
+        name: nic.speed_mbps
+        for name, nic in _connected_ports(observed, policy).items()
+        if nic.speed_mbps
     }
-    # On InfiniBand the RDMA ports tell the rate; its IP interface only repeats it.
+    # On InfiniBand the checks of rdma judge the rate; the IP interface only repeats it.
     slow = {
         name: value
         for name, value in speeds.items()
@@ -328,7 +332,7 @@ def speed(observed: Nics, policy: Policy) -> Result:
             return judge(check, expected, actual, _source(slave_speeds, "speed"), fix)
     if verdict is not None:
         return verdict
-    silent = _silent(_linked(observed, policy), "speed_mbps")
+    silent = _without_value(_connected_ports(observed, policy), "speed_mbps")
     if silent:
         return unknown(check, f"{_names(silent)} does not tell its speed, as its equals do")
     speeds_named = {
@@ -349,19 +353,21 @@ def speed(observed: Nics, policy: Policy) -> Result:
     fix=("set autonegotiation on both ends of the link (ethtool -s DEVICE autoneg on)",),
 )
 def duplex(observed: Nics, policy: Policy) -> Result:
-    """Links of hardware ports are full duplex: half is a negotiation that failed, and drops."""
+    """Links of hardware ports are full duplex: half is a failed negotiation, and drops packets."""
     check = "nics.duplex"
     modes = {
         name: nic.duplex
-        for name, nic in _linked(observed, policy).items()
+        for name, nic in _connected_ports(observed, policy).items()
         if nic.duplex is not None and nic.kind == "ethernet"
     }
     half = [name for name, value in modes.items() if value == "half"]
     if half:
         fix = "set autonegotiation on both ends of the link (ethtool -s DEVICE autoneg on)"
         return fail(check, "full", f"half on {_names(half)}", _source(half, "duplex"), fix)
-    ports = {n: nic for n, nic in _linked(observed, policy).items() if nic.kind == "ethernet"}
-    silent = _silent(ports, "duplex")
+    ports = {
+        n: nic for n, nic in _connected_ports(observed, policy).items() if nic.kind == "ethernet"
+    }
+    silent = _without_value(ports, "duplex")
     if silent:
         return unknown(check, f"{_names(silent)} does not tell its duplex mode, as its equals do")
     if not modes:
@@ -377,14 +383,14 @@ def duplex(observed: Nics, policy: Policy) -> Result:
 def mtu(observed: Nics, policy: Policy) -> Result:
     """The MTU is the policy's, a bond's slaves have the bond's, a bridge's ports no smaller one.
 
-    Packets larger than a peer's or a switch's MTU are lost without a word: connections open, and
-    hang with the first large message. A bond gives its MTU to its slaves (bonding.rst); one that
-    was changed since drops the bond's large packets. So does a port of a bridge whose own MTU was
-    set to a larger one (net/bridge/br_forward.c, is_skb_forwardable).
+    Packets larger than a peer's or a switch's MTU are lost silently: connections open, and hang
+    with the first large message. A bond sets the MTU of its slaves (bonding.rst); a slave whose
+    MTU was changed later drops the bond's large packets. A port of a bridge with a larger MTU
+    drops them, too (net/bridge/br_forward.c, is_skb_forwardable).
     """
     check, judged = "nics.mtu", observed.configured(rows(policy.nics))
     fix = "set it in the node's network configuration; at once: ip link set DEVICE mtu N"
-    verdict = _declared(check, observed, policy, column="mtu", attribute="mtu", fix=fix)
+    verdict = _judge_policy_values(check, observed, policy, column="mtu", attribute="mtu", fix=fix)
     if verdict is not None and verdict.status == "fail":
         return verdict
     for bond, slaves in _slaves(observed).items():
@@ -426,7 +432,7 @@ def mtu(observed: Nics, policy: Policy) -> Result:
 @check("nics.driver", settings=("nics",), fix=("check which module is loaded",))
 def driver(observed: Nics, policy: Policy) -> Result:
     """The policy's interfaces have the policy's driver."""
-    return _only_policy(
+    return _judge_policy_only(
         "driver", observed, policy, "device/driver", "check which module is loaded"
     )
 
@@ -437,17 +443,22 @@ def driver(observed: Nics, policy: Policy) -> Result:
     fix=("update the adapter's firmware with its vendor's tool",),
 )
 def firmware(observed: Nics, policy: Policy) -> Result:
-    """The policy's interfaces have the policy's firmware, where the adapter's RDMA side tells it.
+    """The policy's interfaces have its firmware, where the adapter's RDMA device shows it.
 
-    ``ethtool -i`` also asks adapters without RDMA; it can hang with the driver, so it is not run.
+    ``ethtool -i`` would also read adapters without RDMA. It can hang with the driver, so it is not
+    run.
     """
     fix = "update the adapter's firmware with its vendor's tool"
-    return _only_policy("firmware", observed, policy, "device/infiniband", fix)
+    return _judge_policy_only("firmware", observed, policy, "device/infiniband", fix)
 
 
-def _only_policy(column: str, observed: Nics, policy: Policy, attribute: str, fix: str) -> Result:
+def _judge_policy_only(
+    column: str, observed: Nics, policy: Policy, attribute: str, fix: str
+) -> Result:
     check = f"nics.{column}"
-    verdict = _declared(check, observed, policy, column=column, attribute=attribute, fix=fix)
+    verdict = _judge_policy_values(
+        check, observed, policy, column=column, attribute=attribute, fix=fix
+    )
     if verdict is not None:
         return verdict
     named = {
@@ -456,15 +467,15 @@ def _only_policy(column: str, observed: Nics, policy: Policy, attribute: str, fi
     return ok(check, _in_words(named)) if named else na(check, f"the policy names no {column}")
 
 
-def _outside(bond: Bond, slave: Slave) -> bool:
-    """Whether LACP leaves the slave out of the aggregate in use, so that it carries nothing."""
+def _is_outside_aggregate(bond: Bond, slave: Slave) -> bool:
+    """Whether LACP leaves the slave out of the aggregate in use, so that it carries no packets."""
     if not bond.lacp or slave.aggregator is None:
         return False
     return slave.aggregator == 0 or bond.aggregator not in (None, slave.aggregator)
 
 
-def _degraded(bond: Bond) -> list[str]:
-    """What is wrong with a bond, in words."""
+def _bond_problems(bond: Bond) -> list[str]:
+    """The problems of a bond, in words."""
     if not bond.slaves:
         return [f"{bond.name}: no slave"]
     down = [slave.name for slave in bond.slaves if slave.mii not in ("up", None)]
@@ -474,7 +485,9 @@ def _degraded(bond: Bond) -> list[str]:
         texts.append(f"{bond.name}: the switch does not answer LACP")
     if bond.one_at_a_time and bond.active_slave is None and len(down) < len(bond.slaves):
         texts.append(f"{bond.name}: no slave is active")
-    elsewhere = [s.name for s in bond.slaves if s.name not in down and _outside(bond, s)]
+    elsewhere = [
+        s.name for s in bond.slaves if s.name not in down and _is_outside_aggregate(bond, s)
+    ]
     if elsewhere and not silent:
         texts.append(f"{bond.name}: {_names(elsewhere)} outside the aggregate in use")
     return texts
@@ -486,13 +499,13 @@ def _degraded(bond: Bond) -> list[str]:
     fix=("check cables and switch ports of the slaves, and LACP on the switch",),
 )
 def bond(observed: Nics, policy: Policy) -> Result:
-    """Every bond is whole: all slaves up, and with LACP all in one aggregate with the switch.
+    """Every bond is complete: all slaves up, and with LACP all in one aggregate with the switch.
 
-    A degraded bond still works, at part of its speed and without a spare: jobs get slow on one
-    node only (Documentation/networking/bonding.rst, 802.3ad).
+    A degraded bond still works, with a part of its speed and without redundancy: jobs become slow
+    on one node only (Documentation/networking/bonding.rst, 802.3ad).
     """
     check = "nics.bond"
-    # A bond0 that the module made when it was loaded, and that nobody uses, has no slave.
+    # The module makes a bond0 when it is loaded: unused, this bond has no slave.
     used = {
         *observed.configured(rows(policy.nics)),
         *(nic.master for nic in observed.interfaces.values()),
@@ -502,9 +515,9 @@ def bond(observed: Nics, policy: Policy) -> Result:
     ]
     if not bonds:
         return na(check, "no bond")
-    problems = [text for item in bonds for text in _degraded(item)]
+    problems = [text for item in bonds for text in _bond_problems(item)]
     if problems:
-        bond_name = next(item.name for item in bonds if _degraded(item))
+        bond_name = next(item.name for item in bonds if _bond_problems(item))
         fix = "check cables and switch ports of the slaves, and LACP on the switch"
         return fail(
             check, "all slaves in use", some(problems), f"/proc/net/bonding/{bond_name}", fix

@@ -1,6 +1,6 @@
-"""Which network interfaces a node has, in what state, and which of them reaches the other nodes.
+"""A node's network interfaces, their states, and the interfaces that reach other nodes.
 
-Two greps read everything from /sys and /proc. No tool is needed, and nothing here waits for the
+Two greps read everything from /sys and /proc. The probe needs no tool, and never waits for the
 kernel's network lock, which a driver in trouble may hold for good against ``ip`` and ``ethtool``.
 """
 
@@ -24,12 +24,12 @@ from nodeready.subjects.base import (
     number,
 )
 from nodeready.subjects.nics import nic, routes
-from nodeready.subjects.nics.bonds import _BOND_FILES, Bond, parse_bonding
+from nodeready.subjects.nics.bonds import BOND_FILES, Bond, parse_bonding
 from nodeready.subjects.nics.nic import Nic
 from nodeready.subjects.nics.routes import Route
 from nodeready.subjects.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 
-# --- The look at all interfaces.
+# --- The probe of all interfaces.
 
 _FILES = (
     "address",
@@ -51,19 +51,19 @@ _FILES = (
     "device/uevent",
     "device/numa_node",
     "device/infiniband/*/fw_ver",
-    *_BOND_FILES,
+    *BOND_FILES,
 )
-#: The counters that are judged by their change since an earlier look.
+#: The counters whose change since an earlier audit is judged.
 COUNTED = ("carrier_changes", "rx_errors", "tx_errors", "rx_crc_errors")
-#: Names of interfaces that never carry traffic between nodes, whatever their routes are.
+#: Names of interfaces that never carry traffic between nodes, even with routes.
 _NOT_FOR_PEERS = re.compile(
     r"lo$|docker|virbr|br-[0-9a-f]{12}|veth|cni|cali|cilium|flannel|kube|lxc|nodelocal|podman"
     r"|tailscale|tunl|vxlan|weave"
 )
 
 # The node's ends of the interfaces of containers and virtual machines, by the names that Docker
-# and CNI plugins give. There can be hundreds, and they tell nothing about the node.
-_ENDS = (
+# and CNI plugins give. There can be hundreds, and no check needs them.
+_CONTAINER_ENDS = (
     "veth[0-9a-f]??????*|cali???????????|lxc[0-9a-f]????*|eni[0-9a-f]??????????"
     "|gke[0-9a-f]??????????|azv[0-9a-f]??????????|tap*|vnet[0-9]*"
 )
@@ -79,7 +79,7 @@ def _script(policy: Policy) -> str:
         nr_name=${{nr_dir##*/}}
         case $nr_name in
         {f"{policy_names}) ;;" if policy_names else ""}
-        {_ENDS}) nr_ends=$((nr_ends + 1)); continue ;;
+        {_CONTAINER_ENDS}) nr_ends=$((nr_ends + 1)); continue ;;
         esac
         if [ ! -e "$nr_dir/ifindex" ]; then continue; fi
         nr_files="$nr_files {files}"
@@ -102,14 +102,14 @@ class Nics:
 
     interfaces:         name -> interface, without the node's ends of containers' interfaces
     bonds:              name -> bond
-    container_ends:     how many interfaces were left out
+    container_ends:     count of the interfaces that were left out
     routes:             of the main tables, the widest first
     routes_cut:         there are more routes than were read
     default_interface:  the interface of the default route
-    peers_via:          the interfaces that reach other nodes of this run, the one that reaches
-                        the most nodes first; () before `with_peers`
+    peers_via:          the interfaces that reach other nodes of this run, by falling count of
+                        nodes; () before `with_peers`
     nccl_socket_ifname: the interface for NCCL_SOCKET_IFNAME; None: not known
-    before:             the counters of an earlier look; None: there was none
+    before:             the counters of an earlier audit; None: there was none
     """
 
     interfaces: Mapping[str, Nic]
@@ -123,21 +123,21 @@ class Nics:
     before: Counters | None = None
 
     def configured(self, also: Iterable[str] = ()) -> dict[str, Nic]:
-        """The interfaces that have a task on this node, so that they must work.
+        """The interfaces in use on this node, which must work:
 
-        These are: a port or bond with an address (not only a link-local one) or a route, or below
-        a bond, a bridge or a VLAN; what stands on such a port and has an address; a bond with
-        slaves; the interface of the default route, and the interfaces to the other nodes; the
-        names in ``also``. Where no port or bond has an address, as in a container, also a virtual
-        interface that has one.
+        - a port or bond with an address (not only a link-local one) or a route, or below a bond, a
+          bridge or a VLAN;
+        - an interface with an address on top of such a port; a bond with slaves;
+        - the interface of the default route, the interfaces to peers, and the names in ``also``;
+        - where no port or bond has an address, as in a container, a virtual interface with one.
         """
-        named = {*also, *_tasked(self)}
+        named = {*also, *_interfaces_in_use(self)}
         return {name: interface for name, interface in self.interfaces.items() if name in named}
 
 
 @cached_per_node
-def _tasked(observed: Nics) -> frozenset[str | None]:
-    """The names of the configured interfaces, whatever a policy names."""
+def _interfaces_in_use(observed: Nics) -> frozenset[str | None]:
+    """The names of the configured interfaces, without those of a policy."""
     named = {*observed.peers_via, observed.default_interface}
     named |= {name for name, bond in observed.bonds.items() if bond.slaves}
     named |= {slave.name for bond in observed.bonds.values() for slave in bond.slaves}
@@ -170,22 +170,22 @@ def _pairs(values: Iterable[str]) -> dict[str, list[str]]:
     return values_by_name
 
 
-#: What the section ``nics`` alone tells: the interfaces without their addresses, the bonds, and
-#: how many ends of containers' interfaces there are.
-_Alone = tuple[Mapping[str, Nic], Mapping[str, Bond], int]
-_KNOWN: TemplateCache[_Alone] = TemplateCache()
+#: The content of the section ``nics``: the interfaces without their addresses, the bonds, and the
+#: count of the ends of containers' interfaces.
+_BareInterfaces = tuple[Mapping[str, Nic], Mapping[str, Bond], int]
+_TEMPLATES: TemplateCache[_BareInterfaces] = TemplateCache()
 
 
-def _parse_interfaces(output: Output) -> _Alone:
+def _parse_interfaces(output: Output) -> _BareInterfaces:
     """Raises ProbeError without any interface: every node has lo."""
     text = output.require()
     lines = text.split("\n")
-    for template in _KNOWN.of(lines):
+    for template in _TEMPLATES.of(lines):
         differing = template.differing(lines)
         if differing is not None:
-            _KNOWN.mark_used(template)
+            _TEMPLATES.mark_used(template)
             interfaces, bonds, ends = template.read
-            return nic.like(interfaces, differing), bonds, ends
+            return nic.with_values(interfaces, differing), bonds, ends
     attributes = nic.attributes(text)
     if not attributes:
         raise ProbeError(f"no interface in {nic.NET}", text.strip())
@@ -200,8 +200,8 @@ def _parse_interfaces(output: Output) -> _Alone:
         for name, values in attributes.items()
     }
     ends = number((*output.all("ends"), "0")[0], "a number of interfaces")
-    parsed: _Alone = frozen((nics, parse_bonding(attributes), ends))
-    _KNOWN.keep(ParsedTemplate.of(lines, parsed, nic.varying(lines)))
+    parsed: _BareInterfaces = frozen((nics, parse_bonding(attributes), ends))
+    _TEMPLATES.keep(ParsedTemplate.of(lines, parsed, nic.find_varying(lines)))
     return parsed
 
 
@@ -213,11 +213,11 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
         table.require()
     bare_nics, bonds, ends = _parse_interfaces(output)
     all_routes, own_addresses = routes.parse_section(table)
-    placed = routes.addresses(own_addresses)
+    addresses_by_interface = routes.addresses(own_addresses)
     used = {route.interface for route in all_routes if not routes.link_local(route.destination)}
     interfaces = {}
     for name, bare_nic in bare_nics.items():
-        listed = placed.get(name, [])
+        listed = addresses_by_interface.get(name, [])
         addresses = None if listed is None else tuple(listed)
         interfaces[name] = fast_replace(bare_nic, addresses=addresses, routed=name in used)
     observed = Nics(
@@ -233,22 +233,22 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
 
 PROBE = Probe("nics", (Section("nics", _script), routes.SECTION), parse)
 
-# --- The interface to the other nodes.
+# --- The interface to peers.
 
 
 def reaching(observed: Nics, addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """The interfaces by which this node reaches these addresses, the one of the most first.
+    """The interfaces by which this node reaches these addresses, by falling count of addresses.
 
-    Names, loopback addresses, the node's own addresses and the networks of containers are passed
-    over. Give the same tuple for all nodes: it is sorted once.
+    Names, loopback addresses, the node's own addresses and the networks of containers are
+    ignored. Pass the same tuple for all nodes: it is sorted once.
     """
-    counts = routes.reached(observed.routes, addresses)
+    counts = routes.count_reached(observed.routes, addresses)
     addresses_known = routes.address_set(addresses)
     listed = [
         text for interface in observed.interfaces.values() for text in interface.addresses or ()
     ]
     own_addresses = tuple(text for text in listed if text.partition("/")[0] in addresses_known)
-    for name, count in routes.reached(observed.routes, own_addresses, own=True).items():
+    for name, count in routes.count_reached(observed.routes, own_addresses, is_own=True).items():
         counts[name] = counts.get(name, 0) - count
     names = [
         name
@@ -265,7 +265,7 @@ def with_peers(observed: Nics, addresses: tuple[str, ...]) -> Nics:
 
 
 def socket_interface(observed: Nics) -> tuple[str | None, str]:
-    """The interface for NCCL's sockets, and why that one, by the rules of
+    """The interface for NCCL's sockets, and the reason, by the rules of
     `nodeready.ready.job_env`.
     """
 
@@ -284,7 +284,7 @@ def socket_interface(observed: Nics) -> tuple[str | None, str]:
         )
     if usable(observed.default_interface):
         return observed.default_interface, "the default route leads through it"
-    # A slave's traffic is its bond's, and the ports of RDMA alone have no address.
+    # A bond carries the traffic of its slaves; a port for RDMA alone has no address.
     named = [
         name
         for name, interface in observed.configured().items()
@@ -297,11 +297,11 @@ def socket_interface(observed: Nics) -> tuple[str | None, str]:
     return None, "no interface with a link is configured"
 
 
-# --- What the next look, the node's peers and a learnt policy take of the observation.
+# --- The values for the next audit, for the comparison with peers, and for a learnt policy.
 
 
 def counters(observed: Nics) -> dict[str, int]:
-    """The counters that the next look compares with: "eth0.rx_crc_errors" -> value."""
+    """The counters for the next audit: "eth0.rx_crc_errors" -> value."""
     values = {}
     configured = observed.configured()
     for name, interface in observed.interfaces.items():
@@ -314,7 +314,7 @@ def counters(observed: Nics) -> dict[str, int]:
 
 
 def compared(observed: Nics) -> dict[str, str | int]:
-    """What the nodes of a group should share: their ports, and the settings of those in use."""
+    """The values that a group's nodes should share: ports, and the settings of those in use."""
     configured = observed.configured()
     facts_by_name: dict[str, str | int] = {
         "interfaces": ",".join(

@@ -1,10 +1,4 @@
-"""One network interface, as /sys/class/net shows it, and where the routes of a node lead.
-
-Routes are those of the kernel's main tables. /proc shows them, and the own addresses, without a
-lock; a netlink dump (``ip route``) waits for the kernel's network lock, which a network driver in
-trouble may hold for ever. Not seen are rules (``ip rule``), the tables that only rules use, and
-all next hops but the first of a multipath route.
-"""
+"""One network interface, as /sys/class/net shows it."""
 
 from __future__ import annotations
 
@@ -22,30 +16,30 @@ NET = "/sys/class/net"
 #: The interface types of include/uapi/linux/if_arp.h that are kinds here.
 _INFINIBAND, _LOOPBACK = "32", "772"
 #: DEVTYPE in the uevent file -> the kind.
-_NAMED = {"bond": "bond", "bridge": "bridge", "vlan": "vlan", "wlan": "wifi"}
+_KIND_BY_DEVTYPE = {"bond": "bond", "bridge": "bridge", "vlan": "vlan", "wlan": "wifi"}
 
 
 @dataclass(frozen=True)
 class Nic:
-    """One network interface. None: the kernel does not say, or cannot while the interface is down.
+    """One network interface. None: the kernel has no value, or none while the interface is down.
 
     kind:            "ethernet" and "infiniband" are ports of adapters; "wifi", "usb" (often the
-                     BMC's own), "bond", "bridge", "vlan", "loopback"; all else is "virtual", as is
-                     the switch's end of a virtual function (a representor)
-    operstate:       RFC 2863's: "up", "down", "lowerlayerdown", "dormant", "testing", "unknown"
-                     where none is kept
+                     BMC's), "bond", "bridge", "vlan", "loopback"; all else is "virtual", also the
+                     switch's end of a virtual function (a representor)
+    operstate:       of RFC 2863: "up", "down", "lowerlayerdown", "dormant", "testing", "unknown"
+                     where the driver keeps none
     carrier:         whether the interface has a link; None: it is administratively down
     admin_up:        whether the interface is administratively up
     speed_mbps:      of the link
     duplex:          "full" or "half"
     mac:             the hardware address
     firmware:        of the adapter, where its RDMA device tells
-    carrier_changes: how often the link came or went since the interface was made
+    carrier_changes: count of lost and regained links since the interface was made
     pci_address:     "0000:5e:00.0"
     numa_node:       the NUMA node to which the adapter is attached
     master:          the bond or bridge to which the interface belongs
     upper:           the interfaces on top of this one: its master, its VLANs
-    addresses:       "10.0.0.1/24"; None: not known, for it shares a network with another interface
+    addresses:       "10.0.0.1/24"; None: unknown, since another interface is in the same network
     routed:          whether a route leads through the interface
     rx_errors and so on: lifetime counters, Documentation/networking/statistics.rst
     """
@@ -88,8 +82,8 @@ class Nic:
 
 
 @lru_cache(maxsize=16384)
-def _named_by(path: str) -> tuple[str, str]:
-    """The interface and the attribute of a path below `NET`; "uevent": each line is one."""
+def _attribute_of(path: str) -> tuple[str, str]:
+    """The interface and the attribute of a path below `NET`; "uevent": one per line."""
     name, _, attribute = path.partition("/")
     if attribute.startswith("device/infiniband/"):
         return name, "firmware"
@@ -111,8 +105,8 @@ def attributes(text: str) -> dict[str, dict[str, str]]:
         path, colon, value = line.partition(":")
         if not colon or not path.startswith(start):
             continue
-        # The same paths on thousands of nodes; a long one is none of these.
-        read = _named_by if len(path) < 200 else _named_by.__wrapped__
+        # Thousands of nodes have the same paths; a long path is not cached.
+        read = _attribute_of if len(path) < 200 else _attribute_of.__wrapped__
         name, key = read(path[length:])
         values = attributes_by_name.setdefault(name, {})
         if key in _EVENTS:
@@ -127,7 +121,7 @@ def attributes(text: str) -> dict[str, dict[str, str]]:
     return attributes_by_name
 
 
-#: An attribute of which each line is one -> what stands before that one's name.
+#: A file with an attribute per line -> the prefix of their names.
 _EVENTS = {"uevent": "", "device.uevent": "device."}
 _NUMBER = re.compile(r"-?[0-9]{1,20}")
 
@@ -137,7 +131,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _at_least(number: int | None, least: int) -> int | None:
-    """The number; None for a smaller one than ``least``: the kernel's -1 is "unknown"."""
+    """The number; None below ``least``: the kernel's -1 means "unknown"."""
     return number if number is not None and number >= least else None
 
 
@@ -148,13 +142,13 @@ def _count(text: str | None) -> int | None:
 #: phys_port_name of a representor: the virtual function or subfunction at its other end
 #: (Documentation/networking/representors.rst); a port of the adapter is "p0", "p0s1" or has none.
 _REPRESENTOR = re.compile(r"(c[0-9]+)?pf[0-9]+(hpf|(vf|sf)[0-9]+)?")
-#: SPEED_UNKNOWN is -1 (include/uapi/linux/ethtool.h), which old drivers print without its sign, in
-#: 16 bits or 32.
+#: SPEED_UNKNOWN is -1 (include/uapi/linux/ethtool.h). Old drivers print -1 without a sign, in 16
+#: or 32 bits.
 _NO_SPEED = 0xFFFF
 
 
 def _kind(values: Mapping[str, str], hardware: bool) -> str:
-    named = _NAMED.get(values.get("DEVTYPE", ""))
+    named = _KIND_BY_DEVTYPE.get(values.get("DEVTYPE", ""))
     if values.get("type") == _LOOPBACK:
         return "loopback"
     if named is not None:
@@ -174,10 +168,10 @@ def parse(
     upper: tuple[str, ...],
 ) -> Nic:
     """The interface of these attributes: "mtu", "DEVTYPE" of uevent, "device.DRIVER" and so on.
-    Its addresses are told elsewhere.
+    Its addresses come from `routes`.
 
     An attribute that is missing or makes no sense is None: the kernel refuses some attributes
-    while the interface is down (EINVAL), and has -1 for a speed that it does not know.
+    while the interface is down (EINVAL), and shows -1 for an unknown speed.
     """
     hardware = "device.uevent" in values or any(key.startswith("device.") for key in values)
     flags, carrier, duplex = values.get("flags", ""), values.get("carrier"), values.get("duplex")
@@ -207,7 +201,7 @@ def parse(
     )
 
 
-#: The files whose values are each interface's own, and no more than a field is made of them.
+#: The files with values of a single interface -> the only field that depends on the value.
 _VARIES = {
     "address": "mac",
     "carrier_changes": "carrier_changes",
@@ -218,25 +212,25 @@ _VARIES = {
 }
 
 
-def varying(lines: Iterable[str]) -> Callable[[str], bool]:
-    """Whether the value of a file in this section is one that differs between interfaces that are
-    alike, and no other file is taken for it.
+def find_varying(lines: Iterable[str]) -> Callable[[str], bool]:
+    """A function: whether a file's value may differ between otherwise equal interfaces, and no
+    other file sets the same attribute.
     """
     start = f"{NET}/"
     paths = {line.partition(":")[0] for line in lines if line.startswith(start)}
-    places = Counter(_named_by.__wrapped__(path[len(start) :]) for path in paths)
+    places = Counter(_attribute_of.__wrapped__(path[len(start) :]) for path in paths)
 
     def varies(path: str) -> bool:
         relative = path.removeprefix(start)
         name, slash, file = relative.partition("/")
         varies_alone = path != relative and bool(name and slash) and file in _VARIES
-        return varies_alone and places[_named_by.__wrapped__(relative)] == 1
+        return varies_alone and places[_attribute_of.__wrapped__(relative)] == 1
 
     return varies
 
 
-def like(interfaces: Mapping[str, Nic], differing: Mapping[str, str]) -> dict[str, Nic]:
-    """The interfaces with other values in these files."""
+def with_values(interfaces: Mapping[str, Nic], differing: Mapping[str, str]) -> dict[str, Nic]:
+    """The interfaces with the values of these files replaced."""
     fields: dict[str, dict[str, object]] = {}
     for path, text in differing.items():
         name, _, file = path[len(NET) + 1 :].partition("/")

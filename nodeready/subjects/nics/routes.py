@@ -1,4 +1,10 @@
-"""Where the routes of a node lead, and its own addresses."""
+"""A node's routes and addresses.
+
+/proc shows the routes of the kernel's main tables, and the addresses, without a lock. A netlink
+dump (``ip route``) waits for the kernel's network lock, which a network driver in trouble may hold
+for ever. Rules (``ip rule``), tables that only rules use, and all next hops but the first of a
+multipath route are not visible there.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +19,12 @@ from nodeready.subjects.base import Output, Section, cached_per_fleet
 
 
 def link_local(network: str) -> bool:
-    """Whether an address or network is IPv4's link-local: an interface gives itself such a one."""
+    """Whether an address or network is IPv4's link-local, which an interface gives itself."""
     return network.startswith("169.254.")
 
 
 def by_path(text: str, start: str) -> dict[str, list[str]]:
-    """Path behind ``start`` -> its lines, as ``grep -H`` printed the files of that directory."""
+    """Path below ``start`` -> its lines, from the output of ``grep -H``."""
     lines_by_path: dict[str, list[str]] = {}
     length = len(start)
     for line in text.split("\n"):
@@ -29,15 +35,15 @@ def by_path(text: str, start: str) -> dict[str, list[str]]:
     return lines_by_path
 
 
-#: Maximum number of routes, the widest first: wide routes lead to nodes. Narrow routes lead to
-#: containers, and a network for containers makes thousands.
+#: Maximum number of routes, the widest first: wide routes lead to nodes, and a network for
+#: containers makes thousands of narrow routes.
 MOST_ROUTES = 256
 _UP, _REJECT = 0x1, 0x200
 _LOCAL_V6, _ANYCAST_V6 = 0x80000000, 0x100000
-#: Flags of an address (include/uapi/linux/if_addr.h): temporary (RFC 8981), which changes every
-#: day, and tentative, which is not proven to be this node's alone.
+#: Flags of an address (include/uapi/linux/if_addr.h): temporary (RFC 8981: it changes every day),
+#: and tentative (another node may have it).
 _TEMPORARY, _TENTATIVE = 0x01, 0x40
-# The files that may be long and cut off come last.
+# The long files, which may be cut off, come last.
 _SCRIPT = r"""
     nr_lines routes /proc/net/if_inet6 /proc/net/route /proc/net/ipv6_route /proc/net/fib_trie
 """
@@ -50,7 +56,7 @@ class Route:
 
     destination: a network ("10.0.0.0/8"); "0.0.0.0/0" and "::/0" are the default
     gateway:     the next hop; None: the interface is connected to the network
-    metric:      of routes to the same network, the one with the lowest metric counts
+    metric:      of routes to the same network, the lowest metric counts
     """
 
     destination: str
@@ -60,7 +66,7 @@ class Route:
 
     @property
     def default(self) -> bool:
-        """Whether this is a default route: it takes every address that no other route takes."""
+        """Whether this is a default route: for every address without another route."""
         return self.destination.endswith("/0")
 
 
@@ -81,7 +87,7 @@ def _address_v4(text: str) -> str:
 
 
 def _v4(line: str) -> Route | None:
-    """The route of a line of /proc/net/route; None for a reject route, and for another line."""
+    """The route in a line of /proc/net/route; None for a reject route, and for another line."""
     words = line.split()
     if len(words) < 8 or not all(re.fullmatch(r"[0-9A-F]{8}", words[i]) for i in (1, 2, 7)):
         return None
@@ -96,7 +102,7 @@ def _v4(line: str) -> Route | None:
 
 
 def _v6(line: str) -> Route | None:
-    """The route of a line of /proc/net/ipv6_route; None as for `_v4`."""
+    """The route in a line of /proc/net/ipv6_route; None as for `_v4`."""
     match = re.fullmatch(
         r"([0-9a-f]{32}) ([0-9a-f]{2}) [0-9a-f]{32} [0-9a-f]{2} ([0-9a-f]{32}) "
         r"([0-9a-f]{8}) [0-9a-f]{8} [0-9a-f]{8} ([0-9a-f]{8}) +(\S+)",
@@ -154,23 +160,23 @@ address_set = cached_per_fleet(frozenset)
 _sorted_fleet = cached_per_fleet(_sorted)
 
 
-def reached(
-    routes: Iterable[Route], addresses: tuple[str, ...], *, own: bool = False
+def count_reached(
+    routes: Iterable[Route], addresses: tuple[str, ...], *, is_own: bool = False
 ) -> dict[str, int]:
-    """Interface -> how many of the addresses it reaches; the narrowest route takes an address.
+    """Interface -> count of the addresses that it reaches, each by its narrowest route.
 
-    Give the same tuple for every node: it is sorted once, and each route is a slice of it.
+    Pass the same tuple for every node: it is sorted once, and each route is a slice of it.
 
-    own: they are this node's, and no other one's
+    is_own: the addresses are this node's
     """
-    by_version = _sorted(addresses) if own else _sorted_fleet(addresses)
+    by_version = _sorted(addresses) if is_own else _sorted_fleet(addresses)
     counts: dict[str, int] = {}
     taken: dict[int, list[tuple[int, int]]] = {4: [], 6: []}
     for route in sorted(routes, key=lambda route: (-_prefix(route), route.metric)):
         version, first, last = _bounds(route.destination)
         numbers = by_version[version]
         low, high = bisect_left(numbers, first), bisect_right(numbers, last)
-        # Networks are nested or apart: a slice that a narrower route took is inside or outside.
+        # Networks are nested or disjoint: the slice of a narrower route is inside or outside.
         inside = [
             interval for interval in taken[version] if low <= interval[0] and interval[1] <= high
         ]
@@ -187,8 +193,8 @@ class Address:
     """One address of this node.
 
     prefix:     length of the network's prefix
-    interfaces: the interfaces of the address's network; () when no route tells
-    lasting:    False for a temporary address, and for a tentative one
+    interfaces: the interfaces of the address's network; () without a route
+    lasting:    False for a temporary or tentative address
     """
 
     text: str
@@ -200,8 +206,8 @@ class Address:
 def _own_v4(routes: Iterable[Route], fib_trie: Iterable[str]) -> Iterator[Address]:
     """This node's IPv4 addresses in /proc/net/fib_trie: a leaf that has ``/32 host LOCAL``.
 
-    /proc does not say to which interface such an address belongs: it is the interface of the
-    narrowest route to the address that is no default.
+    /proc does not name the interface of such an address: it is that of the narrowest route to the
+    address, without default routes.
     """
     candidates = [
         (*_bounds(route.destination)[1:], route)
@@ -246,7 +252,7 @@ def _own_v6(if_inet6: Iterable[str]) -> Iterator[Address]:
 
 @lru_cache(maxsize=2)
 def parse_section(output: Output) -> tuple[tuple[Route, ...], tuple[Address, ...]]:
-    """The routes and this node's addresses, as far as the section came. Never raises."""
+    """The routes and this node's addresses, as far as the section was read. Never raises."""
     proc = by_path(output.text, "/proc/net/")
     all_routes = parse_routes(proc.get("route", ()), proc.get("ipv6_route", ()))
     own_addresses = (
@@ -257,9 +263,9 @@ def parse_section(output: Output) -> tuple[tuple[Route, ...], tuple[Address, ...
 
 
 def addresses(own_addresses: Iterable[Address]) -> dict[str, list[str] | None]:
-    """Interface -> its addresses ("10.0.0.1/24"); an interface that has none is missing.
+    """Interface -> its addresses ("10.0.0.1/24"); an interface without an address is missing.
 
-    Interfaces that share a subnet cannot be told apart: None.
+    None for interfaces that share a subnet: their addresses cannot be assigned.
     """
     by_interface: dict[str, list[str] | None] = {}
     for address in own_addresses:

@@ -1,6 +1,6 @@
-"""Judge the RDMA ports: there, active, as fast and as set up as they should be.
+"""Judge the RDMA ports: their presence, state, rate and settings.
 
-Without a policy only what is wrong on any node is judged, and only on ports that are in use
+Without a policy the checks judge faults that are faults on every node, and only on ports in use
 (`configured`): the second port of a card may be without a cable.
 """
 
@@ -17,7 +17,7 @@ from nodeready.subjects.rdma.device import PMA_COUNTERS, PcieLink, RdmaDevice, R
 from nodeready.subjects.rdma.facts import PROBE, Rdma, compared, counters, learned
 from nodeready.subjects.result import Result, Subject, check, fail, na, ok, some, unknown, warn
 
-# --- Which RDMA ports of a node are judged, and how findings name them.
+# --- The RDMA ports that are judged, and their names in findings.
 
 Ports = dict[str, tuple[RdmaDevice, RdmaPort]]
 
@@ -40,7 +40,7 @@ def source(port: RdmaPort, file: str) -> str:
     return f"/sys/class/infiniband/{port.device}/ports/{port.port}/{file}"
 
 
-def wanted(policy: Policy, column: str) -> dict[str, object]:
+def policy_column(policy: Policy, column: str) -> dict[str, object]:
     """Port -> the policy's value in this column."""
     return {
         name: columns[column]
@@ -49,16 +49,16 @@ def wanted(policy: Policy, column: str) -> dict[str, object]:
     }
 
 
-def hardware(observed: Rdma) -> Ports:
-    """The ports of this node's adapters: no software devices, and no idle virtual functions.
+def adapter_ports(observed: Rdma) -> Ports:
+    """The ports of this node's adapters, without software devices and idle virtual functions.
 
-    A virtual function beside its physical one waits for a virtual machine, without a link.
+    An unused virtual function on its host has no link.
     """
-    return dict(_hardware(observed))
+    return dict(_find_adapter_ports(observed))
 
 
 @cached_per_node
-def _hardware(observed: Rdma) -> Ports:
+def _find_adapter_ports(observed: Rdma) -> Ports:
     return {
         port.name: (device, port)
         for device in observed.devices.values()
@@ -70,22 +70,23 @@ def _hardware(observed: Rdma) -> Ports:
 def _switched_off(device: RdmaDevice, port: RdmaPort) -> bool:
     """Whether the port was taken out of use on purpose.
 
-    An Ethernet port is "Disabled" without a cable, too. There, the interface tells: its carrier is
-    0 or 1 only when it is administratively up. A port without an interface is a container's.
+    An Ethernet port is also "Disabled" without a cable. There the interface decides: its carrier
+    is 0 or 1 only when the interface is administratively up. A port without an interface belongs
+    to a container.
     """
     if port.link_layer == "Ethernet":
         return all(netdev.carrier is None for netdev in device.netdevs)
     return port.phys_state == "Disabled"
 
 
-def _left_out(observed: Rdma) -> Ports:
+def _disabled_ports(observed: Rdma) -> Ports:
     """The InfiniBand ports that are Disabled where nearly all ports of the same board are active.
 
     Such a port was switched off by hand (ibportstate), or has no cable: ConnectX adapters show
-    both as Disabled. At most a quarter of the equal ports are left out: more are spare ones.
+    both as Disabled. More than a quarter of the equal ports are spare ports, and not returned.
     """
     boards: dict[tuple[str, str], Ports] = {}
-    for name, (device, port) in hardware(observed).items():
+    for name, (device, port) in adapter_ports(observed).items():
         if port.link_layer == "InfiniBand" and device.board_id:
             boards.setdefault(device.board, {})[name] = (device, port)
     ports: Ports = {}
@@ -104,13 +105,13 @@ def _left_out(observed: Rdma) -> Ports:
 def configured(observed: Rdma, policy: Policy) -> Ports:
     """The ports that must work.
 
-    With a policy, its ports. Without one, each card has at least one port in use: beside an active
-    port, another one may be without a cable, unless it sees a port at the other end. A card whose
-    ports are all switched off is not in use.
+    With a policy, its ports. Without a policy, at least one port of each card: beside an active
+    port, another port may be without a cable, unless it detects a port at the far end. A card
+    whose ports are all switched off is not in use.
     """
     if policy.rdma_ports:
         named = rows(policy.rdma_ports)
-        # An idle virtual function is judged when the policy names it.
+        # The policy may name an idle virtual function.
         every = {p.name: (d, p) for d in observed.devices.values() for p in d.ports}
         return {name: every[name] for name in named if name in every}
     return dict(_in_use(observed))
@@ -119,7 +120,7 @@ def configured(observed: Rdma, policy: Policy) -> Ports:
 @cached_per_node
 def _in_use(observed: Rdma) -> Ports:
     cards: dict[str, Ports] = {}
-    for name, (device, port) in _hardware(observed).items():
+    for name, (device, port) in _find_adapter_ports(observed).items():
         cards.setdefault(device.slot, {})[name] = (device, port)
     ports: Ports = {}
     for card in cards.values():
@@ -135,9 +136,9 @@ def _in_use(observed: Rdma) -> Ports:
     return ports
 
 
-# --- Since the last look: lost links and errors.
+# --- Since the last audit: lost links and errors.
 
-#: Symbol errors an hour up to which a link keeps InfiniBand's bit error rate of 1e-12.
+#: Maximum of symbol errors an hour within InfiniBand's bit error rate of 1e-12.
 SYMBOL_ERRORS_PER_HOUR = 120
 
 
@@ -149,7 +150,7 @@ def _duration(seconds: float) -> str:
 
 
 def _allowed(counter: str, seconds: float) -> float:
-    """How much the counter may grow in this time; at least an hour's allowance."""
+    """The maximum growth of the counter in this time; at least an hour's."""
     if counter != "symbol_error":
         return 0
     return SYMBOL_ERRORS_PER_HOUR * max(1.0, seconds / 3600)
@@ -164,18 +165,18 @@ def _allowed(counter: str, seconds: float) -> float:
     ),
 )
 def errors(observed: Rdma, policy: Policy) -> Result:
-    """Since the last look no link went down and no counter of fatal errors grew.
+    """Since the last audit no link went down and no counter of fatal errors grew.
 
-    Any change of link_downed, local_link_integrity_errors, excessive_buffer_overrun_errors or
-    rnr_nak_retry_err ends a job, and so do more than 120 symbol errors an hour, the limit of the
-    InfiniBand specification (NVSentinel's NIC health monitor takes the same ones). Totals since
-    the driver was loaded say nothing about today. One that is lower than before was reset: what it
-    shows is new. One of 4 or 8 bits that is full stays there: of link_downed on InfiniBand, whose
-    counters can be reset, that is a warning.
+    A job ends when link_downed, local_link_integrity_errors, excessive_buffer_overrun_errors or
+    rnr_nak_retry_err grows, or with more than 120 symbol errors an hour, the limit of the
+    InfiniBand specification (NVSentinel's NIC health monitor uses the same counters). Totals since
+    the driver was loaded show nothing about today. A counter below its earlier value was reset:
+    its whole value is new. A full counter of 4 or 8 bits stays full. A full link_downed is a
+    warning on InfiniBand, where counters can be reset.
     """
     check, wants = "rdma.errors", "no new errors"
     before, ports = observed.before, configured(observed, policy)
-    if not hardware(observed):
+    if not adapter_ports(observed):
         return na(check, "no RDMA device")
     if not any(port.counters for _, port in ports.values()):
         return na(check, "no port in use has error counters")
@@ -228,8 +229,8 @@ _UNUSED = "no RDMA port is in use: all are switched off"
 def expected(observed: Rdma, policy: Policy) -> Result:
     """Every port of the policy's rdma_ports is there.
 
-    A card that fell off the bus, or whose driver gave up on it, leaves no port at all: only a list
-    of what should be there shows that.
+    A card that fell off the bus, or that its driver has given up, has no port at all: only a list
+    of the expected ports reveals it.
     """
     check, named = "rdma.expected", rows(policy.rdma_ports)
     if not named:
@@ -258,10 +259,10 @@ def expected(observed: Rdma, policy: Policy) -> Result:
 def devices(observed: Rdma, policy: Policy) -> Result:
     """Every adapter has an RDMA device, and programs can open each device.
 
-    What only RDMA uses (PCI classes 0x0207 and 0x0208, EFA, Slingshot) and has no device has lost
-    its driver; functions given to virtual machines are passed over. Without ib_uverbs there is no
-    /dev/infiniband/uverbs*, through which NCCL and MPI reach a device. An InfiniBand device
-    without a GUID is none for the subnet manager.
+    An adapter for RDMA alone (PCI classes 0x0207 and 0x0208, EFA, Slingshot) without a device has
+    lost its driver; functions of virtual machines do not count. Without ib_uverbs there is no
+    /dev/infiniband/uverbs*, through which NCCL and MPI use a device. The subnet manager ignores an
+    InfiniBand device without a GUID.
     """
     check = "rdma.devices"
     real = {n: d for n, d in observed.devices.items() if d.kind != "software"}
@@ -293,13 +294,13 @@ def devices(observed: Rdma, policy: Policy) -> Result:
     return ok(check, f"{len(real)} devices")
 
 
-#: Local identifiers of one port: above are multicast ones and the permissive one (InfiniBand
-#: Architecture Specification, 4.1.3). 0 is none.
+#: Local identifiers of single ports, without 0 (unset), multicast identifiers and the permissive
+#: identifier (InfiniBand Architecture Specification, 4.1.3).
 _UNICAST = range(1, 0xC000)
 
 
-def _unaddressed(device: RdmaDevice, port: RdmaPort) -> str:
-    """What an active InfiniBand port has not been given by a subnet manager, or ""."""
+def _address_problem(device: RdmaDevice, port: RdmaPort) -> str:
+    """The address that an active InfiniBand port lacks from its subnet manager, or ""."""
     if port.link_layer != "InfiniBand" or device.kind == "hfi1" or device.virtual:
         return ""
     for lid_name, lid in (("LID", port.lid), ("subnet manager's LID", port.sm_lid)):
@@ -308,27 +309,27 @@ def _unaddressed(device: RdmaDevice, port: RdmaPort) -> str:
     return ""
 
 
-def _untold(device: RdmaDevice, port: RdmaPort) -> str:
-    """What the kernel does not tell of a port that may be well, or ""."""
+def _unreadable_state(device: RdmaDevice, port: RdmaPort) -> str:
+    """The state that the kernel does not show of a port that may work, or ""."""
     if port.state in ("", "NOP", "UNKNOWN"):
         return f"no state of {port.name}"
     if not port.active or device.kind in ("efa", "cxi"):
         return ""
-    # An iWARP driver of an older kernel tells no physical state.
+    # An iWARP driver of an older kernel shows no physical state.
     if port.phys_state == "" or (port.phys_state == "<unknown>" and device.node_type != "RNIC"):
         return f"no physical state of {port.name}"
     return ""
 
 
-def _fault(device: RdmaDevice, port: RdmaPort) -> str:
-    """What is wrong with the state of a port, or ""."""
+def _state_problem(device: RdmaDevice, port: RdmaPort) -> str:
+    """The problem with the state of a port, or ""."""
     if device.kind == "efa":
         down = [netdev.name for netdev in device.netdevs if netdev.operstate == "down"]
         return f"{port.name}: {', '.join(down)} is down" if down else ""
     if port.state in ("INIT", "ARMED") and port.link_layer != "Ethernet":
         return f"{port.name}: {port.state}, no subnet manager has set it up"
     if port.active and port.phys_state in ("", "<unknown>", "LinkUp"):
-        return _unaddressed(device, port)
+        return _address_problem(device, port)
     return f"{port.name}: {', '.join(text for text in (port.state, port.phys_state) if text)}"
 
 
@@ -343,43 +344,45 @@ def _fault(device: RdmaDevice, port: RdmaPort) -> str:
 def state(observed: Rdma, policy: Policy) -> Result:
     """Every port in use is ACTIVE and LinkUp: any other state carries no traffic.
 
-    INIT and ARMED have a link and wait for the subnet manager (InfiniBand Architecture
-    Specification, 7.2.7). An ACTIVE one without a LID of its own or of the subnet manager reaches
-    nobody. Amazon's EFA always says ACTIVE (drivers/infiniband/hw/efa), so that only the interface
-    of its adapter is judged, where it has one. A port that is Disabled beside ports of its board
-    that are all active is a warning: it may be meant so, or have lost its cable.
+    Ports in INIT and ARMED have a link and wait for the subnet manager (InfiniBand Architecture
+    Specification, 7.2.7). An ACTIVE port without its own LID, or without that of the subnet
+    manager, cannot reach any port. Amazon's EFA always shows ACTIVE (drivers/infiniband/hw/efa),
+    so that only the interface of its adapter is judged, where it has one. A Disabled port beside
+    active ports of the same board is a warning: it may be intended, or the cable is lost.
     """
     check, wants = "rdma.state", "ACTIVE, LinkUp"
-    if not hardware(observed):
+    if not adapter_ports(observed):
         return na(check, _NONE)
     used = configured(observed, policy)
-    ports_told = {n: (d, p) for n, (d, p) in used.items() if d.kind != "efa" or d.netdevs}
-    if not ports_told:
+    judged_ports = {n: (d, p) for n, (d, p) in used.items() if d.kind != "efa" or d.netdevs}
+    if not judged_ports:
         return na(check, "EFA tells no state of its link" if used else _UNUSED)
-    silent = {name: text for name, pair in ports_told.items() if (text := _untold(*pair))}
+    silent = {
+        name: text for name, pair in judged_ports.items() if (text := _unreadable_state(*pair))
+    }
     faulty = {
         name: text
-        for name, pair in ports_told.items()
-        if name not in silent and (text := _fault(*pair))
+        for name, pair in judged_ports.items()
+        if name not in silent and (text := _state_problem(*pair))
     }
     if faulty:
-        port = ports_told[next(iter(faulty))][1]
+        port = judged_ports[next(iter(faulty))][1]
         fix = f"check the cable and the switch port of {some(faulty, ', ')}"
         if all("subnet manager" in text for text in faulty.values()):
             fix = "check the fabric's subnet manager (sminfo; opensm or UFM)"
         return fail(check, wants, some(faulty.values()), source(port, "state"), fix)
     if silent:
         return unknown(check, some(silent.values()))
-    spare = {} if policy.rdma_ports else _left_out(observed)
+    spare = {} if policy.rdma_ports else _disabled_ports(observed)
     if spare:
         words = some(f"{name}: {port.state}, Disabled" for name, (_, port) in spare.items())
         fix = f"plug or enable {some(spare, ', ')}, or name the ports in use in rdma_ports"
         path = source(next(iter(spare.values()))[1], "phys_state")
         return warn(check, "ACTIVE, as the others of its board", words, path, fix)
-    return ok(check, wants, f"{len(ports_told)} ports ACTIVE, LinkUp")
+    return ok(check, wants, f"{len(judged_ports)} ports ACTIVE, LinkUp")
 
 
-#: One lane of a generation whose links have 4 or 2: "25 Gb/sec (1X EDR)".
+#: A single lane, of a generation with 4 or 2 lanes per link: "25 Gb/sec (1X EDR)".
 _ONE_LANE = re.compile(r"\(1X (DDR|QDR|FDR10|FDR|EDR|HDR)\)")
 
 
@@ -389,20 +392,20 @@ _ONE_LANE = re.compile(r"\(1X (DDR|QDR|FDR10|FDR|EDR|HDR)\)")
     fix=("reseat or replace the cable of WRONG, or retrain the link",),
 )
 def rate(observed: Rdma, policy: Policy) -> Result:
-    """Every port runs at the policy's rate_gbps; without one, as fast as the fastest of its kind.
+    """Every port has the policy's rate_gbps; without one, the rate of the fastest equal port.
 
     A link that trained with fewer lanes or at a lower speed halves the speed of every collective
-    of the job. Without a policy only InfiniBand ports of the same model and board are compared,
-    active ones: on Ethernet different speeds on one node are usual. A slower port whose board
-    cannot be read is unknown. An InfiniBand link up to HDR has 4 lanes, or 2 behind a splitter:
-    one that runs on a single lane has lost the others.
+    of the job. Without a policy only active InfiniBand ports of the same model and board are
+    compared: on Ethernet different speeds on one node are usual. A slower port whose board cannot
+    be read is unknown. An InfiniBand link up to HDR has 4 lanes, or 2 behind a splitter: a link
+    with a single lane is broken.
     """
-    check, policy_values = "rdma.rate", wanted(policy, "rate_gbps")
+    check, policy_values = "rdma.rate", policy_column(policy, "rate_gbps")
     used = {n: (d, p) for n, (d, p) in configured(observed, policy).items() if p.active}
-    if not hardware(observed):
+    if not adapter_ports(observed):
         return na(check, _NONE)
     wants: dict[str, object] = {}
-    # Ports whose model or board cannot be read, slower than one that may be of the same board.
+    # Ports with an unreadable model or board, slower than a port that may be of the same board.
     boardless: list[str] = []
     if policy.rdma_ports:
         if not policy_values:
@@ -450,9 +453,9 @@ def rate(observed: Rdma, policy: Policy) -> Result:
 #: At this speed in GT/s and above, an idle link may use fewer lanes (state L0p; PCI Express Base
 #: Specification 6.0).
 _LANES_ON_DEMAND = 64.0
-#: Adapters with a PCIe switch of their own, behind which a GPU stands: ConnectX-8 and -9. The link
-#: to the processor is not the one that the data takes.
-_OWN_SWITCH = ("MT4131", "MT4133")
+#: Adapters with an integrated PCIe switch and a GPU behind it: ConnectX-8 and -9. The data does
+#: not use the link to the processor.
+_WITH_PCIE_SWITCH = ("MT4131", "MT4133")
 
 
 def _bandwidth(lanes: int, speed: float) -> float:
@@ -461,8 +464,8 @@ def _bandwidth(lanes: int, speed: float) -> float:
     return lanes * speed * coding
 
 
-def _usable(link: PcieLink) -> int:
-    """The lanes that the link uses, or will when data comes."""
+def _usable_lanes(link: PcieLink) -> int:
+    """The lanes that the link uses now, or as soon as it has data."""
     rests = (link.speed or 0.0) >= _LANES_ON_DEMAND
     return link.lanes if rests else link.width or 0
 
@@ -470,7 +473,7 @@ def _usable(link: PcieLink) -> int:
 def _linked(observed: Rdma, policy: Policy) -> dict[str, RdmaDevice]:
     """The devices in use whose PCIe link the kernel shows.
 
-    The registers of Amazon's EFA are written by its hypervisor, and tell nothing of a slot.
+    Amazon's hypervisor writes the registers of EFA, which describe no slot.
     """
     return {
         device.name: device
@@ -481,13 +484,13 @@ def _linked(observed: Rdma, policy: Policy) -> dict[str, RdmaDevice]:
     }
 
 
-def _narrow(observed: Rdma, device: RdmaDevice, link: PcieLink) -> str:
-    """How a port is faster than the slot of its card, where the card alone would be fast enough.
+def _slot_problem(observed: Rdma, device: RdmaDevice, link: PcieLink) -> str:
+    """The problem of a card that is fast enough for its port, in a slot that is not, or "".
 
-    An adapter may stand in two slots, whose bandwidth then adds up (NVIDIA's Socket Direct).
+    An adapter may use two slots, whose bandwidths add up (NVIDIA's Socket Direct).
     """
     rates = [port.rate_gbps or 0.0 for port in device.ports if port.active]
-    if device.hca_type in _OWN_SWITCH or not rates or not link.speed or not link.speed_max:
+    if device.hca_type in _WITH_PCIE_SWITCH or not rates or not link.speed or not link.speed_max:
         return ""
     slots = {
         other.slot: other.pcie
@@ -496,7 +499,7 @@ def _narrow(observed: Rdma, device: RdmaDevice, link: PcieLink) -> str:
     }
     slots[device.slot] = link
     links = [link for link in slots.values() if link is not None and link.width and link.speed]
-    bandwidth = sum(_bandwidth(_usable(link), link.speed or 0.0) for link in links)
+    bandwidth = sum(_bandwidth(_usable_lanes(link), link.speed or 0.0) for link in links)
     best = sum(_bandwidth(link.width_max or 0, link.speed_max or 0.0) for link in links)
     if bandwidth >= max(rates) or best < max(rates):
         return ""
@@ -514,20 +517,20 @@ def _narrow(observed: Rdma, device: RdmaDevice, link: PcieLink) -> str:
     ),
 )
 def pcie(observed: Rdma, policy: Policy) -> Result:
-    """The PCIe link of each adapter has all lanes, and the speed, that the card and its slot have.
+    """The PCIe link of each adapter has all lanes and the full speed of card and slot.
 
-    A card that is not seated, a bad riser or a damaged lane makes the link train with fewer lanes
-    or at a lower speed: all else works, at half the bandwidth. An adapter keeps its speed when it
-    is idle, unlike a GPU. A lower speed fails beside an equal card that is faster; else it is a
-    warning, since the BIOS can have set it, and so is a link that is slower than its port. A card
-    in a slot that has less than the card is meant so.
+    A badly seated card, a bad riser or a damaged lane makes the link train with fewer lanes or at
+    a lower speed: everything works, at half the bandwidth. Unlike a GPU, an idle adapter keeps its
+    speed. A lower speed fails beside an equal card that is faster. Otherwise a lower speed is a
+    warning, since the BIOS may have set it. A link that is slower than its port is a warning, too.
+    A slot with fewer lanes than its card is intended.
     """
     check, wants = "rdma.pcie", "the lanes and the speed of card and slot"
-    if not hardware(observed):
+    if not adapter_ports(observed):
         return na(check, _NONE)
     devices = _linked(observed, policy)
     links = {name: linked.pcie for name, linked in devices.items() if linked.pcie is not None}
-    readable = {name: link for name, link in links.items() if link.told}
+    readable = {name: link for name, link in links.items() if link.is_readable}
     broken: dict[str, str] = {}
     doubtful: dict[str, str] = {}
     places: dict[str, str] = {}
@@ -539,7 +542,7 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
             if devices[other].board == device.board
         ]
         able = f"{name}: {link.text}, able to do"
-        if _usable(link) < link.lanes:
+        if _usable_lanes(link) < link.lanes:
             broken[name], places[name] = f"{able} {link.lanes} lanes", "current_link_width"
         elif link.speed and link.speed < link.possible:
             places[name] = "current_link_speed"
@@ -550,7 +553,7 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
         if (
             name not in broken
             and name not in doubtful
-            and (slow := _narrow(observed, device, link))
+            and (slow := _slot_problem(observed, device, link))
         ):
             doubtful[name], places[name] = slow, "current_link_speed"
     findings = broken or doubtful
@@ -578,11 +581,11 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
     fix=("FIX, then reboot", "set the adapter's port type"),
 )
 def link_layer(observed: Rdma, policy: Policy) -> Result:
-    """Every port has the policy's link layer: an adapter that can be both may have been reset.
+    """Every port has the policy's link layer: a reset may change an adapter that supports both.
 
-    ConnectX adapters keep the choice in their firmware (mlxconfig, LINK_TYPE_P1).
+    ConnectX adapters store the choice in their firmware (mlxconfig, LINK_TYPE_P1).
     """
-    check, policy_values = "rdma.link_layer", wanted(policy, "link_layer")
+    check, policy_values = "rdma.link_layer", policy_column(policy, "link_layer")
     if not policy_values:
         return na(check, "the policy names no link_layer")
     used = {
@@ -616,8 +619,8 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
     Adapters with different firmware differ in speed and in bugs; NVIDIA qualifies a cluster with
     one version. Different versions stop no job, so without a policy they are a warning.
     """
-    check, policy_values = "rdma.firmware", wanted(policy, "firmware")
-    versions = {name: device.firmware for name, (device, _) in hardware(observed).items()}
+    check, policy_values = "rdma.firmware", policy_column(policy, "firmware")
+    versions = {name: device.firmware for name, (device, _) in adapter_ports(observed).items()}
     path = "/sys/class/infiniband/{}/fw_ver"
     if policy_values:
         present = {name: versions[name] for name in policy_values if name in versions}
@@ -677,10 +680,11 @@ _LAYERS = ("InfiniBand", "Ethernet")
     fix=("give its interface an address, and see cma_roce_mode",),
 )
 def gids(observed: Rdma, policy: Policy) -> Result:
-    """Every active RoCE port has a RoCE v2 GID: v1 is not routed, and NCCL and MPI ask for v2.
+    """Every active RoCE port has a RoCE v2 GID: v1 is not routed, and NCCL and MPI use v2.
 
-    Linux makes GIDs from the interface's addresses, so one without any has none; the type is in
-    gid_attrs/types (Documentation/ABI/stable/sysfs-class-infiniband). iWARP has no such GIDs.
+    Linux makes GIDs from the interface's addresses, so an interface without addresses has no GID;
+    the type is in gid_attrs/types (Documentation/ABI/stable/sysfs-class-infiniband). iWARP has no
+    such GIDs.
     """
     check, wants = "rdma.gids", "a RoCE v2 GID"
     roce = {
@@ -698,14 +702,16 @@ def gids(observed: Rdma, policy: Policy) -> Result:
     if not roce:
         return na(check, "no active RoCE port")
     without = [n for n, port in roce.items() if all(g.type != "RoCE v2" for g in port.gids)]
-    untold = [n for n in without if any(not gid.type for gid in roce[n].gids)]
-    bare = [name for name in without if name not in untold]
-    if bare:
-        kinds = {n: ", ".join({g.type: 0 for g in roce[n].gids}) or "no GID" for n in bare}
+    untyped = [n for n in without if any(not gid.type for gid in roce[n].gids)]
+    without_v2 = [name for name in without if name not in untyped]
+    if without_v2:
+        kinds = {n: ", ".join({g.type: 0 for g in roce[n].gids}) or "no GID" for n in without_v2}
         fix = "give its interface an address, and see cma_roce_mode"
-        return fail(check, wants, by_value(kinds), source(roce[bare[0]], "gid_attrs/types"), fix)
-    if untold:
-        return unknown(check, f"no type of the GIDs of {some(untold, ', ')}")
+        return fail(
+            check, wants, by_value(kinds), source(roce[without_v2[0]], "gid_attrs/types"), fix
+        )
+    if untyped:
+        return unknown(check, f"no type of the GIDs of {some(untyped, ', ')}")
     return ok(check, wants, f"{len(roce)} ports with a RoCE v2 GID")
 
 

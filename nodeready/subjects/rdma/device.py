@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-#: Error counter of a link -> the value at which it is full: the counters have 16, 8 or 4 bits and
-#: stay at that value (sysfs.c, PORT_PMA_ATTR).
+#: Error counter of a link -> its maximum: the counters have 16, 8 or 4 bits and stay at their
+#: maximum (sysfs.c, PORT_PMA_ATTR).
 PMA_COUNTERS = {
     "symbol_error": 65535,
     "link_downed": 255,
@@ -23,8 +23,8 @@ PMA_COUNTERS = {
 
 #: Error counters in hw_counters, where a driver has them: 64 bits, never full.
 HW_COUNTERS = ("rnr_nak_retry_err",)
-# Driver of the PCI function -> kind of the RDMA device: the name of the RDMA driver, where that
-# one stands on the adapter's Ethernet driver.
+# Driver of the PCI function -> kind of the RDMA device: the name of the RDMA driver, where the
+# RDMA driver uses the adapter's Ethernet driver.
 _KINDS = {
     "mlx5_core": "mlx5",
     "mlx4_core": "mlx4",
@@ -40,7 +40,7 @@ _KINDS = {
 
 #: Directory below a device's own (which is "") -> file -> its first line.
 Files = Mapping[str, Mapping[str, str]]
-_EMPTY_GID = re.compile(r"[0:]*$")
+EMPTY_GID = re.compile(r"[0:]*$")
 _NET = "device/net/"
 _PORT_LINE = re.compile(r"ports/([0-9]{1,3})(?:/|$)")
 _NUMBER = re.compile(r"(?:[0-9]{1,20}|0x[0-9a-fA-F]{1,16})")
@@ -67,17 +67,17 @@ class Netdev:
 
 @dataclass(frozen=True)
 class RdmaPort:
-    """A port; "" and None: the kernel does not say.
+    """A port; "" and None: the kernel has no value.
 
-    state:      "ACTIVE", the only one that carries traffic; "DOWN"; "INIT" and "ARMED": there is
-                a link, and the port waits for the subnet manager
-    phys_state: "LinkUp", "Polling" (no light from the other side), "Disabled", "Sleep", …
-    rate_gbps:  of the link as it is, lanes times speed, from ``rate_text``: "400 Gb/sec (4X NDR)"
+    state:      "ACTIVE", the only state that carries traffic; "DOWN"; "INIT" and "ARMED": the
+                port has a link, and waits for the subnet manager
+    phys_state: "LinkUp", "Polling" (no light from the far end), "Disabled", "Sleep", …
+    rate_gbps:  of the current link, lanes times speed, from ``rate_text``: "400 Gb/sec (4X NDR)"
     link_layer: "InfiniBand", "Ethernet" (RoCE, iWARP), "Slingshot", "Unknown" (EFA)
     lid:        the port's local identifier, given by the subnet manager; sm_lid: the manager's
     netdev:     the port's network interface, where its GIDs name one
-    gids:       of an Ethernet port, those among the first 16
-    counters:   of PMA_COUNTERS and HW_COUNTERS the ones that the port has; None: unreadable
+    gids:       of an Ethernet port, at most the first 16
+    counters:   those of PMA_COUNTERS and HW_COUNTERS that the port has; None: unreadable
     """
 
     device: str
@@ -106,11 +106,11 @@ class RdmaPort:
 
 @dataclass(frozen=True)
 class PcieLink:
-    """The PCIe link of a device; None: the kernel does not say.
+    """The PCIe link of a device; None: the kernel has no value.
 
-    width, speed: lanes and GT/s of each, as they are now
-    *_max:        what the card can do; slot_*_max: what its slot can, where sysfs shows that
-    unread:       what stands in the place of a value that every link has
+    width, speed: the current lanes, and GT/s of each
+    *_max:        the card's maximum; slot_*_max: its slot's, where sysfs shows it
+    unread:       the text in the place of a value that every link has
     """
 
     width: int | None = None
@@ -122,8 +122,8 @@ class PcieLink:
     unread: str = ""
 
     @property
-    def told(self) -> bool:
-        """Whether the link is one that can be judged: a virtual function's says nothing."""
+    def is_readable(self) -> bool:
+        """Whether the link can be judged: a virtual function has no values."""
         return self.width is not None and not self.unread
 
     @property
@@ -133,7 +133,7 @@ class PcieLink:
 
     @property
     def possible(self) -> float:
-        """The speed in GT/s that card and slot have; 0: not known."""
+        """The speed in GT/s that card and slot support; 0: unknown."""
         return min(self.speed_max or 0.0, self.slot_speed_max or self.speed_max or 0.0)
 
     @property
@@ -148,13 +148,13 @@ class RdmaDevice:
     """An RDMA device.
 
     kind:        "mlx5", "efa", "hfi1" (Omni-Path), "cxi" (Slingshot), "bnxt_re", "irdma", …;
-                 "software" (rxe, siw): no adapter of its own
+                 "software" (rxe, siw): without an adapter
     hca_type:    the adapter's model, "MT4129"; board_id: the board, by its maker's id
     node_type:   "CA", or "RNIC" for iWARP
     driver:      of the PCI function
-    virtual:     a virtual function beside its physical one, meant for a virtual machine
+    virtual:     a virtual function on the host of its physical function, for a virtual machine
     uverbs:      programs can open the device
-    image_guid:  of the whole adapter, which may stand in several slots; "": not readable
+    image_guid:  of the whole adapter, which may use several slots; "": not readable
     pcie:        the link of the PCI function; None: sysfs shows none
     """
 
@@ -178,7 +178,7 @@ class RdmaDevice:
 
     @property
     def board(self) -> tuple[str, str]:
-        """What two adapters have in common that are the same product; "": not readable."""
+        """The product: model and board, equal for equal adapters; "": not readable."""
         return self.hca_type, self.board_id
 
     @property
@@ -195,7 +195,7 @@ def number(text: str | None) -> int | None:
 
 
 def gbps(text: str) -> float | None:
-    """The number of "400 Gb/sec (4X NDR)", "200 Gbps", "BS_200G"; None where there is none."""
+    """The number of "400 Gb/sec (4X NDR)", "200 Gbps", "BS_200G"; None without a number."""
     match = _RATE.search(text)
     return float(match[1]) if match else None
 
@@ -205,15 +205,15 @@ def gbps(text: str) -> float | None:
 _LANES = {str(lanes): lanes for lanes in (1, 2, 4, 8, 12, 16, 32)}
 _SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 _SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9])?) GT/s(?: PCIe)?")
-#: The kernel's words for a link that the device does not describe: a virtual function (registers
-#: of zeros), one that a hypervisor made. 255: PCIE_LNK_WIDTH_UNKNOWN of include/linux/pci.h.
+#: The kernel's words for a link without a description: of a virtual function (registers of zeros),
+#: or of a hypervisor's device. 255: PCIE_LNK_WIDTH_UNKNOWN of include/linux/pci.h.
 _NO_LANES = {"current_link_width": ("0",), "max_link_width": ("0", "255")}
 _NO_SPEED = ("Unknown", "Unknown speed")
 _LINK = ("current_link_width", "max_link_width", "current_link_speed", "max_link_speed")
 
 
 def _pcie(files: Files) -> PcieLink | None:
-    """The link of the device's PCI function; the adapters of thousands of nodes have the same."""
+    """The link of the device's PCI function; thousands of nodes have equal links."""
     values, slot_values = files.get("device", {}), files.get("device/..", {})
     if not any(name in values for name in _LINK):
         return None
@@ -225,10 +225,10 @@ def _pcie(files: Files) -> PcieLink | None:
 
 @lru_cache(maxsize=256)
 def _link(function: tuple[tuple[str, str], ...], port: tuple[tuple[str, str], ...]) -> PcieLink:
-    """The link of these attributes of the PCI function, and of the port above it.
+    """The link from the attributes of the PCI function and of the port above it.
 
-    A function that fell off the bus reads all ones, 63 lanes. A kernel that is older than the
-    speed of the card knows neither speed; a link that says one value of two is in trouble.
+    A function that fell off the bus shows all ones, 63 lanes. A kernel older than the card's speed
+    shows neither speed. A link that shows only one of two values is broken.
     """
     values, slot_values = dict(function), dict(port)
     unread: list[str] = []
@@ -256,7 +256,7 @@ def _link(function: tuple[tuple[str, str], ...], port: tuple[tuple[str, str], ..
             unread.append(f"{width or 0} lanes of {widest or 0}")
         if (current is None) != (fastest is None) or (current or 0.0) > (fastest or 0.0):
             unread.append(f"{current or 0:g} GT/s of {fastest or 0:g}")
-    # The port that a hypervisor shows above a device may have less than the link that runs there.
+    # A hypervisor may show a port with less than the current link above the device.
     if slot_width is not None and slot_width < (width or 0):
         slot_width = None
     if slot_speed is not None and slot_speed < (current or 0.0):
@@ -271,7 +271,7 @@ def _word(text: str) -> str:
 
 
 def _counters(files: Files, directory: str) -> dict[str, int | None]:
-    """The counters that are judged. The kernel shows all PMA_COUNTERS or none of them."""
+    """The counters for the checks. The kernel shows all PMA_COUNTERS or none of them."""
     counters: dict[str, int | None] = {}
     values = files.get(f"{directory}/counters", {})
     if any(name in values for name in PMA_COUNTERS):
@@ -286,7 +286,7 @@ def _gids(files: Files, directory: str) -> tuple[Gid, ...]:
     gids = []
     for name, text in files.get(f"{directory}/gids", {}).items():
         index = number(name)
-        if index is not None and not _EMPTY_GID.match(text):
+        if index is not None and not EMPTY_GID.match(text):
             gids.append(Gid(index, text, types.get(name, "")))
     return tuple(sorted(gids, key=lambda gid: gid.index))
 
@@ -312,7 +312,7 @@ def _port(device: str, index: int, files: Files) -> RdmaPort:
 
 
 def _slingshot(device: str, netdevs: tuple[Netdev, ...], files: Files) -> RdmaPort:
-    """The one port of a cxi device; its state is the driver's, else that of its interface."""
+    """The only port of a cxi device; its state is the driver's, else that of its interface."""
     values = files.get("device/port", {})
     link = values.get("link") or next((netdev.operstate for netdev in netdevs), "")
     speed = values.get("speed", "")
@@ -330,8 +330,8 @@ def _slingshot(device: str, netdevs: tuple[Netdev, ...], files: Files) -> RdmaPo
 def parse_device(name: str, files: Files, cxi: bool, virtual: bool, uverbs: bool) -> RdmaDevice:
     """The device with these files.
 
-    What is missing or makes no sense is "" or None: the kernel refuses to read some files of a
-    port in trouble, and no driver has all of them.
+    A value that is missing or makes no sense is "" or None: the kernel refuses to read some files
+    of a faulty port, and no driver has all files.
     """
     values, function = files.get("", {}), files.get("device", {})
     driver = function.get("DRIVER=", "")
@@ -352,7 +352,7 @@ def parse_device(name: str, files: Files, cxi: bool, virtual: bool, uverbs: bool
     if cxi:
         firmware = files.get("device/uc", {}).get("qspi_blob_version", "")
         board = files.get("device/fru", {}).get("part_number", "")
-    # The words for "cannot tell" have no digit; every model and board id has one.
+    # Every model and board id has a digit, and no word for "unknown" has one.
     model, board = (text if re.search("[0-9]", text) else "" for text in (model, board))
     return RdmaDevice(
         name=name,

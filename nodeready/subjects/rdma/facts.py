@@ -1,4 +1,4 @@
-"""Which RDMA devices a node has: InfiniBand, RoCE, EFA, Omni-Path, Slingshot.
+"""A node's RDMA devices: InfiniBand, RoCE, EFA, Omni-Path, Slingshot.
 
 One grep reads everything from /sys; a node without RDMA starts no program.
 """
@@ -14,7 +14,7 @@ from nodeready.policy import Policy
 from nodeready.subjects.base import Counters, Output, Probe, ProbeError, Section, frozen
 from nodeready.subjects.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 from nodeready.subjects.rdma.device import (
-    _EMPTY_GID,
+    EMPTY_GID,
     HW_COUNTERS,
     PMA_COUNTERS,
     Files,
@@ -24,7 +24,7 @@ from nodeready.subjects.rdma.device import (
     parse_device,
 )
 
-# --- The look at all devices.
+# --- The probe of all devices.
 
 _IB, _CXI, _VERBS = "/sys/class/infiniband", "/sys/class/cxi", "/sys/class/infiniband_verbs"
 
@@ -46,8 +46,8 @@ _SLINGSHOT = (
 #: Maximum number of devices: no node has more adapters.
 MAX_DEVICES = 512
 
-# A RoCE port has 256 GIDs, two for each address, and the filled ones stand first: 16 hold the
-# link-local and seven further addresses. GIDs of an InfiniBand port are not judged.
+# A RoCE port has 256 GIDs, two for each address, and the filled GIDs come first: 16 hold the
+# link-local and seven further addresses. No check needs the GIDs of an InfiniBand port.
 _FIRST = "[0-9] 1[0-5]"
 
 
@@ -55,9 +55,9 @@ def _globs(start: str, names: str) -> str:
     return " ".join(f"{start}/{name}" for name in names.split())
 
 
-# PCI functions that are adapters for RDMA alone: classes 0x0207 (InfiniBand) and 0x0208 (fabric),
+# PCI functions of adapters for RDMA alone: classes 0x0207 (InfiniBand) and 0x0208 (fabric),
 # Amazon's EFA (0xefa0 and up), HPE's Cassini (0x0501). Such a function without an RDMA device has
-# lost its driver, unless it is given to a virtual machine (vfio-pci).
+# lost its driver, unless a virtual machine uses it (vfio-pci).
 _SCRIPT = rf"""
     for nr_dir in /sys/bus/pci/devices/*; do
         nr_class= nr_vendor= nr_device=
@@ -115,8 +115,8 @@ class Rdma:
 
     devices:     name -> device
     without:     adapters on the PCI bus that have no RDMA device
-    nccl_ib_hca: the devices for NCCL_IB_HCA, chosen without the routes of the node
-    before:      the counters of an earlier look; None: there was none
+    nccl_ib_hca: the devices for NCCL_IB_HCA, without regard to the node's routes
+    before:      the counters of an earlier audit; None: there was none
     """
 
     devices: Mapping[str, RdmaDevice]
@@ -132,7 +132,7 @@ class Rdma:
 
 @lru_cache(maxsize=16384)
 def _place(path: str) -> tuple[str, str, str, str] | None:
-    """Root, device, directory below the device's own, and file; None for another path."""
+    """Root, device, directory below the device's directory, and file; None for another path."""
     for root in (_IB, _CXI, _VERBS):
         if path.startswith(f"{root}/"):
             name, _, relative = path[len(root) + 1 :].partition("/")
@@ -142,7 +142,7 @@ def _place(path: str) -> tuple[str, str, str, str] | None:
 
 
 def _devices(lines: Iterable[str]) -> dict[str, dict[str, dict[str, dict[str, str]]]]:
-    """Root -> device -> directory below its own -> file -> first line. A key of uevent is
+    """Root -> device -> directory below the device's -> file -> first line. A key of uevent is
     "DRIVER=".
     """
     files_by_root: dict[str, dict[str, dict[str, dict[str, str]]]] = {
@@ -151,9 +151,9 @@ def _devices(lines: Iterable[str]) -> dict[str, dict[str, dict[str, dict[str, st
         _VERBS: {},
     }
     for line in lines:
-        # No path here contains a colon: the PCI address stands behind links only.
+        # No path here contains a colon: only links lead to a PCI address.
         path, _, value = line.partition(":")
-        # The same paths on thousands of nodes; a long one is none of these.
+        # Thousands of nodes have the same paths; a long path is not cached.
         place = _place(path) if len(path) < 200 else _place.__wrapped__(path)
         if place is None:
             continue
@@ -177,27 +177,27 @@ def _openable(devices: Mapping[str, Files], verbs: Mapping[str, Files]) -> set[s
     return named
 
 
-_KNOWN: TemplateCache[Rdma] = TemplateCache()
-_OWN = {"node_guid": "node_guid", "sys_image_guid": "image_guid"}
+_TEMPLATES: TemplateCache[Rdma] = TemplateCache()
+_GUID_FIELDS = {"node_guid": "node_guid", "sys_image_guid": "image_guid"}
 
 
 def _varies(path: str) -> bool:
-    """Whether the value of this file is a node's own, and nothing else is made of it."""
+    """Whether the file's value belongs to a single node, and sets only the field of its name."""
     place = _place(path)
     if place is None or place[0] != _IB:
         return False
     _, _, directory, file = place
     port, _, relative = directory.removeprefix("ports/").partition("/")
     if not directory:
-        return file in _OWN
+        return file in _GUID_FIELDS
     if not directory.startswith("ports/") or not port.isdecimal():
         return False
     names = {"": ("lid", "sm_lid"), "counters": PMA_COUNTERS, "hw_counters": HW_COUNTERS}
     return relative == "gids" or file in names.get(relative, ())
 
 
-def _like(rdma: Rdma, differing: Mapping[str, str]) -> Rdma | None:
-    """The observation with these values; None where they change more than themselves."""
+def _with_values(rdma: Rdma, differing: Mapping[str, str]) -> Rdma | None:
+    """The observation with these values; None where a value changes more than its own field."""
     devices = dict(rdma.devices)
     for path, text in differing.items():
         place, value = _place(path), sys.intern(text.strip())
@@ -207,27 +207,29 @@ def _like(rdma: Rdma, differing: Mapping[str, str]) -> Rdma | None:
         if device is None:
             return None
         if not directory:
-            devices[name] = fast_replace(device, **{_OWN[file]: value})
+            devices[name] = fast_replace(device, **{_GUID_FIELDS[file]: value})
             continue
         words = directory.split("/")
-        ports_like = [
-            _port_like(port, words[2:], file, value) if str(port.port) == words[1] else port
+        changed_ports = [
+            _port_with_value(port, words[2:], file, value) if str(port.port) == words[1] else port
             for port in device.ports
         ]
-        ports = [port for port in ports_like if port is not None]
-        if len(ports) < len(ports_like) or ports == list(device.ports):
+        ports = [port for port in changed_ports if port is not None]
+        if len(ports) < len(changed_ports) or ports == list(device.ports):
             return None
         devices[name] = fast_replace(device, ports=tuple(ports))
     return fast_replace(rdma, devices=devices)
 
 
-def _port_like(port: RdmaPort, relative: list[str], file: str, value: str) -> RdmaPort | None:
+def _port_with_value(
+    port: RdmaPort, relative: list[str], file: str, value: str
+) -> RdmaPort | None:
     if not relative:
         return fast_replace(port, **{file: number(value)})
     if relative == ["gids"]:
         index = number(file)
         gids = tuple(replace(gid, gid=value) if gid.index == index else gid for gid in port.gids)
-        same = gids == port.gids or _EMPTY_GID.match(value)
+        same = gids == port.gids or EMPTY_GID.match(value)
         return None if same else fast_replace(port, gids=gids)
     if file not in port.counters:
         return None
@@ -236,15 +238,15 @@ def _port_like(port: RdmaPort, relative: list[str], file: str, value: str) -> Rd
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
     """The observation; values that a device does not show are empty. Raises ProbeError when the
-    look was cut off.
+    output was cut off.
     """
     output = outputs["rdma"]
     lines = output.require().split("\n")
-    for template in _KNOWN.of(lines):
+    for template in _TEMPLATES.of(lines):
         differing = template.differing(lines)
-        parsed = None if differing is None else _like(template.read, differing)
+        parsed = None if differing is None else _with_values(template.read, differing)
         if parsed is not None:
-            _KNOWN.mark_used(template)
+            _TEMPLATES.mark_used(template)
             return parsed
     files_by_root = _devices(lines)
     infiniband, cxi = files_by_root[_IB], files_by_root[_CXI]
@@ -265,7 +267,9 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
             without.append(Adapter(address, state == "bound"))
     bare_rdma = Rdma(devices, tuple(without))
     observed: Rdma = frozen(replace(bare_rdma, nccl_ib_hca=hcas(bare_rdma)[0]))
-    _KNOWN.keep(ParsedTemplate.of(lines, observed, lambda path: len(path) < 200 and _varies(path)))
+    _TEMPLATES.keep(
+        ParsedTemplate.of(lines, observed, lambda path: len(path) < 200 and _varies(path))
+    )
     return observed
 
 
@@ -273,18 +277,18 @@ PROBE = Probe("rdma", (Section("rdma", lambda policy: _SCRIPT, cap_bytes=1 << 20
 
 # --- The devices for NCCL.
 
-#: Kinds of device that NCCL uses by plugins of their own, or not at all.
+#: Kinds of device that NCCL uses by separate plugins, or not at all.
 NOT_VERBS = ("efa", "hfi1", "cxi", "software")
 
 
 def hcas(observed: Rdma, avoid: Iterable[str] = ()) -> tuple[tuple[str, ...], str]:
-    """The devices for NCCL_IB_HCA, and why those; a port of a device with several is "mlx5_0:2".
+    """The devices for NCCL_IB_HCA, and the reason; a port of a device with several is "mlx5_0:2".
 
-    NCCL's verbs transport takes InfiniBand and RoCE; EFA, Omni-Path and Slingshot have plugins of
-    their own, and iWARP does not work. Of the active ports, these are left out as long as other
-    ports remain: bonds, and ports whose interface is among ``avoid`` (the interface of ssh, of the
-    default route), which carry the management; RoCE beside InfiniBand; and ports below the
-    highest rate, since NCCL runs at the pace of its slowest port.
+    NCCL's verbs transport uses InfiniBand and RoCE; EFA, Omni-Path and Slingshot have separate
+    plugins, and iWARP does not work. Where other active ports remain, these are left out: bonds,
+    and ports whose interface is among ``avoid`` (the interface of ssh, of the default route),
+    which carry the management; RoCE beside InfiniBand; and ports below the highest rate, since the
+    slowest port limits NCCL.
     """
     avoid = frozenset(avoid)
     usable = [
@@ -317,15 +321,15 @@ def hcas(observed: Rdma, avoid: Iterable[str] = ()) -> tuple[tuple[str, ...], st
 
 
 def is_bond(device: RdmaDevice, port: RdmaPort) -> bool:
-    """Whether this is a bond of Ethernet ports, which mostly carries the management."""
+    """Whether this is a bond of Ethernet ports, which usually carries the management."""
     return "bond" in device.name or (port.netdev or "").startswith("bond")
 
 
-# --- What the next look, the node's peers and a learnt policy take of the observation.
+# --- The values for the next audit, for the comparison with peers, and for a learnt policy.
 
 
 def counters(observed: Rdma) -> dict[str, int]:
-    """The counters that the next look compares with: "mlx5_0/1.link_downed" -> value."""
+    """The counters for the next audit: "mlx5_0/1.link_downed" -> value."""
     return {
         f"{name}.{counter}": value
         for name, port in observed.ports.items()
@@ -335,7 +339,7 @@ def counters(observed: Rdma) -> dict[str, int]:
 
 
 def compared(observed: Rdma) -> dict[str, str | int | float]:
-    """What the nodes of a group should share: devices, their firmware, their ports' rates."""
+    """The values that a group's nodes should share: devices, firmware, and ports' rates."""
     facts: dict[str, str | int | float] = {}
     hardware = {
         n: d for n, d in observed.devices.items() if d.kind != "software" and not d.virtual
@@ -347,7 +351,7 @@ def compared(observed: Rdma) -> dict[str, str | int | float]:
         for fact in ("firmware", "hca_type"):
             if getattr(device, fact):
                 facts[f"{name}.{fact}"] = getattr(device, fact)
-        if device.pcie is not None and device.pcie.told:
+        if device.pcie is not None and device.pcie.is_readable:
             facts[f"{name}.pcie"] = device.pcie.text
         for port in device.ports:
             if port.link_layer:

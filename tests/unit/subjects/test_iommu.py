@@ -193,7 +193,7 @@ def test_what_is_wanted_for_the_hardware(case):
     policy = Policy(iommu_args=tuple(case["policy"])) if "policy" in case else Policy()
     wanted = case["wanted"]
     expected = tuple(wanted) if isinstance(wanted, list) else wanted
-    assert checks.wanted(observed, policy) == expected
+    assert checks.required_arguments(observed, policy) == expected
 
 
 @pytest.mark.parametrize("cpus", ["0-", "many", "0-99999999999"])
@@ -228,7 +228,7 @@ SHELL = drop_in("99-x.cfg", "GRUB_CMDLINE_LINUX=$(cat /etc/args)")
 OURS = drop_in("zz-nodeready.cfg", "nodeready_args=iommu=pt", 4)
 LAST = drop_in("zz-nodeready.cfg", "GRUB_CMDLINE_LINUX=$nodeready_kept", 40)
 WRONG = (Entry("/boot/grub/grub.cfg:5", ("ro",)),)
-GENERATED = {"boot": WRONG, "config": (OURS, LAST), "ours": OURS}
+GENERATED = {"boot": WRONG, "config": (OURS, LAST), "own_line": OURS}
 
 
 @pytest.mark.parametrize(("observed", "args", "live", "actions"), [
@@ -240,8 +240,8 @@ GENERATED = {"boot": WRONG, "config": (OURS, LAST), "ours": OURS}
     (good(config=(*good().config, SOFT)), "fail", "ok", 2),
     (good(config=(*good().config, SHELL)), "fail", "ok", 2),
     # Ours is read last, whatever stands before it.
-    (good(config=(SOFT, OURS, LAST), ours=OURS), "ok", "ok", 0),
-    (good(config=(OURS, LAST, SOFT), ours=OURS), "fail", "ok", 2),
+    (good(config=(SOFT, OURS, LAST), own_line=OURS), "ok", "ok", 0),
+    (good(config=(OURS, LAST, SOFT), own_line=OURS), "fail", "ok", 2),
     # Ours is there, but GRUB's own file was not made from it yet.
     (good(**GENERATED), "fail", "ok", 2),
     # ... and was, in vain: nothing that we would do again.
@@ -296,7 +296,7 @@ def test_an_iommu_that_somebody_switched_off_is_reported_not_changed(case):
 
 
 def test_the_drop_in_sorts_behind_every_other_and_its_old_name_goes():
-    observed = good(config=(OURS, LAST, drop_in("zzz-x.cfg", APPEND)), ours=OURS)
+    observed = good(config=(OURS, LAST, drop_in("zzz-x.cfg", APPEND)), own_line=OURS)
     write, remove, _ = plan(observed, {OURS.path: b"old"})
     assert remove == RemoveFile(OURS.path, b"old")
     assert write.path.rpartition("/")[2] > "zzz-x.cfg"

@@ -56,10 +56,10 @@ def test_a_look_like_an_earlier_one(module, section, profile, times, monkeypatch
     reread = 0
     for _ in range(times):
         text = changed(sections[section].text, OWN[module], draw)
-        lines, known = text.split("\n"), module._KNOWN
+        lines, known = text.split("\n"), module._TEMPLATES
         reread += any(earlier.differing(lines) is not None for earlier in known.of(lines))
         result = parse(text)
-        monkeypatch.setattr(module, "_KNOWN", type(known)())
+        monkeypatch.setattr(module, "_TEMPLATES", type(known)())
         assert parse(text) == result
-        monkeypatch.setattr(module, "_KNOWN", known)
+        monkeypatch.setattr(module, "_TEMPLATES", known)
     assert reread > times // 5

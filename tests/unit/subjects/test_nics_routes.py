@@ -59,7 +59,7 @@ def test_counting_by_slices_is_the_same_as_address_by_address():
         )  # fmt: skip
         name = names[str(narrowest)]
         expected[name] = expected.get(name, 0) + 1
-    assert routes.reached(observed.routes, addresses) == expected
+    assert routes.count_reached(observed.routes, addresses) == expected
 
 
 @pytest.mark.parametrize(("changed", "peers", "name"), [
