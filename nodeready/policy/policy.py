@@ -119,12 +119,12 @@ class Policy:
     py_spy_version: str = setting(
         "0.4.3",
         VERSION,
-        "The py-spy that is put into /usr/local/bin; '' leaves py-spy alone.",
+        "The version of py-spy to install in /usr/local/bin; '': py-spy is not managed.",
     )
     pdshrc_users: Names = setting(
         (),
         USERS,
-        "Users who get a ~/.pdshrc (a marked block in an existing file of theirs).",
+        "Users who get a ~/.pdshrc, or a marked block in their existing file.",
     )
     pdshrc_path: Names = setting(
         (),
@@ -144,14 +144,14 @@ class Policy:
     ssh_client_mode: str = setting(
         "known_hosts",
         one_of("known_hosts", "accept-new", "no"),
-        "How ssh between nodes answers the host-key question: 'known_hosts' distributes every "
-        "node's keys, 'accept-new' trusts at first sight, 'no' never asks and never protects.",
+        "How ssh between nodes treats host keys: 'known_hosts' distributes every node's keys, "
+        "'accept-new' trusts at first sight, 'no' never asks and never protects.",
     )
     ssh_client_hosts: Names = setting(
         (),
         PATTERNS,
-        "ssh_config(5) host patterns (gpu*, 10.1.*) for which the mode is set. Empty: the ssh "
-        "options of the nodes are left alone, only the keys are distributed.",
+        "ssh_config(5) host patterns (gpu*, 10.1.*) for which the mode is set. Empty: only "
+        "the keys are distributed, and the ssh options of the nodes stay.",
     )
     ssh_known_hosts: Names = setting(
         (),
@@ -161,8 +161,8 @@ class Policy:
     iommu_args: Names | None = setting(
         None,
         KERNEL_ARGS,
-        "Kernel arguments for the IOMMU. None chooses by the hardware that is there (AMD "
-        "Instinct); () manages nothing.",
+        "Kernel arguments for the IOMMU. None: chosen by the hardware (AMD "
+        "Instinct); (): not managed.",
     )
     port_range: tuple[int, int] = setting(
         (29500, 29510),
@@ -172,8 +172,8 @@ class Policy:
     job_user: str = setting(
         "",
         USER,
-        "The user as whom `nodeready ready` proves that a node is debuggable; '': whoever logs "
-        "in. What root can do says nothing about what a job's user can.",
+        "The user for whom `nodeready ready` proves that a node is debuggable; '': the user that "
+        "logs in. Root's rights say nothing about the rights of a job's user.",
     )
     gate: bool = setting(
         False,
@@ -189,8 +189,8 @@ class Policy:
     gate_max_age_s: int = setting(
         900,
         whole_number(0, 86400),
-        "Seconds for which the prolog believes a verdict: three of the timer's intervals, so that "
-        "one that is late costs nothing.",
+        "Seconds for which the prolog accepts a verdict: three of the timer's intervals, so that "
+        "a late verdict does no harm.",
     )
     gate_budget_s: int = setting(
         10,
@@ -201,26 +201,25 @@ class Policy:
     gate_textfile: str = setting(
         "/var/lib/prometheus/node-exporter/nodeready.prom",
         TEXTFILE,
-        "The file for node_exporter's textfile collector, written where its directory exists; "
+        "The file for node_exporter's textfile collector, written if its directory exists; "
         "'': none.",
     )
     gate_directory: str = setting(
         "",
         DIRECTORY,
-        "A directory that the nodes share, into which each writes its verdict as NODE.json, for "
-        "`audit --recorded`; '': none. Where Prometheus reads gate_textfile, it is not "
-        "needed.",
+        "A shared directory into which each node writes its verdict as NODE.json, for "
+        "`audit --recorded`; '': none. It is not needed if Prometheus reads gate_textfile.",
     )
     gate_drain: bool = setting(
         False,
         FLAG,
         "True: the health check drains its node in Slurm, with a reason that begins with "
-        "'nodeready:', and takes back only what bears such a reason.",
+        "'nodeready:', and undrains it only from such a reason.",
     )
     lock_wait_s: int = setting(
         30,
         whole_number(0, 3600),
-        "Seconds that a deploy waits for another one on the same node.",
+        "Seconds that a deploy waits for another deploy on the same node.",
     )
     package_lock_wait_s: int = setting(
         120,
@@ -250,15 +249,15 @@ class Policy:
     gpu_ecc: str = setting(
         "default",
         one_of("default", "on", "off", "any"),
-        "ECC mode of GPUs that have one: without it a flipped bit is a wrong result that nobody "
-        "sees. 'default': on, but for cards whose maker delivers it off (GeForce, RTX). 'any' "
-        "judges nothing.",
+        "ECC mode of GPUs that have one: without ECC a flipped bit is an unnoticed wrong result. "
+        "'default': on, except for cards that are delivered with ECC off (GeForce, RTX). 'any': "
+        "not judged.",
     )
     gpu_persistence: str = setting(
         "on",
         one_of("on", "off", "any"),
         "Persistence of NVIDIA's driver, by its daemon or mode: without it the driver unloads "
-        "after each job and the next one waits seconds per GPU.",
+        "after each job, and the next job waits seconds per GPU.",
     )
     gpu_mig: str = setting(
         "any",
@@ -372,7 +371,7 @@ class Policy:
     smoke_prefix: Names = setting(
         (),
         WORDS,
-        "The words in front of that Python where the job runs in a container: "
+        "The words in front of that Python if the job runs in a container: "
         "('apptainer', 'exec', '--nv', '/images/job.sif').",
     )
     smoke_environment: Names = setting(
@@ -383,8 +382,8 @@ class Policy:
     waivers: tuple[tuple[str, str], ...] = setting(
         (),
         WAIVERS,
-        "Findings that are known and accepted, check id -> reason: they are listed as waived, "
-        "and fail nothing: {'nics.mtu': 'until the switch is replaced, ticket 4711'}.",
+        "Known and accepted findings, check id -> reason: they are listed as waived and do not "
+        "fail: {'nics.mtu': 'until the switch is replaced, ticket 4711'}.",
     )
 
 
