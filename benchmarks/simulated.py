@@ -40,7 +40,7 @@ from nodeready.audit.workers import AuditWorkers
 from nodeready.policy import Policy
 from nodeready.reports.registry import FORMATS
 from nodeready.subjects import probe_answer, probe_script, snapshot
-from nodeready.subjects.context import FleetContext, expectations
+from nodeready.subjects.context import context_of
 from nodeready.subjects.registry import select
 from nodeready.subjects.ssh_client.known_hosts import Endpoint
 from nodeready.transport.base import Reply, Request
@@ -372,8 +372,8 @@ def _run(profile: str, nodes: int, directory: Path, *, facts: bool) -> Simulated
         read = time.perf_counter()
         snapshots = {reply.name: reply.snapshot for reply in replies if reply.snapshot is not None}
         endpoints = {name: Endpoint() for name in policies}
-        expected = expectations(policies, snapshots, endpoints, bytes, lambda name: "")
-        context = workers.complete(FleetContext(expected), {})
+        context = context_of(policies, snapshots, endpoints, bytes, lambda name: "")
+        context = workers.complete(context, {})
         combined = time.perf_counter()
         audit, _ = workers.audit(replies, context, selection, "2026-01-01T00:00:00Z", lambda _: ())
         judged = time.perf_counter()

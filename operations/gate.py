@@ -28,7 +28,7 @@ from nodeready.subjects.gate.facts import (
     WANTED,
     Gate,
 )
-from nodeready.subjects.gate.files import contents
+from nodeready.subjects.gate.files import contents, digests
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport import bundle
 
@@ -81,14 +81,14 @@ def program(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     Raises PlanError for a Python that was not asked for.
     """
     gate: Gate = snapshot["gate"]
-    digests = dict(getattr(policy, "gate_files", ()))
+    expected_digests = dict(digests(policy, bundle.program))
     if gate.python not in PYTHONS:
         raise PlanError(f"{gate.python[:100]!r} is no Python that nodeready asks for")
     exposed = [path for path in ROOTS if path in gate.exposed]
     if exposed:
         yield RunCommand(("chown", "0:0", "--", *exposed))
         yield RunCommand(("chmod", "go-w", "--", *exposed))
-    new = (gate.digests or {}).get(BUNDLE) != digests.get(BUNDLE)
+    new = (gate.digests or {}).get(BUNDLE) != expected_digests[BUNDLE]
     if new:
         test = '"$0" -I "$1" --version >/dev/null 2>&1 || { echo "it does not run"; exit 1; }'
         yield WriteFile(
@@ -100,7 +100,7 @@ def program(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
         )
     # Until the new program is compiled, the node runs the old program by the old policy.
     if new or exposed or uncompiled(gate):
-        words = ("nr_compile", gate.python, BUNDLE, COMPILED, NOTE, digests[BUNDLE])
+        words = ("nr_compile", gate.python, BUNDLE, COMPILED, NOTE, expected_digests[BUNDLE])
         yield Script("compile", words, f"compile {BUNDLE} for {gate.python}")
     yield from _files(snapshot, policy, POLICY)
 

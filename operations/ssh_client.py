@@ -10,8 +10,10 @@ from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.access import READ, chmod_mends
+from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client.checks import (
+    expected_lines,
     fleet_block,
     option_lines,
     our_lines,
@@ -82,19 +84,19 @@ def installed(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     )
 
 
-@step(timeout_s=120)
-def known_hosts(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
+@step(timeout_s=120, needs_fleet=True)
+def known_hosts(snapshot: Snapshot, policy: Policy, fleet: FleetFacts) -> Iterator[Action]:
     """Write every node's host keys into our block of /etc/ssh/ssh_known_hosts.
 
     Raises PlanError for lines that make no block.
     """
     client: SshClient = snapshot["ssh_client"]
     yield from _open(client, KNOWN_HOSTS)
-    old = client.known_hosts.content
-    if client.known_hosts.digest == fleet_block(policy.ssh_known_hosts).digest:
+    old, block = client.known_hosts.content, fleet_block(expected_lines(policy, fleet))
+    if client.known_hosts.digest == block.digest:
         return
     try:
-        new = _with_block(old or b"", fleet_block(policy.ssh_known_hosts).inner)
+        new = _with_block(old or b"", block.inner)
     except ValueError as error:
         raise PlanError(f"ssh_known_hosts: {error}") from None
     yield _write(client, new)

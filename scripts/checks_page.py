@@ -60,7 +60,7 @@ def _entry(check: Check) -> str:
         for step in STEPS
         if step.name == check.fixed_by
     ]
-    lines += [f"- {plain(str(act))}" for act in check.acts]
+    lines += [f"- {plain(str(remedy))}" for remedy in check.remedies]
     if check.settings:
         keys = ", ".join(f"`{key}`" for key in check.settings)
         lines.append(f"- Settings: {keys}")

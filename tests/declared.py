@@ -9,34 +9,34 @@ from typing import Any
 import pytest
 
 from nodeready.policy import Policy
+from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.result import ADMIN, DEPLOY, PERSON, Check, Result
 
-_KEYS = frozenset(field.name for field in fields(Policy))
 
-
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=2)
 def _recording(kind: type) -> type:
-    """A Policy, or Expected, whose instances keep which of their settings were asked for."""
+    """A Policy, or FleetFacts, whose instances keep which of their fields were read."""
+    names = frozenset(field.name for field in fields(kind))
 
-    def asked(self: Any, name: str) -> Any:
-        if name in _KEYS:
-            object.__getattribute__(self, "__dict__").setdefault("asked", set()).add(name)
+    def read(self: Any, name: str) -> Any:
+        if name in names:
+            object.__getattribute__(self, "__dict__").setdefault("read", set()).add(name)
         return object.__getattribute__(self, name)
 
-    return type(f"Recording{kind.__name__}", (kind,), {"__getattribute__": asked, "of": kind})
+    return type(f"Recording{kind.__name__}", (kind,), {"__getattribute__": read, "of": kind})
 
 
-def _recorded(want: Policy) -> Any:
-    kind = _recording(getattr(type(want), "of", type(want)))
-    made = object.__new__(kind)
-    made.__dict__.update(vars(want), asked=set())
-    return made
+def _recorded(value: Any) -> Any:
+    kind = _recording(getattr(type(value), "of", type(value)))
+    recorded = object.__new__(kind)
+    recorded.__dict__.update(vars(value), read=set())
+    return recorded
 
 
-def wrong(check: Check, asked: frozenset[str], result: Result) -> list[str]:
-    """What this check did and does not declare."""
-    found = [f"reads {key}" for key in sorted(asked - set(check.settings))]
-    whos = {act.who for act in check.acts}
+def wrong(check: Check, read: frozenset[str], result: Result) -> list[str]:
+    """What this check did and does not declare. read: the fields of the policy and the fleet"""
+    found = [f"reads {name}" for name in sorted(read - {*check.settings, *check.fleet})]
+    whos = {remedy.who for remedy in check.remedies}
     if result.check != check.id:
         found.append(f"gives the result {result.check}")
     if result.fixable and not check.fixed_by and DEPLOY not in whos:
@@ -46,16 +46,17 @@ def wrong(check: Check, asked: frozenset[str], result: Result) -> list[str]:
     return found
 
 
-def judged(check: Check, seen: Any, want: Policy) -> Result:
+def judged(check: Check, seen: Any, want: Policy, fleet: FleetFacts = ALONE) -> Result:
     """The check's result. The test fails, whatever it asks for, when the check does what it does
     not declare."""
-    recorded = _recorded(want)
-    result = check.judge(seen, recorded)
-    asked = recorded.__dict__["asked"]
-    if "of" in vars(type(want)):
-        # One check asks another: what that reads decides this one, too.
-        want.__dict__["asked"].update(asked)
-    found = wrong(check, frozenset(asked), result)
+    arguments = (_recorded(want), _recorded(fleet))
+    result = check.judge(seen, *arguments[: 2 if check.fleet else 1])
+    read = frozenset().union(*(argument.__dict__["read"] for argument in arguments))
+    for outer, argument in zip((want, fleet), arguments, strict=True):
+        if "of" in vars(type(outer)):
+            # One check asks another: what that reads decides this one, too.
+            outer.__dict__["read"].update(argument.__dict__["read"])
+    found = wrong(check, read, result)
     if found:
         # Not an exception: a mistake in a check becomes a result elsewhere.
         pytest.fail(f"{check.id} {', and '.join(found)}, and does not declare it")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
 from nodeready.audit import counters
@@ -17,16 +17,18 @@ from nodeready.audit.peers import compared, key_of
 from nodeready.policy import Policy
 from nodeready.subjects import snapshot
 from nodeready.subjects.context import (
-    NEEDS_FLEET,
-    FleetContext,
     addresses_of,
+    boot_id_of,
     counter_sample,
+    earlier_counters,
     identity_of,
+    mesh_passed,
 )
+from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.judging import judge
-from nodeready.subjects.registry import COUNTING, PROBES, SUBJECTS
+from nodeready.subjects.registry import COUNTING, NEEDS_FLEET, PROBES, SUBJECTS
 from nodeready.subjects.result import Result
-from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.snapshot import Snapshot, shown_facts
 
 #: Values of these types may be large and equal on many nodes.
 _LARGE_TYPES = (tuple, Mapping)
@@ -43,10 +45,6 @@ NUMBER_OF = {name: number for number, name in enumerate(SUBJECTS)}
 
 #: Makes the text of one subject's observation for the run's format.
 FactsText = Callable[[Any], str]
-
-#: What a completed policy adds to the declared one: its class, and field -> (whether the value is
-#: shared with all judges, its number there or the value).
-PolicyDelta = tuple[type[Policy], dict[str, tuple[bool, Any]]]
 
 #: Start and size in a judge's file.
 Place = tuple[int, int]
@@ -71,16 +69,18 @@ class NodeOrder(NamedTuple):
     """What a judge needs to judge a node.
 
     file, place: of the record of its answer
-    policy:      number of the declared policy
-    delta:       what the completed policy adds
+    policy:      number of its policy
+    known_hosts, gate_files: as `FleetFacts` has them; numbers of values that all judges share
+    host_key:    as `FleetFacts` has it
     earlier:     the counters of the last audit, as JSON; "": none
     """
 
-    name: str
     file: int
     place: Place
     policy: int
-    delta: PolicyDelta | None
+    known_hosts: int | None
+    gate_files: int | None
+    host_key: str
     earlier: str
 
 
@@ -112,13 +112,6 @@ class _PackedObservation(NamedTuple):
 
     kind: type
     fields: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _BootFact:
-    """The part of the host's observation that the counters need."""
-
-    boot_id: str
 
 
 class Interner:
@@ -221,8 +214,8 @@ class AnswerJudge:
                 if code is not None:
                     facts.append((self.number, number, code))
                 texts.append((number, text))
-        boot_id = getattr(observed.subjects.get("host"), "boot_id", "")
-        record = (results, facts, texts, unjudged, dict(observed.refused), boot_id)
+        known_early = boot_id_of(observed), mesh_passed(observed)
+        record = (results, facts, texts, unjudged, dict(observed.refused), *known_early)
         needs_identity = self.policies[policy].ssh_client_mode == "known_hosts"
         return AnswerSummary(
             self._write(pickle.dumps(record, 5)),
@@ -240,9 +233,9 @@ class AnswerJudge:
         judged = self._judged.get(key)
         if judged is not None and not observed.refused:
             return judged
-        results = judge(observed, self.policies[policy], (subject,))
-        text = self.facts_text(observation) if self.facts_text else ""
-        judged = (observation, self._codes(results), self._compared_code(observed, subject), text)
+        results = judge(observed, self.policies[policy], ALONE, (subject,))
+        code = self._compared_code(observed, subject, ALONE)
+        judged = (observation, self._codes(results), code, self._text(observed, subject, ALONE))
         if not observed.refused:
             if len(self._judged) >= _MAX_JUDGED:
                 del self._judged[next(iter(self._judged))]
@@ -252,11 +245,17 @@ class AnswerJudge:
     def _codes(self, results: Iterable[Result]) -> tuple[Any, ...]:
         return tuple([self.results.code(result, result) for result in results])
 
-    def _compared_code(self, observed: Snapshot, subject: str) -> Any:
-        facts = compared(observed, (subject,)).get(subject)
+    def _compared_code(self, observed: Snapshot, subject: str, fleet: FleetFacts) -> Any:
+        facts = compared(observed, fleet, (subject,)).get(subject)
         if not facts:
             return None
         return self.compared.code((subject, key_of(facts)), facts)
+
+    def _text(self, observed: Snapshot, subject: str, fleet: FleetFacts) -> str:
+        """The facts of a subject for the run's format, or ""."""
+        if not self.facts_text:
+            return ""
+        return self.facts_text(shown_facts(subject, observed.subjects[subject], fleet))
 
     # --- The file.
 
@@ -318,46 +317,34 @@ class AnswerJudge:
 
     def judge(self, node: NodeOrder) -> NodeOutcome:
         """Judge what needs the fleet, and keep the texts of the facts and counters."""
-        name, (start, size) = node.name, node.place
+        start, size = node.place
         data = os.pread(self.files[node.file], size, start)
-        results, facts, texts, packed, refused, boot_id = pickle.loads(data)
+        results, facts, texts, packed, refused, boot_id, passed = pickle.loads(data)
         unjudged = {subject: self._unpack(value) for subject, value in packed.items()}
-        policy = self._completed_policy(node.policy, node.delta)
+        observed = Snapshot(unjudged, refused=refused)
+        policy = self.policies[node.policy]
         earlier = counters.parse_sample(node.earlier) if node.earlier else None
-        context = FleetContext(
-            {name: policy}, self.addresses, {name: earlier} if earlier else {}, self.moment
-        )
-        observed = context.completed(
-            name, Snapshot({**unjudged, "host": _BootFact(boot_id)}, refused=refused)
+        fleet = FleetFacts(
+            addresses=self.addresses,
+            known_hosts=None if node.known_hosts is None else self.shared[node.known_hosts],
+            host_key=node.host_key,
+            gate_files=None if node.gate_files is None else self.shared[node.gate_files],
+            counters=earlier_counters(earlier, boot_id, self.moment),
+            mesh_passed=passed,
         )
         for subject in unjudged:
-            if subject not in NUMBER_OF:
-                continue
             number = NUMBER_OF[subject]
-            codes = self._codes(judge(observed, policy, (subject,)))
+            codes = self._codes(judge(observed, policy, fleet, (subject,)))
             results.append((self.number, number, codes))
-            code = self._compared_code(observed, subject)
+            code = self._compared_code(observed, subject, fleet)
             if code is not None:
                 facts.append((self.number, number, code))
-            observation = observed.subjects[subject]
-            texts.append((number, self.facts_text(observation) if self.facts_text else ""))
+            texts.append((number, self._text(observed, subject, fleet)))
         facts_place = counters_place = None
         if self.facts_text:
             rows = [f'"{SUBJECT_NAMES[number]}":{text}' for number, text in sorted(texts)]
             facts_place = self._write(f"{{{','.join(rows)}}}".encode("ascii"))
-        sample = counter_sample(observed, self.moment)
+        sample = counter_sample(observed, boot_id, fleet, self.moment)
         if sample is not None:
             counters_place = self._write(counters.sample_text(sample).encode("ascii"))
         return NodeOutcome(results, facts, facts_place, counters_place)
-
-    def _completed_policy(self, number: int, delta: PolicyDelta | None) -> Policy:
-        declared = self.policies[number]
-        if delta is None:
-            return declared
-        kind, fields = delta
-        # The values were validated when the policies were completed.
-        completed = object.__new__(kind)
-        vars(completed).update(vars(declared))
-        for name, (is_shared, value) in fields.items():
-            vars(completed)[name] = self.shared[value] if is_shared else value
-        return completed

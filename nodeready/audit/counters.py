@@ -151,14 +151,6 @@ class Earlier:
             file.close()
 
 
-def load(names: Iterable[str]) -> dict[str, CounterSample]:
-    """The earlier counters of these nodes, as far as there are any. Never raises."""
-    names = list(names)
-    with Earlier(names) as earlier:
-        samples = {name: parse_sample(earlier.text(name)) for name in names}
-    return {name: sample for name, sample in samples.items() if sample is not None}
-
-
 def _merge(new: str, old: str) -> str:
     """The new sample, with the subjects that only an old one of the same boot has."""
     # Nothing else in the text is a list.

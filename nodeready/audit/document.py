@@ -17,7 +17,7 @@ from nodeready.subjects.gpus.gpu import Gpus
 from nodeready.subjects.json_types import Count, Moment, Name, Positive
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import STATUSES, Result, worst
-from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.snapshot import Snapshot, shown_facts
 from nodeready.subjects.wire import plain
 from nodeready.text import sanitise
 
@@ -99,7 +99,9 @@ class NodeReport:
         if self.snapshot is None:
             return {}
         subjects = self.snapshot.subjects
-        return {name: plain(subjects[name]) for name in SUBJECTS if name in subjects}
+        return {
+            name: plain(shown_facts(name, subjects[name])) for name in SUBJECTS if name in subjects
+        }
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from nodeready.audit.document import Outlier
 from nodeready.subjects.base import Unknown
+from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.snapshot import Snapshot
 
@@ -18,7 +19,9 @@ FEWEST = 3
 ALL = "all"
 
 
-def compared(snapshot: Snapshot, subjects: Iterable[str]) -> dict[str, dict[str, Any]]:
+def compared(
+    snapshot: Snapshot, fleet: FleetFacts, subjects: Iterable[str]
+) -> dict[str, dict[str, Any]]:
     """Subject -> its facts that peers should share; a subject that was not observed is missing."""
     facts: dict[str, dict[str, Any]] = {}
     for name in subjects:
@@ -26,7 +29,7 @@ def compared(snapshot: Snapshot, subjects: Iterable[str]) -> dict[str, dict[str,
         if observed is None or isinstance(observed, Unknown):
             continue
         try:
-            facts[name] = dict(SUBJECTS[name].compared(observed))
+            facts[name] = dict(SUBJECTS[name].compared(observed, fleet))
         except Exception:  # noqa: BLE001 - a node's answer must never end the run
             continue
     return facts

@@ -32,7 +32,7 @@ from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 from gevent.queue import Queue
 
-from nodeready.audit import counters, fleet
+from nodeready.audit import counters
 from nodeready.audit.answer_judge import (
     NUMBER_OF,
     SUBJECT_NAMES,
@@ -41,9 +41,9 @@ from nodeready.audit.answer_judge import (
     FactsText,
     NodeOrder,
     NodeOutcome,
-    PolicyDelta,
 )
 from nodeready.audit.document import Audit, NodeReport
+from nodeready.audit.fleet import unique_addresses
 from nodeready.audit.peers import ALL, differing
 from nodeready.exit_codes import handle_signals
 from nodeready.policy import Policy
@@ -460,34 +460,26 @@ class AuditWorkers:
         return settled
 
     def complete(self, context: FleetContext, peers: Mapping[str, SshPeer]) -> FleetContext:
-        """The context with the nodes' addresses. Earlier counters stay in their files."""
+        """The context with the nodes' addresses."""
         claimed = [
             summary.addresses
             for _, summary in self._summaries.values()
             if summary.addresses is not None
         ]
-        return fleet.with_addresses(context, claimed, peers)
+        return replace(context, addresses=unique_addresses(claimed, peers))
 
     # --- Then: every node, with the fleet.
 
-    def _delta(self, declared: Policy, completed: Policy) -> PolicyDelta | None:
-        """What the completed policy adds to the declared one."""
-        if completed is declared:
+    def _share(self, value: Any) -> int | None:
+        """The number of a value that all judges share; None for None."""
+        if value is None:
             return None
-        before, fields = vars(declared), dict[str, tuple[bool, Any]]()
-        for name, value in vars(completed).items():
-            if name in before and before[name] is value:
-                continue
-            if isinstance(value, tuple) and len(value) > 1:
-                number = self._shared_ids.get(id(value))
-                if number is None:
-                    # The judges keep the value, so that its id is not used again.
-                    number = self._shared_ids[id(value)] = len(self._own.shared)
-                    self._broadcast(("share", value))
-                fields[name] = True, number
-            else:
-                fields[name] = False, value
-        return type(completed), fields
+        number = self._shared_ids.get(id(value))
+        if number is None:
+            # The judges keep the value, so that its id is not used again.
+            number = self._shared_ids[id(value)] = len(self._own.shared)
+            self._broadcast(("share", value))
+        return number
 
     def _broadcast(self, order: tuple[Any, ...]) -> None:
         """Give every judge an order that has no answer."""
@@ -507,19 +499,26 @@ class AuditWorkers:
         complete: bool = True,
     ) -> tuple[Audit, str]:
         """The audit of settled replies, and why some counters could not be kept, or ""."""
-        self._broadcast(("context", context.addresses, context.moment))
+        moment = time.time()
+        self._broadcast(("context", context.addresses, moment))
         counting = [name for name, (_, entry) in self._summaries.items() if entry.has_counters]
         with counters.Earlier(counting) as earlier:
             for reply in replies:
                 if reply.snapshot is not None:
                     judge, summary = self._summaries[reply.name]
-                    delta = self._delta(self._declared[reply.name], context.policies[reply.name])
-                    text = earlier.text(reply.name) if summary.has_counters else ""
-                    number = self._policies[reply.name]
-                    order = NodeOrder(reply.name, judge, summary.place, number, delta, text)
+                    about = context.about(reply.name)
+                    order = NodeOrder(
+                        file=judge,
+                        place=summary.place,
+                        policy=self._policies[reply.name],
+                        known_hosts=self._share(about.known_hosts),
+                        gate_files=self._share(about.gate_files),
+                        host_key=about.host_key,
+                        earlier=earlier.text(reply.name) if summary.has_counters else "",
+                    )
                     self._give(reply.name, ("judge", order))
             self._finish()
-        problem = self._keep_counters(context.moment)
+        problem = self._keep_counters(moment)
         rows, peers = [], dict[str, dict[str, Any]]()
         checks = {*selection.results}
         subjects = {NUMBER_OF[name] for name in selection.subjects}

@@ -162,7 +162,7 @@ def _plans(judged: Mapping[str, Judged], chosen: tuple[str, ...]) -> dict[str, N
     from nodeready.deploy.plan import plan
 
     return {
-        name: plan(node.snapshot, node.policy, node.results, chosen)
+        name: plan(node, chosen)
         for name, node in judged.items()
         if node.snapshot is not None and not node.error
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from nodeready.audit.fleet import complete
+from nodeready.audit.fleet import addresses_of_replies
 from nodeready.cli.conversations import ask_with_progress, probe_nodes
 from nodeready.cli.options import Refused, asking, format_option, option, output_file, steps_option
 from nodeready.cli.screen import Screen, refuse_unwritable, show
@@ -18,6 +18,7 @@ from nodeready.ready import debug_variables, job_env
 from nodeready.reports import env_script
 from nodeready.reports.deploy_table import show_errors
 from nodeready.reports.registry import names
+from nodeready.subjects.fleet import FleetFacts
 from nodeready.text import now
 from nodeready.transport.base import Request, new_nonce
 from nodeready.transport.snapshots import SnapshotReply
@@ -48,21 +49,16 @@ def _environment(
     taken: str,
     debugging: tuple[job_env.JobVariable, ...],
 ) -> job_env.Environment:
-    from nodeready.subjects.context import FleetContext
-
-    declared = nodes.policies
-    context = complete(FleetContext(declared), replies, nodes.transport.ssh_peers())
     snapshots = {
-        reply.name: context.completed(reply.name, reply.snapshot)
-        for reply in replies
-        if reply.snapshot and not reply.error
+        reply.name: reply.snapshot for reply in replies if reply.snapshot and not reply.error
     }
+    fleet = FleetFacts(addresses=addresses_of_replies(replies, nodes.transport.ssh_peers()))
     return job_env.Environment(
         taken,
         tuple(snapshots),
         job_env.nodes_by_error({reply.name: reply.error for reply in replies if reply.error}),
         (
-            *job_env.variables(snapshots, {name: declared[name] for name in snapshots}),
+            *job_env.variables(snapshots, nodes.policies, fleet),
             *debugging,
         )
         if snapshots

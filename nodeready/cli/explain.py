@@ -74,7 +74,7 @@ def _page(page: Page, width: int) -> Iterator[StyledLine]:
         text = f"{does}\n\nnodeready deploy INVENTORY --only {page.subject}"
         yield from _part(f"Repaired by the operation {page.fixed_by}", text, width)
     by: dict[str, list[str]] = {}
-    for owner, action in page.acts:
+    for owner, action in page.remedies:
         by.setdefault(owner, []).append(action)
     for owner, actions in by.items():
         yield line("")

@@ -101,7 +101,7 @@ def recorded_audit(
     from nodeready.subjects.ssh_client.known_hosts import Names
 
     checks_of_nodes = {
-        check for subject in SUBJECTS.values() if subject.alone for check in subject.ids()
+        check for subject in SUBJECTS.values() if subject.judged_on_node for check in subject.ids()
     }
     if not {*selection.checks} & {*checks_of_nodes, *OF_VERDICTS}:
         raise Refused("--only: no node judges its own gate: ask the nodes, without --recorded")

@@ -11,12 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from nodeready.deploy.actions import PlanError, StepChange
 from nodeready.operations import STEPS
-from nodeready.policy import Policy
 from nodeready.subjects.context import Judged
-from nodeready.subjects.judging import judge
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
-from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import (
     HUNG,
     INTERRUPTED,
@@ -39,14 +36,9 @@ class NodePlan:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def plan(
-    snapshot: Snapshot,
-    policy: Policy,
-    results: Iterable[Result],
-    subjects: Iterable[str] | None = None,
-) -> NodePlan:
+def plan(node: Judged, subjects: Iterable[str] | None = None) -> NodePlan:
     """The plan for a node that was judged; ``subjects`` limits it (None: all)."""
-    results = tuple(results)
+    assert node.snapshot is not None
     chosen = None if subjects is None else set(subjects)
     changes: list[StepChange] = []
     refused: dict[str, str] = {}
@@ -54,7 +46,7 @@ def plan(
         if chosen is not None and step.subject not in chosen:
             continue
         try:
-            change = step.plan(snapshot, policy, results)
+            change = step.plan(node.snapshot, node.policy, node.fleet, node.results)
         except PlanError as error:
             refused[step.name] = str(error)
             continue
@@ -128,9 +120,10 @@ def run_plan(
                 plan_run,
                 node=replace(plan_run.node, error=reply.error, unreachable=reply.unreachable),
             )
-        plan_run = replace(plan_run, node=_judged_again(plan_run.node, reply.snapshot))
         assert plan_run.node.snapshot is not None
-        todo = plan(plan_run.node.snapshot, node.policy, plan_run.node.results, chosen)
+        merged = plan_run.node.snapshot.merged(reply.snapshot)
+        plan_run = replace(plan_run, node=plan_run.node.judged(merged))
+        todo = plan(plan_run.node, chosen)
     remaining = (r for r in plan_run.node.results if r.fixable and _chosen(r, chosen))
     return replace(plan_run, unrepaired=tuple(remaining), complete=True)
 
@@ -164,12 +157,6 @@ def _changes(
         elif change.step not in plan_run.done:
             plan_run = replace(plan_run, done=(*plan_run.done, change.step))
     return plan_run, touched, True
-
-
-def _judged_again(node: Judged, newer: Snapshot) -> Judged:
-    """The node with the newer snapshot merged in, judged again."""
-    snapshot = node.snapshot.merged(newer) if node.snapshot else newer
-    return replace(node, snapshot=snapshot, results=tuple(judge(snapshot, node.policy)))
 
 
 def _chosen(result: Result, subjects: frozenset[str] | None) -> bool:

@@ -24,11 +24,9 @@ from nodeready.deploy.actions import StepChange
 from nodeready.inventory.node_policies import policies
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError
-from nodeready.subjects.context import FleetContext
-from nodeready.subjects.judging import judge
+from nodeready.subjects.context import Judged
 from nodeready.subjects.registry import CHANGED, LOOKED_AT
-from nodeready.subjects.result import Result
-from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.snapshot import shown_facts
 from nodeready.subjects.wire import plain
 from nodeready.transport.base import Conversation, Key, collect
 from nodeready.transport.fleet_context import fleet_context
@@ -41,20 +39,18 @@ from nodeready.transport.sudo import with_sudo
 class _StepRun:
     """One pyinfra run.
 
-    context:      what needs all nodes; None: they were not probed yet
-    seen_by_node: the latest snapshot of each node, and its results
-    stale:        node -> the subjects that were changed since then
+    nodes: with their latest results; None: they were not probed yet
+    stale: node -> the subjects that were changed since then
     """
 
     transport: ConnectedHosts
     declared: dict[str, Policy]
-    context: FleetContext | None = None
-    seen_by_node: dict[str, tuple[Snapshot, tuple[Result, ...]]] = field(default_factory=dict)
+    nodes: dict[str, Judged] | None = None
     stale: dict[str, set[str]] = field(default_factory=dict)
     # pyinfra loads a deploy file for all nodes at once: the first one probes, the rest wait.
     lock: BoundedSemaphore = field(default_factory=BoundedSemaphore)
 
-    def probe_all(self, state: State) -> FleetContext:
+    def probe_all(self, state: State) -> dict[str, Judged]:
         """Probe all nodes, in parallel."""
         hosts = list(state.inventory.get_active_hosts())
         self.transport = ConnectedHosts(hosts, self.transport.run)
@@ -65,23 +61,22 @@ class _StepRun:
         answers = collect(self.transport, conversations)
         replies = [SnapshotReply.of(name, answers[name]) for name in names]
         context = fleet_context(self.transport, self.declared, replies, state.inventory)
+        nodes = {}
         for name, reply in zip(names, replies, strict=True):
             # A node that could not be probed has a reason in place of each subject.
             probe = snapshot_question(name, self.declared[name], CHANGED)
-            self._judge_and_keep(context, name, reply.snapshot or probe.all_unknown(reply.error))
-        self.context = context
-        return context
+            node = Judged(name, self.declared[name], context.about(name))
+            nodes[name] = node.judged(reply.snapshot or probe.all_unknown(reply.error))
+        self.nodes = nodes
+        return nodes
 
-    def _judge_and_keep(self, context: FleetContext, name: str, snapshot: Snapshot) -> None:
-        self.seen_by_node[name] = (snapshot, tuple(judge(snapshot, context.policies[name])))
-
-    def probe_again(self, context: FleetContext, name: str, stale: Iterable[str]) -> None:
-        """Probe what became stale on a node."""
-        probe = snapshot_question(name, context.policies[name], stale)
+    def probe_again(self, node: Judged, stale: Iterable[str]) -> Judged:
+        """The node after another probe of what became stale."""
+        probe = snapshot_question(node.name, node.policy, stale)
         for _, answer in self.transport.ask([probe.request]):
-            self._judge_and_keep(
-                context, name, self.seen_by_node[name][0].merged(probe.read(answer))
-            )
+            assert node.snapshot is not None
+            node = node.judged(node.snapshot.merged(probe.read(answer)))
+        return node
 
 
 # pyinfra calls an operation with nothing but its host, whose State stands for the run: only here
@@ -89,7 +84,7 @@ class _StepRun:
 _runs: WeakKeyDictionary[State, _StepRun] = WeakKeyDictionary()
 
 
-def _run(host: Host) -> tuple[_StepRun, FleetContext]:
+def _run(host: Host) -> tuple[_StepRun, dict[str, Judged]]:
     state = host.state
     if state not in _runs:
         try:
@@ -100,20 +95,16 @@ def _run(host: Host) -> tuple[_StepRun, FleetContext]:
         _runs[state] = _StepRun(ConnectedHosts([], secrets.token_hex(6)), declared)
     run = _runs[state]
     with run.lock:
-        return run, run.context or run.probe_all(state)
+        return run, run.nodes or run.probe_all(state)
 
 
-def observed(host: Host) -> tuple[Snapshot, Policy, tuple[Result, ...]]:
-    """The snapshot of a node, its policy (completed from all nodes), and its results.
-
-    Subjects that became stale are probed again.
-    """
-    run, context = _run(host)
+def judged(host: Host) -> Judged:
+    """The node with its results. Subjects that became stale are probed again."""
+    run, nodes = _run(host)
     stale = run.stale.pop(host.name, None)
     if stale:
-        run.probe_again(context, host.name, stale)
-    snapshot, results = run.seen_by_node[host.name]
-    return snapshot, context.policies[host.name], results
+        nodes[host.name] = run.probe_again(nodes[host.name], stale)
+    return nodes[host.name]
 
 
 def command(host: Host, change: StepChange) -> StringCommand:
@@ -122,8 +113,8 @@ def command(host: Host, change: StepChange) -> StringCommand:
     pyinfra itself would put sudo's password into the command line, for every user of the node to
     read: the password of these commands is the first line of their input.
     """
-    run, context = _run(host)
-    wait_s = context.policies[host.name].lock_wait_s
+    run, nodes = _run(host)
+    wait_s = nodes[host.name].policy.lock_wait_s
     request = change.request(host.name, run.transport.run, wait_s)
     # One line of ASCII: pyinfra sends text.
     line, stdin = shell.command(
@@ -191,7 +182,9 @@ class NodeFacts(FactBase[dict[str, Any]]):
 
     @override
     def process(self, output: list[str]) -> dict[str, Any]:
-        return {subject: plain(self._seen[subject]) for subject in self.subjects}
+        return {
+            subject: plain(shown_facts(subject, self._seen[subject])) for subject in self.subjects
+        }
 
 
 def _fact_of(subject: str) -> type[FactBase[Any]]:

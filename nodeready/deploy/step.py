@@ -18,12 +18,14 @@ from nodeready.deploy import pyinfra
 from nodeready.deploy.actions import Action, PlanError, StepChange
 from nodeready.policy import Policy
 from nodeready.subjects.base import Unknown
+from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.judging import judge
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
 
-Act = Callable[[Snapshot, Policy], Iterator[Action]]
+#: (snapshot, policy) -> actions; with the fleet as third argument where the step needs it.
+MakeActions = Callable[..., Iterator[Action]]
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,15 @@ class DeployStep:
     fixes:     ids of the checks that it makes pass
     touches:   the subjects that it makes stale
     timeout_s: limit of the whole change on the node
+    needs_fleet: its function has the fleet as third argument
     """
 
     name: str
     fixes: tuple[str, ...]
-    act: Act
+    make_actions: MakeActions
     touches: tuple[str, ...]
     timeout_s: int
+    needs_fleet: bool
     operation: Any = None
 
     @property
@@ -50,10 +54,22 @@ class DeployStep:
     @property
     def does(self) -> str:
         """What the step does, in one sentence."""
-        return (self.act.__doc__ or "").split("\n")[0]
+        return (self.make_actions.__doc__ or "").split("\n")[0]
+
+    def actions(
+        self, snapshot: Snapshot, policy: Policy, fleet: FleetFacts = ALONE
+    ) -> tuple[Action, ...]:
+        """The actions for a node on which a check of the step fails."""
+        if self.needs_fleet:
+            return tuple(self.make_actions(snapshot, policy, fleet))
+        return tuple(self.make_actions(snapshot, policy))
 
     def plan(
-        self, snapshot: Snapshot, policy: Policy, results: Iterable[Result] | None = None
+        self,
+        snapshot: Snapshot,
+        policy: Policy,
+        fleet: FleetFacts = ALONE,
+        results: Iterable[Result] | None = None,
     ) -> StepChange | None:
         """The change that this step would make to a node; None: no change.
 
@@ -64,43 +80,48 @@ class DeployStep:
         if isinstance(snapshot.subjects.get(self.subject, Unknown("")), Unknown):
             return None
         if results is None:
-            results = judge(snapshot, policy, (self.subject,))
+            results = judge(snapshot, policy, fleet, (self.subject,))
         failing = tuple(
             result.check for result in results if result.check in self.fixes and result.fixable
         )
         if not failing:
             return None
-        actions = tuple(self.act(snapshot, policy))
+        actions = self.actions(snapshot, policy, fleet)
         return StepChange(self.name, failing, actions, self.touches, self.timeout_s)
 
     def __call__(self, **arguments: Any) -> Any:
         return self.operation(**arguments)
 
 
-def step(touches: Iterable[str] = (), timeout_s: int = 60) -> Callable[[Act], DeployStep]:
+def step(
+    touches: Iterable[str] = (), timeout_s: int = 60, *, needs_fleet: bool = False
+) -> Callable[[MakeActions], DeployStep]:
     """Make a Step of a generator of actions; its name is ``module.function``.
 
     It fixes the checks of its subject that name it. Raises ValueError when none does.
     """
 
-    def wrap(act: Act) -> DeployStep:
-        subject = act.__module__.rpartition(".")[2]
-        name = f"{subject}.{act.__name__}"
+    def wrap(make_actions: MakeActions) -> DeployStep:
+        subject = make_actions.__module__.rpartition(".")[2]
+        name = f"{subject}.{make_actions.__name__}"
         fixes = tuple(check.id for check in SUBJECTS[subject].checks if check.fixed_by == name)
         if not fixes:
             raise ValueError(f"no check of {subject} is fixed by {name}")
-        deploy_step = DeployStep(name, fixes, act, (subject, *touches), timeout_s)
+        deploy_step = DeployStep(
+            name, fixes, make_actions, (subject, *touches), timeout_s, needs_fleet
+        )
 
         def run() -> Generator[StringCommand, None, None]:
-            snapshot, policy, results = pyinfra.observed(host)
-            subject = snapshot[deploy_step.subject]
+            node = pyinfra.judged(host)
+            assert node.snapshot is not None
+            subject = node.snapshot[deploy_step.subject]
             if isinstance(subject, Unknown):
                 yield pyinfra.refuse(
                     f"{deploy_step.subject} could not be observed: {subject.reason}"
                 )
                 return
             try:
-                change = deploy_step.plan(snapshot, policy, results)
+                change = deploy_step.plan(node.snapshot, node.policy, node.fleet, node.results)
             except PlanError as error:
                 yield pyinfra.refuse(f"{name}: {error}")
                 return
@@ -110,7 +131,8 @@ def step(touches: Iterable[str] = (), timeout_s: int = 60) -> Callable[[Act], De
             yield pyinfra.command(host, change)
             pyinfra.forget(host, change.touches)
 
-        run.__name__, run.__module__, run.__doc__ = act.__name__, act.__module__, act.__doc__
+        run.__name__, run.__module__ = make_actions.__name__, make_actions.__module__
+        run.__doc__ = make_actions.__doc__
         object.__setattr__(deploy_step, "operation", operation()(run))
         return deploy_step
 

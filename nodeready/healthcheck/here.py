@@ -20,6 +20,7 @@ from nodeready.audit.document import Audit, NodeReport
 from nodeready.policy import Policy
 from nodeready.policy.fields import closest_word, port_range
 from nodeready.policy.policy import PolicyError, check_settings, digest, key_text
+from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.judging import judge
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection
 from nodeready.subjects.result import Result, na
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from nodeready.transport.base import Request
 
 #: The subjects that a node observes of itself.
-SEEN = tuple(name for name in LOOKED_AT if SUBJECTS[name].alone)
+SEEN = tuple(name for name in LOOKED_AT if SUBJECTS[name].judged_on_node)
 #: Seconds for an audit without `--timeout`.
 LIMIT_S = 60
 #: Seconds at the end of a limit for judging and reporting, at most a fourth of the limit.
@@ -134,9 +135,9 @@ def judge_alone(snapshot: Snapshot, policy: Policy) -> list[Result]:
         from nodeready.subjects.ssh_client.known_hosts import fleet_lines
 
         own_lines = fleet_lines({os.uname().nodename: snapshot}, policy.ssh_known_hosts)
-        return judge(snapshot, replace(policy, ssh_known_hosts=own_lines))
+        return judge(snapshot, policy, FleetFacts(known_hosts=own_lines))
     held = observed.known_hosts.lines or ("# a block that did not come along",)
-    results = judge(snapshot, replace(policy, ssh_known_hosts=held))
+    results = judge(snapshot, policy, FleetFacts(known_hosts=held))
     not_judged = na(_CHECK, "there are keys; an audit of all nodes tells whether they are right")
     return [not_judged if result.check == _CHECK else result for result in results]
 

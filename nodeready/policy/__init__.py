@@ -3,6 +3,6 @@
 No file is read here and no node is asked: what group_data says comes in as a mapping.
 """
 
-from nodeready.policy.policy import JudgingPolicy, Policy
+from nodeready.policy.policy import Policy
 
-__all__ = ["JudgingPolicy", "Policy"]
+__all__ = ["Policy"]

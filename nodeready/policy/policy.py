@@ -387,25 +387,6 @@ class Policy:
     )
 
 
-@dataclass(frozen=True)
-class JudgingPolicy(Policy):
-    """A policy with what the control machine works out from its settings, to judge by both.
-
-    gate_files: path -> sha256 of every file of the node's own check. Empty on the node itself,
-                which knows the settings alone.
-    host_key:   the key with which the node's sshd answered this run, ``type base64``; "": not
-                known
-    """
-
-    gate_files: tuple[tuple[str, str], ...] = ()
-    host_key: str = ""
-
-    @classmethod
-    def completing(cls, policy: Policy, **completions: Any) -> JudgingPolicy:
-        """The policy with these values added."""
-        return cls(**{**vars(policy), **completions})
-
-
 #: The first words of our settings: an unknown key that begins with one of them is misspelt.
 _PREFIXES = (
     "ptrace_", "core_", "limit_", "pdshrc_", "ssh_client_", "iommu_", "py_spy_", "gpu_", "xid_",

@@ -1,7 +1,7 @@
 """The variables that the nodes' facts suggest for a job's environment, each with its reason.
 
-Pure: the snapshots of all nodes go in, completed by the addresses of the other nodes
-(`nodeready.audit.fleet.complete`).
+Pure: the snapshots of all nodes go in, and the addresses of the nodes
+(`nodeready.audit.fleet.addresses_of_replies`).
 
 NCCL_SOCKET_IFNAME  ``=eth1``: exactly this interface; without "=" it would be a prefix, so that
                     eth1 meant eth10 as well (NCCL user guide, environment variables)
@@ -29,8 +29,9 @@ from typing import Annotated, ClassVar, NamedTuple
 from nodeready.policy import Policy
 from nodeready.ready.master_port import choose
 from nodeready.subjects.base import Unknown
+from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.json_types import Name, Names, WholeSecond
-from nodeready.subjects.nics.facts import Nics, socket_interface
+from nodeready.subjects.nics.facts import Nics, peer_interfaces, socket_interface
 from nodeready.subjects.pdsh.facts import Pdsh
 from nodeready.subjects.ports.facts import Ports
 from nodeready.subjects.rdma.facts import Rdma, hcas
@@ -44,17 +45,17 @@ from nodeready.subjects.snapshot import Snapshot
 # job hangs or stops in its first collective.
 
 
-def socket_ifname(nics: Nics) -> tuple[str | None, str]:
+def socket_ifname(nics: Nics, fleet: FleetFacts = ALONE) -> tuple[str | None, str]:
     """The name of the interface, or None, and the reason.
 
-    In this order: the interface whose routes lead to the most of the other nodes (what
-    `nodeready.subjects.nics.facts.with_peers` found); the one of the default route; the only one
+    In this order: the interface whose routes lead to the most of the other nodes
+    (`nodeready.subjects.nics.facts.peer_interfaces`); the one of the default route; the only one
     that is configured. Never loopback, a bridge or wire of containers or virtual machines, or one
     without a link; a bond rather than its slaves, because it is the bond that has the routes.
 
     NCCL takes the value as a prefix, so that ``eth1`` also means ``eth10``: write ``=eth1``.
     """
-    return socket_interface(nics)
+    return socket_interface(nics, fleet)
 
 
 # --- NCCL_IB_HCA: the RDMA devices that NCCL should use.
@@ -64,9 +65,11 @@ def socket_ifname(nics: Nics) -> tuple[str | None, str]:
 # as well; with "=" in front it is exact (NCCL's documentation, environment variables).
 
 
-def ib_hca(rdma: Rdma, nics: Nics | None) -> tuple[tuple[str, ...], str]:
+def ib_hca(
+    rdma: Rdma, nics: Nics | None, fleet: FleetFacts = ALONE
+) -> tuple[tuple[str, ...], str]:
     """The devices, and the reason; without the network (None) as far as RDMA alone tells."""
-    return hcas(rdma, () if nics is None else _management(nics))
+    return hcas(rdma, () if nics is None else _management(nics, fleet))
 
 
 def variable(devices: tuple[str, ...]) -> str:
@@ -74,9 +77,9 @@ def variable(devices: tuple[str, ...]) -> str:
     return f"={','.join(devices)}" if devices else ""
 
 
-def _management(nics: Nics) -> set[str]:
+def _management(nics: Nics, fleet: FleetFacts) -> set[str]:
     """The interfaces of the default route and of the routes to other nodes, with their ports."""
-    ends = {nics.default_interface, *nics.peers_via[:1]} - {None}
+    ends = {nics.default_interface, *peer_interfaces(nics, fleet)[:1]} - {None}
     members = {
         name
         for name, interface in nics.interfaces.items()
@@ -188,28 +191,28 @@ def _reason(observation: object, noun: str) -> str:
     return f"{noun}: {observation.reason if isinstance(observation, Unknown) else 'not looked at'}"
 
 
-def _interface(snapshot: Snapshot) -> _Suggestion:
+def _interface(snapshot: Snapshot, fleet: FleetFacts) -> _Suggestion:
     nics = snapshot.subjects.get("nics")
     if not isinstance(nics, Nics):
         return _Suggestion(None, _reason(nics, "its network"))
-    name, reason = socket_ifname(nics)
+    name, reason = socket_ifname(nics, fleet)
     if name is not None and not _INTERFACE.fullmatch(name):
         return _Suggestion(None, f"{name!a} is no plausible name of an interface")
     return _Suggestion(name, reason)
 
 
-def _exactly(snapshot: Snapshot) -> _Suggestion:
-    suggestion = _interface(snapshot)
+def _exactly(snapshot: Snapshot, fleet: FleetFacts) -> _Suggestion:
+    suggestion = _interface(snapshot, fleet)
     return (
         _Suggestion(f"={suggestion.value}", suggestion.reason) if suggestion.value else suggestion
     )
 
 
-def _hca(snapshot: Snapshot) -> _Suggestion:
+def _hca(snapshot: Snapshot, fleet: FleetFacts) -> _Suggestion:
     rdma, nics = snapshot.subjects.get("rdma"), snapshot.subjects.get("nics")
     if not isinstance(rdma, Rdma):
         return _Suggestion(None, _reason(rdma, "its RDMA devices"))
-    devices, reason = ib_hca(rdma, nics if isinstance(nics, Nics) else None)
+    devices, reason = ib_hca(rdma, nics if isinstance(nics, Nics) else None, fleet)
     if devices and not isinstance(nics, Nics):
         # The management's devices among them are not known.
         return _Suggestion(None, _reason(nics, "its network"))
@@ -219,7 +222,7 @@ def _hca(snapshot: Snapshot) -> _Suggestion:
     return _Suggestion(variable(devices), reason)
 
 
-def _pdsh(snapshot: Snapshot) -> _Suggestion:
+def _pdsh(snapshot: Snapshot, fleet: FleetFacts) -> _Suggestion:
     pdsh = snapshot.subjects.get("pdsh")
     if not isinstance(pdsh, Pdsh):
         return _Suggestion(None, _reason(pdsh, "pdsh"))
@@ -230,8 +233,9 @@ def _pdsh(snapshot: Snapshot) -> _Suggestion:
 
 def _variable(
     name: str,
-    ask: Callable[[Snapshot], _Suggestion],
+    ask: Callable[[Snapshot, FleetFacts], _Suggestion],
     snapshots: Mapping[str, Snapshot],
+    fleet: FleetFacts,
     *,
     harmless: bool = False,
 ) -> JobVariable:
@@ -239,7 +243,7 @@ def _variable(
 
     harmless: the variable has no effect on a node that needs none
     """
-    suggestions = {node: ask(snapshot) for node, snapshot in snapshots.items()}
+    suggestions = {node: ask(snapshot, fleet) for node, snapshot in snapshots.items()}
     values = tuple(
         NodesByValue(value or None, nodes)
         for value, nodes in _nodes_by_text(
@@ -269,8 +273,8 @@ def _variable(
     return JobVariable(name, needed[0] or None, reason, not unknown, values, unknown)
 
 
-def _sockets(snapshots: Mapping[str, Snapshot]) -> JobVariable:
-    sockets = _variable("NCCL_SOCKET_IFNAME", _exactly, snapshots)
+def _sockets(snapshots: Mapping[str, Snapshot], fleet: FleetFacts) -> JobVariable:
+    sockets = _variable("NCCL_SOCKET_IFNAME", _exactly, snapshots, fleet)
     names = [(value or "")[1:] for value, _ in sockets.nodes_by_value]
     if sockets.value is not None or len(names) < 2:
         return sockets
@@ -285,12 +289,14 @@ def _sockets(snapshots: Mapping[str, Snapshot]) -> JobVariable:
     )
 
 
-def _port(snapshots: Mapping[str, Snapshot], policies: Mapping[str, Policy]) -> JobVariable:
+def _port(
+    snapshots: Mapping[str, Snapshot], policies: Mapping[str, Policy], fleet: FleetFacts
+) -> JobVariable:
     observed: dict[str, Ports | Unknown] = {}
     for node, snapshot in snapshots.items():
         ports = snapshot.subjects.get("ports")
         observed[node] = ports if isinstance(ports, (Ports, Unknown)) else Unknown("not looked at")
-    choice = choose(observed, {node: policies[node].port_range for node in snapshots})
+    choice = choose(observed, {node: policies[node].port_range for node in snapshots}, fleet)
     value = None if choice.port is None else str(choice.port)
     tested = tuple(node for node in snapshots if node not in choice.unknown)
     return JobVariable(
@@ -305,17 +311,18 @@ def _port(snapshots: Mapping[str, Snapshot], policies: Mapping[str, Policy]) -> 
 
 
 def variables(
-    snapshots: Mapping[str, Snapshot], policies: Mapping[str, Policy]
+    snapshots: Mapping[str, Snapshot], policies: Mapping[str, Policy], fleet: FleetFacts = ALONE
 ) -> tuple[JobVariable, ...]:
     """The variables, in the order of this module's list.
 
     snapshots: of each node, at least one
     policies:  node -> its policy
+    fleet:     the addresses of the nodes
     """
     return (
-        _sockets(snapshots),
-        _variable("GLOO_SOCKET_IFNAME", _interface, snapshots),
-        _variable("NCCL_IB_HCA", _hca, snapshots),
-        _variable("PDSH_RCMD_TYPE", _pdsh, snapshots, harmless=True),
-        _port(snapshots, policies),
+        _sockets(snapshots, fleet),
+        _variable("GLOO_SOCKET_IFNAME", _interface, snapshots, fleet),
+        _variable("NCCL_IB_HCA", _hca, snapshots, fleet),
+        _variable("PDSH_RCMD_TYPE", _pdsh, snapshots, fleet, harmless=True),
+        _port(snapshots, policies, fleet),
     )

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from nodeready.inventory.nodeset import fold
 from nodeready.subjects.base import Unknown
+from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.ports import facts as ports_facts
-from nodeready.subjects.ports.facts import Ports, Socket
+from nodeready.subjects.ports.facts import Ports, Socket, fleet_firewall
 from nodeready.subjects.ports.port_ranges import (
     Range,
     join_ranges,
@@ -48,7 +49,7 @@ def _holder(socket: Socket) -> str:
     return f"{holder} listens" if socket.state == "listening" else f"a connection of {holder}"
 
 
-def _taken(observed: Ports, first: int, last: int) -> dict[str, Ranges]:
+def _taken(observed: Ports, fleet: FleetFacts, first: int, last: int) -> dict[str, Ranges]:
     """Reason -> the ports of the range that a job of any user cannot use on this node."""
     held: dict[int, str] = {}
     for socket in (*(observed.listeners or ()), *(observed.connections or ())):
@@ -63,8 +64,9 @@ def _taken(observed: Ports, first: int, last: int) -> dict[str, Ranges]:
     }
     if observed.privileged_below > 0:
         taken["for root alone"] = overlap(((0, observed.privileged_below - 1),), first, last)
-    if observed.firewall.verdict == "dropped":
-        dropped = parse_ranges(observed.firewall.ports) or ()
+    rules = fleet_firewall(observed, fleet)
+    if rules.verdict == "dropped":
+        dropped = parse_ranges(rules.ports) or ()
         taken["the firewall drops it"] = overlap(dropped, first, last)
     return {reason: ranges for reason, ranges in taken.items() if ranges}
 
@@ -101,12 +103,15 @@ def _objection_lines(groups: Objections, first: int, last: int) -> tuple[str, ..
     return (*texts[:_MOST], remainder) if len(texts) > _MOST else tuple(texts)
 
 
-def choose(observed: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range]) -> PortChoice:
+def choose(
+    observed: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range], fleet: FleetFacts = ALONE
+) -> PortChoice:
     """The first port that is free on every node; one that stays free rather than one that the
     kernel may give to an outgoing connection.
 
     observed: node -> its ports, probed with its range
     ranges:   node -> the range of its policy; a port must be in all of them
+    fleet:    the addresses of the nodes
 
     A free port has no listener, is no connection's local port, is open to any user, and is not
     dropped by the packet filter. A node that could not be probed is named, and excludes no port.
@@ -129,7 +134,7 @@ def choose(observed: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range])
     for name, observation in observed.items():
         if isinstance(observation, Unknown):
             continue
-        for why, ports in _taken(observation, first, last).items():
+        for why, ports in _taken(observation, fleet, first, last).items():
             taken.setdefault((why, ports), []).append(name)
         ephemeral = observation.ephemeral
         sources = without(ephemeral, observation.reserved or ()) if ephemeral else ()

@@ -23,6 +23,7 @@ from nodeready.subjects.base import Unknown
 from nodeready.subjects.json_types import JsonField, json_fields
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
+from nodeready.subjects.snapshot import shown_facts
 from nodeready.subjects.wire import plain, shown_keys
 from nodeready.text import sanitise
 
@@ -160,7 +161,9 @@ shown = TextWriter(
 
 def facts(subjects: Mapping[str, Any]) -> str:
     """The observations of one node, by subject, as the documents show them."""
-    return shown.mapping({name: subjects[name] for name in SUBJECTS if name in subjects})
+    return shown.mapping(
+        {name: shown_facts(name, subjects[name]) for name in SUBJECTS if name in subjects}
+    )
 
 
 # --- Documents.

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from nodeready.subjects.base import Unknown
+from nodeready.subjects.fleet import ALONE
 from nodeready.subjects.gpus import fault_checks, findings, xids
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
 from nodeready.subjects.registry import SUBJECTS
@@ -73,7 +74,10 @@ def regressions(before: Snapshot, after: Snapshot) -> tuple[str, ...]:
         if any(observed is None or isinstance(observed, Unknown) for observed in (old, new)):
             continue
         counters = SUBJECTS[subject].counters
-        sentences += _ports(counters(old), counters(new)) if counters else _gpus(old, new)
+        if counters:
+            sentences += _ports(counters(old, ALONE), counters(new, ALONE))
+        else:
+            sentences += _gpus(old, new)
     return tuple(sanitise(sentence, 400) for sentence in sentences)
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import wraps
+from operator import is_
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
@@ -268,14 +269,17 @@ def number(text: str, noun: str) -> int:
         raise ProbeError(f"{noun} is no number", text) from None
 
 
-def cached_per_node(make: Callable[[Any], Made]) -> Callable[[Any], Made]:
-    """Cache the function's last result: several checks call it with the same observation."""
-    last: list[tuple[Any, Made]] = []
+def cached_per_node(make: Callable[..., Made]) -> Callable[..., Made]:
+    """Cache the function's last result: several checks call it with the same arguments.
+
+    The arguments, such as the observation, are compared by identity.
+    """
+    last: list[tuple[tuple[Any, ...], Made]] = []
 
     @wraps(make)
-    def made(observation: Any) -> Made:
-        if not last or last[0][0] is not observation:
-            last[:] = [(observation, make(observation))]
+    def made(*arguments: Any) -> Made:
+        if not last or not all(map(is_, last[0][0], arguments)):
+            last[:] = [(arguments, make(*arguments))]
         return last[0][1]
 
     return made
@@ -337,21 +341,3 @@ def kernel_arguments(text: str) -> tuple[str, ...]:
     """
     arguments = re.findall(r"(?:[^\s\"]|\"[^\"]*(?:\"|$))+", text)
     return tuple(arguments[: arguments.index("--")] if "--" in arguments else arguments)
-
-
-# --- Counters that only grow, as an earlier snapshot has them.
-
-
-@dataclass(frozen=True)
-class Counters:
-    """The counters of one subject in an earlier snapshot of the same boot of the same node.
-
-    A counter of an adapter runs from the last reset or load of its driver. Its total is
-    meaningless: only the change between two snapshots matters.
-
-    seconds: from the earlier snapshot to the present one
-    values:  counter -> its value then; the names are the subject's own ("mlx5_0/1.link_downed")
-    """
-
-    seconds: float
-    values: Mapping[str, int]

@@ -1,23 +1,22 @@
 """From the snapshots of a run to judged nodes.
 
-The `FleetContext` holds the facts about a node that only the snapshots of all nodes, or earlier
-runs, provide. A snapshot and the context make a node `Judged`, once.
+The `FleetContext` holds what the snapshots of all nodes tell about each node. A snapshot and the
+`FleetFacts` of its node make a node `Judged`, once.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from nodeready.policy import Policy
-from nodeready.policy.policy import JudgingPolicy
 from nodeready.subjects.access import Access
-from nodeready.subjects.base import Counters, Unknown
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.fleet import ALONE, Counters, FleetFacts
 from nodeready.subjects.judging import judge
-from nodeready.subjects.nics.facts import Nics, with_peers
-from nodeready.subjects.ports import facts as ports
+from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.proof.facts import Mesh, Proved
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
@@ -26,11 +25,6 @@ from nodeready.subjects.ssh_client import known_hosts
 from nodeready.subjects.ssh_client.facts import SshClient
 
 # --- Counters, which are kept of a snapshot for the next run.
-
-# Subject -> the function that reads the counters of an observation with a field "before".
-_COUNTING: dict[str, Callable[[Any], dict[str, int]]] = {
-    name: subject.counters for name, subject in SUBJECTS.items() if subject.counters
-}
 
 
 @dataclass(frozen=True)
@@ -49,49 +43,43 @@ class CounterSample:
         return max((taken_s for taken_s, _ in self.taken.values()), default=0.0)
 
 
-def _boot_id(snapshot: Snapshot) -> str:
+def boot_id_of(snapshot: Snapshot) -> str:
     """The kernel's id of the node's boot; "" when it was not observed."""
     boot_id = getattr(snapshot.subjects.get("host"), "boot_id", None)
     return boot_id if isinstance(boot_id, str) else ""
 
 
-def _observed(snapshot: Snapshot, subject: str) -> Any:
-    """The observation of a subject; None when it was not observed."""
-    observation = snapshot.subjects.get(subject)
-    return None if isinstance(observation, Unknown) else observation
-
-
-def counter_sample(snapshot: Snapshot, moment_s: float) -> CounterSample | None:
+def counter_sample(
+    snapshot: Snapshot, boot_id: str, fleet: FleetFacts, moment_s: float
+) -> CounterSample | None:
     """The counters of this snapshot; None when there is nothing to compare with later."""
-    boot_id = _boot_id(snapshot)
-    taken = {
-        name: (moment_s, values)
-        for name, counters in _COUNTING.items()
-        if (observed := _observed(snapshot, name)) is not None and (values := counters(observed))
-    }
+    taken = {}
+    for name, subject in SUBJECTS.items():
+        observed = snapshot.subjects.get(name)
+        if subject.counters and observed is not None and not isinstance(observed, Unknown):
+            values = subject.counters(observed, fleet)
+            if values:
+                taken[name] = (moment_s, values)
     return CounterSample(boot_id, taken) if boot_id and taken else None
 
 
-def with_counters(snapshot: Snapshot, earlier: CounterSample | None, moment_s: float) -> Snapshot:
-    """The snapshot with the counters of an earlier snapshot of the same boot.
+def earlier_counters(
+    sample: CounterSample | None, boot_id: str, moment_s: float
+) -> dict[str, Counters]:
+    """Subject -> its counters in an earlier snapshot of the same boot.
 
     An earlier snapshot with a later time (a clock was set back) gives no rate, and is ignored.
     """
-    if earlier is None or not earlier.boot_id or earlier.boot_id != _boot_id(snapshot):
-        return snapshot
-    subjects = dict(snapshot.subjects)
-    for name, (taken_s, values) in earlier.taken.items():
-        observed = _observed(snapshot, name) if name in _COUNTING else None
-        if observed is not None and moment_s > taken_s:
-            subjects[name] = replace(observed, before=Counters(moment_s - taken_s, values))
-    return replace(snapshot, subjects=subjects)
+    if sample is None or not sample.boot_id or sample.boot_id != boot_id:
+        return {}
+    return {
+        name: Counters(moment_s - taken_s, values)
+        for name, (taken_s, values) in sample.taken.items()
+        if moment_s > taken_s
+    }
 
 
 # --- The parts of each snapshot that judging any node needs.
-
-#: The subjects whose results need more than the node's own snapshot and declared policy: see
-#: `FleetContext.completed` and `expectations`.
-NEEDS_FLEET = frozenset({"ssh_client", "gate", "nics", "ports", "proof", *_COUNTING})
 
 
 def addresses_of(snapshot: Snapshot) -> frozenset[str] | None:
@@ -114,6 +102,15 @@ def identity_of(snapshot: Snapshot) -> SshClient | None:
     return replace(observation, config={}, files={}, root_lines=(), effective=(), access=Access())
 
 
+def mesh_passed(snapshot: Snapshot) -> bool:
+    """Whether all tried peers reached the node on the job's ports, and it reached them."""
+    proved = snapshot.subjects.get("proof")
+    mesh = proved.mesh if isinstance(proved, Proved) else None
+    if not isinstance(mesh, Mesh) or mesh.blocked or not mesh.to or not mesh.by:
+        return False
+    return mesh.reached == mesh.to and mesh.reached_by == mesh.by
+
+
 # --- The fleet's context, and the judging of snapshots.
 
 
@@ -132,47 +129,31 @@ class NodeSnapshot(Protocol):
     def seconds(self) -> float: ...
 
 
-def _reached_all_peers(proved: Any) -> bool:
-    """Whether all tried peers reached the node on the job's ports, and it reached them."""
-    mesh = proved.mesh if isinstance(proved, Proved) else None
-    if not isinstance(mesh, Mesh) or mesh.blocked or not mesh.to or not mesh.by:
-        return False
-    return mesh.reached == mesh.to and mesh.reached_by == mesh.by
-
-
 @dataclass(frozen=True)
 class FleetContext:
-    """The facts about a node that come from all nodes of a run, or from earlier runs.
+    """What all nodes of a run tell about each node.
 
-    policies:  the nodes' policies, completed from all nodes' observations (`expectations`)
-    addresses: the addresses that exactly one of the nodes has; None: fewer than two nodes were
-               probed
-    earlier:   node -> the counters of earlier snapshots
-    moment:    the time of this run, in seconds since 1970
+    policies:    of the nodes
+    addresses:   those that exactly one of the nodes has; None: fewer than two nodes were probed
+    known_hosts: node -> the lines of its block of host keys
+    host_keys:   node -> the key with which its sshd answered this run
+    gate_files:  node -> (path, sha256) of every file of its own check
     """
 
     policies: Mapping[str, Policy]
     addresses: tuple[str, ...] | None = None
-    earlier: Mapping[str, CounterSample] = field(default_factory=dict)
-    moment: float = 0.0
+    known_hosts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    host_keys: Mapping[str, str] = field(default_factory=dict)
+    gate_files: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
-    def completed(self, name: str, snapshot: Snapshot) -> Snapshot:
-        """The node's snapshot with its route to its peers and its earlier counters."""
-        nics = snapshot.subjects.get("nics")
-        if self.addresses is not None and isinstance(nics, Nics):
-            nics = with_peers(nics, self.addresses)
-            snapshot = replace(snapshot, subjects={**snapshot.subjects, "nics": nics})
-        port_facts = snapshot.subjects.get("ports")
-        if self.addresses is not None and isinstance(port_facts, ports.Ports):
-            port_facts = ports.with_peers(port_facts, self.addresses)
-            snapshot = replace(snapshot, subjects={**snapshot.subjects, "ports": port_facts})
-        if isinstance(port_facts, ports.Ports) and _reached_all_peers(
-            snapshot.subjects.get("proof")
-        ):
-            snapshot = replace(
-                snapshot, subjects={**snapshot.subjects, "ports": ports.with_trial(port_facts)}
-            )
-        return with_counters(snapshot, self.earlier.get(name), self.moment)
+    def about(self, node: str) -> FleetFacts:
+        """What the other nodes tell about this node."""
+        return FleetFacts(
+            addresses=self.addresses,
+            known_hosts=self.known_hosts.get(node),
+            host_key=self.host_keys.get(node, ""),
+            gate_files=self.gate_files.get(node),
+        )
 
 
 @dataclass(frozen=True)
@@ -187,6 +168,7 @@ class Judged:
 
     name: str
     policy: Policy
+    fleet: FleetFacts = ALONE
     snapshot: Snapshot | None = None
     results: tuple[Result, ...] = ()
     error: str = ""
@@ -197,31 +179,37 @@ class Judged:
     def reached(self) -> bool:
         return self.snapshot is not None
 
+    def judged(self, snapshot: Snapshot) -> Judged:
+        """The node with the results of this snapshot."""
+        results = tuple(judge(snapshot, self.policy, self.fleet))
+        return replace(self, snapshot=snapshot, results=results)
+
 
 def judge_nodes(nodes: Iterable[NodeSnapshot], context: FleetContext) -> list[Judged]:
     """Every node with its results."""
     return [_judge_node(node, context) for node in nodes]
 
 
-def _judge_node(node: NodeSnapshot, context: FleetContext) -> Judged:
-    policy = context.policies[node.name]
-    if node.snapshot is None:
-        return Judged(
-            node.name, policy, error=node.error, unreachable=node.unreachable, seconds=node.seconds
-        )
-    snapshot = context.completed(node.name, node.snapshot)
-    results = tuple(judge(snapshot, policy))
-    return Judged(node.name, policy, snapshot, results, node.error, node.unreachable, node.seconds)
+def _judge_node(reply: NodeSnapshot, context: FleetContext) -> Judged:
+    node = Judged(
+        reply.name,
+        context.policies[reply.name],
+        context.about(reply.name),
+        error=reply.error,
+        unreachable=reply.unreachable,
+        seconds=reply.seconds,
+    )
+    return node if reply.snapshot is None else node.judged(reply.snapshot)
 
 
-def expectations(
+def context_of(
     policies: Mapping[str, Policy],
     snapshots: Mapping[str, Snapshot],
     endpoints: Mapping[str, known_hosts.Endpoint],
     program: Callable[[], bytes],
     fetch: Callable[[str], str],
-) -> Mapping[str, Policy]:
-    """The policies, completed by the host keys of all nodes and the digests of the gate's files.
+) -> FleetContext:
+    """The host keys of all nodes, and the digests of the gate's files.
 
     endpoints: of all nodes of the inventory, not only of this run
     program:   makes the node's own program, for the nodes with a gate
@@ -229,51 +217,24 @@ def expectations(
                only called for blocks that were too large for the snapshot and differ from the
                expected block
     """
-    lines: dict[tuple[str, ...], Callable[[str], tuple[str, ...]]] = {}
-    for policy in policies.values():
+    lines_of: dict[tuple[str, ...], Callable[[str], tuple[str, ...]]] = {}
+    files_of: dict[int, tuple[tuple[str, str], ...]] = {}
+    known, gate_files = {}, {}
+    for name, policy in policies.items():
         extra = policy.ssh_known_hosts
-        if policy.ssh_client_mode == "known_hosts" and extra not in lines:
-            lines[extra] = _known_hosts(snapshots, extra, endpoints, fetch)
-    return _Expectations(policies, lines, endpoints, program)
+        if policy.ssh_client_mode == "known_hosts":
+            if extra not in lines_of:
+                lines_of[extra] = _known_hosts(snapshots, extra, endpoints, fetch)
+            known[name] = lines_of[extra](name)
+        if policy.gate:
+            # Imported here, because it imports the templates, which a probe does not need.
+            from nodeready.subjects.gate.files import digests
 
-
-class _Expectations(Mapping[str, Policy]):
-    """The completed policies, each built on access: all at once would fill the memory."""
-
-    def __init__(
-        self,
-        policies: Mapping[str, Policy],
-        lines: Mapping[tuple[str, ...], Callable[[str], tuple[str, ...]]],
-        endpoints: Mapping[str, known_hosts.Endpoint],
-        program: Callable[[], bytes],
-    ) -> None:
-        self._wanted, self._lines = policies, lines
-        self._endpoints, self._program = endpoints, program
-        self._made: dict[tuple[int, int], Policy] = {}
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._wanted)
-
-    def __len__(self) -> int:
-        return len(self._wanted)
-
-    def __getitem__(self, name: str) -> Policy:
-        # Imported here, because it imports the templates, which a probe does not need.
-        from nodeready.subjects.gate.files import complete
-
-        policy = self._wanted[name]
-        if policy.ssh_client_mode != "known_hosts":
-            return complete(policy, policy, self._program)
-        lines = self._lines[policy.ssh_known_hosts](name)
-        # Without the node's own key, nodes of one policy share a copy. Other objects keep both
-        # alive, so that their ids stay unique.
-        key = id(policy), id(lines)
-        if key not in self._made:
-            own_policy = replace(policy, ssh_known_hosts=lines)
-            self._made[key] = complete(own_policy, policy, self._program)
-        completed = self._made[key]
-        host_key = self._endpoints[name].key if name in self._endpoints else ""
-        return JudgingPolicy.completing(completed, host_key=host_key) if host_key else completed
+            if id(policy) not in files_of:
+                files_of[id(policy)] = digests(policy, program)
+            gate_files[name] = files_of[id(policy)]
+    host_keys = {name: endpoint.key for name, endpoint in endpoints.items() if endpoint.key}
+    return FleetContext(policies, known_hosts=known, host_keys=host_keys, gate_files=gate_files)
 
 
 def _known_hosts(
@@ -283,7 +244,7 @@ def _known_hosts(
     fetch: Callable[[str], str],
 ) -> Callable[[str], tuple[str, ...]]:
     """A function that maps a node to its expected lines."""
-    fleet = known_hosts.Fleet(snapshots, extra, endpoints)
+    fleet = known_hosts.FleetHostKeys(snapshots, extra, endpoints)
     missing = known_hosts.unsent(snapshots, fleet.lines()) if fleet.unseen else {}
     blocks: dict[str, tuple[str, ...]] = {}
     for digest, nodes in missing.items():

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import Unknown
+from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.own_files import Refusal
 from nodeready.subjects.registry import OBSERVED, SUBJECTS
 from nodeready.subjects.result import ADMIN, Result, unknown
@@ -16,7 +17,10 @@ from nodeready.subjects.waivers import waive
 
 
 def judge(
-    snapshot: Snapshot, policy: Policy, subjects: Iterable[str] | None = None
+    snapshot: Snapshot,
+    policy: Policy,
+    fleet: FleetFacts = ALONE,
+    subjects: Iterable[str] | None = None,
 ) -> list[Result]:
     """The results of all checks of these subjects (None: all that were observed), after waivers.
 
@@ -37,7 +41,7 @@ def judge(
             continue
         for check in subject.checks:
             try:
-                result = check(observation, policy)
+                result = check(observation, policy, fleet)
                 if result.fixable:
                     patterns = (
                         subject.files

@@ -49,6 +49,9 @@ CHANGED = tuple(name for name, subject in SUBJECTS.items() if subject.changed)
 #: The subjects from which a policy can be learnt.
 LEARNED = tuple(name for name, subject in SUBJECTS.items() if subject.learnable)
 
+#: The subjects of which a check needs the fleet.
+NEEDS_FLEET = frozenset(name for name, subject in SUBJECTS.items() if subject.needs_fleet)
+
 #: The subjects with counters, which are judged beside those of an earlier look at the same boot.
 #: The subject "host" tells the boot.
 COUNTING = tuple(name for name, subject in SUBJECTS.items() if subject.counters)
@@ -125,7 +128,7 @@ def _matching(option: str, words: str, subjects: Iterable[str]) -> set[str]:
         pattern = f"{word}.*" if word in subjects else word
         matched = {check for check in ids if fnmatchcase(check, pattern)}
         if option == "--only" and word not in matched:
-            opt_in_ids = matched & _named(subjects)
+            opt_in_ids = matched & _opt_in(subjects)
             matched -= opt_in_ids
             if opt_in_ids and not matched:
                 raise SelectionError(
@@ -147,9 +150,9 @@ def _matching(option: str, words: str, subjects: Iterable[str]) -> set[str]:
     return selected
 
 
-def _named(subjects: Iterable[str]) -> set[str]:
+def _opt_in(subjects: Iterable[str]) -> set[str]:
     """The ids of the checks that are only made when they are named."""
-    return {check.id for name in subjects for check in SUBJECTS[name].checks if check.named}
+    return {check.id for name in subjects for check in SUBJECTS[name].checks if check.opt_in}
 
 
 def _ids(subjects: Iterable[str]) -> list[str]:
@@ -161,14 +164,15 @@ def _ids(subjects: Iterable[str]) -> list[str]:
 def select(
     only: str | None = None, skip: str | None = None, subjects: Iterable[str] = LOOKED_AT
 ) -> CheckSelection:
-    """The selection of ``--only`` and ``--skip``: ids, subjects or globs, with commas. Checks that
-    want to be named (`Check.named`) are in it with their whole id alone.
+    """The selection of ``--only`` and ``--skip``: ids, subjects or globs, with commas.
+
+    A check that is `Check.opt_in` must be named by its whole id.
 
     subjects: those that the command can judge
     Raises SelectionError for a word that means nothing, and when nothing is left.
     """
     subjects = tuple(subjects)
-    chosen = {*_ids(subjects)} - _named(subjects)
+    chosen = {*_ids(subjects)} - _opt_in(subjects)
     if only is not None:
         chosen = _matching("--only", only, subjects)
     if skip is not None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import Probe
+from nodeready.subjects.fleet import ALONE, FleetFacts
 
 #: The statuses, worst first. ``unknown`` may hide a failure: it stops a job as that does.
 STATUSES: tuple[str, ...] = ("fail", "unknown", "warn", "waived", "ok", "na")
@@ -127,7 +128,8 @@ def some(texts: Iterable[str], joint: str = "; ", maximum: int = 4) -> str:
 #: The result that stands for a subject that could not be observed is ``SUBJECT.observed``.
 OBSERVED = "observed"
 
-Judge = Callable[[Any, Policy], Result]
+#: (observed, policy) -> Result; with the fleet as third argument where the check needs it.
+Judge = Callable[..., Result]
 #: (observed, policy) -> shell patterns of the files that the repair of a finding writes.
 Writes = Callable[[Any, Policy], Iterable[str]]
 
@@ -135,7 +137,7 @@ PERSON = "By a person"
 DEPLOY = "Repaired by"
 
 
-class Act(NamedTuple):
+class Remedy(NamedTuple):
     """What repairs a finding, and who does it. A word in capitals stands for the node's value."""
 
     who: str
@@ -145,9 +147,9 @@ class Act(NamedTuple):
         return f"{self.who}: {self.what}"
 
 
-def deploy(command: str) -> Act:
+def deploy(command: str) -> Remedy:
     """A ``fix`` that is no operation of the check's own subject: ``nodeready deploy`` does it."""
-    return Act(DEPLOY, command)
+    return Remedy(DEPLOY, command)
 
 
 @dataclass(frozen=True)
@@ -158,14 +160,14 @@ class Page:
     meaning:  what the check judges, why, and where the rule comes from
     settings: the fields of Policy that decide what the check wants, in the order of Policy
     fixed_by: the operation that makes the check pass, ``SUBJECT.NOUN``; "": none does
-    acts:     what else repairs a finding, one act for each way to fail
+    remedies: what else repairs a finding, one for each way to fail
     """
 
     id: str
     meaning: str
     settings: tuple[str, ...]
     fixed_by: str
-    acts: tuple[Act, ...]
+    remedies: tuple[Remedy, ...]
 
     @property
     def subject(self) -> str:
@@ -183,20 +185,24 @@ class Page:
 class Check(Page):
     """A check: its page, and the pure function that judges.
 
+    fleet:  the fields of FleetFacts that it needs: its function has the fleet as third argument
     proof:  what has to run on the node before this check can judge: one of
             `proof.facts.SESSION`, `proof.facts.MESH` or COLLECTIVE; "": the look alone
     writes: the files that the repair writes: where a deploy would not write them, a person has to
             act first; None: all files of the subject
-    named:  made only where ``--only`` has its whole id: neither by default, nor with its subject
+    opt_in: made only where ``--only`` has its whole id: neither by default, nor with its subject
     """
 
     judge: Judge
+    fleet: tuple[str, ...] = ()
     proof: str = ""
     writes: Writes | None = None
-    named: bool = False
+    opt_in: bool = False
 
-    def __call__(self, observed: Any, policy: Policy) -> Result:
+    def __call__(self, observed: Any, policy: Policy, fleet: FleetFacts = ALONE) -> Result:
         """The result for what was observed of the subject on one node."""
+        if self.fleet:
+            return self.judge(observed, policy, fleet)
         return self.judge(observed, policy)
 
 
@@ -204,26 +210,33 @@ def check(
     id: str,
     *,
     settings: tuple[str, ...] = (),
+    fleet: tuple[str, ...] = (),
     fixed_by: str = "",
-    fix: Iterable[str | Act] = (),
+    fix: Iterable[str | Remedy] = (),
     proof: str = "",
     writes: Writes | None = None,
-    named: bool = False,
+    opt_in: bool = False,
 ) -> Callable[[Judge], Check]:
     """Make a Check of a function whose docstring is the check's page.
 
     fix: what a person does; with `deploy`, what a deploy of another subject does
     """
-    acts = tuple(Act(PERSON, text) if isinstance(text, str) else text for text in fix)
+    remedies = tuple(Remedy(PERSON, text) if isinstance(text, str) else text for text in fix)
 
     def wrap(judge: Judge) -> Check:
         meaning = inspect.cleandoc(judge.__doc__ or "")
-        return Check(id, meaning, settings, fixed_by, acts, judge, proof, writes, named)
+        return Check(
+            id, meaning, settings, fixed_by, remedies, judge, fleet, proof, writes, opt_in
+        )
 
     return wrap
 
 
-def _no_comparison(observed: Any) -> Mapping[str, Any]:
+def no_facts(observed: Any, fleet: FleetFacts) -> Mapping[str, Any]:
+    return {}
+
+
+def _nothing_learned(observed: Any) -> Mapping[str, Any]:
     return {}
 
 
@@ -243,27 +256,30 @@ class Subject:
     doc:      the docstring of its checks' module; the first line says what is judged
     checks:   in the order of the reports
     probe:    how the subject is observed; None: by acting, before a job (nodeready/node/proofs)
-    compared: observation -> what the nodes of a group should have in common, fact -> number or
-              text. A fact's name is relative to the subject (``driver``, ``eth0.mtu``); a value
-              that could not be observed is left out
+    compared: (observation, fleet) -> what the nodes of a group should have in common, fact ->
+              number or text. A fact's name is relative to the subject (``driver``, ``eth0.mtu``);
+              a value that could not be observed is left out
+    derived:  (observation, fleet) -> further facts of the documents, which need the fleet; one
+              with the name of a field replaces it
     learned:  observation -> the policy that this node would fit, key of Policy -> value as
               group_data holds it
-    counters: observation -> totals, which are judged beside those of an earlier look at the same
-              boot (the observation's field ``before``); None: the subject has no counters
+    counters: (observation, fleet) -> totals, which are judged by those of an earlier look at the
+              same boot (`FleetFacts.counters`); None: the subject has no counters
     files:    shell patterns of the files that the subject's operations own outright on a node,
               each with the project's name in it
-    alone:    whether a node that audits itself judges the subject
+    judged_on_node: whether a node that audits itself judges the subject
     """
 
     name: str
     doc: str
     checks: tuple[Check, ...]
     probe: Probe | None = None
-    compared: Callable[[Any], Mapping[str, Any]] = _no_comparison
-    learned: Callable[[Any], Mapping[str, Any]] = _no_comparison
-    counters: Callable[[Any], dict[str, int]] | None = None
+    compared: Callable[[Any, FleetFacts], Mapping[str, Any]] = no_facts
+    derived: Callable[[Any, FleetFacts], Mapping[str, Any]] = no_facts
+    learned: Callable[[Any], Mapping[str, Any]] = _nothing_learned
+    counters: Callable[[Any, FleetFacts], dict[str, int]] | None = None
     files: tuple[str, ...] = ()
-    alone: bool = True
+    judged_on_node: bool = True
 
     @property
     def about(self) -> str:
@@ -279,13 +295,18 @@ class Subject:
     @property
     def learnable(self) -> bool:
         """Whether a part of a policy can be learnt from it."""
-        return self.learned is not _no_comparison
+        return self.learned is not _nothing_learned
+
+    @property
+    def needs_fleet(self) -> bool:
+        """Whether a check of the subject needs the fleet."""
+        return any(check.fleet for check in self.checks)
 
     @property
     def observed(self) -> Page:
         """The page of the result that stands for all checks when nothing could be observed."""
-        act = Act(PERSON, _LOOK.format(self.name))
-        return Page(f"{self.name}.{OBSERVED}", _OBSERVED, (), "", (act,))
+        remedy = Remedy(PERSON, _LOOK.format(self.name))
+        return Page(f"{self.name}.{OBSERVED}", _OBSERVED, (), "", (remedy,))
 
     def ids(self) -> list[str]:
         """The ids of its checks."""

@@ -14,9 +14,12 @@ from typing import Any
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output, Probe, ProbeError, Section, Unknown, frozen
+from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.own_files import OwnFiles, Refusal
 from nodeready.subjects.probe_answer import parse_answer
-from nodeready.subjects.registry import PROBES
+from nodeready.subjects.registry import PROBES, SUBJECTS
+from nodeready.subjects.result import no_facts
+from nodeready.subjects.wire import shown_keys
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,16 @@ class Snapshot:
         """This snapshot, updated by the subjects of a newer, smaller snapshot."""
         newest = newer if "ours" in newer.subjects else self
         return Snapshot({**self.subjects, **newer.subjects}, newest.files, newest.refused)
+
+
+def shown_facts(subject: str, observation: Any, fleet: FleetFacts = ALONE) -> Any:
+    """A subject's observation as the documents show it: with the facts that need the fleet."""
+    derived = SUBJECTS[subject].derived
+    if derived is no_facts or isinstance(observation, Unknown):
+        return observation
+    keys = shown_keys(type(observation))
+    shown = {key: getattr(observation, name) for name, key in keys.items()}
+    return {**shown, **derived(observation, fleet)}
 
 
 def probes(subjects: Iterable[str] | None = None) -> tuple[Probe, ...]:

@@ -1,4 +1,4 @@
-"""What all nodes tell about each: host keys and the gate's program, in the completed policies."""
+"""What all nodes tell about each: host keys and the digests of the gate's files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyinfra.api import Inventory
 
 from nodeready.inventory.endpoints import endpoint
 from nodeready.policy import Policy
-from nodeready.subjects.context import FleetContext, expectations
+from nodeready.subjects.context import FleetContext, context_of
 from nodeready.subjects.ssh_client import known_hosts
 from nodeready.transport import bundle
 from nodeready.transport.base import Request, Transport
@@ -21,7 +21,7 @@ def fleet_context(
     replies: Iterable[SnapshotReply],
     inventory: Inventory,
 ) -> FleetContext:
-    """The policies, completed by what only all nodes together tell: host keys, the gate's program.
+    """The context of these looks, without the nodes' addresses.
 
     transport: of the same run: a block of known hosts that was too large for a snapshot is fetched
     """
@@ -34,5 +34,4 @@ def fleet_context(
     endpoints = {host.name: endpoint(host) for host in inventory}
     for name, peer in transport.ssh_peers().items():
         endpoints[name] = endpoints[name]._replace(reached=peer.address, key=peer.key)
-    policies = expectations(declared, snapshots, endpoints, bundle.program, block)
-    return FleetContext(policies)
+    return context_of(declared, snapshots, endpoints, bundle.program, block)

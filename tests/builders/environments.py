@@ -8,7 +8,7 @@ from nodeready.ready import debug_variables, job_env
 from nodeready.ready.job_env import Environment
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.snapshot import Snapshot
-from tests.builders.job_env import POLICY, nics, node, ports, rdma, socket
+from tests.builders.job_env import FLEET, POLICY, nics, node, ports, rdma, socket
 
 WHEN = "2026-03-01T12:00:00Z"
 #: What a node must not be able to run or to show.
@@ -19,7 +19,7 @@ def environment(
     nodes: Iterable[Snapshot], missing: tuple[job_env.NodesByError, ...] = ()
 ) -> Environment:
     snapshots = {f"gpu{number:03}": each for number, each in enumerate(nodes, 1)}
-    variables = job_env.variables(snapshots, dict.fromkeys(snapshots, POLICY))
+    variables = job_env.variables(snapshots, dict.fromkeys(snapshots, POLICY), FLEET)
     return Environment(WHEN, tuple(snapshots), missing, variables)
 
 

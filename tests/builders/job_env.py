@@ -6,8 +6,10 @@ from typing import Any
 
 from nodeready.policy import Policy
 from nodeready.subjects import sysctl
+from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.nics.nic import Nic
+from nodeready.subjects.nics.routes import Route
 from nodeready.subjects.pdsh.facts import Pdsh
 from nodeready.subjects.ports.facts import Ports, Socket
 from nodeready.subjects.ports.firewall import Firewall
@@ -16,6 +18,8 @@ from nodeready.subjects.rdma.facts import Rdma
 from nodeready.subjects.snapshot import Snapshot
 
 POLICY = Policy()
+#: What the fleet tells: the addresses of other nodes.
+FLEET = FleetFacts(addresses=("10.0.0.2", "10.0.0.3"))
 
 
 def nics(via: str | None = "eth0", *others: str) -> Nics:
@@ -25,7 +29,8 @@ def nics(via: str | None = "eth0", *others: str) -> Nics:
         name: Nic(name, "ethernet", carrier=True, admin_up=True, addresses=("10.0.0.1/24",))
         for name in names
     }
-    return Nics(interfaces, {}, 0, (), False, None, (via,) if via else ())
+    routes = (Route("10.0.0.0/24", via, None, 0),) if via else ()
+    return Nics(interfaces, {}, 0, routes, False, None)
 
 
 def rdma(*names: str) -> Rdma:

@@ -9,38 +9,51 @@ from __future__ import annotations
 from typing import Any
 
 from nodeready.policy import Policy
+from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.result import Result
 
 POLICY = Policy()
 
 
-def judge_all(checks: Any, observed: Any, policy: Policy = POLICY) -> list[Result]:
+def judge_all(
+    checks: Any, observed: Any, policy: Policy = POLICY, fleet: FleetFacts = ALONE
+) -> list[Result]:
     """The results in the order of the reports."""
-    return [check(observed, policy) for check in checks.SUBJECT.checks]
+    return [check(observed, policy, fleet) for check in checks.SUBJECT.checks]
 
 
-def by_id(checks: Any, observed: Any, policy: Policy = POLICY) -> dict[str, Result]:
+def by_id(
+    checks: Any, observed: Any, policy: Policy = POLICY, fleet: FleetFacts = ALONE
+) -> dict[str, Result]:
     """The results by id: `limits.nofile`."""
-    return {result.check: result for result in judge_all(checks, observed, policy)}
+    return {result.check: result for result in judge_all(checks, observed, policy, fleet)}
 
 
-def by_name(checks: Any, observed: Any, policy: Policy = POLICY) -> dict[str, Result]:
+def by_name(
+    checks: Any, observed: Any, policy: Policy = POLICY, fleet: FleetFacts = ALONE
+) -> dict[str, Result]:
     """The results by what an id says after its subject: `nofile`."""
-    results = judge_all(checks, observed, policy)
+    results = judge_all(checks, observed, policy, fleet)
     return {result.check.partition(".")[2]: result for result in results}
 
 
-def wrong(checks: Any, observed: Any, policy: Policy = POLICY) -> dict[str, str]:
+def wrong(
+    checks: Any, observed: Any, policy: Policy = POLICY, fleet: FleetFacts = ALONE
+) -> dict[str, str]:
     """The statuses of the checks that are not satisfied, by name."""
-    found = by_name(checks, observed, policy)
+    found = by_name(checks, observed, policy, fleet)
     return {name: result.status for name, result in found.items() if result.bad}
 
 
 def assert_wrong(
-    checks: Any, observed: Any, expected: dict[str, str], policy: Policy = POLICY
+    checks: Any,
+    observed: Any,
+    expected: dict[str, str],
+    policy: Policy = POLICY,
+    fleet: FleetFacts = ALONE,
 ) -> None:
     """These checks, and no other, have the status, and the words behind it: "fail: too few"."""
-    found = {name: r for name, r in by_name(checks, observed, policy).items() if r.bad}
+    found = {name: r for name, r in by_name(checks, observed, policy, fleet).items() if r.bad}
     parts = {name: verdict.partition(": ") for name, verdict in expected.items()}
     assert {name: result.status for name, result in found.items()} == {
         name: status for name, (status, _, _) in parts.items()

@@ -6,12 +6,12 @@ import ipaddress
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import Counters, Output
+from nodeready.subjects.base import Output
+from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.nics import checks
 from nodeready.subjects.nics import facts as nics
 from nodeready.subjects.nics.facts import Nics
@@ -81,19 +81,16 @@ def node(
     *printed: str,
     routes: tuple[str, ...] = (),
     own: tuple[str, ...] = (),
-    before: Counters | None = None,
 ) -> Nics:
     """The observation of a node with these interfaces, routes (see `route`) and addresses."""
     outputs = {
         "nics": Output(text({"lo": LO, **interfaces}, printed), 0),
         "nic_routes": Output(proc(tuple(map(route, routes)), own), 0),
     }
-    return replace(nics.parse(outputs, POLICY), before=before)
+    return nics.parse(outputs, POLICY)
 
 
-def gpu_node(
-    changed: dict[str, dict[str, object]] | None = None, before: Counters | None = None
-) -> Nics:
+def gpu_node(changed: dict[str, dict[str, object]] | None = None) -> Nics:
     """Two bonded ports to the nodes, one InfiniBand port, an unused one, and the usual company."""
     interfaces = {
         "eth0": SLAVE, "eth1": SLAVE, "bond0": BOND, "ib0": {**PORT, "type": 32, "mtu": 2044},
@@ -107,19 +104,18 @@ def gpu_node(
         routes=("0.0.0.0/0 bond0", "10.1.0.0/16 bond0", "10.9.0.0/16 ib0",
                 "172.17.0.0/16 docker0", "169.254.0.0/16 usb0"),
         own=("10.1.0.7", "10.9.0.7", "172.17.0.1", "169.254.3.1", "10.1.0.7"),
-        before=before,
     )  # fmt: skip
 
 
-def judged(observed: Nics, **policy: Any) -> dict[str, tuple[str, str]]:
+def judged(observed: Nics, fleet: FleetFacts = ALONE, **policy: Any) -> dict[str, tuple[str, str]]:
     """Check -> (status, actual)."""
-    results = by_name(checks, observed, Policy(**policy))
+    results = by_name(checks, observed, Policy(**policy), fleet)
     return {name: (result.status, result.actual) for name, result in results.items()}
 
 
-def wrong(observed: Nics, **policy: Any) -> dict[str, tuple[str, str]]:
+def wrong(observed: Nics, fleet: FleetFacts = ALONE, **policy: Any) -> dict[str, tuple[str, str]]:
     """The checks that say something is wrong or unknown."""
-    return {c: r for c, r in judged(observed, **policy).items() if r[0] not in ("ok", "na")}
+    return {c: r for c, r in judged(observed, fleet, **policy).items() if r[0] not in ("ok", "na")}
 
 
 def table(**interfaces: Mapping[str, object]) -> Any:

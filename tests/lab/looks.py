@@ -15,7 +15,7 @@ from tests.helpers import apply, observe, on, plan
 def judged(node: LabNode, policy: Policy, *subjects: str) -> dict[str, Result]:
     """The results of these subjects' checks."""
     seen = observe(on(node), policy, subjects)
-    return {result.check: result for result in judge(seen, policy, subjects)}
+    return {result.check: result for result in judge(seen, policy, subjects=subjects)}
 
 
 def statuses(node: LabNode, policy: Policy, *subjects: str) -> dict[str, str]:

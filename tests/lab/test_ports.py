@@ -90,7 +90,7 @@ def test_a_listener_is_named_and_never_touched(node: LabNode) -> None:
 def test_another_user_sees_the_port_but_not_its_process(node: LabNode) -> None:
     with listener(node, "root", "0.0.0.0", 29510):
         seen = observe(lambda c, i="": node.run(c, "ml", i, False), POLICY, ("ports",))
-    results = {result.check: result for result in judge(seen, POLICY, ("ports",))}
+    results = {result.check: result for result in judge(seen, POLICY, subjects=("ports",))}
     assert results["ports.range"].actual == "29510 by a process (user root)"
     assert results["ports.firewall"].status in ("unknown", "ok")
 

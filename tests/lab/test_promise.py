@@ -39,7 +39,7 @@ def forced(seen, check):
     page = next(one for subject in SUBJECTS.values() for one in subject.checks if one.id == check)
     (step,) = [one for one in STEPS if one.name == page.fixed_by]
     return StepChange(
-        step.name, (check,), tuple(step.act(seen, POLICY)), step.touches, step.timeout_s
+        step.name, (check,), step.actions(seen, POLICY), step.touches, step.timeout_s
     )
 
 

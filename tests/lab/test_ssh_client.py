@@ -18,7 +18,7 @@ from nodeready.subjects.ssh_client.identity import NodeIdentity
 from nodeready.subjects.ssh_client.known_hosts import (
     READ_BLOCK,
     Endpoint,
-    Fleet,
+    FleetHostKeys,
     lines_of_nodes,
     read_block,
     unsent,
@@ -174,7 +174,7 @@ def test_a_block_too_large_to_send_is_told_by_its_digest(fresh_node: LabNode) ->
     fetched = {digest: read_block(printed, digest)}
     assert names == ("x",)
     others = {f"gpu{n:05}": Endpoint() for n in range(4000)}
-    whole = Fleet({"x": seen}, (), {"x": Endpoint(), **others})
+    whole = FleetHostKeys({"x": seen}, (), {"x": Endpoint(), **others})
     assert set(want.ssh_known_hosts) < set(lines_of_nodes(whole, {"x": seen}, fetched)["x"])
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from nodeready.policy import JudgingPolicy, Policy
+from nodeready.policy import Policy
 from nodeready.shell import quote
+from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.gate.facts import (
     BUNDLE,
     COMPILED,
@@ -74,9 +75,10 @@ def leftover(observed: Gate, policy: Policy) -> Result:
 @check(
     "gate.python",
     settings=("gate",),
+    fleet=("gate_files",),
     fix=("install one beside it: dnf install python3.11, zypper install python311",),
 )
-def python(observed: Gate, policy: Policy) -> Result:
+def python(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node has a Python that can run its own check: 3.9 or newer, and nothing beside it.
 
     The interpreter of RHEL 8 and SLES 15 is older; both have a newer one beside it.
@@ -84,7 +86,7 @@ def python(observed: Gate, policy: Policy) -> Result:
     check, expected = "gate.python", "Python 3.9 or newer"
     if not policy.gate:
         return na(check, OFF)
-    if not isinstance(policy, JudgingPolicy):
+    if fleet.gate_files is None:
         return na(check, _ALONE)
     if observed.python:
         return ok(check, expected, observed.python)
@@ -92,16 +94,18 @@ def python(observed: Gate, policy: Policy) -> Result:
     return fail(check, expected, observed.old or "none", "", fix)
 
 
-def _installed(check: str, observed: Gate, policy: Policy, paths: tuple[str, ...]) -> Result:
+def _installed(
+    check: str, observed: Gate, policy: Policy, fleet: FleetFacts, paths: tuple[str, ...]
+) -> Result:
     """Whether these files are as the control machine would write them, and may be executed."""
     if not policy.gate:
         return na(check, OFF)
     if not observed.python:
         return na(check, _NO_PYTHON)
-    if not isinstance(policy, JudgingPolicy):
+    if fleet.gate_files is None:
         return na(check, _ALONE)
     expected = f"{', '.join(paths)} as this nodeready writes it"
-    expected_digests, digests = dict(policy.gate_files), observed.digests or {}
+    expected_digests, digests = dict(fleet.gate_files), observed.digests or {}
     differences = [f"no {path}" for path in paths if path not in digests]
     differences += [
         f"another {path}"
@@ -131,15 +135,15 @@ def uncompiled(observed: Gate) -> list[str]:
     return reasons
 
 
-@check("gate.bundle", settings=("gate",), fixed_by="gate.program")
-def bundle(observed: Gate, policy: Policy) -> Result:
+@check("gate.bundle", settings=("gate",), fleet=("gate_files",), fixed_by="gate.program")
+def bundle(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node has this version of nodeready as one file, to check itself by.
 
     The node and the control machine judge by the same rules, or they contradict each other. What
     its timer and Slurm run is that file compiled for the node's Python, which starts in half the
     time; only root can write either.
     """
-    result = _installed("gate.bundle", observed, policy, (BUNDLE,))
+    result = _installed("gate.bundle", observed, policy, fleet, (BUNDLE,))
     if result.status != "ok":
         return result
     reasons = uncompiled(observed) + [
@@ -148,28 +152,32 @@ def bundle(observed: Gate, policy: Policy) -> Result:
     return fixable(result.check, result.expected, ", ".join(reasons)) if reasons else result
 
 
-@check("gate.policy", settings=("gate",), fixed_by="gate.program")
-def policy(observed: Gate, policy: Policy) -> Result:
+@check("gate.policy", settings=("gate",), fleet=("gate_files",), fixed_by="gate.program")
+def policy(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node has the policy that it is judged by, so that it can judge itself."""
-    return _installed("gate.policy", observed, policy, (POLICY,))
+    return _installed("gate.policy", observed, policy, fleet, (POLICY,))
 
 
 @check(
-    "gate.timer", settings=("gate",), fixed_by="gate.timer", fix=("install cron, or start record",)
+    "gate.timer",
+    settings=("gate",),
+    fleet=("gate_files",),
+    fixed_by="gate.timer",
+    fix=("install cron, or start record",),
 )
-def timer(observed: Gate, policy: Policy) -> Result:
+def timer(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node looks at itself again and again: by a systemd timer, or by cron.
 
     So Slurm's prolog finds a fresh verdict and costs a job no time, and Prometheus has its file.
     """
     check = "gate.timer"
     if observed.systemd:
-        result = _installed(check, observed, policy, (RECORD, SERVICE, TIMER))
+        result = _installed(check, observed, policy, fleet, (RECORD, SERVICE, TIMER))
         if result.status == "ok" and WANTED not in observed.there:
             return fixable(check, "enabled at boot", "nodeready.timer is not enabled", TIMER)
         unused = [CRON]
-    elif observed.cron or not policy.gate or not isinstance(policy, JudgingPolicy):
-        result = _installed(check, observed, policy, (RECORD, CRON))
+    elif observed.cron or not policy.gate or fleet.gate_files is None:
+        result = _installed(check, observed, policy, fleet, (RECORD, CRON))
         unused = [WANTED, TIMER, SERVICE]
     else:
         expected = "a timer of systemd, or cron"
@@ -180,13 +188,18 @@ def timer(observed: Gate, policy: Policy) -> Result:
     return result
 
 
-@check("gate.slurm_scripts", settings=("gate",), fixed_by="gate.slurm")
-def slurm_scripts(observed: Gate, policy: Policy) -> Result:
+@check(
+    "gate.slurm_scripts",
+    settings=("gate",),
+    fleet=("gate_files",),
+    fixed_by="gate.slurm",
+)
+def slurm_scripts(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The programs for Slurm's prolog and health check are there, where Slurm is."""
     check = "gate.slurm_scripts"
     if policy.gate and not observed.slurm:
         return na(check, "no Slurm here")
-    return _installed(check, observed, policy, (PROLOG, HEALTH_CHECK))
+    return _installed(check, observed, policy, fleet, (PROLOG, HEALTH_CHECK))
 
 
 @check(
@@ -280,5 +293,5 @@ SUBJECT = Subject(
         "/usr/local/lib/nodeready/slurm-*",
     ),
     # The control machine judges whether the node's own check is installed rightly.
-    alone=False,
+    judged_on_node=False,
 )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from nodeready.policy import JudgingPolicy, Policy
+from nodeready.policy import Policy
 from nodeready.policy.policy import as_data
 from nodeready.subjects.gate.facts import (
     BUNDLE,
@@ -28,8 +28,6 @@ from nodeready.subjects.gate.facts import (
 )
 from nodeready.subjects.templates import render
 
-#: The settings that all nodes of a run complete, and that one node cannot judge by.
-_FLEET = ("ssh_known_hosts",)
 #: Seconds for a look of the timer, for which nobody waits: more than the look's own limit
 #: (healthcheck/here.py) and that of a file server (audit/verdict.py).
 RECORD_S = 85
@@ -39,38 +37,24 @@ SLURM_S = 10
 MOST_S = 58
 
 
-def complete(policy: Policy, declared: Policy, program: Callable[[], bytes]) -> Policy:
-    """The policy of a node, with the digests of the files that its gate has to have.
-
-    declared: the policy without the fleet's host keys: nodes share it, so that the files of each
-              declared policy are made once
-    program:  makes the node's own program, one for all nodes; not called without a gate
-    """
-    if not policy.gate:
-        return policy
-    return JudgingPolicy.completing(policy, gate_files=_digests(declared, program))
-
-
-def contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
-    """Path -> the bytes of that file under this policy."""
-    return _contents(node_policy(policy), program)
-
-
-def node_policy(policy: Policy) -> Policy:
-    """The policy by which the node judges itself: what is left of this one there."""
-    return Policy(
-        **{f.name: getattr(policy, f.name) for f in fields(Policy) if f.name not in _FLEET}
-    )
-
-
 @lru_cache(maxsize=256)
-def _digests(declared: Policy, program: Callable[[], bytes]) -> tuple[tuple[str, str], ...]:
-    files = contents(declared, program)
+def digests(policy: Policy, program: Callable[[], bytes]) -> tuple[tuple[str, str], ...]:
+    """(path, sha256) of every file that the node's gate has to have under this policy.
+
+    program: makes the node's own program, one for all nodes
+    """
+    files = contents(policy, program)
     return tuple((path, hashlib.sha256(data).hexdigest()) for path, data in files.items())
 
 
+def node_policy(policy: Policy) -> Policy:
+    """The policy by which the node judges itself: it does not know the fleet's host keys."""
+    return replace(policy, ssh_known_hosts=())
+
+
 @lru_cache(maxsize=256)
-def _contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
+def contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
+    """Path -> the bytes of that file under this policy."""
     values = _values(policy)
     files = {
         BUNDLE: program(),
@@ -121,6 +105,7 @@ def cron_times(interval_s: int) -> str:
 
 
 def document(policy: Policy) -> bytes:
-    """The policy file of the node: every setting but those that all nodes of a run complete."""
-    settings = {key: value for key, value in as_data(policy).items() if key not in _FLEET}
+    """The policy file of the node: every setting but the lines of host keys."""
+    settings = as_data(policy)
+    del settings["ssh_known_hosts"]
     return (json.dumps(settings, indent=1, sort_keys=True) + "\n").encode()

@@ -7,6 +7,7 @@ from typing import Any
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output, Probe
+from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.gpus import amd, amd_gpu, kernel_log, nvidia, nvlink
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
 from nodeready.subjects.gpus.nvidia import NvidiaSmi
@@ -100,7 +101,7 @@ def _links(gpu: Gpu) -> str | None:
     return f"{len(active)}{at}"
 
 
-def compared(observed: Gpus) -> dict[str, str | int | float]:
+def compared(observed: Gpus, fleet: FleetFacts = ALONE) -> dict[str, str | int | float]:
     """What nodes of a group should have in common."""
     gpus = observed.gpus
     facts = {

@@ -26,6 +26,7 @@ from nodeready.subjects.base import (
     kernel_arguments,
 )
 from nodeready.subjects.debug_tools.facts import VERSIONS_SCRIPT, parse_versions
+from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.host import mounts, processes
 from nodeready.subjects.host.mounts import FstabEntry, Mount
 from nodeready.subjects.host.processes import Parent, StuckProcess
@@ -498,7 +499,7 @@ def shared_cmdline(text: str) -> str:
     return " ".join(words)
 
 
-def compared(observed: Host) -> dict[str, str | int | float]:
+def compared(observed: Host, fleet: FleetFacts = ALONE) -> dict[str, str | int | float]:
     """The facts that nodes of a group should share."""
     network = sorted(mount.path for mount in observed.mounts if mount.network)
     gib = None if observed.memory_total_mb is None else round(observed.memory_total_mb / 1024)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from nodeready.policy import Policy
 from nodeready.policy.fields import rows
 from nodeready.shell import quote
-from nodeready.subjects.base import Counters
+from nodeready.subjects.fleet import Counters, FleetFacts
 from nodeready.subjects.nics.bonds import Bond, Slave
-from nodeready.subjects.nics.facts import PROBE, Nics, compared, counters, learned
+from nodeready.subjects.nics.facts import PROBE, Nics, compared, counters, derived, learned
 from nodeready.subjects.nics.nic import NET, Nic
 from nodeready.subjects.result import Result, Subject, check, fail, na, ok, some, unknown, warn
 
@@ -40,13 +40,13 @@ def _since(seconds: float) -> str:
     return f"in {seconds:.0f} seconds"
 
 
-def _growth(observed: Nics, before: Counters, counter: str) -> dict[str, int]:
+def _growth(observed: Nics, fleet: FleetFacts, before: Counters, counter: str) -> dict[str, int]:
     """Interface -> growth of its counter, for the interfaces whose counter grew.
 
     A counter below its earlier value was reset with its driver: its whole value is growth.
     """
     grown = {}
-    judged = observed.configured()
+    judged = observed.configured(fleet)
     for name, nic in observed.interfaces.items():
         current, earlier = getattr(nic, counter), before.values.get(f"{name}.{counter}")
         if current is None or earlier is None or not (nic.physical or name in judged):
@@ -68,20 +68,21 @@ def _share_counter(observed: Nics, before: Counters, *counters: str) -> bool:
 
 @check(
     "nics.flaps",
+    fleet=("addresses", "counters"),
     fix=("look into dmesg and the switch's log; replace cable or transceiver if it goes on",),
 )
-def flaps(observed: Nics, policy: Policy) -> Result:
+def flaps(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """No link was lost or came back since the last audit (carrier_changes).
 
     One interruption may be maintenance of a switch or cable: a warning. Two and more within a day
     are a sign of a failing cable, transceiver or port, and end the jobs that use it.
     """
-    check, before = "nics.flaps", observed.before
+    check, before = "nics.flaps", fleet.counters.get("nics")
     if before is None:
         return na(check, _NO_EARLIER)
     if not _share_counter(observed, before, "carrier_changes"):
         return na(check, "the earlier look saw none of these interfaces")
-    grown = _growth(observed, before, "carrier_changes")
+    grown = _growth(observed, fleet, before, "carrier_changes")
     since = _since(before.seconds)
     if not grown:
         return ok(check, "no change of a link", f"none {since}")
@@ -95,27 +96,29 @@ def flaps(observed: Nics, policy: Policy) -> Result:
 
 
 @check(
-    "nics.errors", fix=("ethtool -S NAMES names the kind; clean or replace cable and transceiver",)
+    "nics.errors",
+    fleet=("addresses", "counters"),
+    fix=("ethtool -S NAMES names the kind; clean or replace cable and transceiver",),
 )
-def errors(observed: Nics, policy: Policy) -> Result:
+def errors(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """Few packets had errors since the last audit: rx_crc_errors, rx_errors and tx_errors.
 
     A packet with a wrong checksum was damaged by cable, transceiver or port: above 120 in an hour
     a failure. Other errors have other causes as well (oversized packets, full rings), so that they
     only warn.
     """
-    check, before = "nics.errors", observed.before
+    check, before = "nics.errors", fleet.counters.get("nics")
     if before is None:
         return na(check, _NO_EARLIER)
     if not _share_counter(observed, before, "rx_crc_errors", "rx_errors", "tx_errors"):
         return na(check, "the earlier look saw none of these interfaces")
-    broken = _growth(observed, before, "rx_crc_errors")
+    broken = _growth(observed, fleet, before, "rx_crc_errors")
     hours = max(before.seconds / _HOUR_S, 1.0)
     bad = any(count / hours > _ERRORS_PER_HOUR for count in broken.values())
     texts = [f"{name}: {count} CRC errors" for name, count in broken.items()]
     names = list(broken)
     for counter, word in (("rx_errors", "receive errors"), ("tx_errors", "send errors")):
-        for name, count in _growth(observed, before, counter).items():
+        for name, count in _growth(observed, fleet, before, counter).items():
             # A CRC error is a receive error too.
             other = count - broken.get(name, 0) if counter == "rx_errors" else count
             if other / hours > _ERRORS_PER_HOUR:
@@ -199,13 +202,14 @@ def expected(observed: Nics, policy: Policy) -> Result:
 @check(
     "nics.link",
     settings=("nics",),
+    fleet=("addresses",),
     fix=(
         "check cable, transceiver and switch port of CUT",
         "ip link set NAME up",
         "see why the switch does not let NAME in (802.1X)",
     ),
 )
-def link(observed: Nics, policy: Policy) -> Result:
+def link(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """Every interface in use is switched on and has a link.
 
     The adapter sets `carrier` (Documentation/ABI/testing/sysfs-class-net); operstate may be
@@ -214,7 +218,7 @@ def link(observed: Nics, policy: Policy) -> Result:
     (operstates.rst). Without lo, the processes of a node cannot reach each other.
     """
     check = "nics.link"
-    judged = observed.configured(rows(policy.nics))
+    judged = observed.configured(fleet, rows(policy.nics))
     down = {n: nic for n, nic in observed.interfaces.items() if nic.kind == "loopback"}
     off = [name for name, nic in {**judged, **down}.items() if nic.admin_up is False]
     if not judged and not off:
@@ -273,9 +277,9 @@ def _judge_policy_values(
     return None
 
 
-def _connected_ports(observed: Nics, policy: Policy) -> dict[str, Nic]:
+def _connected_ports(observed: Nics, policy: Policy, fleet: FleetFacts) -> dict[str, Nic]:
     """The configured hardware ports with a link: only a link has a speed."""
-    judged = observed.configured(rows(policy.nics))
+    judged = observed.configured(fleet, rows(policy.nics))
     return {name: nic for name, nic in judged.items() if nic.physical and nic.carrier}
 
 
@@ -291,9 +295,10 @@ def _without_value(ports: Mapping[str, Nic], fact: str) -> list[str]:
 @check(
     "nics.speed",
     settings=("nics",),
+    fleet=("addresses",),
     fix=("check cable, transceiver, and the speed set on the switch port",),
 )
-def speed(observed: Nics, policy: Policy) -> Result:
+def speed(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """Links have the policy's speed; without one, at least 1 Gbit/s, and one speed within a bond.
 
     A server's port that negotiated 10 or 100 Mbit/s has a bad cable or switch port. LACP leaves a
@@ -309,7 +314,7 @@ def speed(observed: Nics, policy: Policy) -> Result:
     named = _policy_values(policy, "speed_mbps")
     speeds = {
         name: nic.speed_mbps
-        for name, nic in _connected_ports(observed, policy).items()
+        for name, nic in _connected_ports(observed, policy, fleet).items()
         if nic.speed_mbps
     }
     # On InfiniBand the checks of rdma judge the rate; the IP interface only repeats it.
@@ -332,7 +337,7 @@ def speed(observed: Nics, policy: Policy) -> Result:
             return judge(check, expected, actual, _source(slave_speeds, "speed"), fix)
     if verdict is not None:
         return verdict
-    silent = _without_value(_connected_ports(observed, policy), "speed_mbps")
+    silent = _without_value(_connected_ports(observed, policy, fleet), "speed_mbps")
     if silent:
         return unknown(check, f"{_names(silent)} does not tell its speed, as its equals do")
     speeds_named = {
@@ -350,23 +355,19 @@ def speed(observed: Nics, policy: Policy) -> Result:
 @check(
     "nics.duplex",
     settings=("nics",),
+    fleet=("addresses",),
     fix=("set autonegotiation on both ends of the link (ethtool -s DEVICE autoneg on)",),
 )
-def duplex(observed: Nics, policy: Policy) -> Result:
+def duplex(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """Links of hardware ports are full duplex: half is a failed negotiation, and drops packets."""
     check = "nics.duplex"
-    modes = {
-        name: nic.duplex
-        for name, nic in _connected_ports(observed, policy).items()
-        if nic.duplex is not None and nic.kind == "ethernet"
-    }
+    linked = _connected_ports(observed, policy, fleet)
+    ports = {name: nic for name, nic in linked.items() if nic.kind == "ethernet"}
+    modes = {name: nic.duplex for name, nic in ports.items() if nic.duplex is not None}
     half = [name for name, value in modes.items() if value == "half"]
     if half:
         fix = "set autonegotiation on both ends of the link (ethtool -s DEVICE autoneg on)"
         return fail(check, "full", f"half on {_names(half)}", _source(half, "duplex"), fix)
-    ports = {
-        n: nic for n, nic in _connected_ports(observed, policy).items() if nic.kind == "ethernet"
-    }
     silent = _without_value(ports, "duplex")
     if silent:
         return unknown(check, f"{_names(silent)} does not tell its duplex mode, as its equals do")
@@ -378,9 +379,10 @@ def duplex(observed: Nics, policy: Policy) -> Result:
 @check(
     "nics.mtu",
     settings=("nics",),
+    fleet=("addresses",),
     fix=("set it in the node's network configuration; at once: ip link set DEVICE mtu N",),
 )
-def mtu(observed: Nics, policy: Policy) -> Result:
+def mtu(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """The MTU is the policy's, a bond's slaves have the bond's, a bridge's ports no smaller one.
 
     Packets larger than a peer's or a switch's MTU are lost silently: connections open, and hang
@@ -388,7 +390,7 @@ def mtu(observed: Nics, policy: Policy) -> Result:
     MTU was changed later drops the bond's large packets. A port of a bridge with a larger MTU
     drops them, too (net/bridge/br_forward.c, is_skb_forwardable).
     """
-    check, judged = "nics.mtu", observed.configured(rows(policy.nics))
+    check, judged = "nics.mtu", observed.configured(fleet, rows(policy.nics))
     fix = "set it in the node's network configuration; at once: ip link set DEVICE mtu N"
     verdict = _judge_policy_values(check, observed, policy, column="mtu", attribute="mtu", fix=fix)
     if verdict is not None and verdict.status == "fail":
@@ -496,9 +498,10 @@ def _bond_problems(bond: Bond) -> list[str]:
 @check(
     "nics.bond",
     settings=("nics",),
+    fleet=("addresses",),
     fix=("check cables and switch ports of the slaves, and LACP on the switch",),
 )
-def bond(observed: Nics, policy: Policy) -> Result:
+def bond(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """Every bond is complete: all slaves up, and with LACP all in one aggregate with the switch.
 
     A degraded bond still works, with a part of its speed and without redundancy: jobs become slow
@@ -507,7 +510,7 @@ def bond(observed: Nics, policy: Policy) -> Result:
     check = "nics.bond"
     # The module makes a bond0 when it is loaded: unused, this bond has no slave.
     used = {
-        *observed.configured(rows(policy.nics)),
+        *observed.configured(fleet, rows(policy.nics)),
         *(nic.master for nic in observed.interfaces.values()),
     }
     bonds = [
@@ -534,6 +537,7 @@ SUBJECT = Subject(
     checks=(expected, link, speed, duplex, mtu, driver, firmware, bond, flaps, errors),
     probe=PROBE,
     compared=compared,
+    derived=derived,
     learned=learned,
     counters=counters,
 )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TypedDict
 
 from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.policy.fields import rows
 from nodeready.subjects.base import (
-    Counters,
     Output,
     Probe,
     ProbeError,
@@ -23,6 +23,7 @@ from nodeready.subjects.base import (
     frozen,
     number,
 )
+from nodeready.subjects.fleet import ALONE, Counters, FleetFacts
 from nodeready.subjects.nics import nic, routes
 from nodeready.subjects.nics.bonds import BOND_FILES, Bond, parse_bonding
 from nodeready.subjects.nics.nic import Nic
@@ -106,10 +107,6 @@ class Nics:
     routes:             of the main tables, the widest first
     routes_cut:         there are more routes than were read
     default_interface:  the interface of the default route
-    peers_via:          the interfaces that reach other nodes of this run, by falling count of
-                        nodes; () before `with_peers`
-    nccl_socket_ifname: the interface for NCCL_SOCKET_IFNAME; None: not known
-    before:             the counters of an earlier audit; None: there was none
     """
 
     interfaces: Mapping[str, Nic]
@@ -118,11 +115,8 @@ class Nics:
     routes: tuple[Route, ...]
     routes_cut: bool
     default_interface: str | None
-    peers_via: tuple[str, ...] = ()
-    nccl_socket_ifname: str | None = None
-    before: Counters | None = None
 
-    def configured(self, also: Iterable[str] = ()) -> dict[str, Nic]:
+    def configured(self, fleet: FleetFacts = ALONE, also: Iterable[str] = ()) -> dict[str, Nic]:
         """The interfaces in use on this node, which must work:
 
         - a port or bond with an address (not only a link-local one) or a route, or below a bond, a
@@ -131,14 +125,14 @@ class Nics:
         - the interface of the default route, the interfaces to peers, and the names in ``also``;
         - where no port or bond has an address, as in a container, a virtual interface with one.
         """
-        named = {*also, *_interfaces_in_use(self)}
+        named = {*also, *peer_interfaces(self, fleet), *_interfaces_in_use(self)}
         return {name: interface for name, interface in self.interfaces.items() if name in named}
 
 
 @cached_per_node
 def _interfaces_in_use(observed: Nics) -> frozenset[str | None]:
-    """The names of the configured interfaces, without those of a policy."""
-    named = {*observed.peers_via, observed.default_interface}
+    """The names of the configured interfaces, without those of a policy and those to peers."""
+    named = {observed.default_interface}
     named |= {name for name, bond in observed.bonds.items() if bond.slaves}
     named |= {slave.name for bond in observed.bonds.values() for slave in bond.slaves}
     ports = {
@@ -220,7 +214,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
         listed = addresses_by_interface.get(name, [])
         addresses = None if listed is None else tuple(listed)
         interfaces[name] = fast_replace(bare_nic, addresses=addresses, routed=name in used)
-    observed = Nics(
+    return Nics(
         interfaces=interfaces,
         bonds=bonds,
         container_ends=ends,
@@ -228,7 +222,6 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
         routes_cut=table.truncated,
         default_interface=routes.default_interface(all_routes),
     )
-    return replace(observed, nccl_socket_ifname=socket_interface(observed)[0])
 
 
 PROBE = Probe("nics", (Section("nics", _script), routes.SECTION), parse)
@@ -258,13 +251,13 @@ def reaching(observed: Nics, addresses: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda name: (-counts[name], name)))
 
 
-def with_peers(observed: Nics, addresses: tuple[str, ...]) -> Nics:
-    """The observation, with the interfaces that reach these addresses of the run's nodes."""
-    extended = replace(observed, peers_via=reaching(observed, addresses))
-    return replace(extended, nccl_socket_ifname=socket_interface(extended)[0])
+@cached_per_node
+def peer_interfaces(observed: Nics, fleet: FleetFacts) -> tuple[str, ...]:
+    """The interfaces that reach other nodes of the run, by falling count of nodes."""
+    return () if fleet.addresses is None else reaching(observed, fleet.addresses)
 
 
-def socket_interface(observed: Nics) -> tuple[str | None, str]:
+def socket_interface(observed: Nics, fleet: FleetFacts) -> tuple[str | None, str]:
     """The interface for NCCL's sockets, and the reason, by the rules of
     `nodeready.ready.job_env`.
     """
@@ -275,19 +268,17 @@ def socket_interface(observed: Nics) -> tuple[str | None, str]:
             return False
         return not _NOT_FOR_PEERS.match(interface.name)
 
-    for name in filter(usable, observed.peers_via):
+    peers_via = peer_interfaces(observed, fleet)
+    for name in filter(usable, peers_via):
         return name, "its routes lead to the other nodes"
-    if observed.peers_via:
-        return (
-            None,
-            f"{', '.join(observed.peers_via)} leads to the other nodes, but cannot be used",
-        )
+    if peers_via:
+        return None, f"{', '.join(peers_via)} leads to the other nodes, but cannot be used"
     if usable(observed.default_interface):
         return observed.default_interface, "the default route leads through it"
     # A bond carries the traffic of its slaves; a port for RDMA alone has no address.
     named = [
         name
-        for name, interface in observed.configured().items()
+        for name, interface in observed.configured(fleet).items()
         if usable(name) and interface.addressed and interface.master is None
     ]
     if len(named) == 1:
@@ -297,13 +288,35 @@ def socket_interface(observed: Nics) -> tuple[str | None, str]:
     return None, "no interface with a link is configured"
 
 
-# --- The values for the next audit, for the comparison with peers, and for a learnt policy.
+# --- The values for documents, the next audit, the comparison with peers, and a learnt policy.
 
 
-def counters(observed: Nics) -> dict[str, int]:
+class NicsInFleet(TypedDict):
+    """The facts that need the fleet.
+
+    peers_via:          see `peer_interfaces`
+    nccl_socket_ifname: the interface for NCCL_SOCKET_IFNAME; None: not known
+    before:             the counters of an earlier audit; None: there was none
+    """
+
+    peers_via: tuple[str, ...]
+    nccl_socket_ifname: str | None
+    before: Counters | None
+
+
+def derived(observed: Nics, fleet: FleetFacts) -> NicsInFleet:
+    """The facts that need the fleet."""
+    return {
+        "peers_via": peer_interfaces(observed, fleet),
+        "nccl_socket_ifname": socket_interface(observed, fleet)[0],
+        "before": fleet.counters.get("nics"),
+    }
+
+
+def counters(observed: Nics, fleet: FleetFacts = ALONE) -> dict[str, int]:
     """The counters for the next audit: "eth0.rx_crc_errors" -> value."""
     values = {}
-    configured = observed.configured()
+    configured = observed.configured(fleet)
     for name, interface in observed.interfaces.items():
         if interface.physical or name in configured:
             for counter in COUNTED:
@@ -313,9 +326,9 @@ def counters(observed: Nics) -> dict[str, int]:
     return values
 
 
-def compared(observed: Nics) -> dict[str, str | int]:
+def compared(observed: Nics, fleet: FleetFacts = ALONE) -> dict[str, str | int]:
     """The values that a group's nodes should share: ports, and the settings of those in use."""
-    configured = observed.configured()
+    configured = observed.configured(fleet)
     facts_by_name: dict[str, str | int] = {
         "interfaces": ",".join(
             sorted(n for n, interface in observed.interfaces.items() if interface.physical)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nodeready.policy import Policy
+from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.ports.facts import (
     EPHEMERAL,
     PROBE,
@@ -12,6 +13,8 @@ from nodeready.subjects.ports.facts import (
     Ports,
     Socket,
     compared,
+    derived,
+    fleet_firewall,
     parse_range,
     text_of,
 )
@@ -183,6 +186,7 @@ def _opening(observed: Firewall, ports: str) -> str:
 @check(
     "ports.firewall",
     settings=("port_range",),
+    fleet=("addresses", "mesh_passed"),
     fix=(
         "in front of that rule: ip saddr CLUSTER_NETWORK tcp dport PORTS accept",
         "firewall-cmd --permanent --add-port=PORTS/tcp; firewall-cmd --reload",
@@ -197,7 +201,7 @@ def _opening(observed: Firewall, ports: str) -> str:
         "`nodeready ready` tries it (proof.mesh); where that fails: FIX",
     ),
 )
-def firewall(observed: Ports, policy: Policy) -> Result:
+def firewall(observed: Ports, policy: Policy, fleet: FleetFacts) -> Result:
     """The node's packet filter lets other nodes connect to the range, and the node to theirs.
 
     Judged are the packets of such connections, the first ones and the answers, in and out,
@@ -222,7 +226,7 @@ def firewall(observed: Ports, policy: Policy) -> Result:
     (nf_conntrack_count), nftables, firewalld, iptables, netfilter-persistent, shorewall, ferm or
     ufw is enabled; and a table in /proc/net/ip_tables_names, without iptables-save.
     """
-    check, rules = "ports.firewall", observed.firewall
+    check, rules = "ports.firewall", fleet_firewall(observed, fleet)
     expected = f"{_port_range_text(policy)} open to other nodes"
     if rules.verdict == "unknown":
         return unknown(check, rules.reason)
@@ -276,4 +280,5 @@ SUBJECT = Subject(
     checks=(range, ephemeral, firewall, privileged),
     probe=PROBE,
     compared=compared,
+    derived=derived,
 )

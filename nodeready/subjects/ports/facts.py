@@ -10,11 +10,12 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from nodeready.policy import Policy
 from nodeready.subjects import sysctl
-from nodeready.subjects.base import Output, Probe, ProbeError, Section, number
+from nodeready.subjects.base import Output, Probe, ProbeError, Section, cached_per_node, number
+from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.ports import firewall, rule_listing
 from nodeready.subjects.ports.firewall import Firewall, among
 from nodeready.subjects.ports.netfilter import is_virtual
@@ -388,21 +389,31 @@ def _hosts(output: Output) -> tuple[str, ...]:
     return tuple(addresses)
 
 
-def with_peers(observed: Ports, addresses: tuple[str, ...]) -> Ports:
-    """The observation, with the packet filter judged for these addresses of the run's nodes."""
-    return replace(observed, firewall=among(observed.firewall, addresses))
+@cached_per_node
+def fleet_firewall(observed: Ports, fleet: FleetFacts) -> Firewall:
+    """What the packet filter does to connections with the run's nodes.
 
-
-def with_trial(observed: Ports) -> Ports:
-    """The observation, after all nodes connected that tried: that decides what the rules left
-    open, and nothing else.
+    Connections between all nodes (`FleetFacts.mesh_passed`) decide what the rules leave open.
     """
     rules = observed.firewall
-    if rules.verdict != "cannot tell":
-        return observed
+    if fleet.addresses is not None:
+        rules = among(rules, fleet.addresses)
+    if not fleet.mesh_passed or rules.verdict != "cannot tell":
+        return rules
     # What a few connections show holds for others, but not where a rule counts them.
     verdict = rules.verdict if rules.varies else "open"
-    return replace(observed, firewall=replace(rules, verdict=verdict, tried=True))
+    return replace(rules, verdict=verdict, tried=True)
+
+
+class PortsInFleet(TypedDict):
+    """The facts that need the fleet. firewall: see `fleet_firewall`"""
+
+    firewall: Firewall
+
+
+def derived(observed: Ports, fleet: FleetFacts) -> PortsInFleet:
+    """The facts that need the fleet."""
+    return {"firewall": fleet_firewall(observed, fleet)}
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
@@ -446,15 +457,16 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
     )
 
 
-def compared(observed: Ports) -> dict[str, Any]:
+def compared(observed: Ports, fleet: FleetFacts = ALONE) -> dict[str, Any]:
     """What the nodes of a group should have in common."""
     values: dict[str, Any] = {}
     if observed.ephemeral is not None:
         values["ephemeral"] = range_text(*observed.ephemeral)
     if observed.reserved is not None:
         values["reserved"] = text_of(observed.reserved) or "none"
-    if observed.firewall.verdict != "unknown":
-        values["firewall"] = observed.firewall.verdict
+    verdict = fleet_firewall(observed, fleet).verdict
+    if verdict != "unknown":
+        values["firewall"] = verdict
     return values
 
 

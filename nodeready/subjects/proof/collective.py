@@ -24,7 +24,7 @@ from nodeready.subjects.result import (
 @check(
     "proof.collective",
     proof=COLLECTIVE,
-    named=True,
+    opt_in=True,
     fix=(
         "nodeready smoke INVENTORY --exclude-out FILE looks longer, and writes who is left out",
         "look at what these count with gpus.*, nics.* and rdma.*",

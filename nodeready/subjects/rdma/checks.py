@@ -13,8 +13,9 @@ from nodeready.policy import Policy
 from nodeready.policy.fields import rows
 from nodeready.shell import quote
 from nodeready.subjects.base import cached_per_node
+from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.rdma.device import PMA_COUNTERS, PcieLink, RdmaDevice, RdmaPort
-from nodeready.subjects.rdma.facts import PROBE, Rdma, compared, counters, learned
+from nodeready.subjects.rdma.facts import PROBE, Rdma, compared, counters, derived, learned
 from nodeready.subjects.result import Result, Subject, check, fail, na, ok, some, unknown, warn
 
 # --- The RDMA ports that are judged, and their names in findings.
@@ -159,12 +160,13 @@ def _allowed(counter: str, seconds: float) -> float:
 @check(
     "rdma.errors",
     settings=("rdma_ports",),
+    fleet=("counters",),
     fix=(
         "check the cable and the transceiver, and the switch port's own counters",
         "reset the counters with perfquery -R, then look",
     ),
 )
-def errors(observed: Rdma, policy: Policy) -> Result:
+def errors(observed: Rdma, policy: Policy, fleet: FleetFacts) -> Result:
     """Since the last audit no link went down and no counter of fatal errors grew.
 
     A job ends when link_downed, local_link_integrity_errors, excessive_buffer_overrun_errors or
@@ -175,7 +177,7 @@ def errors(observed: Rdma, policy: Policy) -> Result:
     warning on InfiniBand, where counters can be reset.
     """
     check, wants = "rdma.errors", "no new errors"
-    before, ports = observed.before, configured(observed, policy)
+    before, ports = fleet.counters.get("rdma"), configured(observed, policy)
     if not adapter_ports(observed):
         return na(check, "no RDMA device")
     if not any(port.counters for _, port in ports.values()):
@@ -721,6 +723,7 @@ SUBJECT = Subject(
     checks=(expected, devices, state, rate, pcie, link_layer, firmware, gids, errors),
     probe=PROBE,
     compared=compared,
+    derived=derived,
     learned=learned,
     counters=counters,
 )

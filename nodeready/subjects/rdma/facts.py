@@ -9,9 +9,11 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TypedDict
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import Counters, Output, Probe, ProbeError, Section, frozen
+from nodeready.subjects.base import Output, Probe, ProbeError, Section, frozen
+from nodeready.subjects.fleet import ALONE, Counters, FleetFacts
 from nodeready.subjects.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 from nodeready.subjects.rdma.device import (
     EMPTY_GID,
@@ -116,13 +118,11 @@ class Rdma:
     devices:     name -> device
     without:     adapters on the PCI bus that have no RDMA device
     nccl_ib_hca: the devices for NCCL_IB_HCA, without regard to the node's routes
-    before:      the counters of an earlier audit; None: there was none
     """
 
     devices: Mapping[str, RdmaDevice]
     without: tuple[Adapter, ...] = ()
     nccl_ib_hca: tuple[str, ...] = ()
-    before: Counters | None = None
 
     @property
     def ports(self) -> dict[str, RdmaPort]:
@@ -325,10 +325,21 @@ def is_bond(device: RdmaDevice, port: RdmaPort) -> bool:
     return "bond" in device.name or (port.netdev or "").startswith("bond")
 
 
-# --- The values for the next audit, for the comparison with peers, and for a learnt policy.
+# --- The values for documents, the next audit, the comparison with peers, and a learnt policy.
 
 
-def counters(observed: Rdma) -> dict[str, int]:
+class RdmaInFleet(TypedDict):
+    """The facts that need the fleet. before: the counters of an earlier audit, or None"""
+
+    before: Counters | None
+
+
+def derived(observed: Rdma, fleet: FleetFacts) -> RdmaInFleet:
+    """The facts that need the fleet."""
+    return {"before": fleet.counters.get("rdma")}
+
+
+def counters(observed: Rdma, fleet: FleetFacts = ALONE) -> dict[str, int]:
     """The counters for the next audit: "mlx5_0/1.link_downed" -> value."""
     return {
         f"{name}.{counter}": value
@@ -338,7 +349,7 @@ def counters(observed: Rdma) -> dict[str, int]:
     }
 
 
-def compared(observed: Rdma) -> dict[str, str | int | float]:
+def compared(observed: Rdma, fleet: FleetFacts = ALONE) -> dict[str, str | int | float]:
     """The values that a group's nodes should share: devices, firmware, and ports' rates."""
     facts: dict[str, str | int | float] = {}
     hardware = {

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from nodeready.policy import Policy
-from nodeready.policy.policy import JudgingPolicy as Completed
 from nodeready.subjects import managed_block
 from nodeready.subjects.access import UNLOADED, Stuck, chmod_mends, stuck
+from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, warn
 from nodeready.subjects.ssh_client.config import DROPIN, MAIN, VENDOR, directive, winner
 from nodeready.subjects.ssh_client.facts import (
@@ -80,14 +80,20 @@ def fleet_block(lines: tuple[str, ...]) -> FleetBlock:
     return block
 
 
-def _strange(line: str, policy: FleetBlock) -> bool:
+def _strange(line: str, block: FleetBlock) -> bool:
     """Whether no name of the line is one of the fleet's."""
-    return policy.keys.keys().isdisjoint(line.partition(" ")[0].split(","))
+    return block.keys.keys().isdisjoint(line.partition(" ")[0].split(","))
+
+
+def expected_lines(policy: Policy, fleet: FleetFacts) -> tuple[str, ...]:
+    """The lines that the node's block shall have: the fleet's, or the policy's own alone."""
+    return policy.ssh_known_hosts if fleet.known_hosts is None else fleet.known_hosts
 
 
 @check(
     "ssh_client.known_hosts",
     settings=("ssh_client_mode", "ssh_known_hosts"),
+    fleet=("known_hosts",),
     fixed_by="ssh_client.known_hosts",
     fix=(
         "shorten /etc/ssh/ssh_known_hosts",
@@ -96,7 +102,7 @@ def _strange(line: str, policy: FleetBlock) -> bool:
         "remove the line SOURCE, or give the host a new key",
     ),
 )
-def known_hosts(observed: SshClient, policy: Policy) -> Result:
+def known_hosts(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     """The node knows the host keys of all nodes, by their names and addresses.
 
     A key that is known asks no question, in any program, and a wrong one is refused (sshd(8),
@@ -106,7 +112,8 @@ def known_hosts(observed: SshClient, policy: Policy) -> Result:
     file, root alone may change it, and no line of others may revoke a key of the fleet
     (``@revoked``).
     """
-    result = _block(observed, policy)
+    lines = expected_lines(policy, fleet)
+    result = _block(observed, policy, lines)
     if result.status == "na" or (result.status == "fail" and not result.fixable):
         return result
     check = result.check
@@ -125,13 +132,13 @@ def known_hosts(observed: SshClient, policy: Policy) -> Result:
         actual = f"others can change it (uid {file_mode.uid}, mode {file_mode.mode & 0o7777:o})"
         return fixable(check, result.expected, actual, KNOWN_HOSTS)
     if result.status == "ok":
-        return _revoked(observed, fleet_block(policy.ssh_known_hosts)) or result
+        return _revoked(observed, fleet_block(lines)) or result
     return result
 
 
-def _revoked(observed: SshClient, fleet: FleetBlock) -> Result | None:
+def _revoked(observed: SshClient, block: FleetBlock) -> Result | None:
     """A line outside our block that revokes a key of the fleet (sshd(8), ``@revoked``)."""
-    keys = {key: name for name, keys in fleet.keys.items() for key in keys}
+    keys = {key: name for name, keys in block.keys.items() for key in keys}
     text = (observed.known_hosts.content or b"").decode("utf-8", "surrogateescape")
     for number, line in enumerate(text.split("\n"), 1):
         words = line.split()
@@ -144,29 +151,29 @@ def _revoked(observed: SshClient, fleet: FleetBlock) -> Result | None:
         source = f"{KNOWN_HOSTS}:{number}" if observed.known_hosts.sent else KNOWN_HOSTS
         actual = f"a line revokes the {words[2]} key of {name}"
         fix = f"remove the line {source}, or give the host a new key"
-        expected = f"the fleet's {len(fleet.lines)} host keys"
+        expected = f"the fleet's {len(block.lines)} host keys"
         return fail("ssh_client.known_hosts", expected, actual, source, fix)
     return None
 
 
-def _block(observed: SshClient, policy: Policy) -> Result:
-    """Judge our block alone."""
+def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Result:
+    """Judge our block alone, which shall have these lines."""
     check, file = "ssh_client.known_hosts", observed.known_hosts
     if policy.ssh_client_mode != "known_hosts":
         return na(check, f"ssh_client_mode is {policy.ssh_client_mode}")
-    if not policy.ssh_known_hosts:
+    if not lines:
         return na(check, "no host keys were gathered")
-    fleet = fleet_block(policy.ssh_known_hosts)
-    expected = f"the fleet's {len(fleet.lines)} host keys"
-    if file.digest == fleet.digest:
+    block = fleet_block(lines)
+    expected = f"the fleet's {len(block.lines)} host keys"
+    if file.digest == block.digest:
         return ok(check, expected)
     if not file.sent:
-        return _unsent(observed, fleet, expected)
+        return _unsent(observed, block, expected)
     if file.lines is None:
         return fixable(check, expected, "no block" if file.content else "no file", KNOWN_HOSTS)
     held = {line for line in file.lines if not line.startswith("#")}
-    surplus = held - fleet.lines
-    strange = sum(_strange(line, fleet) for line in surplus)
+    surplus = held - block.lines
+    strange = sum(_strange(line, block) for line in surplus)
     if strange > len(held) - strange:
         # Of an inventory that has a part of the fleet: it would lose the keys of the other nodes.
         return warn(
@@ -176,7 +183,7 @@ def _block(observed: SshClient, policy: Policy) -> Result:
             KNOWN_HOSTS,
             "deploy to all nodes at once, or remove the block by hand",
         )
-    missing = sum(not line.startswith("#") for line in fleet.lines.difference(file.lines))
+    missing = sum(not line.startswith("#") for line in block.lines.difference(file.lines))
     if missing or surplus:
         actual = f"{missing} missing, {len(surplus)} that are none of them"
         return fixable(check, expected, actual, KNOWN_HOSTS)
@@ -186,12 +193,13 @@ def _block(observed: SshClient, policy: Policy) -> Result:
 @check(
     "ssh_client.host_key",
     settings=("ssh_client_mode",),
+    fleet=("host_key",),
     fix=(
         "find out who answers at the node's address; sshd's keys are those that HostKey in "
         "sshd_config(5) names",
     ),
 )
-def host_key(observed: SshClient, policy: Policy) -> Result:
+def host_key(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     """The node tells the host key with which its sshd answered this run.
 
     A node whose own files name other keys is another node, or has another node's address: its
@@ -201,15 +209,14 @@ def host_key(observed: SshClient, policy: Policy) -> Result:
     check = "ssh_client.host_key"
     if policy.ssh_client_mode != "known_hosts":
         return na(check, f"ssh_client_mode is {policy.ssh_client_mode}")
-    key_of_connection = policy.host_key if isinstance(policy, Completed) else ""
-    if not key_of_connection:
+    if not fleet.host_key:
         return na(check, "this run did not connect by ssh")
     if not observed.identity.keys:
         return na(check, "the node tells no host key")
-    expected = f"{key_of_connection.partition(' ')[0]} {fingerprint(key_of_connection)}"
-    if key_of_connection in observed.identity.keys:
+    kind = fleet.host_key.partition(" ")[0]
+    expected = f"{kind} {fingerprint(fleet.host_key)}"
+    if fleet.host_key in observed.identity.keys:
         return ok(check, expected)
-    kind = key_of_connection.partition(" ")[0]
     directives = [key for key in observed.identity.keys if key.startswith(f"{kind} ")]
     actual = f"{kind} {fingerprint(directives[0])}" if directives else f"no {kind} key"
     fix = (
@@ -219,7 +226,7 @@ def host_key(observed: SshClient, policy: Policy) -> Result:
     return fail(check, expected, actual, "/etc/ssh/ssh_host_*_key.pub", fix)
 
 
-def _unsent(observed: SshClient, fleet: FleetBlock, expected: str) -> Result:
+def _unsent(observed: SshClient, block: FleetBlock, expected: str) -> Result:
     """Judge a file whose block is too large to be sent, by its digest and size."""
     check, file = "ssh_client.known_hosts", observed.known_hosts
     if not file.is_complete:
@@ -231,11 +238,11 @@ def _unsent(observed: SshClient, fleet: FleetBlock, expected: str) -> Result:
             f"shorten {KNOWN_HOSTS}",
         )
     held = file.size - len(file.content or b"")
-    if file.digest and len(fleet.inner) < SHRINK * held:
+    if file.digest and len(block.inner) < SHRINK * held:
         return warn(
             check,
             expected,
-            f"a block of {held} bytes; this run gathered {len(fleet.inner)}",
+            f"a block of {held} bytes; this run gathered {len(block.inner)}",
             KNOWN_HOSTS,
             "deploy to all nodes at once, or remove the block by hand",
         )
@@ -324,6 +331,7 @@ def block_at_top(observed: SshClient) -> bool:
 @check(
     "ssh_client.options",
     settings=("ssh_client_mode", "ssh_client_hosts", "ssh_known_hosts", "job_user"),
+    fleet=("known_hosts",),
     fixed_by="ssh_client.options",
     fix=(
         "add a pattern without '!'",
@@ -336,7 +344,7 @@ def block_at_top(observed: SshClient) -> bool:
         "look at root's own ssh config",
     ),
 )
-def options(observed: SshClient, policy: Policy) -> Result:
+def options(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     """ssh itself has the options of the mode for the policy's host patterns.
 
     In ssh_config the first value wins (ssh_config(5)): a ``Host *`` above ours, a drop-in that
@@ -357,10 +365,10 @@ def options(observed: SshClient, policy: Policy) -> Result:
     if trouble_of(observed) is not None:
         return na(check, "ssh does not run: see ssh_client.installed")
     expected = f"{_STRICT_SETTING[policy.ssh_client_mode]} for {' '.join(policy.ssh_client_hosts)}"
-    if policy.ssh_client_mode == "known_hosts" and not policy.ssh_known_hosts:
+    if policy.ssh_client_mode == "known_hosts" and not expected_lines(policy, fleet):
         # Without keys, "yes" would refuse every node.
         return na(check, "no host keys were gathered")
-    keys = known_hosts(observed, policy)
+    keys = known_hosts(observed, policy, fleet)
     if keys.status == "fail" and not keys.fixable:
         return na(check, f"no host keys on the node: {keys.actual}")
     if not samples(policy):
@@ -381,10 +389,12 @@ def options(observed: SshClient, policy: Policy) -> Result:
         return fail(
             check, expected, f"OpenSSH {version} has no accept-new (7.6 has)", "ssh -V", fix
         )
-    return _judge_effective(observed, policy, expected)
+    return _judge_effective(observed, policy, fleet, expected)
 
 
-def _judge_effective(observed: SshClient, policy: Policy, expected: str) -> Result:
+def _judge_effective(
+    observed: SshClient, policy: Policy, fleet: FleetFacts, expected: str
+) -> Result:
     """Judge what ssh -G printed: first the system's files, then root's own."""
     check, our = "ssh_client.options", our_lines(observed)
     for path in (MAIN, DROPIN):
@@ -417,8 +427,11 @@ def _judge_effective(observed: SshClient, policy: Policy, expected: str) -> Resu
     tried = sum(not pattern.startswith("!") for pattern in policy.ssh_client_hosts)
     if tried > len(system) and our == OurLines(None, None):
         return fixable(check, expected, "not set for every pattern")
+    host_keys: Mapping[str, set[str]] = {}
+    if policy.ssh_client_mode == "known_hosts":
+        host_keys = fleet_block(expected_lines(policy, fleet)).keys
     findings = [
-        finding for answer in system for finding in _astray(answer, system[0], observed, policy)
+        finding for answer in system for finding in _astray(answer, system[0], policy, host_keys)
     ]
     for status, answer, words in sorted(findings, key=lambda finding: finding[0]):
         source = _source(observed, answer, words)
@@ -451,12 +464,16 @@ _RSA = {"ssh-rsa", "rsa-sha2-256", "rsa-sha2-512"}
 
 
 def _astray(
-    answer: EffectiveOptions, usual: EffectiveOptions, observed: SshClient, policy: Policy
+    answer: EffectiveOptions,
+    usual: EffectiveOptions,
+    policy: Policy,
+    host_keys: Mapping[str, set[str]],
 ) -> Iterator[tuple[str, EffectiveOptions, str]]:
     """(status, what was asked, option with its value) of what keeps a login from this peer, or
     sends the login elsewhere.
 
-    usual: the options of the first of the policy's patterns
+    usual:     the options of the first of the policy's patterns
+    host_keys: name -> its keys, in the block that the node shall have
     """
     said = answer.values
 
@@ -480,24 +497,21 @@ def _astray(
     for option in _PECULIAR:
         if said.get(option, "none") != usual.values.get(option, "none"):
             yield found("warn", option)
-    fleet: Mapping[str, set[str]] = {}
-    if policy.ssh_client_mode == "known_hosts":
-        fleet = fleet_block(policy.ssh_known_hosts).keys
     port, name = said.get("port", "22"), said.get("hostname", answer.host)
-    at_port = fleet.get(f"[{answer.host}]:{port}", set())
-    keys = fleet.get(answer.host, set()) | at_port
+    at_port = host_keys.get(f"[{answer.host}]:{port}", set())
+    keys = host_keys.get(answer.host, set()) | at_port
     if port != usual.values.get("port", "22") and not at_port:
         yield found("fail", "port")
-    elif port != "22" and fleet and not any(target.endswith(f"]:{port}") for target in fleet):
+    elif port != "22" and host_keys and not any(name.endswith(f"]:{port}") for name in host_keys):
         yield found("warn", "port")
     if keys and name != answer.host:
-        our = fleet.get(name, set()) | fleet.get(f"[{name}]:{port}", set())
+        our = host_keys.get(name, set()) | host_keys.get(f"[{name}]:{port}", set())
         if not our & keys:
             yield found("fail", "hostname")
     alias = said.get("hostkeyalias", "none")
-    if alias != "none" and keys and not fleet.get(alias, set()) & keys:
+    if alias != "none" and keys and not host_keys.get(alias, set()) & keys:
         yield found("fail", "hostkeyalias")
-    kinds = {key.partition(" ")[0] for key in keys or set[str]().union(*fleet.values())}
+    kinds = {key.partition(" ")[0] for key in keys or set[str]().union(*host_keys.values())}
     offered = set(said.get("hostkeyalgorithms", "").split(","))
     usable = kinds & offered or ("ssh-rsa" in kinds and _RSA & offered)
     if kinds and "hostkeyalgorithms" in said and not usable:

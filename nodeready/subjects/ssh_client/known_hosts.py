@@ -165,7 +165,7 @@ def _inventory_names(node: str, endpoint: Endpoint) -> set[str]:
     return plain | {f"[{target}]:{endpoint.port}" for target in {*plain, address} - {""}}
 
 
-class Fleet:
+class FleetHostKeys:
     """The host keys of the fleet, as a run observed them.
 
     snapshots: name in the inventory -> what that node showed
@@ -305,13 +305,13 @@ def fleet_lines(
     endpoints: Mapping[str, Endpoint] | None = None,
     block: Iterable[str] = (),
 ) -> tuple[str, ...]:
-    """The known_hosts lines of a node that has this block now; see `Fleet`."""
-    fleet = Fleet(snapshots, extra, endpoints)
+    """The known_hosts lines of a node that has this block now; see `FleetHostKeys`."""
+    fleet = FleetHostKeys(snapshots, extra, endpoints)
     return fleet.lines(fleet.retained(block))
 
 
 def lines_of_nodes(
-    fleet: Fleet, snapshots: Mapping[str, Snapshot], blocks: Mapping[str, tuple[str, ...]]
+    fleet: FleetHostKeys, snapshots: Mapping[str, Snapshot], blocks: Mapping[str, tuple[str, ...]]
 ) -> dict[str, tuple[str, ...]]:
     """Node -> the lines that it shall have.
 

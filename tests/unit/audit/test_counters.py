@@ -13,7 +13,13 @@ from nodeready.audit import counters
 from nodeready.lab.adapters import IB_CLASS, a100, ib_tree
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output, Unknown
-from nodeready.subjects.context import CounterSample, counter_sample, with_counters
+from nodeready.subjects.context import (
+    CounterSample,
+    boot_id_of,
+    counter_sample,
+    earlier_counters,
+)
+from nodeready.subjects.fleet import ALONE
 from nodeready.subjects.rdma import facts as rdma
 from nodeready.subjects.snapshot import Snapshot
 
@@ -46,28 +52,39 @@ def keep(samples: dict[str, CounterSample]) -> str:
     return counters.keep(samples, lambda name: counters.sample_text(samples[name]), newest)
 
 
-LOOK = counter_sample(snapshot_of(), 1000.0)
+def load(names: list[str]) -> dict[str, CounterSample]:
+    """The samples that were kept of these nodes."""
+    with counters.Earlier(names) as earlier:
+        samples = {name: counters.parse_sample(earlier.text(name)) for name in names}
+    return {name: sample for name, sample in samples.items() if sample is not None}
+
+
+def sample_of(snapshot: Snapshot, moment_s: float = 1000.0) -> CounterSample | None:
+    return counter_sample(snapshot, boot_id_of(snapshot), ALONE, moment_s)
+
+
+LOOK = sample_of(snapshot_of())
 ONE = CounterSample(BOOT, {"rdma": (1000.0, {"a": 1})})
 
 
 def test_the_next_look_has_the_counters_of_the_last(state):
-    assert counters.load(["gpu1"]) == {}
+    assert load(["gpu1"]) == {}
     assert keep({"gpu1": LOOK}) == ""
     (line,) = next(state.iterdir()).read_text().splitlines()
     name, _, data = line.split("\t")
     assert (json.loads(name), json.loads(data)["boot_id"]) == ("gpu1", BOOT)
-    earlier = counters.load(["gpu1", "gpu2"])
+    earlier = load(["gpu1", "gpu2"])
     assert list(earlier) == ["gpu1"]
-    before = with_counters(snapshot_of(downed=3), earlier["gpu1"], 1060.5)["rdma"].before
+    before = earlier_counters(earlier["gpu1"], BOOT, 1060.5)["rdma"]
     assert before.seconds == 60.5
     assert before.values["mlx5_0/1.link_downed"] == 0
-    keep({"gpu1": counter_sample(snapshot_of(downed=3), 2000.0)})
-    assert counters.load(["gpu1"])["gpu1"].taken["rdma"][1]["mlx5_0/1.link_downed"] == 3
+    keep({"gpu1": sample_of(snapshot_of(downed=3), 2000.0)})
+    assert load(["gpu1"])["gpu1"].taken["rdma"][1]["mlx5_0/1.link_downed"] == 3
     # A look at one subject keeps the other, of the same boot.
     keep({"gpu1": CounterSample(BOOT, {"nics": (1.0, {"eth0.rx_errors": 4})})})
-    assert sorted(counters.load(["gpu1"])["gpu1"].taken) == ["nics", "rdma"]
-    keep({"gpu1": counter_sample(snapshot_of(OTHER), 1000.0)})
-    assert sorted(counters.load(["gpu1"])["gpu1"].taken) == ["rdma"]
+    assert sorted(load(["gpu1"])["gpu1"].taken) == ["nics", "rdma"]
+    keep({"gpu1": sample_of(snapshot_of(OTHER))})
+    assert sorted(load(["gpu1"])["gpu1"].taken) == ["rdma"]
 
 
 def test_another_boot_or_clock_has_no_history():
@@ -80,24 +97,20 @@ def test_another_boot_or_clock_has_no_history():
         (Snapshot({**rdma_alone, "host": Unknown("timed out")}), 2000.0),
         (snapshot_of(), 999.0),
     ):
-        assert with_counters(snapshot, LOOK, now)["rdma"].before is None
+        assert earlier_counters(LOOK, boot_id_of(snapshot), now) == {}
+    assert earlier_counters(None, BOOT, 2000.0) == {}
 
 
 def test_nothing_to_keep():
     unknown = Snapshot({"host": Host(BOOT), "rdma": Unknown("timed out")})
     for snapshot in (snapshot_of(None), Snapshot({"host": Host(BOOT)}), unknown):
-        assert counter_sample(snapshot, 1000.0) is None
-    for earlier in (LOOK, None):
-        assert with_counters(unknown, earlier, 2000.0) == unknown
-    # A subject of another version is passed over.
-    newer = CounterSample(BOOT, {"later": (1.0, {"a": 1}), "nics": (1.0, {"eth0.rx_errors": 1})})
-    assert with_counters(snapshot_of(), newer, 2.0) == snapshot_of()
+        assert sample_of(snapshot) is None
 
 
 def test_names_are_data(state):
     names = ["../../x", "a/b", "a\tb\nc", "\x1b[31m", "é\udcff", "", "x" * 5000, "@local"]
     assert keep(dict.fromkeys(names, ONE)) == ""
-    assert counters.load(names) == dict.fromkeys(names, ONE)
+    assert load(names) == dict.fromkeys(names, ONE)
     assert {path.parent for path in state.parents[1].rglob("*") if path.is_file()} == {state}
     for path in state.iterdir():
         assert len(path.name) == 2
@@ -109,10 +122,10 @@ def test_other_nodes_stay_and_old_ones_go(state):
     keep(dict.fromkeys(names, ONE))
     assert len(list(state.iterdir())) == counters.FILES
     keep({"gpu0007": CounterSample(OTHER, {"rdma": (2000.0, {"a": 2})})})
-    assert len(counters.load(names)) == 500
+    assert len(load(names)) == 500
     for late, count in ((1000.0 + counters.KEPT_S, 500), (1000.0 + counters.KEPT_S + 1, 499)):
         keep({name: CounterSample(BOOT, {"rdma": (late, {})}) for name in names[:499]})
-        assert len(counters.load(names)) == count
+        assert len(load(names)) == count
 
 
 ROW = '"gpu1"\t1000\t{"boot_id":"b","taken":{"rdma":[1000.0,{"a":1}]}}\n'
@@ -140,12 +153,12 @@ def test_a_damaged_row_is_as_if_it_were_not_there(state, name):
     (path,) = state.iterdir()
     assert path.read_text() == ROW
     path.write_bytes(content)
-    assert counters.load(["gpu1"]) == {}
+    assert load(["gpu1"]) == {}
     # Other rows of the file stay.
     path.write_bytes(content + b"\n" + ROW.encode())
-    assert counters.load(["gpu1"]) == {"gpu1": look}
+    assert load(["gpu1"]) == {"gpu1": look}
     assert keep({"gpu1": look}) == ""
-    assert counters.load(["gpu1"]) == {"gpu1": look}
+    assert load(["gpu1"]) == {"gpu1": look}
 
 
 def test_a_file_that_cannot_be_read_or_written_is_no_error(state):
@@ -154,10 +167,10 @@ def test_a_file_that_cannot_be_read_or_written_is_no_error(state):
     for make in (os.mkfifo, os.mkdir, lambda place: os.symlink("/dev/zero", place)):
         (path.rmdir if path.is_dir() else path.unlink)()
         make(path)
-        assert counters.load(["gpu1"]) == {}
+        assert load(["gpu1"]) == {}
         assert str(path) in keep({"gpu1": ONE})
     path.unlink()
     state.rmdir()
     state.write_text("a file where the directory belongs")
-    assert counters.load(["gpu1"]) == {}
+    assert load(["gpu1"]) == {}
     assert str(state) in keep({"gpu1": ONE})

@@ -9,11 +9,11 @@ import pytest
 
 from nodeready.audit import learned, peers
 from nodeready.audit.document import NodeReport, Outlier
-from nodeready.audit.fleet import complete
+from nodeready.audit.fleet import addresses_of_replies
 from nodeready.policy.policy import make_policy
 from nodeready.subjects import registry
 from nodeready.subjects.base import Unknown
-from nodeready.subjects.context import FleetContext
+from nodeready.subjects.fleet import ALONE
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import SshPeer
@@ -25,7 +25,7 @@ def subjects(monkeypatch):
     """Two subjects whose facts and settings are the observation itself; others learn nothing."""
     for name, subject in list(registry.SUBJECTS.items()):
         is_own = name in ("ptrace", "limits")
-        compared = dict if is_own else subject.compared
+        compared = (lambda observed, fleet: dict(observed)) if is_own else subject.compared
         learned = dict if is_own else lambda observed: {}
         changed = replace(subject, compared=compared, learned=learned)
         monkeypatch.setitem(registry.SUBJECTS, name, changed)
@@ -43,7 +43,7 @@ def find(*nodes: NodeReport) -> list[Outlier]:
     same: dict[object, object] = {}
     for report in nodes:
         if report.snapshot is not None:
-            facts = peers.compared(report.snapshot, ("ptrace", "limits"))
+            facts = peers.compared(report.snapshot, ALONE, ("ptrace", "limits"))
             groups.setdefault(",".join(report.groups) or peers.ALL, {})[report.name] = {
                 subject: same.setdefault((subject, peers.key_of(value)), value)
                 for subject, value in facts.items()
@@ -169,7 +169,7 @@ def reply(name, *addresses):
 
 def addresses(*replies, reached=None):
     peers_met = {name: SshPeer(address, "") for name, address in (reached or {}).items()}
-    return complete(FleetContext({}), replies, peers_met).addresses
+    return addresses_of_replies(replies, peers_met)
 
 
 def test_an_address_of_several_nodes_leads_to_none():

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from nodeready.audit import answer_judge, fleet, workers
+from nodeready.audit import answer_judge, workers
 from nodeready.cli import audit as command
 from nodeready.policy import Policy
 from nodeready.reports.registry import names
 from nodeready.subjects import snapshot
-from nodeready.subjects.context import NEEDS_FLEET
+from nodeready.subjects.registry import NEEDS_FLEET
 from nodeready.transport.base import Answer, Reply, Request
 from tests.builders.hostile import PIECES, look, recorded, shows
 from tests.fake import Does, hangs, interrupts, says
@@ -92,7 +92,7 @@ def audited(run, monkeypatch, tmp_path):
         for module in (command, workers):
             monkeypatch.setattr(module, "now", lambda: "2026-01-01T00:00:00Z")
         for moment in (EARLIER, NOW):
-            monkeypatch.setattr(fleet.time, "time", lambda moment=moment: moment)
+            monkeypatch.setattr(workers.time, "time", lambda moment=moment: moment)
             done = run(nodes, "audit", "--format", form, **more)
         return done
 

@@ -10,7 +10,7 @@ from nodeready.operations import STEPS
 from nodeready.policy import Policy
 from nodeready.subjects import registry
 from nodeready.subjects.registry import SUBJECTS, check_ids
-from nodeready.subjects.result import Act, check, fail, fixable, ok
+from nodeready.subjects.result import Remedy, check, fail, fixable, ok
 
 
 @pytest.mark.parametrize("check_id", check_ids())
@@ -21,16 +21,18 @@ def test_every_check_can_be_explained(check_id):
     assert {step.name for step in STEPS if check_id in step.fixes} == {page.fixed_by} - {""}
     keys = [field.name for field in fields(Policy)]
     assert [key for key in keys if key in page.settings] == list(page.settings)
-    assert all(act.what.strip() for act in page.acts)
+    assert all(remedy.what.strip() for remedy in page.remedies)
 
 
 def test_who_repairs_and_what_decides_is_what_the_check_declares():
     scope = registry.page("ptrace.scope")
     assert (scope.settings, scope.fixed_by) == (("ptrace_scope",), "ptrace.scope")
-    assert Act("By a person", "reboot the node") in scope.acts
+    assert Remedy("By a person", "reboot the node") in scope.remedies
     assert registry.page("limits.core").settings[0] == "limit_core"
     driver = registry.page("nics.driver")
-    assert [str(act) for act in driver.acts] == ["By a person: check which module is loaded"]
+    assert [str(remedy) for remedy in driver.remedies] == [
+        "By a person: check which module is loaded"
+    ]
 
 
 def test_an_id_is_of_the_subject_that_has_the_check():

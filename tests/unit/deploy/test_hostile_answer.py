@@ -25,13 +25,14 @@ from nodeready.deploy.actions import Action, WriteFile
 from nodeready.deploy.plan import plan
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
+from nodeready.subjects.context import Judged
 from nodeready.subjects.core_dumps.facts import CoreDumps
 from nodeready.subjects.debug_tools.facts import DebugTools
+from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.gate.facts import Gate
-from nodeready.subjects.gate.files import complete
+from nodeready.subjects.gate.files import digests
 from nodeready.subjects.iommu.facts import Iommu
 from nodeready.subjects.iommu.next_boot import Entry
-from nodeready.subjects.judging import judge
 from nodeready.subjects.limits.facts import Limits, Running, Unit
 from nodeready.subjects.pdsh.facts import Pdsh, PdshUser
 from nodeready.subjects.ptrace.facts import Ptrace
@@ -149,21 +150,18 @@ def named(action: Action) -> str:
     return re.sub(rf"iommu={EVIL}\.ok", "", action.sh())
 
 
-@pytest.fixture(scope="module")
-def policies() -> list[Policy]:
-    return [complete(policy, policy, bundle.program) for policy in POLICIES]
-
-
 @pytest.mark.parametrize(
     ("cases", "least"), [(120, 2), pytest.param(2000, 20, marks=pytest.mark.nightly)]
 )
-def test_a_plan_names_nothing_that_the_node_chose(cases, least, policies, monkeypatch):
+def test_a_plan_names_nothing_that_the_node_chose(cases, least, monkeypatch):
     monkeypatch.setattr(py_spy_binary, "binary", lambda version, machine: b"\x7fELF")
     steps: Counter[str] = Counter()
     actions: set[str] = set()
     for case in range(cases):
-        want, node = policies[case % len(policies)], snapshot(random.Random(case))
-        for change in plan(node, want, judge(node, want)).changes:
+        want = POLICIES[case % len(POLICIES)]
+        fleet = FleetFacts(gate_files=digests(want, bundle.program)) if want.gate else ALONE
+        node = Judged("n", want, fleet).judged(snapshot(random.Random(case)))
+        for change in plan(node).changes:
             steps[change.step] += 1
             for action in change.actions:
                 actions.add(type(action).__name__)

@@ -20,4 +20,4 @@ def test_every_step_repairs_checks_of_its_own_subject():
     for step in STEPS:
         assert step.fixes
         assert all(check.startswith(f"{step.subject}.") for check in step.fixes), step.name
-        assert step.act.__doc__
+        assert step.make_actions.__doc__

@@ -14,7 +14,7 @@ from nodeready.subjects.ports import facts as sockets
 from nodeready.subjects.ports.facts import Ports
 from nodeready.subjects.ports.firewall import Firewall
 from nodeready.subjects.snapshot import Snapshot
-from tests.builders.job_env import POLICY, nics, node, ports, rdma, socket
+from tests.builders.job_env import FLEET, POLICY, nics, node, ports, rdma, socket
 from tests.cases import cases
 
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -25,7 +25,7 @@ LOST = Unknown("timed out")
 def of(*nodes: Snapshot, policy: Policy = POLICY) -> dict[str, JobVariable]:
     """The variables of nodes that are called gpu1, gpu2 and so on."""
     snapshots = {f"gpu{number}": node for number, node in enumerate(nodes, 1)}
-    variables = job_env.variables(snapshots, dict.fromkeys(snapshots, policy))
+    variables = job_env.variables(snapshots, dict.fromkeys(snapshots, policy), FLEET)
     assert tuple(variable.name for variable in variables) == NAMES
     return {variable.name: variable for variable in variables}
 

@@ -30,7 +30,7 @@ def test_only_the_proofs_of_the_chosen_checks_run():
     )
     assert WantedProofs.of(["proof.mesh", "proof.user"]) == WantedProofs((), mesh=True)
     assert WantedProofs.of(check.id for check in CHECKS) == WantedProofs(collective=True)
-    assert WantedProofs.of(check.id for check in CHECKS if not check.named) == WantedProofs()
+    assert WantedProofs.of(check.id for check in CHECKS if not check.opt_in) == WantedProofs()
     assert WantedProofs.of(["proof.collective"]) == WantedProofs((), mesh=False, collective=True)
 
 

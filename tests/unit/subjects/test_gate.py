@@ -16,6 +16,7 @@ from nodeready.operations import gate as steps
 from nodeready.policy import Policy
 from nodeready.policy.policy import make_policy
 from nodeready.subjects.base import Output, ProbeError
+from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.gate import checks
 from nodeready.subjects.gate import facts as probe
 from nodeready.subjects.gate import files as gate_files
@@ -26,11 +27,11 @@ from tests.builders.judging import by_name
 from tests.cases import cases
 
 ON, OFF = Policy(gate=True), Policy()
-COMPLETE = gate_files.complete(ON, ON, bundle.program)
+FLEET = FleetFacts(gate_files=gate_files.digests(ON, bundle.program))
 #: "alone": a node that judges itself does not know what its files should be.
-POLICIES = {"on": COMPLETE, "alone": ON, "off": OFF}
-CONTENTS = gate_files.contents(COMPLETE, bundle.program)
-DIGESTS = dict(COMPLETE.gate_files)  # type: ignore[attr-defined]
+POLICIES = {"on": (ON, FLEET), "alone": (ON, ALONE), "off": (OFF, ALONE)}
+CONTENTS = gate_files.contents(ON, bundle.program)
+DIGESTS = dict(FLEET.gate_files or ())
 STEPS = (steps.leftover, steps.program, steps.timer, steps.slurm)
 CONF = SlurmConf(
     "/etc/slurm/slurm.conf", ((probe.PROLOG, "/etc/slurm/slurm.conf:3"),),
@@ -47,11 +48,11 @@ UNITS = (probe.TIMER, probe.SERVICE, probe.WANTED)
 BY_CRON = replace(GOOD, there=tuple({*GOOD.there, probe.CRON} - {*UNITS}), systemd=False)
 
 
-def planned(observed: Gate, policy: Policy = COMPLETE, **files: bytes) -> list[Any]:
+def planned(observed: Gate, policy: Policy = ON, **files: bytes) -> list[Any]:
     """The actions of all steps, where files of ours have this content."""
     ours = {getattr(probe, name): content for name, content in files.items()}
     snapshot = Snapshot({"gate": observed}, ours)
-    changes = [step.plan(snapshot, policy) for step in STEPS]
+    changes = [step.plan(snapshot, policy, FLEET) for step in STEPS]
     return [action for change in changes if change for action in change.actions]
 
 
@@ -90,10 +91,10 @@ def observe(case: dict[str, Any]) -> Gate:
 @pytest.mark.parametrize("case", cases(__file__, "data/gate.json"))
 def test_what_is_wrong_is_one_finding_and_somebodys(case):
     """bad: check -> "deploy": a failure that a deploy repairs, else its status: a person does."""
-    observed, policy = observe(case), POLICIES[case.get("policy", "on")]
+    observed, (policy, fleet) = observe(case), POLICIES[case.get("policy", "on")]
     bad = {
         name: "deploy" if result.fixable else result.status
-        for name, result in by_name(checks, observed, policy).items()
+        for name, result in by_name(checks, observed, policy, fleet).items()
         if result.bad
     }
     assert bad == case.get("bad", {})
@@ -151,11 +152,7 @@ def test_the_node_reads_the_policy_back_as_it_was_declared():
 
 def test_what_the_fleet_told_changes_no_file():
     told = replace(ON, ssh_known_hosts=("n1 ssh-ed25519 AAAA",))
-    completed = gate_files.complete(told, ON, bundle.program)
-    assert completed.gate_files == COMPLETE.gate_files  # type: ignore[attr-defined]
-    assert completed.ssh_known_hosts == told.ssh_known_hosts
-    assert gate_files.contents(completed, bundle.program) == CONTENTS
-    assert gate_files.complete(OFF, OFF, bundle.program) is OFF
+    assert gate_files.contents(told, bundle.program) == CONTENTS
 
 
 def test_cron_runs_at_least_as_often():

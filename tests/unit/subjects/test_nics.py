@@ -10,15 +10,16 @@ net/8021q/vlan.c; [route] proc(5), include/uapi/linux/route.h.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from nodeready.policy import Policy
 from nodeready.ready.job_env import socket_ifname
-from nodeready.subjects.base import Counters, Output, ProbeError
+from nodeready.subjects.base import Output, ProbeError
+from nodeready.subjects.fleet import Counters, FleetFacts
 from nodeready.subjects.nics import checks
 from nodeready.subjects.nics import facts as nics
+from nodeready.subjects.snapshot import shown_facts
 from nodeready.subjects.wire import plain
 from tests.builders import nics as built
 from tests.builders.judging import assert_wrong, by_name
@@ -76,7 +77,8 @@ def test_a_good_node():
         ("eth0", 3), ("eth1", 3),
     ]  # fmt: skip
     assert observed.configured().keys() == {"eth0", "eth1", "bond0", "ib0"}
-    assert json.loads(json.dumps(plain(observed)))["nccl_socket_ifname"] == "bond0"
+    shown = plain(shown_facts("nics", observed))
+    assert json.loads(json.dumps(shown))["nccl_socket_ifname"] == "bond0"
 
 
 def test_a_node_without_network():
@@ -111,20 +113,25 @@ def test_a_containers_wire_counts_when_the_default_route_leads_through_it():
     assert wrong(node(cut)) == {}
 
 
+def earlier(seconds: float, counters: dict[str, int]) -> FleetFacts:
+    """The counters of an earlier look."""
+    return FleetFacts(counters={"nics": Counters(seconds, counters)})
+
+
 @pytest.mark.parametrize("case", cases(__file__, "data/nics/counters.json"))
 def test_only_what_changed_since_the_last_look_counts(case):
     counter, check = case["counter"], case["check"]
     old = gpu_node({"ib0": {counter: 7000}})
-    before = Counters(case["seconds"], nics.counters(old))
-    new = gpu_node({"ib0": {counter: 7000 + case["grown"]}}, before=before)
-    assert (judged(old)[check][0], judged(new)[check][0]) == ("na", case["status"])
-    assert wrong(new).keys() <= {check}
+    fleet = earlier(case["seconds"], nics.counters(old))
+    new = gpu_node({"ib0": {counter: 7000 + case["grown"]}})
+    assert (judged(old)[check][0], judged(new, fleet)[check][0]) == ("na", case["status"])
+    assert wrong(new, fleet).keys() <= {check}
 
 
 def test_a_counter_that_began_anew_counts_in_full():
-    old = Counters(600, {"ib0.carrier_changes": 900})
-    assert judged(gpu_node({"ib0": {"carrier_changes": 1}}, before=old))["flaps"][0] == "warn"
-    assert judged(gpu_node(before=Counters(600, {"eth7.carrier_changes": 1})))["flaps"][0] == "na"
+    restarted, old = gpu_node({"ib0": {"carrier_changes": 1}}), {"ib0.carrier_changes": 900}
+    assert judged(restarted, earlier(600, old))["flaps"][0] == "warn"
+    assert judged(gpu_node(), earlier(600, {"eth7.carrier_changes": 1}))["flaps"][0] == "na"
 
 
 @pytest.mark.parametrize(("output", "reason"), [
@@ -147,12 +154,12 @@ def test_hostile_values_are_none_or_text(value):
         {"eth0": hostile, "$(reboot)": hostile, "[red]": dict(PORT)},
         "upper=eth0", f"upper=eth0 {value}", f"master=nosuch {value}",
         routes=DEFAULT[:1],
-        before=Counters(1.0, {"eth0.carrier_changes": 1, "eth0.rx_errors": -5}),
     )  # fmt: skip
+    fleet = earlier(1.0, {"eth0.carrier_changes": 1, "eth0.rx_errors": -5})
     eth0 = observed.interfaces["eth0"]
     assert (eth0.speed_mbps, eth0.mtu, eth0.carrier, eth0.duplex, eth0.numa_node) == (None,) * 5
-    assert judged(observed)["link"][0] == "unknown"
-    assert judged(observed, nics=built.table(eth0={"mtu": 1500}))["mtu"][0] == "unknown"
+    assert judged(observed, fleet)["link"][0] == "unknown"
+    assert judged(observed, fleet, nics=built.table(eth0={"mtu": 1500}))["mtu"][0] == "unknown"
     assert json.dumps([plain(observed), nics.compared(observed), nics.counters(observed)])
     assert nics.learned(observed)["nics"]["eth0"].keys() <= {"driver"}
 
@@ -170,5 +177,6 @@ def test_what_peers_are_compared_by_and_what_is_learnt():
 
 def test_a_name_from_a_node_is_one_word_of_a_command_to_paste():
     name = "x;id>y$(id)"
-    observed = replace(gpu_node({name: BASES["OFF"]}), peers_via=(name,))
-    assert by_name(checks, observed, Policy())["link"].fix == f"ip link set '{name}' up"
+    observed = gpu_node({name: BASES["OFF"]})
+    policy = Policy(nics=built.table(**{name: {"mtu": 1500}}))
+    assert by_name(checks, observed, policy)["link"].fix == f"ip link set '{name}' up"

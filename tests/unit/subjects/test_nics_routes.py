@@ -9,6 +9,7 @@ import pytest
 from nodeready.policy import Policy
 from nodeready.ready.job_env import socket_ifname
 from nodeready.subjects.base import Output
+from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.nics import facts as nics
 from nodeready.subjects.nics import routes
 from tests.builders.nics import BASES, PORT, UP, gpu_node, node, proc, route, text, wrong
@@ -26,7 +27,7 @@ def test_the_narrowest_route_reaches_a_peer(case):
     addresses = tuple(case.get("addresses", PEERS))
     assert nics.reaching(observed, addresses) == tuple(case["via"])
     if case["via"]:
-        assert nics.with_peers(observed, addresses).nccl_socket_ifname == case["via"][0]
+        assert socket_ifname(observed, FleetFacts(addresses=addresses))[0] == case["via"][0]
 
 
 def test_a_nodes_own_networks_are_no_way_to_the_others():
@@ -38,7 +39,7 @@ def test_a_nodes_own_networks_are_no_way_to_the_others():
     )  # fmt: skip
     everyones = ("10.1.0.7", "192.168.31.7", "10.244.7.1", "10.1.0.8", "10.244.8.1", "10.244.9.1")
     assert nics.reaching(observed, everyones) == ("eth0",)
-    assert wrong(nics.with_peers(observed, everyones)) == {}
+    assert wrong(observed, FleetFacts(addresses=everyones)) == {}
 
 
 def test_counting_by_slices_is_the_same_as_address_by_address():
@@ -71,9 +72,9 @@ def test_counting_by_slices_is_the_same_as_address_by_address():
     ({"bond0": {"carrier": 0}}, (), "ib0"),
 ])  # fmt: skip
 def test_the_interface_for_nccl(changed, peers, name):
-    observed = nics.with_peers(gpu_node(changed), peers)
-    chosen, reason = socket_ifname(observed)
-    assert chosen == observed.nccl_socket_ifname == name
+    observed, fleet = gpu_node(changed), FleetFacts(addresses=peers)
+    chosen, reason = socket_ifname(observed, fleet)
+    assert chosen == nics.derived(observed, fleet)["nccl_socket_ifname"] == name
     assert reason
 
 

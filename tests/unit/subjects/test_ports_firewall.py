@@ -16,7 +16,8 @@ import pytest
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output, Unknown
-from nodeready.subjects.context import FleetContext
+from nodeready.subjects.context import mesh_passed
+from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.ports import checks, firewall
 from nodeready.subjects.ports.firewall import Firewall
 from nodeready.subjects.proof.facts import Blocked, Mesh, Proved
@@ -296,10 +297,10 @@ def test_the_mesh_decides_what_the_rules_leave_open(rule, reached, blocked, stat
     rules = evaluated(nft(*rule.split("; ")), networks=NETS)
     held = ports(firewall=rules)
     mesh = Mesh(4, 29500, 29510, (29500,), (), 3, 3, 3, reached, blocked, 1.0, 1.0, "b")
-    observed = Snapshot({"ports": held, "proof": Proved(Unknown("x"), mesh=mesh)})
-    done = FleetContext({}).completed("a", observed)
+    passed = mesh_passed(Snapshot({"proof": Proved(Unknown("x"), mesh=mesh)}))
     before, result = (
-        by_id(checks, seen)["ports.firewall"] for seen in (held, done.subjects["ports"])
+        by_id(checks, held, fleet=fleet)["ports.firewall"]
+        for fleet in (ALONE, FleetFacts(mesh_passed=passed))
     )
     assert before.status == "warn"
     assert ("nodeready ready" in before.fix) == (status != "varies")

@@ -23,9 +23,11 @@ from nodeready.lab.adapters import IB_CLASS, Device, a100, h100, ib_tree, mi300x
 from nodeready.policy import Policy
 from nodeready.policy.policy import make_policy
 from nodeready.ready.job_env import ib_hca, variable
-from nodeready.subjects.base import Counters, Output, ProbeError
+from nodeready.subjects.base import Output, ProbeError
+from nodeready.subjects.fleet import Counters, FleetFacts
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.nics.nic import Nic
+from nodeready.subjects.nics.routes import Route
 from nodeready.subjects.rdma import checks
 from nodeready.subjects.rdma import facts as rdma
 from nodeready.subjects.rdma.facts import Rdma
@@ -114,15 +116,16 @@ def test_counters_since_the_last_look(case):
     observed = node(h100(), mlx5_3={"counters": case["now"]})
     assert judged(observed)["errors"].status == "na"
     seconds = case.get("seconds", 600)
-    assert_wrong(checks, replace(observed, before=Counters(seconds, before)), case["wrong"])
+    fleet = FleetFacts(counters={"rdma": Counters(seconds, before)})
+    assert_wrong(checks, observed, case["wrong"], fleet=fleet)
 
 
 def test_a_quiet_time_is_said_in_seconds_minutes_or_hours():
     observed = node(h100())
     times = {119: "119 s", 120: "2 min", 3600: "60 min", 7199: "120 min", 7200: "2.0 h"}
     for seconds, words in times.items():
-        counters = Counters(seconds, rdma.counters(observed))
-        assert judged(replace(observed, before=counters))["errors"].actual == f"none in {words}"
+        fleet = FleetFacts(counters={"rdma": Counters(seconds, rdma.counters(observed))})
+        assert judged(observed, fleet=fleet)["errors"].actual == f"none in {words}"
 
 
 LINK = ("current_link_width", "max_link_width", "current_link_speed", "max_link_speed",
@@ -326,7 +329,13 @@ def test_what_nodes_share():
 
 
 def network(default: str | None, *interfaces: Nic, peers: tuple[str, ...] = ()) -> Nics:
-    return Nics({nic.name: nic for nic in interfaces}, {}, 0, (), False, default, peers)
+    """A network in which ``peers`` reach other nodes, the first of them the most."""
+    nics = (*interfaces, *(Nic(name, "ethernet") for name in peers))
+    routes = [Route(f"10.0.{number}.0/24", name, None, 0) for number, name in enumerate(peers)]
+    return Nics({nic.name: nic for nic in nics}, {}, 0, tuple(routes), False, default)
+
+
+FLEET = FleetFacts(addresses=("10.0.0.2", "10.0.0.3", "10.0.1.2"))
 
 
 @pytest.mark.parametrize(("devices", "nics", "chosen"), [
@@ -344,7 +353,7 @@ def network(default: str | None, *interfaces: Nic, peers: tuple[str, ...] = ()) 
     ((), network("eth0"), ()),
 ])  # fmt: skip
 def test_the_ports_that_nccl_uses(devices, nics, chosen):
-    assert ib_hca(node(devices), nics)[0] == tuple(f"mlx5_{at}" for at in chosen)
+    assert ib_hca(node(devices), nics, FLEET)[0] == tuple(f"mlx5_{at}" for at in chosen)
 
 
 def test_nccl_gets_no_slower_port_and_none_that_is_down():
@@ -375,7 +384,8 @@ HOSTILE = (
 @pytest.mark.parametrize("cut", [0, 40, 97, 141, len(HOSTILE)])
 def test_hostile_and_truncated_text_raises_nothing_else(cut):
     observed = parsed({}, HOSTILE[: len(HOSTILE) - cut])
-    results = judge_all(checks, replace(observed, before=Counters(1, {"b/1.x": 1})), POLICY)
+    fleet = FleetFacts(counters={"rdma": Counters(1, {"b/1.x": 1})})
+    results = judge_all(checks, observed, POLICY, fleet)
     assert "ok" not in {r.status for r in results if r.check in ("rdma.state", "rdma.rate")}
     rdma.compared(observed), rdma.learned(observed), rdma.counters(observed)
 
@@ -406,6 +416,7 @@ def test_the_recorded_h100(tmp_path):
     observed = parsed({}, "".join(f"{IB_CLASS}/{line}\n" for line in text.splitlines()))
     assert len(observed.ports) == 9
     assert sorted(observed.nccl_ib_hca) == [f"mlx5_{at}" for at in (0, 1, 4, 5, 6, 7, 8, 9)]
-    results = judged(replace(observed, before=Counters(3600, rdma.counters(observed))))
+    fleet = FleetFacts(counters={"rdma": Counters(3600, rdma.counters(observed))})
+    results = judged(observed, fleet=fleet)
     assert {results[name].status for name in ("state", "rate", "firmware")} == {"ok"}
     assert results["errors"].status == "warn"  # link_downed of mlx5_1 has long been full

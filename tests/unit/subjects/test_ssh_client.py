@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from nodeready.policy import JudgingPolicy, Policy
+from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.base import Output, ProbeError
-from nodeready.subjects.context import expectations
+from nodeready.subjects.context import context_of
+from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.snapshot import Snapshot, unknown_snapshot
 from nodeready.subjects.ssh_client import checks, config, identity
 from nodeready.subjects.ssh_client import facts as ssh_client
@@ -21,7 +22,12 @@ from nodeready.subjects.ssh_client import known_hosts as fleet
 from nodeready.subjects.ssh_client.config import MAIN
 from nodeready.subjects.ssh_client.facts import KnownHosts, SshClient
 from nodeready.subjects.ssh_client.identity import NodeIdentity
-from nodeready.subjects.ssh_client.known_hosts import Endpoint, Fleet, fleet_lines, lines_of_nodes
+from nodeready.subjects.ssh_client.known_hosts import (
+    Endpoint,
+    FleetHostKeys,
+    fleet_lines,
+    lines_of_nodes,
+)
 from tests.builders.judging import judge_all
 from tests.builders.nics import proc, route
 from tests.builders.sections import exact
@@ -194,7 +200,7 @@ def test_of_its_own_block_a_node_keeps(case):
     nodes = {name: read_node(text, blocks.get(name)) for name, text in texts.items()}
     endpoints = {**dict.fromkeys(nodes, Endpoint()), **FLEET, "gpu4": Endpoint(reached="10.0.0.2")}
     endpoints = {name: endpoints[name] for name in (*FLEET, *nodes)}
-    lines = lines_of_nodes(Fleet(nodes, (), endpoints), nodes, {})["gpu1"]
+    lines = lines_of_nodes(FleetHostKeys(nodes, (), endpoints), nodes, {})["gpu1"]
     assert set(lines) == {f"gpu1,10.0.0.1 {A}", *with_keys(case["kept"])}
 
 
@@ -210,7 +216,9 @@ def test_nobody_takes_a_name_of_the_policys_lines():
 def test_nodes_that_keep_the_same_share_one_object_and_odd_blocks_are_bounded():
     nodes = {f"gpu{n}": node("", [key(n)], "", OLD) for n in range(10, 40)}
     nodes |= {f"gpu{n}": node("", [key(n)], "", [f"gpu2 {key(n)}"]) for n in range(40, 70)}
-    lines = lines_of_nodes(Fleet(nodes, (), FLEET | dict.fromkeys(nodes, Endpoint())), nodes, {})
+    lines = lines_of_nodes(
+        FleetHostKeys(nodes, (), FLEET | dict.fromkeys(nodes, Endpoint())), nodes, {}
+    )
     assert 2 < len({id(of_node) for of_node in lines.values()}) <= fleet.MAX_KEPT + 1
     assert all(OLD[1] in lines[f"gpu{n}"] for n in range(10, 40))
 
@@ -231,7 +239,7 @@ def test_blocks_that_were_fetched_count_like_those_that_came_along():
     lines = fleet_lines({"gpu1": node("gpu1", [A])}, (), FLEET, OLD)
     large = large_block()
     nodes = dict.fromkeys(("gpu1", "gpu4"), with_block("gpu1", [A], large))
-    known = Fleet({"gpu1": nodes["gpu1"]}, (), FLEET)
+    known = FleetHostKeys({"gpu1": nodes["gpu1"]}, (), FLEET)
     assert known.lines() == (f"gpu1,10.0.0.1 {A}",)
     assert fleet.unsent(nodes, known.lines()) == {large.digest: ("gpu1", "gpu4")}
     assert fleet.unsent(nodes, OLD) == {}
@@ -245,7 +253,7 @@ def test_a_digest_that_a_node_tells_takes_nothing_from_the_node_that_has_the_blo
     honest = node("gpu3", [C], "", OLD)
     told = KnownHosts(b"", None, honest["ssh_client"].known_hosts.digest, 10**6, sent=False)
     nodes = {"gpu1": with_block("gpu1", [A], told), "gpu3": honest}
-    lines = lines_of_nodes(Fleet(nodes, (), {**FLEET, "gpu3": Endpoint()}), nodes, {})
+    lines = lines_of_nodes(FleetHostKeys(nodes, (), {**FLEET, "gpu3": Endpoint()}), nodes, {})
     assert OLD[1] in lines["gpu3"]
 
 
@@ -260,14 +268,13 @@ def test_a_large_block_is_asked_of_the_next_node_when_one_gives_another():
 
     endpoints = {**FLEET, "gpu3": Endpoint(key=C)}
     policies = dict.fromkeys(nodes, Policy())
-    completed = expectations(policies, nodes, endpoints, bytes, fetch)
+    context = context_of(policies, nodes, endpoints, bytes, fetch)
     assert asked == ["gpu1", "gpu3"]
-    assert all(OLD[1] in policy.ssh_known_hosts for policy in completed.values())
-    assert isinstance(completed["gpu3"], JudgingPolicy)
-    assert completed["gpu3"].host_key == C
+    assert all(OLD[1] in context.about(name).known_hosts for name in nodes)
+    assert context.about("gpu3").host_key == C
     # When all nodes of the inventory were observed, nobody has anything to add.
     asked.clear()
-    expectations(policies, nodes, {name: endpoints[name] for name in nodes}, bytes, fetch)
+    context_of(policies, nodes, {name: endpoints[name] for name in nodes}, bytes, fetch)
     assert asked == []
 
 
@@ -318,11 +325,11 @@ def test_nothing_gathered_and_other_modes_do_not_apply():
 
 def test_another_key_than_the_connections_is_a_finding_that_no_deploy_repairs():
     mode = {"ssh_client_mode": "no"}
-    for keys, policy, status in (
-        ([A], Policy(), "na"), ([], JudgingPolicy(host_key=A), "na"),
-        ([A], JudgingPolicy(host_key=A, **mode), "na"), ([A], JudgingPolicy(host_key=A), "ok"),
-        ([A], JudgingPolicy(host_key=B), "fail"),
+    for keys, policy, key_of_connection, status in (
+        ([A], Policy(), "", "na"), ([], Policy(), A, "na"), ([A], Policy(**mode), A, "na"),
+        ([A], Policy(), A, "ok"), ([A], Policy(), B, "fail"),
     ):  # fmt: skip
-        result = checks.host_key(node("gpu1", keys)["ssh_client"], policy)
+        fleet = FleetFacts(host_key=key_of_connection)
+        result = checks.host_key(node("gpu1", keys)["ssh_client"], policy, fleet)
         assert (result.status, result.fixable) == (status, False)
     assert result.actual == f"ssh-ed25519 {identity.fingerprint(A)}"

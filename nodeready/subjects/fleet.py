@@ -1,0 +1,48 @@
+"""The third argument of a check: what other nodes and earlier runs tell about a node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The counters of one subject in an earlier snapshot of the same boot of the same node.
+
+    A counter of an adapter runs from the last reset or load of its driver. Its total is
+    meaningless: only the change between two snapshots matters.
+
+    seconds: from the earlier snapshot to the present one
+    values:  counter -> its value then; the names are the subject's own ("mlx5_0/1.link_downed")
+    """
+
+    seconds: float
+    values: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class FleetFacts:
+    """What the fleet tells about one node.
+
+    addresses:   those that exactly one node of the run has; None: fewer than two were probed
+    known_hosts: the lines that the node's block of host keys shall have; None: they were not
+                 gathered
+    host_key:    the key with which the node's sshd answered this run, ``type base64``; "": not
+                 known
+    gate_files:  (path, sha256) of every file of the node's own check; None: not known, as on the
+                 node itself
+    counters:    subject -> its counters in an earlier snapshot
+    mesh_passed: all tried peers reached the node on the job's ports, and it reached them
+    """
+
+    addresses: tuple[str, ...] | None = None
+    known_hosts: tuple[str, ...] | None = None
+    host_key: str = ""
+    gate_files: tuple[tuple[str, str], ...] | None = None
+    counters: Mapping[str, Counters] = field(default_factory=dict)
+    mesh_passed: bool = False
+
+
+#: Of a node that is judged without its fleet.
+ALONE = FleetFacts()
