@@ -37,7 +37,7 @@ def contenders(nodes: Cluster, ansible: Path | None) -> list[Contender]:
     inventory = nodes.pyinfra_inventory("inventory", {})
     names, login = ",".join(node.name for node in nodes.lab.nodes), f"-F {nodes.lab.ssh_config}"
     classes = ["".join(word.capitalize() for word in name.split("_")) for name in LOOKED_AT]
-    facts = [f"nodeready.deploy.pyinfra.{name}" for name in classes]
+    facts = [f"nodeready.facts.{name}" for name in classes]
     pdsh = ["pdsh", "-R", "ssh", "-S", "-f", str(nodes.size), "-w", names, "true"]
     return [
         yardstick(inventory),

@@ -9,7 +9,7 @@ its file in `group_data/`, where the policy of the group is set. `--limit h100` 
 
 from __future__ import annotations
 
-from nodeready.inventory.nodeset import nodes
+from nodeready.nodesets import nodes
 
 login = nodes("login[1-2]")
 h100 = nodes("gpu[001-064]")

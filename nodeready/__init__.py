@@ -10,30 +10,4 @@ import sys
 if sys.argv[:1] == ["-m"] and sys.path and not __file__.startswith(f"{sys.path[0]}/"):
     del sys.path[0]
 
-from typing import Any
-
 __version__ = "0.1.0"
-
-
-#: What inventories and `pyinfra INVENTORY fact` call by a name of its own: that name -> the
-#: module.
-_NAMES = {
-    "nodeready.nodesets": "nodeready.inventory.nodeset",
-    "nodeready.facts": "nodeready.deploy.pyinfra",
-}
-
-
-class _Named:
-    """Finds the modules of _NAMES."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-        """The spec of the module that has this name; None for every other."""
-        if name not in _NAMES:
-            return None
-        import importlib.util
-
-        return importlib.util.find_spec(_NAMES[name])
-
-
-sys.meta_path.append(_Named)

@@ -2,7 +2,7 @@
 
 An operation does not judge: it asks the check. A line per subject that has operations.
 STEPS is the order in which `nodeready deploy` runs them: the registry's order of subjects, and
-within a subject the order of its STEPS; deploy.py lists the same for pyinfra.
+within a subject the order of its STEPS; `nodeready.deploys` takes the same for pyinfra.
 """
 
 from __future__ import annotations

@@ -26,4 +26,7 @@ ROOMS = {
     "healthcheck": "the node's own program",
     "lab": "a cluster on one machine",
     "cli": "the commands",
+    "nodesets": "node sets, for inventories",
+    "facts": "the probes, for pyinfra",
+    "deploys": "whole deploys, for pyinfra",
 }

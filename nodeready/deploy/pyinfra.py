@@ -14,10 +14,8 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from gevent.lock import BoundedSemaphore
-from pyinfra.api import FactBase, Host, State, StringCommand
+from pyinfra.api import Host, State, StringCommand
 from pyinfra.api.exceptions import PyinfraError
-from pyinfra.context import ctx_host
-from typing_extensions import override
 
 from nodeready import shell
 from nodeready.deploy.actions import StepChange
@@ -25,9 +23,7 @@ from nodeready.inventory.node_policies import policies
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError
 from nodeready.subjects.context import Judged
-from nodeready.subjects.registry import CHANGED, LOOKED_AT
-from nodeready.subjects.snapshot import shown_facts
-from nodeready.subjects.wire import plain
+from nodeready.subjects.registry import CHANGED
 from nodeready.transport.base import Conversation, Key, collect
 from nodeready.transport.fleet_context import fleet_context
 from nodeready.transport.snapshots import SnapshotReply, snapshot_question, take_snapshot
@@ -149,60 +145,3 @@ def forget(host: Host, touched: Iterable[str]) -> None:
     """An operation changed these subjects on the node: probe them again before their next use."""
     run, _ = _run(host)
     run.stale.setdefault(host.name, set()).update(touched)
-
-
-# --- The probes as pyinfra facts: `pyinfra INVENTORY fact nodeready.deploy.pyinfra.NodeFacts`.
-#
-# NodeFacts carries all subjects in one round trip; each subject is also a separate fact
-# (`nodeready.deploy.pyinfra.Ptrace`). A subject that could not be observed is ``{"unknown":
-# reason}``.
-
-
-class NodeFacts(FactBase[dict[str, Any]]):
-    """Every subject of one node, as plain data, in one round trip: ``{subject: {...}}``."""
-
-    subjects: tuple[str, ...] = LOOKED_AT
-
-    @override
-    def command(self) -> str:
-        # pyinfra gives a fact's command no input, and the script of a snapshot stands in no
-        # command line: the node is asked here, and pyinfra's own command is an empty one.
-        host = ctx_host.get()
-        policy = policies(host.inventory, [host])[host.name]
-        probe = snapshot_question(host.name, policy, self.subjects)
-        transport = ConnectedHosts([host.inventory.get_host(host.name)])
-        ((_, answer),) = transport.ask([probe.request])
-        self._seen = probe.read(answer)
-        return "echo"
-
-    @staticmethod
-    @override
-    def default() -> dict[str, Any]:
-        return {}
-
-    @override
-    def process(self, output: list[str]) -> dict[str, Any]:
-        return {
-            subject: plain(shown_facts(subject, self._seen[subject])) for subject in self.subjects
-        }
-
-
-def _fact_of(subject: str) -> type[FactBase[Any]]:
-    """The fact of one subject, named like it: ``core_dumps`` becomes ``CoreDumps``."""
-    name = "".join(word.capitalize() for word in subject.split("_"))
-
-    def process(self: NodeFacts, output: list[str]) -> Any:
-        return NodeFacts.process(self, output)[subject]
-
-    body = {
-        "__doc__": f"The subject {subject} of one node, as plain data.",
-        "__module__": __name__,
-        "subjects": (subject,),
-        "process": process,
-    }
-    return type(name, (NodeFacts,), body)
-
-
-for _subject in LOOKED_AT:
-    _fact = _fact_of(_subject)
-    globals()[_fact.__name__] = _fact

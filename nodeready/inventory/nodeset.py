@@ -84,7 +84,7 @@ def _hint(text: str) -> str:
     if re.fullmatch(r"[\w.-]+:\d+", text):
         return ": set the port as ssh_port in group_data"
     if "[" in text and not _GLOB.fullmatch(text):
-        return ': expand a node set with nodeready.inventory.nodeset.nodes("...")'
+        return ': expand a node set with nodeready.nodesets.nodes("...")'
     if any(char in text for char in "!&^"):
         return ": name the nodes; set operators are not taken"
     return ""

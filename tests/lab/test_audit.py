@@ -107,15 +107,15 @@ def test_without_root(fresh_nodes, fleet, tool):
 
 
 def test_each_subject_is_a_fact_for_pyinfra(lab, fleet):
-    """`pyinfra INVENTORY fact nodeready.deploy.pyinfra.Gpus`: plain data of every subject."""
+    """`pyinfra INVENTORY fact nodeready.facts.Gpus`: plain data of every subject."""
     names = ["".join(map(str.capitalize, name.split("_"))) for name in LOOKED_AT]
-    facts = [f"nodeready.deploy.pyinfra.{name}" for name in names]
+    facts = [f"nodeready.facts.{name}" for name in names]
     pyinfra = Path(sys.executable).with_name("pyinfra")
     done = project(pyinfra, fleet(lab.nodes[:1]), "fact", *facts)
     assert done.returncode == 0, done.stderr
     shown = done.stdout + done.stderr
     for name in names:
-        assert re.search(rf"nodeready\.deploy\.pyinfra\.{name}|Fact data for: {name}", shown), name
+        assert re.search(rf"nodeready\.facts\.{name}|Fact data for: {name}", shown), name
     assert '"unknown":' not in shown
     assert '"boot_id"' in shown
     assert '"nccl_socket_ifname"' in shown

@@ -220,7 +220,7 @@ def test_both_ways_in_make_nodes_ready_and_agree(pyinfra, fresh_nodes, fleet, to
 
 
 def test_a_fact_is_asked_by_its_own_command(pyinfra, lab, fleet):
-    done = pyinfra(fleet(lab.nodes), "fact", "nodeready.deploy.pyinfra.Ptrace")
+    done = pyinfra(fleet(lab.nodes), "fact", "nodeready.facts.Ptrace")
     read = "sysctl -n kernel.yama.ptrace_scope"
     shown = re.search(r"^\{$.*?^\}$", done.stderr + done.stdout, re.M | re.S)
     assert shown, done.stderr

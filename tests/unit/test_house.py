@@ -79,9 +79,12 @@ def test_a_room_imports_only_rooms_above_it():
     assert set(rooms) == set(ROOMS)
 
 
-def test_four_modules_are_at_the_root():
+def test_the_gates_and_what_pyinfra_users_import_are_modules_at_the_root():
     modules = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
-    assert modules == {*list(ROOMS)[:4]} == {"shell", "text", "files", "exit_codes"}
+    gates, public = {"shell", "text", "files", "exit_codes"}, {"nodesets", "facts", "deploys"}
+    assert ({*list(ROOMS)[:4]}, {*list(ROOMS)[-3:]}) == (gates, public)
+    assert modules == gates | public
+    assert not {target for _, target in crossings(*ROOMS) if room_of(target) in public}
 
 
 def test_no_modules_import_each_other_when_they_are_loaded():
