@@ -8,7 +8,7 @@ from nodeready.deploy.actions import Action, RunCommand
 from nodeready.deploy.own_files import name_after, own_file
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
-from nodeready.subjects.limits.checks import possible_limits, restarts, shown, unit_value
+from nodeready.subjects.limits.checks import item_text, possible_limits, restarts, unit_value
 from nodeready.subjects.limits.facts import Limits
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.templates import render
@@ -28,7 +28,7 @@ def logins(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Write the limits of new logins into a file of limits.d that is read last."""
     limits: Limits = snapshot["limits"]
     lines = [
-        f"{domain} - {item} {shown(limit, item)}"
+        f"{domain} - {item} {item_text(limit, item)}"
         for domain in policy.limit_domains
         for item, limit in possible_limits(limits, policy).items()
     ]

@@ -15,7 +15,7 @@ from nodeready.exit_codes import OK, exit_code
 from nodeready.lab.faults import FAULTS, GROUPS
 from nodeready.lab.profiles import PROFILES
 from nodeready.policy import Policy
-from nodeready.policy.policy import kind_of, reason
+from nodeready.policy.policy import reason, setting_kind
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -45,7 +45,7 @@ def policy_keys() -> str:
         (
             f"`{f.name}`",
             f"`{value(f.default)}`",
-            kind_of(f.name).takes,
+            setting_kind(f.name).takes,
             plain(reason(f.name)),
         )
         for f in fields(Policy)

@@ -14,7 +14,7 @@ from typing import Any
 
 from nodeready.audit.peers import _read
 from nodeready.inventory.nodeset import fold
-from nodeready.policy.policy import PolicyError, check_settings, kind_of, reason
+from nodeready.policy.policy import PolicyError, check_settings, reason, setting_kind
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.snapshot import Snapshot
@@ -117,7 +117,7 @@ def majority(snapshots: Mapping[str, Snapshot]) -> list[Learned]:
                 values_of.setdefault(key, {})[node] = value
     settings_learned = []
     for key, values in values_of.items():
-        if kind_of(key).named:
+        if setting_kind(key).named:
             settings_learned.append(_table(key, values))
             continue
         majority_value, note = _majority({node: _plain(value) for node, value in values.items()})

@@ -1,6 +1,6 @@
-"""The kinds of settings: what a value may be, how a Policy holds it, and how the docs name it.
+"""The kinds of settings: the check of a value, its form in a Policy, and its words in the docs.
 
-A kind that has a parameter is a function (`whole`, `one_of`), any other a constant (`PATHS`).
+A kind with a parameter is a function (`whole_number`, `one_of`), any other a constant (`PATHS`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def value_text(value: object) -> str:
     try:
         text = repr(value)
     except ValueError:
-        # Python writes no whole number of more than 4300 digits.
+        # Python refuses to print a whole number of more than 4300 digits.
         return "a number that is too large to be shown"
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -36,11 +36,11 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class SettingKind:
-    """What a setting may be.
+    """The kind of a setting.
 
-    check: the value that group_data holds -> the value that a Policy holds. Raises Invalid
-    takes: what the setting takes, in Markdown
-    plain: the value that a Policy holds -> the value that group_data, or JSON, holds
+    check: value in group_data -> value in a Policy. Raises Invalid
+    takes: the possible values, in Markdown
+    plain: value in a Policy -> value in group_data, or in JSON
     named: whether a value is a Table
     """
 
@@ -60,7 +60,7 @@ def rows(table: Table) -> dict[str, dict[str, Any]]:
     return {name: dict(columns) for name, columns in table}
 
 
-# --- The kinds that have a parameter.
+# --- The kinds with a parameter.
 
 
 def _check_whole_number(value: Any, low: int, high: int) -> int:
@@ -71,10 +71,10 @@ def _check_whole_number(value: Any, low: int, high: int) -> int:
     return value
 
 
-#: What ends a line for some reader, or is no character: the control characters (C0, C1, DEL),
-#: Unicode's separators of lines and paragraphs, and halves of surrogate pairs.
+#: Characters that end a line for some program, or are no characters: the control characters (C0,
+#: C1, DEL), Unicode's separators of lines and paragraphs, and halves of surrogate pairs.
 _NO_LINE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-#: Characters of one value: longer than any key of ssh, less than the 128 KiB of a process's word.
+#: Maximum characters of a value: more than any key of ssh, less than a process's word of 128 KiB.
 MOST_CHARACTERS = 16384
 
 
@@ -133,7 +133,7 @@ def one_of(*choices: str) -> SettingKind:
 
 
 def matching(pattern: str, noun: str) -> SettingKind:
-    """Strings that all match ``pattern``; ``what`` is the word for one of them."""
+    """Strings that match ``pattern``; ``noun`` is the word for a single string."""
     return SettingKind(lambda value: _items(value, pattern, noun), f"{noun}s")
 
 
@@ -177,7 +177,7 @@ def _columns(name: str, settings: Any, columns: Mapping[str, type]) -> tuple[tup
     return tuple(sorted(settings.items()))
 
 
-# --- The kinds that have none.
+# --- The kinds without a parameter.
 
 
 def _flag(value: Any) -> bool:
@@ -207,20 +207,20 @@ def _limit(value: Any) -> str:
     raise Invalid(f"must be 'unlimited' or a number of KiB up to {_MOST_KIB}")
 
 
-#: A limit is 64 bits of bytes, all of them set for "unlimited" (getrlimit(2)).
+#: A limit is a number of bytes in 64 bits; all ones are "unlimited" (getrlimit(2)).
 _MOST_KIB = (1 << 54) - 1
 #: core(5), "Naming of core dump files", Linux 6.12. %F is for pipes only.
 CORE_SPECIFIERS = frozenset("%cCdeEfghiIpPstu")
 #: CORENAME_MAX_SIZE in the kernel: the pattern and its terminating zero.
 CORE_PATTERN_MAX_BYTES = 128
-#: The system's own directories (hier(7)), which must not be writable for all users.
+#: The system's directories (hier(7)), which must not be writable for all users.
 _SYSTEM = re.compile(r"/(bin|boot|dev|etc|lib(|32|64|x32)|proc|root|run|sbin|sys|usr)(/.*)?")
-#: Those in which others have theirs: a directory below them may be the cores' own.
+#: Shared directories: a directory below them may be for cores alone.
 _SHARED = re.compile(r"/(home|media|mnt|opt|srv|var(|/cache|/lib|/log|/mail|/spool))?")
 
 
 def _no_core_directory(directory: str) -> bool:
-    """Whether the directory must not be made writable for all, and cleaned of old files."""
+    """Whether the directory must not become writable for all users, and lose its old files."""
     plain = "/" + "/".join(word for word in directory.split("/") if word not in ("", "."))
     return bool(_SYSTEM.fullmatch(plain) or _SHARED.fullmatch(plain))
 
@@ -241,8 +241,8 @@ def _core_pattern(value: Any) -> str:
         raise Invalid("must not contain '..', white space, quotes or backslashes")
     if _no_core_directory(directory):
         raise Invalid(
-            f"would give {directory} to everybody, and remove what is old in it: name a directory "
-            "for cores alone"
+            f"would make {directory} writable for all users, and remove its old files: name a "
+            "directory for cores alone"
         )
     return text
 
@@ -250,9 +250,7 @@ def _core_pattern(value: Any) -> str:
 def _textfile(value: Any) -> str:
     text = PATHS.check((value,))[0] if value != "" else ""
     if text and (not text.endswith(".prom") or text.endswith("/.prom") or "/../" in text):
-        raise Invalid(
-            "must name a file *.prom, which is all that node_exporter reads, without '..'"
-        )
+        raise Invalid("must name a file *.prom, since node_exporter reads no other, without '..'")
     return text
 
 
@@ -260,7 +258,7 @@ def _directory(value: Any) -> str:
     text = PATHS.check((value,))[0] if value != "" else ""
     if text and ("/../" in f"{text}/" or _no_core_directory(text)):
         raise Invalid(
-            "must name a directory for this alone, none of the system's own, without '..'"
+            "must name a directory for this alone, not one of the system's, without '..'"
         )
     return text
 
@@ -280,7 +278,7 @@ def _version(value: Any) -> str:
     return str(value)
 
 
-#: What may be the name of a user.
+#: The name of a user.
 USER_NAME = r"[A-Za-z_][A-Za-z0-9_.-]{0,31}"
 
 FLAG = SettingKind(_flag, "`True`, `False`")
@@ -303,12 +301,12 @@ PATH = SettingKind(
 )
 LINES = SettingKind(matching(r".+", "line").check, "lines of text")
 WORDS = SettingKind(matching(r".+", "word").check, "the words of a command")
-# What bash exports (a function's name has signs that are none of these).
+# The variables that bash exports (an exported function's name has other characters).
 VARIABLES = SettingKind(
     matching(r"[A-Za-z_][A-Za-z0-9_]*=.*", "variable (NAME=VALUE)").check, "`NAME=VALUE`s"
 )
 DOMAINS = matching(r"\*|@?[A-Za-z_][A-Za-z0-9_.-]{0,31}", "limits.conf domain")
-# With ".service.d" it is one component of a path, of 255 bytes.
+# With ".service.d" it is a component of a path, which has at most 255 bytes.
 UNITS = matching(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,199}", "service name")
 # "NAME-" asks apt to remove a package, as "-NAME" does elsewhere.
 PACKAGES = matching(r"[a-z0-9]([a-z0-9+.-]{0,126}[a-z0-9+.])?", "package name")
@@ -325,13 +323,13 @@ DIRECTORY = SettingKind(_directory, 'an absolute path of a directory, or `""`')
 TEXTFILE = SettingKind(_textfile, 'an absolute path of a file `*.prom`, or `""`')
 
 
-# --- Words of a command line: a range of ports, and the known word that an unknown one resembles.
+# --- Words of a command line: a range of ports, and the known word that resembles an unknown word.
 
 
 def port_range(words: str) -> tuple[int, int]:
     """``29500-29510``, or one port, as an option ``--ports`` takes it.
 
-    Raises ValueError with what the words should be.
+    Raises ValueError with the form of the words.
     """
     match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", words.strip())
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
@@ -346,7 +344,7 @@ def closest_word(word: str, known_words: Iterable[str], cutoff: float = 0.6) -> 
     completions = [name for name in names if len(word) > 1 and name.startswith(word)]
     if completions:
         return completions[0]
-    # Few runs have an unknown word, and a node's own program starts often.
+    # Imported late: few runs have an unknown word, and the program on a node starts often.
     import difflib
 
     return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=cutoff)), "")

@@ -1,4 +1,4 @@
-"""Policy: the declaration of what "ready" means. A field per setting, with its reason.
+"""Policy: the declaration of "ready". A field per setting, with its reason.
 
 The field names are the keys of pyinfra's ``group_data``. `make_policy` turns such
 data into a Policy, or into a list of errors that name the file, the key and the likely meaning.
@@ -282,13 +282,13 @@ class Policy:
     nics: Table = setting(
         (),
         table(speed_mbps=int, mtu=int, driver=str, firmware=str),
-        "Network interfaces that every node has, and what they must be: "
+        "Network interfaces that every node has, with their required values: "
         "{'eth0': {'speed_mbps': 100000, 'mtu': 9000, 'driver': 'mlx5_core'}}.",
     )
     rdma_ports: Table = setting(
         (),
         table(rate_gbps=int, link_layer=str, firmware=str),
-        "RDMA ports that every node has, as DEVICE/PORT, and what they must be: "
+        "RDMA ports that every node has, as DEVICE/PORT, with their required values: "
         "{'mlx5_0/1': {'rate_gbps': 400, 'link_layer': 'InfiniBand', 'firmware': '28.39.1002'}}.",
     )
     kernel_release: str = setting(
@@ -377,7 +377,7 @@ class Policy:
     smoke_environment: Names = setting(
         (),
         VARIABLES,
-        "The job's environment in such a test: what NCCL_* chooses decides what is tested.",
+        "The job's environment in such a test: the NCCL_* variables decide what is tested.",
     )
     waivers: tuple[tuple[str, str], ...] = setting(
         (),
@@ -403,11 +403,11 @@ class PolicyError(ValueError):
         self.problems = problems
 
 
-#: Characters of the reason why a value is wrong: it may name a part of the value.
-_WHY = 600
+#: Maximum characters of the reason why a value is wrong: it may quote a part of the value.
+_LONGEST = 600
 
 
-def kind_of(key: str) -> SettingKind:
+def setting_kind(key: str) -> SettingKind:
     """The kind of the setting of this name. Raises KeyError for an unknown one."""
     kind: SettingKind = _FIELDS[key].metadata["kind"]
     return kind
@@ -439,10 +439,10 @@ def key_text(key: str) -> str:
 def check_settings(
     data: Mapping[str, Any], source: str, foreign: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """The validated settings among ``data``; other people's keys are left out.
+    """The validated settings among ``data``, without keys of other software.
 
-    where:   the file or other origin, for the error text
-    foreign: keys that belong to pyinfra, never taken for a misspelt setting
+    source:  the file or other origin, for the error text
+    foreign: keys of pyinfra, which are never misspelt settings
     Raises PolicyError with every problem of this origin.
     """
     settings: dict[str, Any] = {}
@@ -450,10 +450,10 @@ def check_settings(
     for key, value in data.items():
         if key in _FIELDS:
             try:
-                settings[key] = kind_of(key).check(value)
-            except Invalid as wrong:
-                reason = str(wrong)
-                reason = reason if len(reason) <= _WHY else f"{reason[: _WHY - 3]}..."
+                settings[key] = setting_kind(key).check(value)
+            except Invalid as error:
+                reason = str(error)
+                reason = reason if len(reason) <= _LONGEST else f"{reason[: _LONGEST - 3]}..."
                 problems.append(f"{source}: {key} = {value_text(value)}: {reason}")
         elif isinstance(key, str) and not key.startswith("_") and key not in foreign:
             meant = _misspelt(key)
@@ -465,19 +465,19 @@ def check_settings(
 
 
 def make_policy(data: Mapping[str, Any], source: str = "policy") -> Policy:
-    """The Policy that ``data`` declares; settings that it does not name keep their default."""
+    """The Policy that ``data`` declares; missing settings have their default."""
     return Policy(**check_settings(data, source))
 
 
 def as_data(policy: Policy) -> dict[str, Any]:
-    """All settings as group_data, or JSON, holds them. `make_policy` is the way back."""
-    return {name: kind_of(name).plain(vars(policy)[name]) for name in _FIELDS}
+    """All settings in the form of group_data, or JSON; `make_policy` is the inverse."""
+    return {name: setting_kind(name).plain(vars(policy)[name]) for name in _FIELDS}
 
 
 def digest(policies: Iterable[Policy]) -> str:
     """A short name for a set of policies in any order: equal policies have equal names.
 
-    A report says by which policies it judged, and a kept verdict holds for no other policy.
+    A report names its policies by it, and a stored verdict counts for no other policy.
     """
     texts = {json.dumps(asdict(policy), sort_keys=True) for policy in set(policies)}
     return hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()[:16]

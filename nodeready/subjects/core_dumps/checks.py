@@ -1,4 +1,4 @@
-"""Judge whether a crash leaves a whole core file that its user can find."""
+"""Judge whether a crash leaves a complete core file that its user can find."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from nodeready.subjects.sysctl import contradicted
 
 # systemd's sysctl.d/50-coredump.conf of all versions: only the specifiers differ (core(5)).
 _PACKAGED = re.compile(r"\|(?:/usr)?/lib/systemd/systemd-coredump(?: %[A-Za-z]){1,16}")
-#: The coredump.conf settings that cut a core off (2 GB by default in systemd 252).
+#: The maximum sizes in coredump.conf (2 GB by default in systemd 252).
 SIZE_LIMITS = ("ProcessSizeMax", "ExternalSizeMax")
 
 
 def _expected_pattern(observed: CoreDumps, policy: Policy) -> str:
-    """The pattern that the policy asks for; "" when systemd-coredump is wanted and missing."""
+    """The policy's pattern; "" when the policy needs systemd-coredump, which is missing."""
     if policy.core_handler == "path":
         return policy.core_pattern
     return packaged(observed)
 
 
 def packaged(observed: CoreDumps) -> str:
-    """The pattern of systemd-coredump's own file; "" for none, and for one of another program.
+    """The pattern in systemd-coredump's file; "" without a file, and for another program.
 
-    The kernel runs that program as root with every crash: nothing but the package's own counts.
+    The kernel runs the program as root with every crash: only the package's program counts.
     """
     value = observed.packaged.value if observed.packaged else ""
     return value if _PACKAGED.fullmatch(value) else ""
 
 
-def _pattern_written(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
+def _pattern_files(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
     winner = observed.boot.winner
-    right = winner is not None and winner.value == _expected_pattern(observed, policy)
-    return () if right else ("/etc/sysctl.d/*nodeready-core_dumps.conf",)
+    is_right = winner is not None and winner.value == _expected_pattern(observed, policy)
+    return () if is_right else ("/etc/sysctl.d/*nodeready-core_dumps.conf",)
 
 
 @check(
@@ -47,13 +47,13 @@ def _pattern_written(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
         "systemctl unmask systemd-sysctl.service, then nodeready deploy INVENTORY --only "
         "core_dumps",
     ),
-    writes=_pattern_written,
+    writes=_pattern_files,
 )
 def pattern(observed: CoreDumps, policy: Policy) -> Result:
-    """kernel.core_pattern, live and at the next boot, sends cores where the policy says.
+    """kernel.core_pattern, live and at the next boot, is the policy's.
 
-    Distributions send them to apport or systemd-coredump, or to ``core`` in whatever directory
-    the process had (core(5)). A value set by hand is gone after the next boot.
+    Distributions send cores to apport or systemd-coredump, or to ``core`` in the working directory
+    of the process (core(5)). A value set by hand is lost at the next boot.
     """
     check, expected = "core_dumps.pattern", _expected_pattern(observed, policy)
     winner = observed.boot.winner
@@ -63,11 +63,11 @@ def pattern(observed: CoreDumps, policy: Policy) -> Result:
         return fail(
             check, "|systemd-coredump", live, source, "install the package systemd-coredump"
         )
-    right = winner is not None and winner.value == expected
-    if observed.live == expected and right:
+    is_right = winner is not None and winner.value == expected
+    if observed.live == expected and is_right:
         return ok(check, expected, expected, source)
     actual = f"{live}, next boot {winner.shown if winner else 'unset'}"
-    if not right and observed.boot.remedy:
+    if not is_right and observed.boot.remedy:
         return held(check, expected, actual, source, observed.boot.remedy)
     return fixable(check, expected, actual, source)
 
@@ -96,10 +96,10 @@ _BLOCKED = {
 }
 
 
-def _rule_written(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
+def _rule_files(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
     rule = observed.retention
-    right = rule is not None and rule.path == _TMPFILES and _same_rule(rule.text, policy)
-    return () if right else (_TMPFILES,)
+    is_right = rule is not None and rule.path == _TMPFILES and _same_rule(rule.text, policy)
+    return () if is_right else (_TMPFILES,)
 
 
 @check(
@@ -113,17 +113,16 @@ def _rule_written(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
         "chmod o+x PATH",
         "chmod 1777 PATH, as its owner",
     ),
-    writes=_rule_written,
+    writes=_rule_files,
 )
 def directory(observed: CoreDumps, policy: Policy) -> Result:
     """The core directory exists and every user may write to it, but not remove others' files.
 
-    The kernel writes the core with the crashing process's rights: no directory, or one that the
-    job's user cannot write to, means no core, silently (core(5)). So the way to it must be open
-    to everybody (x on every parent), and its file system writable. Mode 1733, in which nobody
-    lists others' cores, does as well. Without the sticky bit users
-    can remove each other's cores, which stops no core: a warning. Access lists and quotas are
-    not seen here.
+    The kernel writes the core with the rights of the crashing process. Without a directory, or
+    where the job's user cannot write to it, there is no core and no message (core(5)). So all
+    users must be able to enter it (x on every parent), and its file system must be writable. Mode
+    1733, in which users cannot list the cores, works as well. Without the sticky bit users can
+    remove each other's cores: a warning. Access lists and quotas are not checked.
     """
     check, path = "core_dumps.directory", core_directory(policy)
     expected = f"{path} with mode 1777"
@@ -143,7 +142,7 @@ def directory(observed: CoreDumps, policy: Policy) -> Result:
     if observed.closed:
         names = " ".join(observed.closed)
         return fail(check, expected, f"users cannot enter {names}", names, f"chmod o+x {names}")
-    # To make a file takes w and x: nobody needs to list the directory.
+    # Creating a file needs w and x; r, to list the directory, is not needed.
     if mode is None or mode & 0o1333 != 0o1333:
         if mode is not None and observed.directory_owner:
             actual = f"{actual}, of uid {observed.directory_owner}"
@@ -169,7 +168,7 @@ def _same_rule(text: str, policy: Policy) -> bool:
     settings=("core_handler", "core_pattern", "core_retention_days"),
     fixed_by="core_dumps.directory",
     fix=("remove the line WHERE",),
-    writes=_rule_written,
+    writes=_rule_files,
 )
 def retention(observed: CoreDumps, policy: Policy) -> Result:
     """A tmpfiles.d rule makes the directory at boot and removes cores after the policy's days."""
@@ -194,9 +193,9 @@ def retention(observed: CoreDumps, policy: Policy) -> Result:
     writes=lambda observed, policy: (),
 )
 def rewriters(observed: CoreDumps, policy: Policy) -> Result:
-    """No service rewrites core_pattern when it starts (apport, abrt): they run after sysctl.d.
+    """No service overwrites core_pattern at its start (apport, abrt), which is after sysctl.d.
 
-    `systemctl mask` refuses where /etc/systemd/system holds a unit file or a link of that name.
+    `systemctl mask` refuses where /etc/systemd/system has a unit file or a link of that name.
     """
     check = "core_dumps.rewriters"
     if not observed.rewriters:
@@ -217,11 +216,11 @@ def rewriters(observed: CoreDumps, policy: Policy) -> Result:
     writes=lambda observed, policy: ("/etc/systemd/coredump.conf.d/zz-nodeready.conf",),
 )
 def size(observed: CoreDumps, policy: Policy) -> Result:
-    """systemd-coredump keeps a core of any size, in a file.
+    """systemd-coredump stores a core of any size, in a file.
 
-    Its defaults cut at 2 GB (systemd 252, coredump.conf(5)): a trainer with a GPU leaves a
-    truncated core, or none. ``Storage=none`` keeps none at all, and ``journal`` none beyond
-    JournalSizeMax.
+    Its defaults cut a core off at 2 GB (systemd 252, coredump.conf(5)): a trainer with a GPU
+    leaves a truncated core, or none. ``Storage=none`` stores no core, and ``journal`` no core
+    above JournalSizeMax.
     """
     check = "core_dumps.size"
     if policy.core_handler != "systemd-coredump":

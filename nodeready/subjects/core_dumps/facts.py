@@ -1,4 +1,4 @@
-"""Where a crash leaves its core: the kernel's pattern, the directory, retention, the handlers."""
+"""The place of a crash's core: the kernel's pattern, the directory, retention, the handlers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _script(policy: Policy) -> str:
     if nr_is_roots /proc/self; then printf 'root=1\n'; fi
     set --
     nr_dir={directory}
-    # A link of somebody's leads where that somebody says: a deploy does not follow it (nr_walk).
+    # The owner of a link can change its target: a deploy follows no user's link (nr_walk).
     nr_at=$nr_dir
     while [ -n "${{nr_at#/}}" ]; do
         if [ -L "$nr_at" ] && nr_uid=$(stat -c %u "$nr_at" 2>/dev/null) && [ "$nr_uid" != 0 ]; then
@@ -53,7 +53,7 @@ def _script(policy: Policy) -> str:
         fi
         nr_at=${{nr_at%/*}}
     done
-    # A link leads elsewhere: users need the way to it, and the way in its target.
+    # Users must be able to enter the directories on the way to a link, and to its target.
     if [ -d "$nr_dir" ] && [ -L "$nr_dir" ]; then
         nr_at=$(cd -P "$nr_dir" 2>/dev/null && printf '%s' "$PWD")
         while [ -n "$nr_at" ]; do set -- "$@" "$nr_at"; nr_at=${{nr_at%/*}}; done
@@ -80,7 +80,7 @@ def _script(policy: Policy) -> str:
             elif [ -f "$nr_dir/$nr_unit" ]; then
                 printf 'unit=%s\n' "$nr_unit"
             fi
-            # systemctl mask refuses to replace what stands where its link would stand.
+            # systemctl mask refuses to replace a file in the place of its link.
             nr_unit=/etc/systemd/system/$nr_unit
             if [ "$nr_dir" = /etc/systemd/system ] && [ ! "$nr_unit" -ef /dev/null ]; then
                 if [ -e "$nr_unit" ] || [ -L "$nr_unit" ]; then
@@ -103,20 +103,20 @@ def _script(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class CoreDumps:
-    """Where a crash of a job's process goes.
+    """The place of the core of a job's process.
 
     live:            the pattern in force, a path or ``|program``
-    boot:            what the sysctl files set at the next boot
+    boot:            the pattern in the sysctl files, for the next boot
     directory_mode:  permission bits of the policy's core directory; None: no such directory
     directory_owner: its owner's uid
-    blocked:         (path, kind, uid) of what keeps a deploy from writing there: "link" (of this
-                     uid's, who is not root), "nowhere" (a link), "nodir" (a file in its place),
+    blocked:         (path, kind, uid) of an obstacle for a deploy: "link" (owned by this uid, not
+                     by root), "nowhere" (a link without a target), "nodir" (a file in its place),
                      "fixed" (a read-only mount, an immutable directory, or NFS that trusts no
-                     root); ("", "", 0): nothing
-    closed:          directories on the way through which other users cannot go
+                     root); ("", "", 0): none
+    closed:          directories on the way that other users cannot enter
     retention:       the tmpfiles.d line for that directory that applies, or None
-    rewriters:       installed services that rewrite the pattern and are not masked
-    in_place:        what stands where `systemctl mask` would put its link for one of them
+    rewriters:       installed services that overwrite the pattern and are not masked
+    in_place:        the files in the places of the links of `systemctl mask`
     systemd:         systemd runs as the init
     coredump_binary: systemd-coredump's path; "" when it is not installed
     coredump:        the effective settings of coredump.conf and its drop-ins

@@ -1,4 +1,4 @@
-"""Judge whether the tools are there with which a hung or crashed job is looked into."""
+"""Judge whether the tools for hung or crashed jobs are installed, and usable by every user."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ MACHINES = ("x86_64", "aarch64")
 def packages(observed: DebugTools, policy: Policy) -> Result:
     """The policy's packages are installed, and every user can run their programs.
 
-    A hung job is no time to look for a mirror. A package that the package manager has counts for
-    nothing where its program is gone, empty, lacks a library (ld.so(8), --list) or is closed to
-    users, by its own mode or by that of a directory on the way (path_resolution(7)).
+    When a job hangs, it is too late to install packages. An installed package fails where its
+    program is gone, empty, lacks a library (ld.so(8), --list), or where users may not execute it,
+    by its own mode or by that of a directory on the way (path_resolution(7)).
     """
     check = "debug_tools.packages"
     if not policy.packages:
         return na(check, "the policy names no package")
     expected, missing = " ".join(policy.packages), " ".join(observed.missing)
-    unusables = tuple(unusable(observed, policy))
-    troubles = [program.stuck for program in unusables]
+    unusable_packages = tuple(unusable(observed, policy))
+    troubles = [program.stuck for program in unusable_packages]
     if not observed.missing and not troubles:
         return ok(check, expected)
     words = [f"missing: {missing}"] if missing else []
     words += dict.fromkeys(trouble.words for trouble in troubles)
     actual, source = some(words), troubles[0].path if troubles else ""
-    mends = {trouble.mend for trouble in troubles}
-    if "chmod" in mends or (observed.manager and (missing or "reinstall" in mends)):
+    repairs = {trouble.mend for trouble in troubles}
+    if "chmod" in repairs or (observed.manager and (missing or "reinstall" in repairs)):
         return fixable(check, expected, actual, source)
     if missing:
         fix = f"install {missing} the way this distribution does"
@@ -61,11 +61,11 @@ def packages(observed: DebugTools, policy: Policy) -> Result:
         fix = f"let every user run {trouble.path}, or name in job_user a member of that group"
         return warn(check, expected, actual, source, fix)
     if trouble.mend == "reinstall":
-        fix = f"install {unusables[0].package} again the way this distribution does"
+        fix = f"install {unusable_packages[0].package} again the way this distribution does"
         return fail(check, expected, f"{actual}; none of {', '.join(MANAGERS)}", source, fix)
     closed, broken = (
-        " ".join(dict.fromkeys(t.path for t in troubles if ("has mode" in t.words) is shut))
-        for shut in (True, False)
+        " ".join(dict.fromkeys(t.path for t in troubles if ("has mode" in t.words) is is_closed))
+        for is_closed in (True, False)
     )
     fixes = [f"chmod a+rx {closed}"] if closed else []
     fixes += [f"remove {broken}, or put a program there that runs"] if broken else []
@@ -79,12 +79,12 @@ def packages(observed: DebugTools, policy: Policy) -> Result:
     fix=("chown root PATH; chmod go-w PATH", MAY_EXECUTE.format("PATH")),
 )
 def py_spy(observed: DebugTools, policy: Policy) -> Result:
-    """/usr/local/bin/py-spy is of the policy's version, root's alone, and everybody may run it.
+    """/usr/local/bin/py-spy has the policy's version, and all users but root may only execute it.
 
-    One version on all nodes: its JSON is what the stacks are read from. Jobs attach to their own
-    processes as their own user, so the file needs the bits for everybody; root runs it, too, so
-    nobody but root may be able to change it, or a directory on the way to it. The program of a
-    version that nodeready knows is told by its sha256, any other by what it says of itself.
+    All nodes need one version, since `stacks` reads its JSON. A job's user attaches to the job's
+    processes, so all users must be able to execute the file. Root executes it, too, so only root
+    may be able to change the file or a directory on the way to it. A sha256 identifies the
+    versions that nodeready knows; any other program is asked for its version.
     """
     check, version = "debug_tools.py_spy", policy.py_spy_version
     if not version:

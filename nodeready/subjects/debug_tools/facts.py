@@ -1,13 +1,10 @@
-"""The debugging tools of a node: which are installed, what installs them, its py-spy, and the
-versions of the packages that jobs and debuggers stand on.
-"""
+"""The debugging tools of a node: the installed packages, the package manager, and py-spy."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from nodeready import shell
 from nodeready.policy import Policy
@@ -26,8 +23,8 @@ from nodeready.subjects.access import (
 from nodeready.subjects.base import Output, Probe, ProbeError, Section
 
 PY_SPY = "/usr/local/bin/py-spy"
-#: What root has noted of that program when root put it there: its sha256, and inode, size and
-#: times of the file, so that a look does not read 8 MB again.
+#: A deploy's note about the program: its sha256, and inode, size and times of the file, so that a
+#: probe does not read 8 MB again.
 _NOTE_DIRECTORY = "/var/lib/nodeready"
 PY_SPY_NOTE = f"{_NOTE_DIRECTORY}/py-spy.sha256"
 #: sha256 of the program inside the manylinux wheels, per (version, machine).
@@ -42,10 +39,10 @@ _PROGRAMS = "^(/usr)?(/local)?/s?bin/[^/]+$"
 MANAGERS = ("apt-get", "zypper", "dnf", "yum")
 
 
-# Who can change the program, or a directory on the way to it: those of its path, and where a link
-# leads. The program's row is the last one. Only a program that root alone can change is run, and
-# not one that its digest has already told. A link whose target is a link counts as another's: who
-# can change what stands in between is not looked at.
+# Rows for the program and for each directory on the way to it, also on the way to a link's target:
+# who can change them. The program's row is the last. The script runs the program only where root
+# alone can change it, and where the digest does not reveal its version. A link to a link counts as
+# changeable by others: the probe does not follow the links between.
 def _py_spy(version: str) -> str:
     digests = (
         "|".join(
@@ -68,7 +65,7 @@ def _py_spy(version: str) -> str:
         printf 'link=%s\n' "$nr_file"
     fi
     if [ -f "$nr_file" ]; then
-        # What its mode allows to root as well is forbidden by the mount.
+        # The mode allows root to execute it, and the mount forbids it.
         if [ ! -x "$nr_file" ]; then printf 'noexec=1\n'; fi
         set -- {PY_SPY_NOTE} {_NOTE_DIRECTORY} /
         for nr_dir in {PY_SPY} "$nr_file"; do
@@ -109,16 +106,16 @@ def _py_spy(version: str) -> str:
 
 
 def _script(policy: Policy) -> str:
-    # A package counts as installed when a command of its name is there (built by hand, from a
-    # module tree), or when the package manager has it: not every package has such a command. Then
-    # the programs that the package manager has noted have to be there.
+    # A package counts as installed when a command of its name exists (built by hand, from a module
+    # tree), or when the package manager has it: not every package has such a command. In the
+    # second case the programs in the package manager's list must exist.
     names = " ".join(shell.quote(name) for name in policy.packages)
     packages = rf"""
     nr_lists=
     for nr_name in {names}; do
         nr_list={_DPKG}/$nr_name.list
         if [ ! -e {_DPKG}/"$nr_name".md5sums ]; then
-            # Reading that directory takes longer than all else here.
+            # Reading that directory takes longer than the rest of this script.
             nr_list=
             for nr_file in {_DPKG}/"$nr_name":*.md5sums; do
                 if [ -e "$nr_file" ]; then nr_list=${{nr_file%.md5sums}}.list; fi
@@ -151,7 +148,7 @@ def _script(policy: Policy) -> str:
         nr_word=mode
         if [ ! -s "$2" ]; then nr_word=empty; fi
         if [ ! -e "$2" ]; then
-            # Another package has put it elsewhere, on purpose.
+            # Another package has moved it on purpose.
             if grep -asqxF "$2" {_DIVERSIONS}; then return; fi
             nr_word=gone
         fi
@@ -165,7 +162,7 @@ def _script(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class BrokenProgram:
-    """A program that a package brings and nobody can run.
+    """A program of a package that no user can run.
 
     how: ``gone``; ``empty``; ``mode``: not executable at all
     """
@@ -177,22 +174,22 @@ class BrokenProgram:
 
 @dataclass(frozen=True)
 class DebugTools:
-    """What a debugging session finds on the node.
+    """The tools of a debugging session on the node.
 
     missing:  the policy's packages that are not installed, in the policy's order
     manager:  apt-get, zypper, dnf or yum; "" when the node has none of them
     machine:  ``uname -m``; "" when the policy leaves py-spy alone
-    py_spy:   the version of /usr/local/bin/py-spy, by its digest, else as it prints it; "" when it
-              does not run, or when root must not run it; None: no such file
+    py_spy:   the version of /usr/local/bin/py-spy, by its digest, else by its own output; "" when
+              it does not run, or when root must not run it; None: no such file
     mode:     permission bits of that file
     sha256:   of that file
     linked:   the file is a link
-    noexec:   nobody may start it, whatever its mode
-    exposed:  what of that file, and of the directories on the way to it, others than root can
-              change
+    noexec:   the mount forbids to start it
+    exposed:  that file and the directories on the way to it, where users other than root can
+              change them
     closed:   the directories on the way to that file that ordinary users cannot enter
     registered: the policy's packages that the package manager has
-    broken:   programs of those, of which no command of the package's name is there
+    broken:   broken programs of such packages without a command of the package's name
     access:   the modes of the programs
     """
 
@@ -212,7 +209,7 @@ class DebugTools:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """The directories among those in which no program is root's, whoever owns it."""
+        """The exposed directories: any user who can change one can replace the program."""
         return tuple(path for path in self.exposed if PY_SPY.startswith(f"{path.rstrip('/')}/"))
 
 
@@ -224,8 +221,8 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
     if policy.py_spy_version and not re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", machine):
         raise ProbeError("uname -m makes no sense", machine)
     rows = [_rights(row) for row in output.all("at")]
-    # Only root owns it, and nobody else may write there; a directory may be a group's of the
-    # distribution (staff in Debian).
+    # Not exposed: owned by root, and writable by root alone. A group of the distribution may write
+    # to a directory (staff in Debian).
     exposed = [
         path
         for owner, group, mode, path in rows
@@ -271,19 +268,19 @@ def _broken(rows: Iterable[str], names: tuple[str, ...]) -> Iterator[BrokenProgr
             yield BrokenProgram(match[1], match[2], match[3])
 
 
-# --- The programs of the policy's packages, as an ordinary user finds them.
+# --- The programs of the policy's packages, from the view of an ordinary user.
 
 
 @dataclass(frozen=True)
 class UnusablePackage:
-    """What keeps users from a program of one of the policy's packages."""
+    """The problem of a program of one of the policy's packages."""
 
     package: str
     stuck: Stuck
 
 
 def unusable(observed: DebugTools, policy: Policy) -> Iterator[UnusablePackage]:
-    """The programs of the policy's packages that are there and that users cannot run."""
+    """The programs of the policy's installed packages that users cannot run."""
     for name in policy.packages:
         if name in observed.missing:
             continue
@@ -304,19 +301,19 @@ def unusable(observed: DebugTools, policy: Policy) -> Iterator[UnusablePackage]:
 
 
 def _missing_companion(observed: DebugTools, package: str, program: str) -> Stuck | None:
-    """The companion that a script of Debian's lacks; another program of that name needs none."""
+    """The missing companion of Debian's script; another program of that name needs none."""
     if program == package or observed.access.programs(program):
         return None
     script = next(iter(observed.access.programs(package)), "")
     inode = observed.access.seen.get(script)
-    debians = package in observed.registered and script == f"/usr/bin/{package}"
-    if not debians or inode is None or inode.size_bytes >= SCRIPT_BYTES:
+    is_debians = package in observed.registered and script == f"/usr/bin/{package}"
+    if not is_debians or inode is None or inode.size_bytes >= SCRIPT_BYTES:
         return None
     return Stuck(f"/usr/bin/{program}", f"/usr/bin/{program} is gone", "reinstall")
 
 
 def _mend(broken: BrokenProgram) -> str:
-    """What mends a program that nobody can run: what stands in /usr/local is no package's."""
+    """The repair of a program that no user can run; "": a file in /usr/local has no package."""
     folder, _, name = broken.path.rpartition("/")
     if broken.how == "mode" and folder in FOLDERS and name == broken.package:
         return "chmod"
@@ -336,70 +333,3 @@ def _rights(row: str) -> tuple[int, int, int, str]:
 
 
 PROBE = Probe("debug_tools", (Section("debug_tools", _script), ACCESS), parse)
-
-
-# --- Versions of the packages that jobs and debuggers stand on: read by the subject host.
-
-#: Software -> the names of its package, in Debian, Red Hat, SUSE and Alpine.
-PACKAGES: dict[str, tuple[str, ...]] = {
-    "glibc": ("libc6", "glibc", "musl"),
-    "python3": ("python3",),
-    "openssh": ("openssh-server", "openssh"),
-    "gdb": ("gdb",),
-    "strace": ("strace",),
-    "pdsh": ("pdsh",),
-    "slurm": ("slurmd", "slurm-slurmd", "slurm-smd-slurmd", "slurm-node"),
-    "rdma_core": ("rdma-core",),
-    "nccl": ("libnccl2", "libnccl"),
-}
-_ALL = [name for names in PACKAGES.values() for name in names]
-
-_DPKG_QUERY = "/var/lib/dpkg/status"
-_APK = "/lib/apk/db/installed"
-
-# In a record of dpkg's, the version stands at most twelve lines below the name.
-VERSIONS_SCRIPT = rf"""
-if [ -r {_DPKG_QUERY} ]; then
-    printf 'packages=dpkg\n'
-    grep -asE -A12 '^Package: ({"|".join(_ALL)})$' {_DPKG_QUERY}
-elif [ -r {_APK} ]; then
-    printf 'packages=apk\n'
-    grep -asE -A1 '^P:({"|".join(_ALL)})$' {_APK}
-elif command -v rpm >/dev/null; then
-    printf 'packages=rpm\n'
-    timeout -k 1 4 rpm -q --qf '%{{NAME}} %{{VERSION}}-%{{RELEASE}}\n' {" ".join(_ALL)} 2>/dev/null
-fi
-printf 'packages=end\n'
-"""
-
-
-def _dpkg(text: str) -> dict[str, str]:
-    versions: dict[str, str] = {}
-    for record in re.split(r"^(?=Package: )|^$", text, flags=re.M):
-        fields = dict(re.findall(r"^(Package|Status|Version): (.{1,200})$", record, re.M))
-        if fields.get("Status", "").endswith(" installed") and "Version" in fields:
-            versions.setdefault(fields.get("Package", ""), fields["Version"])
-    return versions
-
-
-def parse_versions(text: str) -> dict[str, str]:
-    """Software -> the version of its package; without what is not installed. Never raises."""
-    match = re.search(r"^packages=(dpkg|apk|rpm)\n(.*?)(?:^packages=end$|\Z)", text, re.M | re.S)
-    return dict(_versions(match[1], match[2])) if match else {}
-
-
-@lru_cache(maxsize=64)
-def _versions(how: str, text: str) -> tuple[tuple[str, str], ...]:
-    # Thousands of nodes have the same packages.
-    if how == "dpkg":
-        versions = _dpkg(text)
-    elif how == "apk":
-        versions = dict(re.findall(r"^P:(\S+)\nV:(\S+)$", text, re.M))
-    else:
-        # Several versions of one package may be installed: the last that rpm names is the newest.
-        versions = dict(re.findall(r"^(\S+) (\S+)$", text, re.M))
-    return tuple(
-        (software, next(versions[name] for name in names if name in versions))
-        for software, names in PACKAGES.items()
-        if any(name in versions for name in names)
-    )

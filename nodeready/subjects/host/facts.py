@@ -25,7 +25,7 @@ from nodeready.subjects.base import (
     file_lines,
     kernel_arguments,
 )
-from nodeready.subjects.debug_tools.facts import VERSIONS_SCRIPT, parse_versions
+from nodeready.subjects.debug_tools.package_versions import VERSIONS_SCRIPT, parse_versions
 from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.host import mounts, processes
 from nodeready.subjects.host.mounts import FstabEntry, Mount

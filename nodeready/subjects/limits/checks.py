@@ -1,4 +1,4 @@
-"""Judge whether jobs get the limits: at login, from services, and in what runs already."""
+"""Judge whether jobs get the limits: at login, from services, and in running processes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from nodeready.policy import Policy
 from nodeready.subjects.limits.facts import NR_OPEN, PROBE, Limits
-from nodeready.subjects.limits.pam import (
+from nodeready.subjects.limits.limits_conf import (
     ITEMS,
     KINDS,
     UNLIMITED,
     LimitEntry,
     PamLimits,
+    applies_to,
     covers_all_people,
-    same_domain,
 )
 from nodeready.subjects.own_files import beatable
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, some, warn
@@ -26,24 +26,24 @@ _LOGIN_FIXES = (
 )
 
 
-def shown(value: int, item: str) -> str:
+def item_text(value: int, item: str) -> str:
     """A limit in the unit of limits.conf: KiB for core and memlock, or ``unlimited``."""
     return "unlimited" if value == UNLIMITED else str(value // ITEMS[item])
 
 
 def requested(limit: int, item: str) -> str:
-    """A wanted limit in words: more than it is as good, save that 0 means none."""
+    """The policy's limit in words: a minimum, but exactly 0 for 0."""
     if limit == UNLIMITED:
         return "unlimited"
-    return f"at least {shown(limit, item)}" if limit else "exactly 0"
+    return f"at least {item_text(limit, item)}" if limit else "exactly 0"
 
 
-def enough(value: int, limit: int) -> bool:
-    """Whether a limit is what was asked for."""
+def is_enough(value: int, limit: int) -> bool:
+    """Whether a limit satisfies the policy's."""
     return value >= limit if limit else value == 0
 
 
-def _declared(policy: Policy, item: str) -> int:
+def _policy_limit(policy: Policy, item: str) -> int:
     """The policy's limit in kernel units."""
     text = str(getattr(policy, f"limit_{item}"))
     return UNLIMITED if text == "unlimited" else min(int(text) * ITEMS[item], UNLIMITED)
@@ -62,11 +62,11 @@ def highest_possible(observed: Limits, item: str) -> int:
 def refused(observed: Limits, policy: Policy, item: str) -> str:
     """Why this node's kernel refuses the policy's limit, or "".
 
-    pam_limits fails on a limit that cannot be set, and with it every login, root's too.
+    pam_limits fails on a limit that it cannot set, and then every login fails, also root's.
     """
-    limit = _declared(policy, item)
+    limit = _policy_limit(policy, item)
     if limit > observed.ceiling.get(item, UNLIMITED):
-        maximum = shown(observed.ceiling[item], item)
+        maximum = item_text(observed.ceiling[item], item)
         return f"{maximum} is the most without CAP_SYS_RESOURCE, which this node's root lacks"
     if item != "nofile":
         return ""
@@ -80,23 +80,25 @@ def refused(observed: Limits, policy: Policy, item: str) -> str:
 
 def possible_limits(observed: Limits, policy: Policy) -> dict[str, int]:
     """Item -> the policy's limit in kernel units, without the limits that this kernel refuses."""
-    return {item: _declared(policy, item) for item in ITEMS if not refused(observed, policy, item)}
+    return {
+        item: _policy_limit(policy, item) for item in ITEMS if not refused(observed, policy, item)
+    }
 
 
-def _unbeatable(path: str) -> bool:
-    """Whether no nodeready file can be read after this file, which is in a .d directory."""
+def _cannot_be_overridden(path: str) -> bool:
+    """Whether no file of nodeready can come after this file of a .d directory."""
     directory, _, name = path.rpartition("/")
     return directory.endswith(".d") and not beatable(name)
 
 
 def _kernel_refuses(item: str, reason: str, observed: Limits, policy: Policy) -> Result:
-    """The result of a limit that the node's kernel refuses: such a line breaks every login."""
-    check, limit = f"limits.{item}", _declared(policy, item)
+    """The result for a limit that the node's kernel refuses: its line breaks every login."""
+    check, limit = f"limits.{item}", _policy_limit(policy, item)
     expected = f"{requested(limit, item)} for {', '.join(policy.limit_domains)}"
     for entry in observed.pam.entries:
         is_ours = "/zz" in entry.source and "nodeready" in entry.source
         if entry.item == item and is_ours and entry.value > highest_possible(observed, item):
-            actual = f"{shown(entry.value, item)} breaks logins: {reason}"
+            actual = f"{item_text(entry.value, item)} breaks logins: {reason}"
             return fixable(check, "no limit that this node refuses", actual, entry.source)
     least = f"sysctl {NR_OPEN}={policy.limit_nofile} here, or " if NR_OPEN in reason else ""
     return fail(
@@ -104,36 +106,36 @@ def _kernel_refuses(item: str, reason: str, observed: Limits, policy: Policy) ->
     )
 
 
-def _breaks(observed: Limits, entry: LimitEntry) -> bool:
-    """Whether no login gets this limit: the kernel refuses it, and pam_limits the login.
+def _breaks_logins(observed: Limits, entry: LimitEntry) -> bool:
+    """Whether the kernel refuses this limit, so that pam_limits refuses the login.
 
-    For files without a limit, pam_limits takes fs.nr_open.
+    For "unlimited" files, pam_limits sets fs.nr_open.
     """
     return entry.value != UNLIMITED and entry.value > highest_possible(observed, entry.item)
 
 
 def _line_problem(observed: Limits, entry: LimitEntry, limit: int) -> str:
-    """What is wrong with a line's limit, or ""."""
-    if _breaks(observed, entry):
-        highest = shown(highest_possible(observed, entry.item), entry.item)
-        return f"{shown(entry.value, entry.item)} (breaks logins: the most is {highest})"
-    return "" if enough(entry.value, limit) else shown(entry.value, entry.item)
+    """The problem with a line's limit, or ""."""
+    if _breaks_logins(observed, entry):
+        highest = item_text(highest_possible(observed, entry.item), entry.item)
+        return f"{item_text(entry.value, entry.item)} (breaks logins: the most is {highest})"
+    return "" if is_enough(entry.value, limit) else item_text(entry.value, entry.item)
 
 
 def _logins(item: str, observed: Limits, policy: Policy) -> Result:
     """One limit, soft and hard, for every domain of the policy."""
-    check, limit = f"limits.{item}", _declared(policy, item)
+    check, limit = f"limits.{item}", _policy_limit(policy, item)
     expected = f"{requested(limit, item)} for {', '.join(policy.limit_domains)}"
     reason = refused(observed, policy, item)
     if reason:
         return _kernel_refuses(item, reason, observed, policy)
     for domain in policy.limit_domains:
         for written, line in observed.pam.exempt:
-            if same_domain(written, domain):
+            if applies_to(written, domain):
                 actual = f"{written} is exempt from all limits"
                 return fail(check, expected, actual, line, f"remove the line {line}")
     problems: dict[str, list[tuple[str, str]]] = {}
-    source, high = "", ""
+    source, unbeatable = "", ""
     for domain in policy.limit_domains:
         for kind in KINDS:
             entry = observed.pam.effective(domain, kind, item)
@@ -142,17 +144,19 @@ def _logins(item: str, observed: Limits, policy: Policy) -> Result:
                 problems.setdefault(value, []).append((domain, kind))
                 line = entry.source if entry else ""
                 source = source or line
-                high = high or (line if _unbeatable(line.rpartition(":")[0]) else "")
-    if high:
-        fix = f"rename {high.rpartition(':')[0]}: no file can be read after it"
-        return fail(check, expected, _by_value(problems), high, fix)
+                unbeatable = unbeatable or (
+                    line if _cannot_be_overridden(line.rpartition(":")[0]) else ""
+                )
+    if unbeatable:
+        fix = f"rename {unbeatable.rpartition(':')[0]}: no file can be read after it"
+        return fail(check, expected, _by_value(problems), unbeatable, fix)
     if problems:
         return fixable(check, expected, _by_value(problems), source)
     return ok(check, expected, source=source)
 
 
 def _by_value(problems: dict[str, list[tuple[str, str]]]) -> str:
-    """``unset for *, root``: where soft and hard agree, the domain stands alone."""
+    """``unset for *, root``: one entry for a domain whose soft and hard limits are equal."""
     texts = []
     for value, places in problems.items():
         kinds: dict[str, list[str]] = {}
@@ -171,7 +175,7 @@ def _by_value(problems: dict[str, list[tuple[str, str]]]) -> str:
     writes=lambda observed, policy: _LOGIN_FILES,
 )
 def core(observed: Limits, policy: Policy) -> Result:
-    """New logins may write a whole core file: a limit of 0, the usual default, means none."""
+    """New logins may write a complete core file: 0, the usual default, allows no core file."""
     return _logins("core", observed, policy)
 
 
@@ -183,7 +187,7 @@ def core(observed: Limits, policy: Policy) -> Result:
     writes=lambda observed, policy: _LOGIN_FILES,
 )
 def memlock(observed: Limits, policy: Policy) -> Result:
-    """New logins may lock their memory: RDMA registers its buffers, the usual limit is 8 MiB."""
+    """New logins may lock their memory: RDMA registers its buffers; the usual limit is 8 MiB."""
     return _logins("memlock", observed, policy)
 
 
@@ -197,8 +201,8 @@ def memlock(observed: Limits, policy: Policy) -> Result:
 def nofile(observed: Limits, policy: Policy) -> Result:
     """New logins may open enough files: NCCL and data loaders use thousands of descriptors.
 
-    More than fs.nr_open is refused by the kernel (setrlimit(2)); pam_limits then refuses the
-    login, so such a value is not written, and is removed from nodeready's own file.
+    The kernel refuses more than fs.nr_open (setrlimit(2)), and pam_limits then refuses the login.
+    So a deploy does not write such a value, and removes it from nodeready's file.
     """
     return _logins("nofile", observed, policy)
 
@@ -211,19 +215,19 @@ def nofile(observed: Limits, policy: Policy) -> Result:
 def exceptions(observed: Limits, policy: Policy) -> Result:
     """No line for a single user, group or range gives less than the policy gives to all.
 
-    A line for a user or a range of uids beats a group's, which beats ``*`` (limits.conf(5)). One
-    for a few people may be meant, so a person decides. One for all ids that people have
-    (``1000:``) takes the limits from every job, and one beyond the kernel's own refuses logins:
-    those fail.
+    A line for a user or a range of uids beats a group's, and a group's beats ``*``
+    (limits.conf(5)). A line for a few people may be intended: a warning. A line for the ids of all
+    people (``1000:``) takes the limits from every job, and a line above the kernel's maximum
+    breaks logins: a failure.
     """
     check, limits = "limits.exceptions", possible_limits(observed, policy)
     lines: dict[str, list[str]] = {}
     fails: list[str] = []
     for entry in observed.pam.beyond(policy.limit_domains):
         limit = limits.get(entry.item)
-        broken = _breaks(observed, entry)
+        broken = _breaks_logins(observed, entry)
         if broken or (limit is not None and entry.value < limit):
-            text = f"{entry.domain} {entry.kind} {entry.item} {shown(entry.value, entry.item)}"
+            text = f"{entry.domain} {entry.kind} {entry.item} {item_text(entry.value, entry.item)}"
             lines.setdefault(entry.source, []).append(f"{text} breaks logins" if broken else text)
             fails += [entry.source] if broken or covers_all_people(entry.domain) else []
     for domain, source in observed.pam.exempt:
@@ -248,15 +252,17 @@ _PAM_FIXES = (
 )
 
 
-def _low(observed: Limits, policy: Policy, limits_of_file: PamLimits) -> str:
-    """What the lines of one file give less than the policy, in words."""
+def _shortfall(observed: Limits, policy: Policy, limits_of_file: PamLimits) -> str:
+    """The limits of one file below the policy's, in words."""
     shortfalls = []
     for item, limit in possible_limits(observed, policy).items():
         for domain in policy.limit_domains:
             values = [limits_of_file.effective(domain, kind, item) for kind in KINDS]
-            short = [entry for entry in values if entry is None or not enough(entry.value, limit)]
+            short = [
+                entry for entry in values if entry is None or not is_enough(entry.value, limit)
+            ]
             if short:
-                value = next((shown(entry.value, item) for entry in short if entry), "unset")
+                value = next((item_text(entry.value, item) for entry in short if entry), "unset")
                 shortfalls.append(f"{item} {value} for {domain}")
     return some(shortfalls, ", ")
 
@@ -267,11 +273,11 @@ def _low(observed: Limits, policy: Policy, limits_of_file: PamLimits) -> str:
     fix=_PAM_FIXES,
 )
 def pam(observed: Limits, policy: Policy) -> Result:
-    """What comes in by ssh or su gets the limits of limits.conf and limits.d.
+    """Sessions of ssh and su get the limits of limits.conf and limits.d.
 
-    pam_limits gives the limits (pam_limits(8)), so it must be in the service's session stack, and
-    its option ``conf=`` makes it read one other file alone. Without UsePAM, sshd gives its own
-    limits to every session (sshd_config(5)). Jobs come in by ssh: there it fails; for su it warns.
+    pam_limits sets the limits (pam_limits(8)), so it must be in the service's session stack. With
+    its option ``conf=`` it reads only one other file. Without UsePAM, every session has sshd's own
+    limits (sshd_config(5)). A failure for ssh, by which jobs log in; a warning for su.
     """
     check, expected = "limits.pam", "pam_limits for ssh and su, with the system's files"
     if observed.no_pam is not None and "sshd" in observed.stacks:
@@ -294,9 +300,9 @@ def pam(observed: Limits, policy: Policy) -> Result:
         fix = f"remove conf= from {source}, or give {stack.conf} these limits"
         limits_of_file = observed.confs.get(stack.conf)
         short = (
-            _low(observed, policy, limits_of_file)
+            _shortfall(observed, policy, limits_of_file)
             if limits_of_file is not None
-            else "which is not looked at"
+            else "which is not read"
         )
         if short:
             judged = judged if limits_of_file is not None else warn
@@ -311,7 +317,7 @@ def pam(observed: Limits, policy: Policy) -> Result:
 
 
 def unit_value(limit: int, item: str) -> str:
-    """A limit as a unit file spells it: ``infinity``, KiB with their K, a plain number."""
+    """A limit in a unit file: ``infinity``, KiB with a K, or a plain number."""
     if limit == UNLIMITED:
         return "infinity"
     return f"{limit // 1024}K" if ITEMS[item] == 1024 else str(limit)
@@ -329,8 +335,8 @@ def unit_value(limit: int, item: str) -> str:
 def services(observed: Limits, policy: Policy) -> Result:
     """The policy's services have the limits in their unit files.
 
-    PAM limits never reach a service (limits.conf(5) is for logins): what slurmd starts has
-    slurmd's limits, which systemd sets (systemd.exec(5)).
+    PAM limits never apply to a service (limits.conf(5) is for logins). The processes of slurmd
+    have slurmd's limits, which systemd sets (systemd.exec(5)).
     """
     check, limits = "limits.services", possible_limits(observed, policy)
     if not observed.units:
@@ -338,25 +344,25 @@ def services(observed: Limits, policy: Policy) -> Result:
             check, f"none of {', '.join(policy.limit_services) or 'the services'} is installed"
         )
     expected = ", ".join(f"{item} {requested(limit, item)}" for item, limit in limits.items())
-    low, source, high = [], "", ""
+    low, source, unbeatable = [], "", ""
     for service, unit in observed.units.items():
         for item, limit in limits.items():
             unit_limit = unit.limits.get(item, observed.defaults.get(item))
             if unit_limit is not None and all(
-                enough(bound, limit) for bound in (unit_limit.soft, unit_limit.hard)
+                is_enough(bound, limit) for bound in (unit_limit.soft, unit_limit.hard)
             ):
                 continue
             value = "unset"
             if unit_limit is not None:
                 value = "/".join(
-                    dict.fromkeys(shown(v, item) for v in (unit_limit.soft, unit_limit.hard))
+                    dict.fromkeys(item_text(v, item) for v in (unit_limit.soft, unit_limit.hard))
                 )
                 source = source or unit_limit.source
                 path = unit_limit.source.rpartition(":")[0]
-                high = high or (path if _unbeatable(path) else "")
+                unbeatable = unbeatable or (path if _cannot_be_overridden(path) else "")
             low.append(f"{service} {item} {value}")
-    if high:
-        fix = f"rename {high}: no drop-in can be read after it"
+    if unbeatable:
+        fix = f"rename {unbeatable}: no drop-in can be read after it"
         return fail(check, expected, ", ".join(low), source, fix)
     if low:
         return fixable(check, expected, ", ".join(low), source)
@@ -368,7 +374,7 @@ def _low_processes(observed: Limits, limits: dict[str, int]) -> dict[str, str]:
     findings: dict[str, list[str]] = {}
     for process in observed.running:
         short = [
-            f"{item} {shown(min(process.limits[item]), item)}"
+            f"{item} {item_text(min(process.limits[item]), item)}"
             for item, limit in limits.items()
             if item in process.limits and min(process.limits[item]) < limit
         ]
@@ -380,7 +386,7 @@ def _low_processes(observed: Limits, limits: dict[str, int]) -> dict[str, str]:
 
 
 def restarts(observed: Limits, policy: Policy) -> list[str]:
-    """The running services with too low limits that the policy lets us restart."""
+    """The running services with too low limits that the policy allows to restart."""
     if not observed.systemd:
         return []
     low_processes = _low_processes(observed, possible_limits(observed, policy))
@@ -399,9 +405,9 @@ def restarts(observed: Limits, policy: Policy) -> list[str]:
     writes=lambda observed, policy: (),
 )
 def running(observed: Limits, policy: Policy) -> Result:
-    """What runs already has the limits too: a new limit reaches a service only by its restart.
+    """Running services have the limits, too: only a restart gives a service new limits.
 
-    A restart can end jobs, so it waits for a person unless the policy lists the service in
+    A restart can end jobs, so a person decides, unless the policy lists the service in
     restart_services.
     """
     check, limits = "limits.running", possible_limits(observed, policy)

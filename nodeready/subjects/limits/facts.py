@@ -1,4 +1,4 @@
-"""Which resource limits jobs get on a node: at login, from services, and in what runs already."""
+"""The resource limits of jobs on a node: at login, from services, and of running processes."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ from nodeready.subjects.base import (
     frozen,
     number,
 )
-from nodeready.subjects.limits.pam import (
-    _PAM_INCLUDED,
-    _SSHD_CONFIG,
-    _SSHD_INCLUDED,
+from nodeready.subjects.limits.limits_conf import (
     DIRECTORIES,
-    SERVICES,
     UNLIMITED,
     PamLimits,
-    Stack,
     parse_pam_limits,
+)
+from nodeready.subjects.limits.pam_stacks import (
+    PAM_INCLUDED,
+    SERVICES,
+    SSHD_CONFIG,
+    SSHD_INCLUDED,
+    PamStack,
+    find_disabled_pam,
     parse_stack,
-    uses_pam,
 )
 from nodeready.subjects.limits.units import (
-    _MANAGER,
+    MANAGER_DIRECTORIES,
     UNIT_DIRECTORIES,
     Unit,
     UnitLimit,
@@ -47,7 +49,7 @@ from nodeready.subjects.limits.units import (
 )
 
 NR_OPEN = "fs.nr_open"
-# nr_lines reads this file at once: dash reads byte by byte, which /proc/sys does not allow.
+# nr_lines reads this file at once: dash would read byte by byte, which /proc/sys does not support.
 _NR_OPEN_FILE = "/proc/sys/fs/nr_open"
 _PROC_NAMES = {
     "Max core file size": "core",
@@ -57,7 +59,7 @@ _PROC_NAMES = {
 
 _CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
 # Any user can give a process the name of a service, and lower its limits. UID_MIN is 1000.
-_A_PERSONS = (
+_IS_A_PERSONS = (
     "nr_uid=0; while read -r nr_key nr_uid nr_rest; do "
     'if [ "$nr_key" = Uid: ]; then break; fi; '
     'done 2>/dev/null <"/proc/$nr_pid/status"; [ "${nr_uid:-0}" -ge 1000 ]'
@@ -96,8 +98,8 @@ def _service_script(service: str) -> str:
         while read -r nr_pid; do
             nr_comm=
             {{ read -r nr_comm <"/proc/$nr_pid/comm"; }} 2>/dev/null || continue
-            # Where slurmd has no cgroups for jobs, their processes are in its own.
-            if {_A_PERSONS}; then
+            # Without cgroups for jobs, the processes of jobs are in slurmd's cgroup.
+            if {_IS_A_PERSONS}; then
                 if [ -n "$nr_first" ] && [ -z "$nr_persons" ]; then continue; fi
                 nr_persons=1
             fi
@@ -112,9 +114,9 @@ def _service_script(service: str) -> str:
     """
 
 
-# Without CAP_SYS_RESOURCE (a container) root may not raise a hard limit above sshd's own. A strict
-# pam_limits then refuses the login, so the limits that root can set there matter. The capability
-# is bit 24, in the tenth digit of CapBnd.
+# Without CAP_SYS_RESOURCE (in a container) root may not raise a hard limit above sshd's own. A
+# strict pam_limits then refuses the login, so the probe reads the limits that root can set. The
+# capability is bit 24, in the tenth digit of CapBnd.
 _CEILING = r"""
     while read -r nr_key nr_bits; do
         if [ "$nr_key" = CapBnd: ]; then break; fi
@@ -136,21 +138,22 @@ _STRICT = re.compile(r"-?session[ \t\v\f\r]+requi.*pam_limits")
 
 def _script(policy: Policy) -> str:
     services = policy.limit_services
-    # With ``conf=``, pam_limits reads another file: mostly one beside its own.
+    # With ``conf=``, pam_limits reads another file, usually in the same directory.
     limits = " ".join(
         f"{directory}/*.conf {directory}/limits.d/*.conf" for directory in DIRECTORIES
     )
     manager = " ".join(
-        f"{directory}/system.conf {directory}/system.conf.d/*.conf" for directory in _MANAGER
+        f"{directory}/system.conf {directory}/system.conf.d/*.conf"
+        for directory in MANAGER_DIRECTORIES
     )
     pam = " ".join(
         f"{directory}/{name}"
         for directory in PAM_DIRECTORIES
-        for name in (*SERVICES, *_PAM_INCLUDED)
+        for name in (*SERVICES, *PAM_INCLUDED)
     )
-    sshd = " ".join((*_SSHD_CONFIG, *_SSHD_INCLUDED))
+    sshd = " ".join((*SSHD_CONFIG, *SSHD_INCLUDED))
     names = " ".join(f"-e {shell.quote(service[:15])}" for service in services)
-    # Without systemd there are no cgroups of services: look at the names of all processes.
+    # Without systemd there are no cgroups of services: read the names of all processes.
     scan = rf"""
     if [ ! -d /run/systemd/system ]; then
         for nr_file in $(grep -slxF {names} /proc/[0-9]*/comm); do
@@ -158,7 +161,7 @@ def _script(policy: Policy) -> str:
             nr_comm=
             {{ read -r nr_comm <"$nr_file"; }} 2>/dev/null || continue
             nr_pid=${{nr_pid#/proc/}}
-            {_A_PERSONS} && continue
+            {_IS_A_PERSONS} && continue
             printf 'process=%s %s\n' "$nr_comm" "$nr_pid"
             set -- "$@" "/proc/$nr_pid/limits"
         done
@@ -193,18 +196,18 @@ class Running:
 class Limits:
     """The limits of jobs on a node.
 
-    pam:          what the files give to new logins
+    pam:          the limits that the files give to new logins
     units:        service -> its unit; without the services that are not installed
     running:      the processes of the policy's services
-    ceiling:      item -> the hard limit that logins cannot exceed, where root may raise none and
+    ceiling:      item -> the maximum hard limit of logins, where root cannot raise hard limits and
                   pam_limits is strict; empty on every usual node
-    nr_open:      fs.nr_open in force: no process may have more open files; None: unreadable
-    nr_open_boot: what the sysctl files set fs.nr_open to at the next boot
+    nr_open:      fs.nr_open in force: the maximum of open files of a process; None: unreadable
+    nr_open_boot: the value of fs.nr_open in the sysctl files for the next boot
     systemd:      systemd runs as the init
-    defaults:     item -> the limit of a service that sets none, where systemd's configuration does
-    stacks:       service of SERVICES -> its PAM stack; without those that were not seen
+    defaults:     item -> the limit of systemd's configuration for services without this limit
+    stacks:       service of SERVICES -> its PAM stack; without stacks that were not read
     confs:        file -> the limits that pam_limits gives by its option ``conf=``
-    no_pam:       where sshd's configuration leaves PAM off: a line, a file without one, or None
+    no_pam:       the line of sshd's configuration that leaves PAM off, or a file without a line
     """
 
     pam: PamLimits
@@ -215,7 +218,7 @@ class Limits:
     nr_open_boot: sysctl.BootSetting
     systemd: bool
     defaults: Mapping[str, UnitLimit] = field(default_factory=dict)
-    stacks: Mapping[str, Stack] = field(default_factory=dict)
+    stacks: Mapping[str, PamStack] = field(default_factory=dict)
     confs: Mapping[str, PamLimits] = field(default_factory=dict)
     no_pam: Line | str | None = None
 
@@ -242,7 +245,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Limits:
     output = outputs["limits"]
     pid = _CEILING_PID.search(output.text)
     if pid and "process=" not in output.text:
-        # The number of a process is all that differs between most nodes.
+        # Most nodes differ only in the number of a process.
         text = output.text.replace(f"/proc/{pid[1]}/limits:", "/proc/0/limits:")
         output = replace(output, text=f"{text[: pid.start(1)]}0{text[pid.end(1) :]}")
     return _parse(output, outputs["sysctl"], policy.limit_services)
@@ -251,7 +254,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Limits:
 @lru_cache(maxsize=64)
 def _parse(output: Output, kernel: Output, services: Names) -> Limits:
     values = output.values()
-    # Of a container, PAM's files come twice.
+    # In a container, the output has PAM's files twice.
     files = by_path(dict.fromkeys(output.lines()))
     lines = [line for file_lines in files.values() for line in file_lines]
     existing = output.all("there")
@@ -287,7 +290,7 @@ def _parse(output: Output, kernel: Output, services: Names) -> Limits:
             defaults=parse_defaults(lines, existing),
             stacks=stacks,
             confs={path: parse_pam_limits(files.get(path, ()), conf=path) for path in confs},
-            no_pam=uses_pam(files),
+            no_pam=find_disabled_pam(files),
         )
     )
     return observed

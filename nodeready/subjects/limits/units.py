@@ -1,4 +1,10 @@
-"""The limits of services: systemd's unit files, their drop-ins and the manager's defaults."""
+"""The limits of services: systemd's unit files, their drop-ins and the manager's defaults.
+
+Rules, from systemd.unit(5) and systemd.exec(5): the unit file of the first directory counts.
+Drop-ins of all directories apply in the order of their base names; of several directories with one
+name, the first counts. A later assignment wins, and an empty assignment resets. Drop-ins may also
+belong to a prefix (``foo-.service.d`` for foo-bar) or to all services (``service.d``).
+"""
 
 from __future__ import annotations
 
@@ -12,15 +18,8 @@ from nodeready.subjects.base import (
     by_path,
     files_by_name,
 )
-from nodeready.subjects.limits.pam import ITEMS, UNLIMITED
+from nodeready.subjects.limits.limits_conf import ITEMS, UNLIMITED
 from nodeready.subjects.own_files import beatable
-
-# --- The limits that systemd gives to a service: its unit file and its drop-ins.
-#
-# Rules, from systemd.unit(5) and systemd.exec(5): the unit file of the first directory counts;
-# drop-ins of all directories are applied by base name, a name that stands in several directories
-# counts in the first; a later assignment wins, an empty one resets. Drop-ins may also belong to a
-# prefix (``foo-.service.d`` for foo-bar) or to all services (``service.d``).
 
 #: Highest priority first, systemd.unit(5), table 1; /lib on a system without merged /usr.
 UNIT_DIRECTORIES = (
@@ -49,9 +48,9 @@ class Unit:
     """An installed service.
 
     path:   its unit file
-    limits: item -> the limit that the unit's files set; without the items that they do not set
-    last:   base name of the last foreign drop-in that sets a limit and that a drop-in of
-            nodeready can follow; "" for none
+    limits: item -> the limit that the unit's files set; without items that no file sets
+    last:   base name of the last foreign drop-in with a limit that a drop-in of nodeready can
+            follow; "" for none
     """
 
     path: str
@@ -104,7 +103,7 @@ def _apply(
 ) -> bool:
     """Apply one file's section to ``limits``. Returns whether it sets one of ITEMS.
 
-    word: what stands before ``Limit`` in the keys
+    word: the prefix of ``Limit`` in the keys
     """
     section, sets = "", False
     for line in lines:
@@ -128,7 +127,7 @@ def parse_unit_limits(
 ) -> Unit:
     """The limits of a service, from the lines of its unit file and drop-ins.
 
-    existing: the drop-ins that are there: one without lines masks too
+    existing: the drop-ins that exist: a drop-in without lines masks, too
     """
     files = by_path(lines)
     dropins = files_by_name(dropin_directories(service), dict.fromkeys((*existing, *files)))
@@ -142,23 +141,28 @@ def parse_unit_limits(
     return Unit(path, limits, last)
 
 
-#: Highest priority first (systemd-system.conf(5)).
-_MANAGER = ("/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd")
+#: The manager's directories, the highest priority first (systemd-system.conf(5)).
+MANAGER_DIRECTORIES = (
+    "/etc/systemd",
+    "/run/systemd",
+    "/usr/local/lib/systemd",
+    "/usr/lib/systemd",
+)
 
 
 def parse_defaults(lines: Iterable[Line], existing: Iterable[str] = ()) -> dict[str, UnitLimit]:
-    """The limits of a unit that sets none: DefaultLimitX of systemd-system.conf(5)."""
+    """The limits of a unit without its own: DefaultLimitX of systemd-system.conf(5)."""
     files = by_path(lines)
     main = next(
         (
             f"{directory}/system.conf"
-            for directory in _MANAGER
+            for directory in MANAGER_DIRECTORIES
             if f"{directory}/system.conf" in files
         ),
         "",
     )
     names = files_by_name(
-        (f"{directory}/system.conf.d" for directory in _MANAGER),
+        (f"{directory}/system.conf.d" for directory in MANAGER_DIRECTORIES),
         dict.fromkeys((*existing, *files)),
     )
     limits: dict[str, UnitLimit] = {}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from nodeready.policy import Policy
 from nodeready.subjects.core_dumps.facts import core_directory
-from nodeready.subjects.limits.pam import ITEMS
+from nodeready.subjects.limits.limits_conf import ITEMS
 from nodeready.subjects.proof.facts import (
     MIN_CORE_LIMIT,
     PROGRAM,

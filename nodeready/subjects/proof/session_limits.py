@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import Line
-from nodeready.subjects.limits.checks import possible_limits, shown
+from nodeready.subjects.limits.checks import item_text, possible_limits
 from nodeready.subjects.limits.facts import Limits
-from nodeready.subjects.limits.pam import (
+from nodeready.subjects.limits.limits_conf import (
     ITEMS,
     KINDS,
     UNLIMITED,
@@ -79,7 +79,7 @@ class LowLimits:
 
 
 def limit_text(limit: Limit, item: str) -> str:
-    return "/".join(dict.fromkeys(shown(value, item) for value in _kernel(limit).values()))
+    return "/".join(dict.fromkeys(item_text(value, item) for value in _kernel(limit).values()))
 
 
 def _items(values: Mapping[str, str]) -> str:
@@ -303,7 +303,7 @@ def limits(observed: Proved, policy: Policy) -> Result:
         possible.pop("core", None)
     if not possible:
         return na(check, "none of the policy's limits can be had here, or proof.core tells")
-    expected = _items({item: shown(limit, item) for item, limit in possible.items()})
+    expected = _items({item: item_text(limit, item) for item, limit in possible.items()})
     sessions = _by_way(observed)
     findings: dict[str, LowLimits] = {}
     for opener, has in sessions.items():

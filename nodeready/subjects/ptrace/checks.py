@@ -1,4 +1,4 @@
-"""Judge who may attach: py-spy, gdb and strace must work for the job's own user without sudo."""
+"""Judge who may attach: py-spy, gdb and strace must work for the job's user without sudo."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from nodeready.subjects.result import Result, Subject, check, fail, fixable, hel
 from nodeready.subjects.sysctl import contradicted, sets
 
 
-def _written(observed: Ptrace, policy: Policy) -> tuple[str, ...]:
+def _scope_files(observed: Ptrace, policy: Policy) -> tuple[str, ...]:
     winner = observed.boot.winner
-    right = winner is not None and sets(winner.value, str(policy.ptrace_scope))
-    return () if right else ("/etc/sysctl.d/*nodeready-ptrace.conf",)
+    is_right = winner is not None and sets(winner.value, str(policy.ptrace_scope))
+    return () if is_right else ("/etc/sysctl.d/*nodeready-ptrace.conf",)
 
 
 @check(
@@ -23,13 +23,13 @@ def _written(observed: Ptrace, policy: Policy) -> tuple[str, ...]:
         "systemctl unmask systemd-sysctl.service, then nodeready deploy INVENTORY --only ptrace",
         "reboot the node",
     ),
-    writes=_written,
+    writes=_scope_files,
 )
 def scope(observed: Ptrace, policy: Policy) -> Result:
     """Yama's ptrace_scope, live and at the next boot, is the policy's.
 
-    At scope 1 only a parent may attach, so py-spy in another shell is refused; at 2 it needs
-    CAP_SYS_PTRACE; 3 forbids it to everybody and cannot be lowered before a reboot
+    Scope 1 allows only a parent to attach, so py-spy in another shell is refused. Scope 2 needs
+    CAP_SYS_PTRACE. Scope 3 forbids attaching to all users, and cannot be lowered before a reboot
     (Documentation/admin-guide/LSM/Yama.rst). A kernel without Yama has the classic rules.
     """
     check, expected = "ptrace.scope", str(policy.ptrace_scope)
@@ -38,12 +38,12 @@ def scope(observed: Ptrace, policy: Policy) -> Result:
     winner = observed.boot.winner
     source = winner.where if winner else ""
     actual = f"{observed.live}, next boot {winner.shown if winner else 'unset'}"
-    boot_wrong = winner is None or not sets(winner.value, expected)
-    live_wrong = observed.live not in (policy.ptrace_scope, 3)
-    if boot_wrong and observed.boot.remedy:
-        # What is live alone would be gone with the next boot.
+    is_boot_wrong = winner is None or not sets(winner.value, expected)
+    is_live_wrong = observed.live not in (policy.ptrace_scope, 3)
+    if is_boot_wrong and observed.boot.remedy:
+        # The next boot would lose a value that is only live.
         return held(check, expected, actual, source, observed.boot.remedy)
-    if boot_wrong or live_wrong:
+    if is_boot_wrong or is_live_wrong:
         return fixable(check, expected, actual, source)
     if observed.live == 3:
         return fail(check, expected, f"{actual}: reboot needed", source, "reboot the node")
@@ -54,8 +54,8 @@ def scope(observed: Ptrace, policy: Policy) -> Result:
 def sysctl_conf(observed: Ptrace, policy: Policy) -> Result:
     """No line of /etc/sysctl.conf contradicts the policy.
 
-    ``sysctl --system`` reads that file after all others: whoever runs it by hand (or a package's
-    script) gets the line's value back until the next boot.
+    ``sysctl --system``, run by hand or by a package's script, reads that file after all others,
+    and would set the line's value until the next boot.
     """
     check = "ptrace.sysctl_conf"
     if observed.live is None:

@@ -1,4 +1,4 @@
-"""Who may attach to a process on a node: Yama's scope, its next-boot value, SELinux."""
+"""The rules for attaching to a process: Yama's scope, its next-boot value, SELinux."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def _script(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class Ptrace:
-    """What the kernel and the boot files allow.
+    """The rules of the kernel and of the boot files.
 
     live:        Yama's scope in force, 0 to 3; None: no Yama in this kernel, so the classic rules
-    boot:        what the sysctl files set the scope to at the next boot
-    deny_ptrace: SELinux enforces and denies ptrace to everybody, root included; None: no such
-                 boolean on this node
+    boot:        the scope in the sysctl files, for the next boot
+    deny_ptrace: SELinux enforces and denies ptrace to all users, also to root; None: the node has
+                 no such boolean
     """
 
     live: int | None
@@ -38,7 +38,7 @@ class Ptrace:
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Ptrace:
-    """The observation. Raises ProbeError without /proc/sys, and for a scope that Yama has not."""
+    """The observation. Raises ProbeError without /proc/sys, and for a scope unknown to Yama."""
     values = outputs["ptrace"].values()
     if "proc" not in values:
         raise ProbeError("/proc/sys/kernel is not there")

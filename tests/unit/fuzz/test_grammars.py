@@ -30,7 +30,7 @@ from nodeready.ready.debug_variables import read_installed
 from nodeready.subjects import judging, snapshot, sysctl, wire
 from nodeready.subjects.access import ACCESS, parse_access
 from nodeready.subjects.base import Output, ProbeError, decode_base64, file_lines, kernel_arguments
-from nodeready.subjects.debug_tools.facts import parse_versions
+from nodeready.subjects.debug_tools.package_versions import parse_versions
 from nodeready.subjects.gpus import amd_smi, kfd, rocm_smi
 from nodeready.subjects.host import facts as host_facts
 from nodeready.subjects.host import mounts, processes
