@@ -1,24 +1,25 @@
-"""`nodeready run -- COMMAND ...`: one rank of a job, started so that its hang can be looked into.
+"""`nodeready run -- COMMAND ...`: start one rank of a job so that its hang can be examined.
 
-It stands where the program stands, under every launcher::
+It takes the place of the program, under every launcher::
 
     srun nodeready run -- python train.py
     torchrun --no-python --nproc-per-node 8 nodeready run -- python train.py
     python3 run.py --log-dir logs -- python train.py       # this file alone, in a container
 
-One file, the standard library, Python 3.9. It starts COMMAND as its only child and
+It is one file and needs only the standard library of Python 3.9. It starts COMMAND as its only
+child, and
 
-- writes every line of its output whole, behind ``[node:rank]``, and as it is into its own log;
-- makes it write all stacks on SIGURG, also while it hangs in C (faulthandler(3) of Python);
-- raises the limit of core files, and sets the flight recorder's variables where they are unset;
-- keeps the last lines that every thread has executed, when asked for.
+- writes each line of the child's output whole, after ``[node:rank]``, and unchanged into its log;
+- makes the child write all stacks on SIGURG, even while it hangs in C (Python's faulthandler);
+- raises the limit of core files, and sets unset variables of the flight recorder;
+- keeps the last executed lines of each thread, on request.
 
-SIGURG, because nobody loses by it: its default action is to ignore it (signal(7)), so that it may
-be sent to a whole step (``scancel --signal=23 JOB``) without an end for what does not know it.
-SIGUSR1 and SIGUSR2 announce preemption (Slurm's --signal, submitit, Lightning), SIGTERM, SIGINT,
-SIGHUP and SIGQUIT end a worker of torchrun's, real-time signals end what does not catch them.
+SIGURG is harmless: its default action is to be ignored (signal(7)), so it can be sent to a whole
+step (``scancel --signal=23 JOB``) without ending other programs. SIGUSR1 and SIGUSR2 announce
+preemption (Slurm's --signal, submitit, Lightning). SIGTERM, SIGINT, SIGHUP and SIGQUIT end a
+worker of torchrun, and a real-time signal ends a program that does not catch it.
 
-The same file is in the job as the module `nodeready_run`: `install_hooks` and `printflock`.
+In the job, this file is the module `nodeready_run` with `install_hooks` and `printflock`.
 """
 
 from __future__ import annotations
@@ -33,34 +34,35 @@ from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
 
-#: What launchers call the rank, in the order in which they count; a Slurm batch script has
+#: The launchers' variables for the rank, the most reliable first. A Slurm batch script has
 #: SLURM_PROCID 0 and no step.
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-#: How often the launcher has started the job anew.
+#: The launchers' variables for the number of restarts.
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-#: Bytes of a line that are kept together; more is several lines.
-LONGEST = 1 << 20
-#: Seconds: an unfinished line is written after it has stood so long; one that overwrites itself, a
-#: progress bar, in a file every so often; what is left in the pipe of a child that has ended, when
-#: one of its own children keeps that pipe.
-STOOD_S, BAR_S, SILENCE_S, DRAIN_S = 2.0, 10.0, 0.2, 2.0
-#: Bytes that one write puts into a pipe in one piece (PIPE_BUF of pipe(7)).
+#: Maximum bytes of a line; a longer line becomes several lines.
+MAX_LINE_BYTES = 1 << 20
+#: Seconds until an unfinished line is written; until the next state of a progress bar is written
+#: to a file; of silence, and in total, until the pipe of an ended child is given up, if one of the
+#: child's own children keeps the pipe open.
+UNFINISHED_S, BAR_S, SILENCE_S, DRAIN_S = 2.0, 10.0, 0.2, 2.0
+#: Bytes that one write puts into a pipe without interleaving (PIPE_BUF of pipe(7)).
 _ATOMIC = 4096
 _READ = 1 << 16
-#: Stands, with the number of its bytes and a line break, before what `printflock` prints; at most
-#: so many bytes are held back for it; which streams (device:inode) a supervisor reads.
+#: The header of a block of `printflock`, followed by the block's size and a line break; the
+#: maximum bytes of a block; the variable with the streams (device:inode) that a supervisor reads.
 _MARK, _BLOCK, _STREAMS = b"\x1enodeready-block ", 1 << 20, "NODEREADY_RUN_STREAMS"
-#: The status of what could not be started, and of what is no program, as in a shell.
+#: The exit status if the program is missing, or cannot be executed, as in a shell; of a usage
+#: error.
 NOT_FOUND, NOT_RUN, USAGE = 127, 126, 2
 
 
-# --- The directory of one run, and those that killed runs have left.
+# --- The directory of one run, and the directories of killed runs.
 
 
 def private_directory(prefix: str) -> tuple[str, int]:
-    """A new temporary directory, and a descriptor whose lock (flock(2)) says that it is in use.
+    """A new temporary directory, and a descriptor whose lock (flock(2)) marks it as used.
 
-    Those of this user's with the same prefix that nobody uses are removed. Raises OSError.
+    This user's unused directories with the same prefix are removed. Raises OSError.
     """
     import fcntl
     import tempfile
@@ -72,8 +74,8 @@ def private_directory(prefix: str) -> tuple[str, int]:
     return directory, number
 
 
-#: How a directory is opened; entries of the temporary directory that are looked at; seconds for
-#: which a new directory may have no lock yet.
+#: Flags to open a directory; maximum entries of the temporary directory that are checked; seconds
+#: in which a new directory may have no lock yet.
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ENTRIES, _NEW_S = 10_000, 60.0
 
@@ -96,7 +98,7 @@ def _remove_leftovers(parent: str, prefix: str) -> None:
                     os.close(number)
 
 
-# --- Who this is.
+# --- The node, the rank and the restart.
 
 
 def node_name(environment: Mapping[str, str]) -> str:
@@ -106,7 +108,7 @@ def node_name(environment: Mapping[str, str]) -> str:
 
 
 def rank_of(environment: Mapping[str, str]) -> str:
-    """The rank as its launcher says; ``local3`` where only that is known; "": no rank."""
+    """The rank by its launcher; ``local3`` if only the local rank is known; "": no rank."""
     for name in RANKS:
         text = environment.get(name, "")
         if name == "SLURM_PROCID" and not environment.get("SLURM_STEP_ID"):
@@ -118,7 +120,7 @@ def rank_of(environment: Mapping[str, str]) -> str:
 
 
 def restart_of(environment: Mapping[str, str]) -> int:
-    """How often the launcher has started the job before; 0: this is the first time."""
+    """The number of restarts of the job by its launcher."""
     for name in RESTARTS:
         text = environment.get(name, "")
         if text.isascii() and text.isdigit() and len(text) < 7:
@@ -126,15 +128,15 @@ def restart_of(environment: Mapping[str, str]) -> int:
     return 0
 
 
-# --- What is written: whole lines, also of many ranks into one pipe.
+# --- Output in whole lines, even of many ranks into one pipe.
 
 
 class PipeLock:
-    """The right to write several pieces into what other processes write into, too.
+    """A lock for several writes into a pipe that other processes also write into.
 
-    One write of up to 4096 bytes is whole in a pipe by itself; a longer line, and several lines
-    that belong together, are so only when nobody writes in between. A POSIX lock belongs to a
-    process, also where all ranks have inherited one and the same pipe.
+    A pipe keeps one write of up to 4096 bytes together. A longer line, or several lines that
+    belong together, need this lock. A POSIX lock belongs to a process, even if all ranks have
+    inherited the same pipe.
     """
 
     def __init__(self, fd: int) -> None:
@@ -142,7 +144,7 @@ class PipeLock:
 
         mode = os.fstat(fd).st_mode
         self._fd = fd
-        # A file has its own order of writes (and may be on a network); a terminal, too.
+        # A file (which may be on a network) and a terminal order their writes themselves.
         self._locks = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
     def __enter__(self) -> None:
@@ -161,7 +163,7 @@ class PipeLock:
             except OSError:
                 self._locks = False
                 return
-            # Who has the turn may be stopped for good; but a slow reader is only slow.
+            # The owner of the lock may be stopped forever. A slow reader is only slow.
             _, free, _ = select.select([], [self._fd], [], 0)
             waited += pause if free else 0.0
             if waited > 1.0:
@@ -179,8 +181,8 @@ class PipeLock:
                 self._locks = False
 
 
-def put(fd: int, data: bytes) -> None:
-    """Write all of it, also into what does not block. Raises OSError: it cannot be written."""
+def write_all(fd: int, data: bytes) -> None:
+    """Write all data, also to a non-blocking descriptor. Raises OSError."""
     remaining = memoryview(data)
     while remaining:
         try:
@@ -191,8 +193,8 @@ def put(fd: int, data: bytes) -> None:
             select.select([], [fd], [], 1.0)
 
 
-def _pieces(lines: Sequence[bytes]) -> Iterator[bytes]:
-    """The lines, as many in one piece as a pipe takes at once."""
+def _batches(lines: Sequence[bytes]) -> Iterator[bytes]:
+    """The lines, joined into batches that a pipe takes in one write."""
     held: list[bytes] = []
     size = 0
     for line in lines:
@@ -205,50 +207,50 @@ def _pieces(lines: Sequence[bytes]) -> Iterator[bytes]:
         yield b"".join(held)
 
 
-class Lines:
-    """Output cut into lines, each behind the prefix.
+class LineCutter:
+    """Cuts output into lines, each after the prefix.
 
-    terminal: what stands in an unfinished line is shown at once, and a carriage return begins a
-              line: progress bars and prompts live there. Elsewhere a bar's last state is the line.
+    terminal: an unfinished line is shown at once, and a carriage return begins a line, for prompts
+              and progress bars; otherwise only the last state of a progress bar is a line
     """
 
     def __init__(self, prefix: bytes, terminal: bool) -> None:
         self._prefix, self._terminal = prefix, terminal
         self._held = b""
-        self._since = self._told = 0.0
+        self._since = self._shown_at = 0.0
         self._fresh = True
 
     def add(self, data: bytes, now_s: float) -> list[bytes]:
-        """The lines that this finishes."""
+        """The lines that this data completes."""
         if self._terminal:
             return self._shown(data)
         *ends, remaining = (self._held + data).split(b"\n")
         if ends:
-            self._told = now_s
+            self._shown_at = now_s
         if not self._held or ends:
             self._since = now_s
         self._held = remaining
         complete = [data for line in ends for data in self._line(line, b"\n")]
-        while len(self._held) > LONGEST:
-            complete.append(self._prefix + self._held[:LONGEST] + b"\n")
-            self._held = self._held[LONGEST:]
-        return complete + self.waiting(now_s, stood_s=BAR_S if b"\r" in self._held else 1e9)
+        while len(self._held) > MAX_LINE_BYTES:
+            complete.append(self._prefix + self._held[:MAX_LINE_BYTES] + b"\n")
+            self._held = self._held[MAX_LINE_BYTES:]
+        return complete + self.overdue(now_s, min_age_s=BAR_S if b"\r" in self._held else 1e9)
 
-    def waiting(self, now_s: float, stood_s: float = STOOD_S) -> list[bytes]:
-        """The unfinished line as a line of its own, when it has stood so long.
+    def overdue(self, now_s: float, min_age_s: float = UNFINISHED_S) -> list[bytes]:
+        """The unfinished line as a separate line, if it is old enough.
 
-        A bar is one state of it, and not more often than every `BAR_S`.
+        A progress bar is written at most every `BAR_S` seconds.
         """
-        if not self._held or now_s - self._since < stood_s:
+        if not self._held or now_s - self._since < min_age_s:
             return []
-        if b"\r" in self._held and now_s - self._told < BAR_S:
+        if b"\r" in self._held and now_s - self._shown_at < BAR_S:
             return []
-        return self.rest(now_s)
+        return self.flush(now_s)
 
-    def rest(self, now_s: float) -> list[bytes]:
-        """The unfinished line as a line of its own."""
+    def flush(self, now_s: float) -> list[bytes]:
+        """The unfinished line as a separate line."""
         held, self._held = self._held, b""
-        self._since = self._told = now_s
+        self._since = self._shown_at = now_s
         if self._terminal or not held.strip(b"\r"):
             return []
         return self._line(held, b"\n")
@@ -261,8 +263,8 @@ class Lines:
         body = line.rstrip(b"\r")
         if b"\r" in body:
             line = body.rpartition(b"\r")[2]
-        cuts = range(0, max(1, len(line)), LONGEST)
-        return [self._prefix + line[at : at + LONGEST] + end for at in cuts]
+        cuts = range(0, max(1, len(line)), MAX_LINE_BYTES)
+        return [self._prefix + line[at : at + MAX_LINE_BYTES] + end for at in cuts]
 
     def _shown(self, data: bytes) -> list[bytes]:
         blocks = []
@@ -275,15 +277,15 @@ class Lines:
         return blocks
 
 
-class Blocks:
-    """Output cut where `printflock` says that a block begins, and where that block ends."""
+class BlockCutter:
+    """Cuts output at the beginning and the end of each block of `printflock`."""
 
     def __init__(self) -> None:
         self._held = b""
         self._since = 0.0
 
     def add(self, data: bytes, now_s: float) -> Iterator[bytes]:
-        """Blocks, each whole, and what stands between them."""
+        """The complete blocks, and the output between them."""
         held, self._held = self._held + data, b""
         while held:
             before, mark, remaining = held.partition(_MARK)
@@ -297,7 +299,7 @@ class Blocks:
                 break
             size, end, body = remaining.partition(b"\n")
             if len(size) > len(str(_BLOCK)) or size.strip(b"0123456789") or (end and not size):
-                # Somebody else's.
+                # The mark is not printflock's.
                 yield mark
                 held = remaining
                 continue
@@ -308,12 +310,12 @@ class Blocks:
             held = body[int(size) :]
         self._since = now_s
 
-    def waiting(self, now_s: float) -> bytes:
-        """The part of a block that has stood so long that its end may never come; b"": none."""
-        return self.rest() if self._held and now_s - self._since >= STOOD_S else b""
+    def overdue(self, now_s: float) -> bytes:
+        """The incomplete block, if it is so old that its end may never come; b"": none."""
+        return self.flush() if self._held and now_s - self._since >= UNFINISHED_S else b""
 
-    def rest(self) -> bytes:
-        """The part of a block that is there."""
+    def flush(self) -> bytes:
+        """The incomplete block."""
         held, self._held = self._held, b""
         if held.startswith(_MARK):
             size, end, body = held[len(_MARK) :].partition(b"\n")
@@ -325,11 +327,11 @@ class Blocks:
         return bool(self._held)
 
 
-class RankLog:
-    """A rank's own log: its output as it is. A log that cannot be written stops, the job does not.
+class RankLogFile:
+    """A rank's log, with its unchanged output. If the log cannot be written, the job continues.
 
-    path:   "" where there is none
-    number: of the start that it belongs to
+    path:   of the log; "": there is none
+    number: of the start of the job
     """
 
     def __init__(self, complain: Callable[[str], None]) -> None:
@@ -339,7 +341,7 @@ class RankLog:
         self.number = 0
 
     def open(self, directory: str, stem: str, restart: int) -> None:
-        """``DIRECTORY/STEM.RESTART.log``; where that is there, the next number that is not."""
+        """Open ``DIRECTORY/STEM.RESTART.log``; if it exists, the next free number is taken."""
         path = directory
         try:
             os.makedirs(directory, exist_ok=True)
@@ -360,7 +362,7 @@ class RankLog:
         if self._fd < 0:
             return
         try:
-            put(self._fd, data)
+            write_all(self._fd, data)
         except OSError as error:
             os.close(self._fd)
             self._fd = -1
@@ -368,21 +370,21 @@ class RankLog:
 
 
 class OutputChannel:
-    """One stream of the child's output, on its way to where ours goes.
+    """One stream of the child's output, which is copied to our own stream.
 
-    source: where it is read; closed when nobody reads ours, so that the child learns of it
+    source: the descriptor to read it; closed if our stream has no reader, as a sign for the child
     """
 
-    def __init__(self, source: int, target: int, prefix: bytes, log: RankLog) -> None:
+    def __init__(self, source: int, target: int, prefix: bytes, log: RankLogFile) -> None:
         self.source, self._target, self._log = source, target, log
-        self._lines = Lines(prefix, os.isatty(target))
-        self._blocks = Blocks()
-        self._turn = PipeLock(target)
+        self._lines = LineCutter(prefix, os.isatty(target))
+        self._blocks = BlockCutter()
+        self._pipe_lock = PipeLock(target)
         self._lost = False
         self._read = 0
 
-    def held(self) -> int:
-        """How many bytes there will have been when all that is in the pipe now has been read."""
+    def expected_bytes(self) -> int:
+        """The total bytes after all data that is in the pipe now has been read."""
         import fcntl
         import struct
         import termios
@@ -394,12 +396,12 @@ class OutputChannel:
         return self._read + int(struct.unpack("i", waiting)[0])
 
     @property
-    def done(self) -> int:
-        """How many bytes have been read."""
+    def read_bytes(self) -> int:
+        """The total bytes that have been read."""
         return self._read
 
     def read(self) -> bool:
-        """Whether the stream has something or may have more; writes what it has."""
+        """Copy the available data. Whether more may come."""
         try:
             data = os.read(self.source, _READ)
         except BlockingIOError:
@@ -411,8 +413,8 @@ class OutputChannel:
             return False
         self._read += len(data)
         now_s = time.monotonic()
-        for piece in self._blocks.add(data, now_s):
-            self._add(piece, now_s)
+        for block in self._blocks.add(data, now_s):
+            self._add(block, now_s)
         return self.source >= 0
 
     def _add(self, data: bytes, now_s: float) -> None:
@@ -423,32 +425,32 @@ class OutputChannel:
     def unfinished(self) -> bool:
         return self._lines.unfinished or self._blocks.unfinished
 
-    def waiting(self) -> None:
-        """Write an unfinished line or block that has stood long enough."""
+    def overdue(self) -> None:
+        """Write an unfinished line or block that is old enough."""
         now_s = time.monotonic()
-        if data := self._blocks.waiting(now_s):
+        if data := self._blocks.overdue(now_s):
             self._add(data, now_s)
-        self._write(self._lines.waiting(now_s))
+        self._write(self._lines.overdue(now_s))
 
-    def tell(self, lines: Sequence[bytes]) -> None:
-        """Lines of our own among the child's; in its log, too."""
-        self._write(self._lines.rest(time.monotonic()))
+    def write_notice(self, lines: Sequence[bytes]) -> None:
+        """Write our own lines among the child's lines, and into its log."""
+        self._write(self._lines.flush(time.monotonic()))
         self._log.write(b"".join(line + b"\n" for line in lines))
-        notice_lines = Lines(self._lines._prefix, False)
+        notice_lines = LineCutter(self._lines._prefix, False)
         self._write(notice_lines.add(b"".join(line + b"\n" for line in lines), 0.0))
 
     def resize(self) -> None:
-        """The child's terminal as large as ours."""
+        """Set the size of the child's terminal to the size of ours."""
         if self.source >= 0 and os.isatty(self._target):
-            _fit(self.source, self._target)
+            _copy_terminal_size(self.source, self._target)
 
     def end(self) -> None:
-        """Write what is left, and read no more."""
+        """Write the remaining data, and stop reading."""
         if self.source >= 0:
             now_s = time.monotonic()
-            if data := self._blocks.rest():
+            if data := self._blocks.flush():
                 self._add(data, now_s)
-            self._write(self._lines.rest(now_s))
+            self._write(self._lines.flush(now_s))
             os.close(self.source)
             self.source = -1
 
@@ -456,13 +458,13 @@ class OutputChannel:
         if not lines or self._lost:
             return
         try:
-            with self._turn:
-                for data in _pieces(lines):
-                    put(self._target, data)
+            with self._pipe_lock:
+                for data in _batches(lines):
+                    write_all(self._target, data)
         except OSError as error:
             import errno
 
-            # A full disk may have room again; a reader who has gone does not come back.
+            # A full disk may get room again. A reader that has ended does not return.
             if error.errno != errno.ENOSPC:
                 self._lost = True
                 if self.source >= 0 and not self._log.path:
@@ -470,20 +472,20 @@ class OutputChannel:
                     self.source = -1
 
 
-# --- Signals: to the child, once.
+# --- Signals, which the child gets once.
 
 
 class SignalProbe:
-    """A process that tells whether a signal was sent to us alone.
+    """A process that shows whether a signal was sent to us alone.
 
-    torchrun, a shell and a terminal signal the whole process group, Slurm every process of a step:
-    the child has the signal then, and must not get it twice (a second SIGTERM often means "at
-    once"). The bystander has all signals blocked: what was sent to all is pending there
-    (/proc/PID/status, ShdPnd: proc(5)). Where there is none, every signal is handed on.
+    torchrun, a shell and a terminal signal the whole process group, and Slurm signals every
+    process of a step. The child then already has the signal, and must not get it twice: a second
+    SIGTERM often means "at once". The probe blocks all signals, so a signal to all is pending
+    there (/proc/PID/status, ShdPnd: proc(5)). Without a probe, every signal is forwarded.
     """
 
-    #: Seconds for whoever sends to each process in turn.
-    _OTHERS_S = 0.05
+    #: Seconds for a sender that signals one process after another.
+    _DELIVERY_S = 0.05
 
     def __init__(self) -> None:
         self._child: Any = None
@@ -500,7 +502,7 @@ class SignalProbe:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
-                preexec_fn=_deaf,  # noqa: PLW1509
+                preexec_fn=_block_signals,  # noqa: PLW1509
             )
         except OSError:
             self._child = None
@@ -512,10 +514,10 @@ class SignalProbe:
             self._child = None
 
     def has(self, number: int) -> bool:
-        """Whether the signal was sent to others of the group as well."""
+        """Whether the signal was also sent to the probe."""
         if self._child is None:
             return False
-        end = time.monotonic() + self._OTHERS_S
+        end = time.monotonic() + self._DELIVERY_S
         while not self._pending(number):
             if time.monotonic() > end:
                 return False
@@ -541,22 +543,25 @@ def _prctl(option: int, value: int) -> None:
 
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
     except (ImportError, OSError, AttributeError):
-        pass  # A Python or a C library without: an orphan is possible, and nothing else.
+        pass  # Without ctypes or prctl, the only harm is a possible orphan.
 
 
-def _with_us() -> None:
-    """Ends with its parent, however that one ends (PR_SET_PDEATHSIG of prctl(2))."""
+def _end_with_parent() -> None:
+    """End this process when its parent ends in any way (PR_SET_PDEATHSIG of prctl(2))."""
     _prctl(1, signal.SIGKILL)
 
 
-def _deaf() -> None:
-    _with_us()
+def _block_signals() -> None:
+    _end_with_parent()
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 
-def handed_on() -> list[int]:
-    """The signals for the child: all but those of job control, of ended children, and those that
-    an instruction of ours raises; and not what our own starter has us ignore (nohup)."""
+def forwarded_signals() -> list[int]:
+    """The signals that the child gets from us.
+
+    Excluded are signals of job control and of ended children, signals that our own instructions
+    raise, and signals that our starter made us ignore (nohup).
+    """
     variables = {
         "SIGKILL", "SIGSTOP", "SIGCHLD", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGCONT", "SIGPIPE",
         "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGWINCH",
@@ -571,16 +576,19 @@ def handed_on() -> list[int]:
     return numbers
 
 
-# --- What the child finds when it starts.
+# --- The child's environment.
 
 
-def recorder(torch: str, environment: Mapping[str, str], directory: str) -> dict[str, str]:
+def recorder_variables(
+    torch: str, environment: Mapping[str, str], directory: str
+) -> dict[str, str]:
     """The flight recorder's variables that are unset, by the names of the installed PyTorch.
 
     torch:     the directory of the package
     directory: for its dumps; "": PyTorch's default
-    A header that comes with the package has the names: TORCH_FR_* since 2.8 (FlightRecorder.hpp),
-    with TORCH_NCCL_* as the deprecated ones. Before 2.7 dumps had to be asked for.
+
+    A header in the package has the names: TORCH_FR_* since 2.8 (FlightRecorder.hpp), with
+    TORCH_NCCL_* as deprecated names. Before 2.7 dumps had to be requested by a variable.
     """
     header = os.path.join(torch, "include/torch/csrc/distributed/c10d/FlightRecorder.hpp")
     older = os.path.join(torch, "include/torch/csrc/distributed/c10d/NCCLUtils.hpp")
@@ -595,21 +603,24 @@ def recorder(torch: str, environment: Mapping[str, str], directory: str) -> dict
         return {}
     values: dict[str, str] = {}
 
-    def want(new: str, old: str, value: str) -> None:
+    def set_default(new: str, old: str, value: str) -> None:
         if not environment.get(new) and not environment.get(old):
             values[new if new in names else old] = value
 
-    want("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
+    set_default("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
     if "TORCH_FR_BUFFER_SIZE" not in names:
-        want("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+        set_default("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
     if directory:
         prefix = os.path.join(os.path.abspath(directory), "comm_lib_trace_rank_")
-        want("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", prefix)
+        set_default("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", prefix)
     return values
 
 
 def find_torch(command: str, environment: Mapping[str, str]) -> str:
-    """The directory of the PyTorch that COMMAND's Python would import, without starting it; ""."""
+    """The directory of the PyTorch that COMMAND's Python would import; "": not found.
+
+    The Python is not started.
+    """
     import glob
     import shutil
 
@@ -642,8 +653,8 @@ def _chain():
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
     here = os.path.dirname(os.path.abspath(__file__))
-    others = [one for one in sys.path if os.path.abspath(one or os.curdir) != here]
-    spec = PathFinder.find_spec("sitecustomize", others)
+    paths = [path for path in sys.path if os.path.abspath(path or os.curdir) != here]
+    spec = PathFinder.find_spec("sitecustomize", paths)
     if spec is not None and spec.loader is not None:
         module = module_from_spec(spec)
         sys.modules["sitecustomize"] = module
@@ -669,11 +680,11 @@ def prepare(directory: str, settings: Mapping[str, Any]) -> None:
         site.write(_SITE.replace("{settings!r}", repr(dict(settings))))
 
 
-def unlabel() -> None:
-    """Take our rank out of our own /proc/PID/environ: who looks for the rank finds the program.
+def remove_own_rank() -> None:
+    """Remove our rank from our own /proc/PID/environ, so that only the program counts as the rank.
 
-    A process's start of the environment lies between two addresses (proc(5), env_start and
-    env_end), and is its own memory. Where they are not told, it stays.
+    The environment lies between two addresses in our own memory (proc(5), env_start and env_end).
+    If the kernel does not show the addresses, nothing is removed.
     """
     names = tuple(name.encode() + b"=" for name in (*RANKS, "LOCAL_RANK"))
     try:
@@ -686,11 +697,11 @@ def unlabel() -> None:
             block = environ_file.read()
         if not start or end - start != len(block):
             return
-        at = start
+        address = start
         for entry in block.split(b"\0"):
             if entry.startswith(names):
-                ctypes.memset(at, 0, len(entry))
-            at += len(entry) + 1
+                ctypes.memset(address, 0, len(entry))
+            address += len(entry) + 1
     except (ImportError, OSError, ValueError, IndexError):
         return
 
@@ -702,11 +713,11 @@ _RECORD = 16
 _HEADER = 64
 
 
-class LogRing:
-    """The last lines that each thread has executed, in files that outlive the process.
+class LineRing:
+    """The last executed lines of each thread, in files that outlive the process.
 
-    A ring lies in a mapped file, so that the supervisor can read it whatever becomes of the
-    process: also when it hangs in C with the interpreter's lock, and after SIGKILL.
+    A ring is a mapped file, so the supervisor can read it even if the process hangs in C with the
+    interpreter's lock, and after SIGKILL.
     """
 
     def __init__(self, directory: str, size: int, packages: Sequence[str]) -> None:
@@ -718,48 +729,48 @@ class LogRing:
         self._record = struct.Struct("<dII").pack_into
         self._local = threading.local()
         self._lock = threading.Lock()
-        # By their identity, which a kept reference makes lasting: equal functions of two files are
-        # equal code objects.
+        # The key is the identity of the code object, because equal functions of two files are
+        # equal code objects. The reference keeps the identity valid.
         self._codes: dict[int, tuple[CodeType, int]] = {}
-        self._mine: dict[int, tuple[CodeType, bool]] = {}
+        self._traced: dict[int, tuple[CodeType, bool]] = {}
         self._names = -1
         self._library = _library()
-        os.register_at_fork(after_in_child=self._forked)
+        os.register_at_fork(after_in_child=self._reset_after_fork)
 
-    def _forked(self) -> None:
+    def _reset_after_fork(self) -> None:
         import threading
 
         self._local = threading.local()
         self._lock = threading.Lock()
         self._codes, self._names = {}, -1
 
-    def is_mine(self, code: CodeType) -> bool:
-        """Whether this is the user's own code, or of a package that was asked for."""
-        cached = self._mine.get(id(code))
+    def is_traced(self, code: CodeType) -> bool:
+        """Whether the code is the user's own, or of a requested package."""
+        cached = self._traced.get(id(code))
         if cached is not None:
             return cached[1]
         path = code.co_filename
         if path.startswith("<"):
-            # Made at run time, and never kept here; but a program may be `python -c`.
+            # Code made at run time is not traced, except the program of `python -c`.
             return (path, code.co_name) == ("<string>", "<module>")
         is_library = not path.startswith(self._library)
         for part in ("/site-packages/", "/dist-packages/"):
             if is_library and part in path:
                 is_library = path.rpartition(part)[2].partition("/")[0] in self._packages
-        self._mine[id(code)] = code, is_library
+        self._traced[id(code)] = code, is_library
         return is_library
 
     def add(self, code: CodeType, line: int) -> None:
-        """This thread executes the line."""
+        """Record that this thread executes the line."""
         try:
             ring = self._local.ring
         except AttributeError:
             ring = self._local.ring = self._open()
         cached = self._codes.get(id(code))
         number = self._name(code) if cached is None else cached[1]
-        at = ring[1]
-        self._record(ring[0], _HEADER + at * _RECORD, time.time(), number, line)
-        ring[1] = (at + 1) % self._size
+        index = ring[1]
+        self._record(ring[0], _HEADER + index * _RECORD, time.time(), number, line)
+        ring[1] = (index + 1) % self._size
 
     def _open(self) -> list[Any]:
         import mmap
@@ -789,9 +800,9 @@ class LogRing:
             os.write(self._names, text.encode(errors="surrogateescape"))
             return number
 
-    # Python 3.12 and newer: a line of a library is asked about once, and never again.
+    # Python 3.12 and newer: each line of a library is checked only once.
     def monitor(self) -> bool:
-        """Watch by sys.monitoring; False: there is none, or all its tools are taken."""
+        """Trace by sys.monitoring. Whether it is there and has a free tool id."""
         monitoring = getattr(sys, "monitoring", None)
         if monitoring is None:
             return False
@@ -805,7 +816,7 @@ class LogRing:
             return False
 
         def line(code: CodeType, number: int) -> Any:
-            if not self.is_mine(code):
+            if not self.is_traced(code):
                 return monitoring.DISABLE
             self.add(code, number)
             return None
@@ -815,7 +826,7 @@ class LogRing:
         return True
 
     def settrace(self) -> None:
-        """Watch by sys.settrace, as a debugger does: one of both."""
+        """Trace by sys.settrace, which then is not free for a debugger."""
         import threading
 
         def inside(frame: FrameType, event: str, _: Any) -> Any:
@@ -824,14 +835,14 @@ class LogRing:
             return inside
 
         def enters(frame: FrameType, event: str, _: Any) -> Any:
-            return inside if self.is_mine(frame.f_code) else None
+            return inside if self.is_traced(frame.f_code) else None
 
         threading.settrace(enters)
         sys.settrace(enters)
 
 
 def _library() -> tuple[str, ...]:
-    """Where the standard library is, and what is not the user's besides."""
+    """The directories of code that is not the user's: of the standard library and of this file."""
     directory = os.path.dirname(os.path.abspath(__file__))
     standard = os.path.dirname(os.path.abspath(os.__file__))
     return (directory + os.sep, standard + os.sep, os.path.realpath(standard) + os.sep)
@@ -840,25 +851,25 @@ def _library() -> tuple[str, ...]:
 def install_hooks(
     number: int = 0, lines: int = 0, directory: str = "", packages: Sequence[str] = ()
 ) -> None:
-    """What happens first in every Python of the job.
+    """Prepare a Python of the job, before its program starts.
 
     number:    the signal on which it writes the stacks of all threads; 0: none
-    lines:     how many executed lines of each thread are kept; 0: none
+    lines:     number of executed lines that are kept of each thread; 0: none
     directory: for these lines
-    packages:  of libraries, what is traced as well
+    packages:  installed packages that are traced, too
     """
     if number and sys.stderr is not None:
         import faulthandler
 
         faulthandler.register(number, file=sys.stderr, all_threads=True)
     if lines and directory:
-        ring = LogRing(directory, lines, packages)
+        ring = LineRing(directory, lines, packages)
         if not ring.monitor():
             ring.settrace()
 
 
 def printflock(*values: Any, **options: Any) -> None:
-    """`print`, of which no other rank's output stands in the middle; for several lines, too.
+    """`print` whose output, even of several lines, no other rank's output interrupts.
 
     from nodeready_run import printflock as print
     """
@@ -876,12 +887,14 @@ def printflock(*values: Any, **options: Any) -> None:
     data = text.getvalue().encode(getattr(file, "encoding", None) or "utf-8", "replace")
     with PipeLock(fd):
         file.flush()
-        put(fd, _announced(fd, data) + data)
+        write_all(fd, _block_header(fd, data) + data)
 
 
-def _announced(fd: int, data: bytes) -> bytes:
-    """What stands before a block so that the supervisor writes it in one piece; b"": fd is not
-    read by a supervisor, or the block is too large to be held back."""
+def _block_header(fd: int, data: bytes) -> bytes:
+    """The header of a block, which makes the supervisor write the block without interruption.
+
+    b"": no supervisor reads fd, or the block is too large
+    """
     status = os.fstat(fd)
     terminal = f"{status.st_dev}:{status.st_ino}"
     if not 0 < len(data) <= _BLOCK or terminal not in os.environ.get(_STREAMS, "").split(","):
@@ -914,8 +927,8 @@ def _records(ring: bytes) -> list[tuple[float, int, int]]:
     return sorted(samples, key=lambda sample: sample[0])
 
 
-def traced(directory: str, maximum: int = 64) -> Iterator[str]:
-    """The rings of all processes as text: a thread, and its lines, the last one executed last."""
+def trace_lines(directory: str, maximum: int = 64) -> Iterator[str]:
+    """The rings of all processes as text: each thread and its lines, the oldest line first."""
     import linecache
 
     rings = sorted(name for name in os.listdir(directory) if name.endswith(".ring"))
@@ -955,19 +968,21 @@ class RankSupervisor:
         self._rank = rank_of(self._environment)
         name = f"{self._node}:{self._rank}" if self._rank else self._node
         self._prefix = f"[{name}] ".encode(errors="surrogateescape")
-        self._log = RankLog(self._complain)
+        self._log = RankLogFile(self._complain)
         self._channels: list[OutputChannel] = []
         self._child: Any = None
-        self._bystander: SignalProbe | None = None
+        self._signal_probe: SignalProbe | None = None
         self._wake = os.pipe()
-        self._asked = self._ending = False
+        self._trace_requested = self._ending = False
 
     def _complain(self, text: str) -> None:
         with suppress(OSError):
-            put(2, self._prefix + f"nodeready run: {text}\n".encode(errors="surrogateescape"))
+            write_all(
+                2, self._prefix + f"nodeready run: {text}\n".encode(errors="surrogateescape")
+            )
 
     def run(self) -> int:
-        """The status of the child, as a shell would say it."""
+        """Run the child. Returns its status in the form of a shell."""
         import shutil
 
         directory, lock = "", -1
@@ -979,8 +994,8 @@ class RankSupervisor:
                 self._environment["PYTHONPATH"] = directory + (os.pathsep + path if path else "")
             except OSError as error:
                 self._complain(f"no signal for stacks: {error.strerror}: {error.filename}")
-            self._surround()
-            status = self._supervised(directory)
+            self._prepare_environment()
+            status = self._supervise(directory)
         finally:
             if directory:
                 shutil.rmtree(directory, ignore_errors=True)
@@ -995,8 +1010,8 @@ class RankSupervisor:
             "packages": tuple(self._options.trace_package),
         }
 
-    def _surround(self) -> None:
-        """Limits and variables, and the log."""
+    def _prepare_environment(self) -> None:
+        """Set limits and variables, and open the log."""
         import resource
 
         _, hard = resource.getrlimit(resource.RLIMIT_CORE)
@@ -1004,7 +1019,7 @@ class RankSupervisor:
             resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
         except (OSError, ValueError) as error:
             self._complain(f"the limit of core files stays: {error}")
-        # What a rank has printed before it hangs must not lie in its own buffer.
+        # Output before a hang must not stay in the rank's buffer.
         self._environment.setdefault("PYTHONUNBUFFERED", "1")
         self._environment.setdefault("PYTHONFAULTHANDLER", "1")
         log_dir = self._options.log_dir
@@ -1013,8 +1028,9 @@ class RankSupervisor:
             self._log.open(log_dir, stem, restart_of(self._environment))
         torch = find_torch(self._options.command[0], self._environment)
         if torch:
-            # PyTorch appends the rank. All ranks of a start share a directory, as its own analyser
-            # (torchfrtrace) wants it; no start writes over the dumps of the one before.
+            # PyTorch appends the rank. All ranks of a start share a directory, as PyTorch's
+            # analyser (torchfrtrace) needs it. Each start has another directory, so dumps are not
+            # overwritten.
             dumps = ""
             if self._log.path:
                 dumps = os.path.join(log_dir, f"recorder.{self._log.number}")
@@ -1022,11 +1038,13 @@ class RankSupervisor:
                     os.makedirs(dumps, exist_ok=True)
                 except OSError:
                     dumps = ""
-            self._environment.update(recorder(torch, self._environment, dumps))
+            self._environment.update(recorder_variables(torch, self._environment, dumps))
 
     def _streams(self) -> tuple[int, int]:
-        """The child's standard output and error: a terminal where ours is one, else a pipe; one
-        for both where ours are the same."""
+        """The child's standard output and error: terminals if ours are terminals, else pipes.
+
+        Both are the same if ours are the same.
+        """
         ends: list[int] = []
         read: list[str] = []
         for target in (1, 2):
@@ -1035,7 +1053,7 @@ class RankSupervisor:
             except OSError:
                 ends.append(-1)
                 continue
-            if target == 2 and ends[0] >= 0 and _same(1, 2):
+            if target == 2 and ends[0] >= 0 and _is_same_file(1, 2):
                 ends.append(ends[0])
                 continue
             if os.isatty(target):
@@ -1044,7 +1062,7 @@ class RankSupervisor:
 
                 source, end = pty.openpty()
                 tty.setraw(end)
-                _fit(source, target)
+                _copy_terminal_size(source, target)
             else:
                 source, end = os.pipe()
             os.set_blocking(source, False)
@@ -1055,21 +1073,21 @@ class RankSupervisor:
         self._environment[_STREAMS] = ",".join(read)
         return ends[0], ends[1]
 
-    def _supervised(self, directory: str) -> int:
+    def _supervise(self, directory: str) -> int:
         import subprocess
 
         out, error = self._streams()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        forwarded = handed_on()
+        forwarded = forwarded_signals()
         for number in forwarded:
-            signal.signal(number, self._hand_on)
+            signal.signal(number, self._forward)
         signal.signal(signal.SIGCHLD, self._notice)
         signal.signal(signal.SIGWINCH, self._resize)
         os.set_blocking(self._wake[1], False)
         os.set_blocking(self._wake[0], False)
 
         def first() -> None:
-            _with_us()
+            _end_with_parent()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGWINCH, signal.SIG_DFL)
             for number in forwarded:
@@ -1087,7 +1105,7 @@ class RankSupervisor:
                 preexec_fn=first,  # noqa: PLW1509
             )
         except OSError as problem:
-            # Popen names its directory where that is gone.
+            # Popen names the working directory if that is missing.
             self._complain(f"{problem.filename or command[0]}: {problem.strerror}")
             return NOT_FOUND if isinstance(problem, FileNotFoundError) else NOT_RUN
         finally:
@@ -1095,31 +1113,34 @@ class RankSupervisor:
                 os.close(end)
             if self._child is None:
                 signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        unlabel()
-        self._bystander = SignalProbe()
+        remove_own_rank()
+        self._signal_probe = SignalProbe()
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         try:
             status = self._relay(directory)
         finally:
-            self._bystander.end()
-            # The child is gone: from here a signal is for us.
+            self._signal_probe.end()
+            # The child has ended: from now on a signal is for us.
             for number in forwarded:
                 signal.signal(number, signal.SIG_DFL)
         if status and not self._ending:
-            self._tell_trace(directory)
+            self._write_trace(directory)
         for channel in self._channels:
             channel.end()
         return 128 - status if status < 0 else int(status)
 
-    def _hand_on(self, number: int, _: FrameType | None) -> None:
+    def _forward(self, number: int, _: FrameType | None) -> None:
         if self._child is None or self._child.poll() is not None:
             return
-        if self._bystander is None or not self._bystander.has(number):
+        if self._signal_probe is None or not self._signal_probe.has(number):
             with suppress(OSError):
                 self._child.send_signal(number)
-        # After SIGTERM launchers send SIGKILL to us all: what there is to tell is told before.
+        # After SIGTERM, launchers send SIGKILL to all: the trace must be written before.
         self._ending = self._ending or number == signal.SIGTERM
-        self._asked = self._asked or number in (self._options.signal, signal.SIGTERM)
+        self._trace_requested = self._trace_requested or number in (
+            self._options.signal,
+            signal.SIGTERM,
+        )
         self._notice(number, None)
 
     def _notice(self, _: int, __: FrameType | None) -> None:
@@ -1130,24 +1151,24 @@ class RankSupervisor:
         for channel in self._channels:
             channel.resize()
 
-    def _tell_trace(self, directory: str) -> None:
+    def _write_trace(self, directory: str) -> None:
         if not directory or not self._options.trace_lines or not self._channels:
             return
-        lines = [line.encode(errors="surrogateescape") for line in traced(directory)]
+        lines = [line.encode(errors="surrogateescape") for line in trace_lines(directory)]
         if lines:
-            self._channels[-1].tell(lines)
+            self._channels[-1].write_notice(lines)
 
     @property
     def _unfinished(self) -> bool:
         return any(channel.unfinished for channel in self._channels if channel.source >= 0)
 
     def _relay(self, directory: str) -> int:
-        """Until the child has ended and its output is written; its status as Popen says it."""
+        """Copy the output until the child has ended. Returns its status in the form of Popen."""
         import select
 
         quiet_since = ended = 0.0
-        asked_since = 0.0
-        owed: dict[OutputChannel, int] = {}
+        requested_since = 0.0
+        expected: dict[OutputChannel, int] = {}
         while True:
             status = self._child.poll()
             now_s = time.monotonic()
@@ -1156,15 +1177,20 @@ class RankSupervisor:
             }
             if status is not None:
                 if not ended:
-                    ended, owed = now_s, {channel: channel.held() for channel in sources.values()}
-                behind = any(channel.done < owed[channel] for channel in sources.values())
+                    ended, expected = (
+                        now_s,
+                        {channel: channel.expected_bytes() for channel in sources.values()},
+                    )
+                behind = any(
+                    channel.read_bytes < expected[channel] for channel in sources.values()
+                )
                 late = now_s - ended > DRAIN_S or now_s - (quiet_since or now_s) > SILENCE_S
                 if not sources or (late and not behind):
                     return int(status)
                 limit = SILENCE_S / 4
             else:
                 limit = (
-                    STOOD_S / 4
+                    UNFINISHED_S / 4
                     if any(channel.unfinished for channel in sources.values())
                     else 60.0
                 )
@@ -1180,23 +1206,25 @@ class RankSupervisor:
                     sources[fd].read()
             for channel in sources.values():
                 if channel.source >= 0:
-                    channel.waiting()
+                    channel.overdue()
             now_s = time.monotonic()
             quiet_since = 0.0 if busy or status is None else quiet_since or now_s
-            # Not into the middle of a line that is being written: but that has its end soon.
-            asked_since = (asked_since or now_s) if self._asked else 0.0
-            if self._asked and (now_s - asked_since >= STOOD_S or not self._unfinished):
-                self._asked = False
-                self._tell_trace(directory)
+            # Wait a moment for the end of a line that is being written.
+            requested_since = (requested_since or now_s) if self._trace_requested else 0.0
+            if self._trace_requested and (
+                now_s - requested_since >= UNFINISHED_S or not self._unfinished
+            ):
+                self._trace_requested = False
+                self._write_trace(directory)
 
 
-def _same(number: int, other: int) -> bool:
+def _is_same_file(number: int, other: int) -> bool:
     first, second = os.fstat(number), os.fstat(other)
     return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
 
 
-def _fit(source: int, target: int) -> None:
-    """The size of one terminal for the other."""
+def _copy_terminal_size(source: int, target: int) -> None:
+    """Give the source terminal the size of the target terminal."""
     import fcntl
     import termios
 
@@ -1208,7 +1236,7 @@ def _fit(source: int, target: int) -> None:
 def signal_number(text: str) -> int:
     """The number of ``URG``, ``SIGURG`` or ``23``; 0 for ``none``.
 
-    Raises ValueError for what is no signal that a program can wait for.
+    Raises ValueError for a signal that a program cannot handle.
     """
     name = text.upper()
     name = name[3:] if name.startswith("SIG") else name
@@ -1226,7 +1254,7 @@ def signal_number(text: str) -> int:
 
 
 def arguments(words: Sequence[str] | None = None) -> Any:
-    """The options and the command. Raises SystemExit for what cannot be understood."""
+    """The options and the command. Raises SystemExit for a usage error."""
     import argparse
 
     parser = argparse.ArgumentParser(
@@ -1278,7 +1306,7 @@ def arguments(words: Sequence[str] | None = None) -> Any:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command; its status."""
+    """Run the command. Returns its exit status."""
     return RankSupervisor(arguments(words)).run()
 
 

@@ -132,9 +132,9 @@ def test_stacks_finds_the_program_and_not_its_supervisor(script):
 
 
 def lines_of(*parts: bytes) -> bytes:
-    lines = supervisor.Lines(b"[n:0] ", terminal=False)
+    lines = supervisor.LineCutter(b"[n:0] ", terminal=False)
     shown = b"".join(line for part in parts for line in lines.add(part, 100.0))
-    return shown + b"".join(lines.rest(101.0))
+    return shown + b"".join(lines.flush(101.0))
 
 
 @pytest.mark.parametrize(("parts", "shown"), [
@@ -146,11 +146,14 @@ def lines_of(*parts: bytes) -> bytes:
     ((b"\r 10%\r 20%", b"\r100%\n"), b"[n:0] 100%\n"),
     ((b" 10%\r 20%\r",), b"[n:0]  20%\n"),
     ((), b""),
-    ((b"x" * supervisor.LONGEST + b"\n",), b"[n:0] " + b"x" * supervisor.LONGEST + b"\n"),
+    (
+        (b"x" * supervisor.MAX_LINE_BYTES + b"\n",),
+        b"[n:0] " + b"x" * supervisor.MAX_LINE_BYTES + b"\n",
+    ),
     # A line beyond the limit is several lines.
     (
-        (b"x" * supervisor.LONGEST + b"y\n",),
-        b"[n:0] " + b"x" * supervisor.LONGEST + b"\n[n:0] y\n",
+        (b"x" * supervisor.MAX_LINE_BYTES + b"y\n",),
+        b"[n:0] " + b"x" * supervisor.MAX_LINE_BYTES + b"\n[n:0] y\n",
     ),
 ])  # fmt: skip
 def test_output_becomes_whole_lines(parts, shown):
@@ -158,18 +161,18 @@ def test_output_becomes_whole_lines(parts, shown):
 
 
 def test_an_unfinished_line_is_written_after_a_while_and_a_bar_now_and_then():
-    terminal = supervisor.Lines(b"[n:0] ", True)
+    terminal = supervisor.LineCutter(b"[n:0] ", True)
     assert b"".join(terminal.add(b"name: ", 0.0)) == b"[n:0] name: "
     assert b"".join(terminal.add(b"ada\n\r 10%", 0.0)) == b"ada\n\r[n:0]  10%"
     assert b"".join(terminal.add(b"\r 20%\n", 0.0)) == b"\r[n:0]  20%\n"
-    lines = supervisor.Lines(b"> ", False)
+    lines = supervisor.LineCutter(b"> ", False)
     assert lines.add(b"(Pdb) ", 10.0) == []
-    assert lines.waiting(9.9 + supervisor.STOOD_S) == []
-    assert lines.waiting(10.0 + supervisor.STOOD_S) == [b"> (Pdb) \n"]
+    assert lines.overdue(9.9 + supervisor.UNFINISHED_S) == []
+    assert lines.overdue(10.0 + supervisor.UNFINISHED_S) == [b"> (Pdb) \n"]
     assert lines.add(b"\r 1%\r 2%", 14.0) == []
     assert lines.add(b"\r 3%", 25.0) == [b">  3%\n"]
     assert lines.add(b"\r 4%", 26.0) == []
-    first = supervisor.Lines(b"> ", False)
+    first = supervisor.LineCutter(b"> ", False)
     assert first.add(b"\r 1%", 1.0) == []
     assert first.add(b"\r 2%", 30.0) == [b">  2%\n"]
 
@@ -177,7 +180,7 @@ def test_an_unfinished_line_is_written_after_a_while_and_a_bar_now_and_then():
 def test_lines_are_written_in_pieces_that_a_pipe_takes_at_once():
     lines = [b"a" * 96, b"b" * 4000, b"c", b"d" * 5000, b"e"]
     pieces = [lines[0] + lines[1], lines[2], lines[3], lines[4]]
-    assert list(supervisor._pieces(lines)) == pieces
+    assert list(supervisor._batches(lines)) == pieces
 
 
 @pytest.mark.parametrize(("pieces", "whole"), [
@@ -190,13 +193,13 @@ def test_lines_are_written_in_pieces_that_a_pipe_takes_at_once():
     ([b"\x1enodeready-block 2\na\n\x1enodeready-block 2\nb\n"], [b"a\n", b"b\n"]),
 ])  # fmt: skip
 def test_a_block_is_written_in_one_piece(pieces, whole):
-    blocks = supervisor.Blocks()
+    blocks = supervisor.BlockCutter()
     assert [block for piece in pieces for block in blocks.add(piece, 0.0)] == whole
     assert not blocks.unfinished
     # One without its end is written after a while.
     assert list(blocks.add(b"\x1enodeready-block 9\nab", 1.0)) == []
-    assert blocks.waiting(0.9 + supervisor.STOOD_S) == b""
-    assert blocks.waiting(1.0 + supervisor.STOOD_S) == b"ab"
+    assert blocks.overdue(0.9 + supervisor.UNFINISHED_S) == b""
+    assert blocks.overdue(1.0 + supervisor.UNFINISHED_S) == b"ab"
     assert not blocks.unfinished
 
 
@@ -297,7 +300,7 @@ def test_a_restart_gets_a_log_of_its_own(tmp_path):
 
 def test_a_full_disk_ends_the_log_alone():
     complaints = []
-    log = supervisor.RankLog(complaints.append)
+    log = supervisor.RankLogFile(complaints.append)
     log._fd, log.path = os.open("/dev/full", os.O_WRONLY), "/logs/x.log"
     log.write(b"a\n")
     log.write(b"b\n")
@@ -439,9 +442,9 @@ def test_an_older_torch_has_other_variables(tmp_path, header):
     header.unlink()
     header.with_name("NCCLUtils.hpp").write_text("TORCH_NCCL_TRACE_BUFFER_SIZE")
     variables = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
-    assert supervisor.recorder(str(tmp_path / "torch"), {}, "") == variables
-    assert supervisor.recorder(str(tmp_path / "torch"), variables, "") == {}
-    assert supervisor.recorder(str(tmp_path), {}, "/x") == {}
+    assert supervisor.recorder_variables(str(tmp_path / "torch"), {}, "") == variables
+    assert supervisor.recorder_variables(str(tmp_path / "torch"), variables, "") == {}
+    assert supervisor.recorder_variables(str(tmp_path), {}, "/x") == {}
 
 
 TRACED = """
@@ -515,8 +518,8 @@ def test_forked_and_spawned_processes_are_traced_apart(script):
     ("<frozen importlib>", False),
 ])  # fmt: skip
 def test_a_package_that_is_asked_for_is_traced(path, is_mine):
-    ring = supervisor.LogRing("/nonexistent", 4, ("mine",))
-    assert ring.is_mine(compile("pass", path, "exec")) == is_mine
+    ring = supervisor.LineRing("/nonexistent", 4, ("mine",))
+    assert ring.is_traced(compile("pass", path, "exec")) == is_mine
 
 
 @pytest.mark.parametrize(
