@@ -1,16 +1,11 @@
-"""A file that an ordinary user of the node may have made, read without harm: cores and logs.
+"""Read files that an ordinary user may have created, such as cores and logs, without harm.
 
-A name is looked at before it is opened, because opening has effects of its own: a watchdog begins
-to count, a FIFO lets its writer go on. `look` holds what the name stands for with O_PATH, which
-opens nothing (open(2)); `open_regular` opens that very file, and regular files alone, with the
-rights of the user who has put it there. So a link leads nowhere that its owner could not read.
-What is read is read in a fork (`runtime.ForkedWorker`) that has limits (`confine`), and that gives
-up root's rights for good (`give_up`) once its files are open.
-
-A debugger opens what its target names: files of the user's, links, FIFOs, devices. So a tool of
-root's that reads what a user made is the user, with one capability (capabilities(7)) for what it
-could not read at all otherwise (`with_rights_of`). The user can end such a tool, and can neither
-trace it nor take its descriptors: ptrace(2) asks for all capabilities that its target has.
+A file is checked before it is opened, because opening has effects: it starts a watchdog device,
+and releases the writer of a FIFO. `hold` holds the file with O_PATH, which does not open it
+(open(2)). `open_regular` then opens the same file if it is regular, with the rights of the user
+who put it there. So a link leads only to files that its owner could read. The files are read in a
+fork (`runtime.ForkedWorker`) with limits (`confine`), which gives up root's rights forever
+(`give_up`) when its files are open.
 """
 
 from __future__ import annotations
@@ -21,18 +16,17 @@ import os
 import pwd
 import resource
 import stat
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, TypeVar
 
-#: Links on the way to one file (Linux: MAXSYMLINKS).
+#: Maximum links in a path (Linux: MAXSYMLINKS).
 _MAX_LINKS = 40
-#: Who reads what has been opened by root.
+#: The user who reads files that root has opened.
 NOBODY = 65534
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _KINDS = {
@@ -46,7 +40,7 @@ _KINDS = {
 
 
 class FileRefused(OSError):
-    """It is not opened: why, one line (``strerror``)."""
+    """Why a file is not opened, one line (``strerror``)."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(0, reason)
@@ -59,12 +53,12 @@ def kind(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "no regular file")
 
 
-# --- Rights: root does not read what a user can write, but lets that user read it.
+# --- Rights: a file that a user can write is read with that user's rights, not root's.
 
 
 @dataclass(frozen=True)
 class Rights:
-    """Whose rights; from `rights_of`."""
+    """The rights of a user, from `rights_of`."""
 
     uid: int
     gid: int
@@ -72,7 +66,7 @@ class Rights:
 
 
 def rights_of(uid: int) -> Rights | None:
-    """The rights of this user, for root to take on; None: our own ones (uid 0, or no root)."""
+    """The rights of this user, for root; None: our own (for uid 0, or if we are not root)."""
     return None if os.geteuid() != 0 or uid == 0 else _rights(uid)
 
 
@@ -86,12 +80,21 @@ def _rights(uid: int) -> Rights:
         return Rights(uid, uid, ())
 
 
+def rights_of_process(pid: int) -> Rights:
+    """The current rights of a process (proc(5)). Raises OSError if it has ended."""
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+        rows = dict(row.split(":", 1) for row in file if ":" in row)
+    uid, gid = (int(rows[name].split()[1]) for name in ("Uid", "Gid"))
+    return Rights(uid, gid, tuple(map(int, rows["Groups"].split())))
+
+
 @contextmanager
 def with_rights(rights: Rights | None) -> Iterator[None]:
-    """Files are asked for with these rights within the block; None: with our own.
+    """Use files with these rights within the block; None: with our own rights.
 
-    For a process without threads. The user can neither signal nor trace it: its real user id
-    stays root's. Raises OSError where the user is not known to the kernel (user_namespaces(7)).
+    The process must have no threads. The user can neither signal nor trace it, because its real
+    user id stays root's. Raises OSError if the kernel does not know the user
+    (user_namespaces(7)).
     """
     if rights is None:
         yield
@@ -109,8 +112,10 @@ def with_rights(rights: Rights | None) -> Iterator[None]:
 
 
 def give_up(rights: Rights | None) -> None:
-    """Go on with these rights for good; None: as it is. All capabilities go, too; the user can
-    signal this process then, and not trace it."""
+    """Take these rights forever, without capabilities; None: keep our own.
+
+    The user can then signal this process, but not trace it.
+    """
     if rights is not None:
         os.setgroups(rights.groups)
         os.setresgid(rights.gid, rights.gid, rights.gid)
@@ -123,41 +128,41 @@ def give_up(rights: Rights | None) -> None:
 
 
 def confine(memory_bytes: int, cpu_s: int, file_bytes: int = 0, *, executes: bool = False) -> None:
-    """Limits of this process and all that it starts (setrlimit(2)); it leaves no core.
+    """Set limits of this process and its children (setrlimit(2)), without a core.
 
-    memory_bytes: of address space, beyond what a fork has from the process that it is a copy of:
-                  there every thread has set 64 MiB aside (glibc's arenas), used or not
+    memory_bytes: of address space, in addition to the address space that a fork inherits, in which
+                  each thread has reserved 64 MiB (glibc's arenas)
     file_bytes:   of a file that it writes
-    executes:     another program takes this process's place, with an address space of its own
+    executes:     another program replaces this process, with a new address space
     """
     memory_bytes += 0 if executes else _address_space()
-    for number, wanted_limit in (
+    for number, limit in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_FSIZE, file_bytes),
     ):
         hard = resource.getrlimit(number)[1]
-        allowed = wanted_limit if hard == resource.RLIM_INFINITY else min(wanted_limit, hard)
+        allowed = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(number, (allowed, allowed))
 
 
 def _address_space() -> int:
-    """Bytes that this process has (proc_pid_statm(5))."""
-    # As bytes: whose rights are given up may not be able to import a codec.
+    """Bytes of this process's address space (proc_pid_statm(5))."""
+    # Read as bytes: after rights are given up, a codec may not be importable.
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
-# --- Names: links followed by hand, and known by whom they are.
+# --- Paths: links are followed one by one, with the rights of their owners.
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """Where a path leads to.
+    """The target of a path.
 
     path:  absolute, and without links
-    owner: of the links on the way that are not root's; None: there is none
+    owner: of the followed links that are not root's; None: no such link
     """
 
     path: str
@@ -165,15 +170,16 @@ class Resolved:
 
 
 def _no_touch(path: str) -> None:
-    """Nothing hangs here."""
+    """Do nothing: no path can hang."""
 
 
 def follow(place: Resolved, name: str, touch: Callable[[str], None] = _no_touch) -> Resolved:
-    """Where a name in this directory, or a path, leads to. A user's link is followed with that
-    user's rights alone.
+    """The target of a name in this directory, or of a path.
 
-    touch: called with each path before it is asked for. Raises what ``touch`` does; OSError where
-    there is nothing; FileRefused for links of several users, or one that is a hard link.
+    A user's link is followed with that user's rights. Raises OSError if the target is missing,
+    FileRefused for links of several users or a hard link, and the exceptions of ``touch``.
+
+    touch: called with each path before the path is used
     """
     todo, links = name.split("/")[::-1], 0
     path, owner = "/" if name.startswith("/") else place.path, place.owner
@@ -207,26 +213,27 @@ def follow(place: Resolved, name: str, touch: Callable[[str], None] = _no_touch)
     return Resolved(path, owner)
 
 
-#: Where every path begins.
+#: The root directory.
 ROOT = Resolved("/")
 
 
 def linked_status(place: Resolved) -> os.stat_result:
-    """What lies there, as whoever's links led there may see it. Raises OSError."""
+    """The status of a target, read with the rights of the links' owner. Raises OSError."""
     with with_rights(None if place.owner is None else rights_of(place.owner)):
         return os.lstat(place.path)
 
 
-# --- What a process names: the file that it opened is that file and no name; a path is its own.
+# --- Paths in a process's own root.
 
 
 @contextmanager
-def held(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_result]]:
-    """What a path that a process named stands for there: a descriptor with O_PATH, and about it.
+def held_path(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_result]]:
+    """An O_PATH descriptor and the status of the target of a path that a process named.
 
-    The path is resolved below the process's own root, with the rights of this user, and through
-    nobody's links but root's and that user's. Whoever opens it does so by the descriptor, with the
-    same rights. Raises OSError: FileNotFoundError for none, FileRefused for another user's link.
+    The path is resolved below the process's own root, with the rights of this user, and only
+    through links of root and that user. The caller opens the target by the descriptor, with the
+    same rights. Raises OSError: FileNotFoundError if it is missing, FileRefused for another user's
+    link.
     """
     if "\0" in path:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -266,19 +273,19 @@ def held(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_result]]:
 
 @contextmanager
 def scan(directory: Resolved) -> Iterator[Iterator[os.DirEntry[str]]]:
-    """The entries of a directory, within the block; a user's link leads to no other than that
-    user may list.
+    """The entries of a directory, within the block.
 
-    Raises OSError; NotADirectoryError for what is none.
+    A user's link leads only to a directory that this user may list. Raises OSError;
+    NotADirectoryError if it is no directory.
     """
-    result = look(directory.path)
+    held_file = hold(directory.path)
     try:
-        if not stat.S_ISDIR(result.known.st_mode):
+        if not stat.S_ISDIR(held_file.status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory.path)
         with with_rights(None if directory.owner is None else rights_of(directory.owner)):
-            number = os.open(f"/proc/self/fd/{result.number}", os.O_RDONLY | os.O_DIRECTORY)
+            number = os.open(f"/proc/self/fd/{held_file.number}", os.O_RDONLY | os.O_DIRECTORY)
     finally:
-        os.close(result.number)
+        os.close(held_file.number)
     try:
         with os.scandir(number) as entries:
             yield entries
@@ -287,23 +294,23 @@ def scan(directory: Resolved) -> Iterator[Iterator[os.DirEntry[str]]]:
 
 
 @dataclass(frozen=True)
-class ScannedEntry:
-    """What a path stood for when it was looked at.
+class HeldFile:
+    """A file that is held by an O_PATH descriptor.
 
-    number:  descriptor of it, with O_PATH; the caller's to close
-    known:   about this very thing
-    shared:  somebody else than its owner may have given it this name
+    number:        the descriptor, which the caller closes
+    status:        of the file
+    is_name_forgeable: a user other than the owner may have given the file this name
     """
 
     number: int
-    known: os.stat_result
-    shared: bool
+    status: os.stat_result
+    is_name_forgeable: bool
 
 
-def look(path: str) -> ScannedEntry:
-    """Hold what a path without links stands for; nothing is opened.
+def hold(path: str) -> HeldFile:
+    """Hold the file of a path without links, without opening it.
 
-    Raises OSError; FileRefused when one of its components has become a link.
+    Raises OSError; FileRefused if a component of the path has become a link.
     """
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     number = os.open("/", flags | os.O_DIRECTORY)
@@ -326,65 +333,67 @@ def look(path: str) -> ScannedEntry:
         os.close(number)
         raise
     private = parent.st_uid in (0, status.st_uid) and not parent.st_mode & _OTHERS_WRITE
-    return ScannedEntry(number, status, not private)
+    return HeldFile(number, status, not private)
 
 
 def open_regular(
     path: str, owner: int | None = None, *, hard_links: bool = False
 ) -> tuple[int, os.stat_result]:
-    """A descriptor to read a regular file with, and what it is.
+    """A descriptor to read a regular file, and the file's status.
 
     path:       without links (`Resolved`)
-    owner:      of links that led to it: it is opened with that user's rights, else with the
-                rights of whoever owns the file
-    hard_links: open it, unless it is root's, also where the name may be a hard link that somebody
-                else than its owner has made
+    owner:      of the links that led to the file, with whose rights it is opened; None: the
+                rights of the file's owner are used
+    hard_links: also open a file, unless it is root's, whose name may be a hard link by a user
+                other than its owner
 
-    Raises OSError; FileRefused for anything but a regular file, which is then not opened.
+    Raises OSError; FileRefused for other files, which are not opened.
     """
-    result = look(path)
+    held_file = hold(path)
     try:
-        mode = result.known.st_mode
+        mode = held_file.status.st_mode
         if not stat.S_ISREG(mode):
             raise FileRefused(f"it is {kind(mode)}")
         root = os.geteuid() == 0
-        several = result.known.st_nlink > 1 and result.shared
-        if root and several and not (hard_links and result.known.st_uid):
+        several = held_file.status.st_nlink > 1 and held_file.is_name_forgeable
+        if root and several and not (hard_links and held_file.status.st_uid):
             raise FileRefused(
-                f"it has {result.known.st_nlink} names: a hard link, which somebody else than its "
-                "owner may have made"
+                f"it has {held_file.status.st_nlink} names: a hard link, which somebody else "
+                "than its owner may have made"
             )
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        with with_rights(rights_of(result.known.st_uid if owner is None else owner)):
-            # This very file, whatever has its name by now.
-            number = os.open(f"/proc/self/fd/{result.number}", flags)
+        with with_rights(rights_of(held_file.status.st_uid if owner is None else owner)):
+            # By the descriptor, because another file may have the name now.
+            number = os.open(f"/proc/self/fd/{held_file.number}", flags)
     finally:
-        os.close(result.number)
-    return number, result.known
+        os.close(held_file.number)
+    return number, held_file.status
 
 
-#: The last moment that a number of 64 bits has, in nanoseconds since 1970: in 2262.
+#: The last time in nanoseconds since 1970 that fits into 64 bits: in 2262.
 _LAST_NS = (1 << 63) - 1
 
 
 def modified_ns(status: os.stat_result) -> int:
-    """When it was written, in nanoseconds since 1970, within 64 bits: its owner may set any time,
-    and some file systems keep seconds of 64 bits (utimensat(2))."""
+    """The time of the last change, in nanoseconds since 1970, limited to 64 bits.
+
+    The owner may set any time, and some file systems store seconds in 64 bits (utimensat(2)).
+    """
     return max(-_LAST_NS, min(status.st_mtime_ns, _LAST_NS))
 
 
-# --- Many files: who makes many hides nobody else's.
+# --- Too many files: a user with many files must not hide another user's.
 
 
 _SUBUID = "/etc/subuid"
-#: Seconds for the names of such ids, all together.
+#: Total seconds to look up the names of such ids; the seconds used so far.
 _NAMES_S = 1.0
-_asked_s: list[float] = []
+_used_s: list[float] = []
 
 
 @lru_cache(maxsize=1)
 def _subordinate() -> tuple[tuple[int, int], ...]:
-    """The ids that users have for user namespaces, as (first, behind the last)."""
+    """The ranges of ids for user namespaces, as (first, last + 1)."""
     with contextlib.suppress(OSError), open(_SUBUID, encoding="utf-8", errors="replace") as file:
         rows = (row.strip().split(":") for row in file.read(1 << 20).splitlines())
         rows_of_digits = (
@@ -396,16 +405,19 @@ def _subordinate() -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=100_000)
 def person(uid: int) -> int:
-    """One number for all ids of a person: of those that a user has for user namespaces, tens of
-    thousands (subuid(5), newuidmap(1)), the first, unless it is another user's own."""
+    """One number for all ids of a user.
+
+    A user has tens of thousands of ids for user namespaces (subuid(5), newuidmap(1)). The first id
+    of the range stands for all, except an id that is another user's own.
+    """
     first = next((first for first, end in _subordinate() if first <= uid < end), None)
     if first is None:
         return uid
     began = time.monotonic()
-    if sum(_asked_s) < _NAMES_S:
+    if sum(_used_s) < _NAMES_S:
         with contextlib.suppress(KeyError, OverflowError):
             return pwd.getpwuid(uid).pw_uid
-        _asked_s[:] = [sum(_asked_s) + time.monotonic() - began]
+        _used_s[:] = [sum(_used_s) + time.monotonic() - began]
     return first
 
 
@@ -421,146 +433,10 @@ Owned = TypeVar("Owned", bound=_Owned)
 
 
 def by_turns(files: Iterable[Owned]) -> list[Owned]:
-    """The newest of each owner (a `person`), the newest first, then the second, and so on."""
+    """The newest file of each owner (a `person`), then the second newest of each, and so on."""
     nth: Counter[int] = Counter()
     ranked = []
     for file in sorted(files, key=lambda file: -file.modified_ns):
         ranked.append((nth[file.owner], file))
         nth[file.owner] += 1
     return [file for _, file in sorted(ranked, key=lambda row: row[0])]
-
-
-#: Capabilities: reading every file, and every process's memory.
-READ_FILES, READ_MEMORY = 2, 19
-
-# A program of its own: what runs between fork and exec must not use threads, locks or ctypes.
-# uid, groups (the first is the main one), capabilities, bytes of memory, the process by whose maps
-# the tool goes (0: none); then the tool's words.
-# Where a capability cannot be kept (Linux before 4.3, a Python without ctypes), it is lacking.
-_LOWER = r"""
-import os, resource, struct, sys
-uid, memory, pid = int(sys.argv[1]), int(sys.argv[4]), int(sys.argv[5])
-groups = [int(word) for word in sys.argv[2].split(",")]
-kept = [int(word) for word in sys.argv[3].split(",") if word]
-for number, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, memory)):
-    hard = resource.getrlimit(number)[1]
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(number, (most, most))
-try:
-    # Where memory runs out, this is ended before any job.
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
-except OSError:
-    pass
-try:
-    import ctypes
-    libc = ctypes.CDLL(None)
-except (ImportError, OSError):
-    libc = None
-def show_root(process, top):
-    # py-spy opens what the maps name, below /proc/PID/root. Those names begin at the root of the
-    # process's mount namespace. In a chroot(2) that is shown in place of its own.
-    names = os.listdir(f"/proc/{pid}")
-    if libc.mount(b"none", b"/proc/%d" % pid, b"tmpfs", 0, b"size=64k,mode=755") == 0:
-        for name in names:
-            leads = top if name == "root" else f"{process}/{name}"
-            os.symlink(f"/proc/self/fd/{leads}", f"/proc/{pid}/{name}")
-        os.set_inheritable(process, True)
-        os.set_inheritable(top, True)
-def top_of(pid):
-    # setns(2): the root of a process's mount namespace, held; -1: it is the process's own root.
-    if not pid or os.readlink(f"/proc/{pid}/root") == "/":
-        return -1
-    flags = os.O_PATH | os.O_DIRECTORY
-    here, own = os.open("/", flags), os.open("/proc/self/ns/mnt", os.O_RDONLY)
-    if libc.setns(os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY), 0x00020000):
-        return -1
-    top = os.open("/", flags)
-    if libc.setns(own, 0x00020000):
-        sys.exit("setns: no way back")
-    os.fchdir(here)
-    os.chroot(".")
-    return top
-if libc:
-    alone = uid == 0 or 2 in kept
-    try:
-        top = top_of(pid)
-    except OSError:
-        top = -1
-    if (alone or top >= 0) and libc.unshare(0x00020000) == 0:
-        private = libc.mount(b"none", b"/", None, 0x44000, 0) == 0
-        if private and top >= 0:
-            show_root(os.open(f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY), top)
-        # No device is opened but by who may open it anyway, and no file written:
-        # mount_namespaces(7), mount_setattr(2) with RDONLY, NOSUID and NODEV.
-        if private and alone:
-            libc.mount(b"none", b"/dev", b"tmpfs", 0, b"size=4k")
-            libc.syscall(442, -100, b"/", 0x8000, struct.pack("=QQQQ", 7, 0, 0, 0), 32)
-    if uid and 2 in kept:
-        # What may read every file talks to nobody: network_namespaces(7), ipc_namespaces(7).
-        libc.unshare(0x48000000)
-    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
-    for capability in range(64):
-        if capability not in kept:
-            libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
-    libc.prctl(8, 1, 0, 0, 0)  # PR_SET_KEEPCAPS
-os.setgroups(groups)
-os.setresgid(groups[0], groups[0], groups[0])
-os.setresuid(uid, uid, uid)
-if libc:
-    mask = sum(1 << capability for capability in kept)
-    head = struct.pack("=II", 0x20080522, 0)
-    libc.capset(head, struct.pack("=IIIIII", *(mask,) * 3, 0, 0, 0))
-    for capability in kept:
-        libc.prctl(47, 2, capability, 0, 0)  # PR_CAP_AMBIENT_RAISE
-os.execv(sys.argv[6], sys.argv[6:])
-"""
-
-
-def words(
-    rights: Rights,
-    capabilities: Sequence[int],
-    memory_bytes: int,
-    tool: Sequence[str],
-    maps_of: int = 0,
-) -> list[str]:
-    """The words that start ``tool`` (its path first) with these rights; to be started by root.
-
-    capabilities: what it may do beside, of READ_FILES and READ_MEMORY
-    memory_bytes: of its address space
-    maps_of:      the process of which it opens what the maps name, below /proc/PID/root; 0: none
-    """
-    groups = dict.fromkeys((rights.gid, *rights.groups))
-    options = [
-        str(rights.uid),
-        ",".join(map(str, groups)),
-        ",".join(map(str, capabilities)),
-        str(memory_bytes),
-        str(maps_of),
-    ]
-    return [sys.executable, "-I", "-S", "-B", "-c", _LOWER, *options, *tool]
-
-
-def rights_of_process(pid: int) -> Rights:
-    """The rights that this process has now (proc(5)). Raises OSError when it is gone."""
-    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-        rows = dict(row.split(":", 1) for row in file if ":" in row)
-    uid, gid = (int(rows[name].split()[1]) for name in ("Uid", "Gid"))
-    return Rights(uid, gid, tuple(map(int, rows["Groups"].split())))
-
-
-def with_rights_of(
-    pid: int, memory_bytes: int, tool: Sequence[str], *, by_maps: bool = False
-) -> list[str]:
-    """The words that start a tool which reads this process's memory; as no root, the tool's own.
-
-    by_maps: it opens what the process's maps name
-
-    Root's own process is read by root, without devices and all other capabilities. Raises OSError
-    when the process is gone.
-    """
-    if os.geteuid() != 0:
-        return list(tool)
-    rights = rights_of_process(pid)
-    capabilities = (READ_MEMORY,) if rights.uid else (READ_FILES, READ_MEMORY)
-    return words(rights, capabilities, memory_bytes, tool, pid if by_maps else 0)

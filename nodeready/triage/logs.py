@@ -373,7 +373,7 @@ class Grouping:
         for other in tail.unread:
             kind = "unreadable" if other.fault else "skipped"
             file = RankFile(node, other.path, *ranks_of(other.path))
-            self._unread.setdefault((kind, other.why), []).append(file)
+            self._unread.setdefault((kind, other.reason), []).append(file)
         faults = any(other.fault for other in tail.unread)
         if not (tail.files or faults or tail.error):
             reason = (

@@ -18,7 +18,7 @@ import subprocess
 from functools import lru_cache
 from typing import Any
 
-from nodeready.node import users_file
+from nodeready.node import tool_rights
 from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.users_file import NOBODY, Rights, confine
 
@@ -139,7 +139,7 @@ def live_stack(
 
     If gdb was ended, the process may have a pending signal to stop. The process must not be in
     state D, T or t: gdb would leave it stopped forever. gdb has the rights of the process's user
-    (`users_file.with_rights_of`), and runs no code of the files that the process names.
+    (`tool_rights`), and runs no code of the files that the process names.
     """
     gdb = find_gdb()
     if not gdb:
@@ -151,7 +151,7 @@ def live_stack(
         argv += ["-iex", line]
     argv += ["-p", str(pid), "-ex", f"bt -frame-arguments none {_LIVE_FRAMES}", "-ex", "detach"]
     try:
-        confined = users_file.with_rights_of(pid, _LIVE_MEMORY, argv)
+        confined = tool_rights.memory_reader_command(pid, _LIVE_MEMORY, argv)
         ended = supervisor.run(confined, min(limit_s, LIVE_LIMIT_S), env=environment())
     except (OSError, subprocess.SubprocessError, KeyError, ValueError, IndexError) as problem:
         return [], f"gdb: {getattr(problem, 'strerror', '') or problem}", False
@@ -204,7 +204,9 @@ def _limit_launcher() -> None:
 def _sealed(core: int, argv: list[str]) -> tuple[list[str], dict[str, object]]:
     """The words and the options with which the user nobody reads a core of root's."""
     nobody_rights = Rights(NOBODY, NOBODY, ())
-    lower = users_file.words(nobody_rights, (users_file.READ_FILES,), memory_bytes(), argv)
+    lower = tool_rights.tool_command(
+        nobody_rights, (tool_rights.READ_FILES,), memory_bytes(), argv
+    )
     return lower, {**start_options(core), "preexec_fn": _limit_launcher}
 
 

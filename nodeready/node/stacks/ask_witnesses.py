@@ -23,7 +23,7 @@ from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.stacks import processes
 from nodeready.node.stacks.processes import HANGS
 from nodeready.node.stacks.ranks import StackTarget
-from nodeready.node.users_file import held, with_rights
+from nodeready.node.users_file import held_path, with_rights
 from nodeready.node.witnesses import flight_recorder, gpus, kernel_log, logs, nccl_ras, ports
 from nodeready.subjects import wire
 
@@ -390,7 +390,7 @@ def _torch(pid: int, uid: int, maps: list[str]) -> str:
     for directory in directories:
         with (
             contextlib.suppress(OSError),
-            held(pid, uid, f"{directory}/version.py") as (file, status),
+            held_path(pid, uid, f"{directory}/version.py") as (file, status),
         ):
             if stat.S_ISREG(status.st_mode):
                 match = _VERSION.search(processes.contents(f"/proc/self/fd/{file}", 4096))
@@ -430,7 +430,7 @@ def _write_problem(pid: int, uid: int, directory: str, *, creates_missing: bool)
     existing = directory
     while True:
         try:
-            with held(pid, uid, existing) as (number, status):
+            with held_path(pid, uid, existing) as (number, status):
                 if not stat.S_ISDIR(status.st_mode):
                     break
                 path = f"/proc/self/fd/{number}"

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nodeready.node import users_file
+from nodeready.node import tool_rights
 from nodeready.node.proofs.attach import environment
 from nodeready.node.runtime import Ended, ProcessSupervisor, changeable_by_root_only
 from nodeready.node.secrets import redact
@@ -311,7 +311,7 @@ def take(
     # Without a stop, py-spy may read a process while it changes; a retry often succeeds.
     for _ in range(1 if native else 2):
         try:
-            confined = users_file.with_rights_of(pid, _MEMORY_BYTES, argv, by_maps=True)
+            confined = tool_rights.memory_reader_command(pid, _MEMORY_BYTES, argv, by_maps=True)
         except (OSError, KeyError, ValueError, IndexError):
             return Dump(error=ENDED)
         try:

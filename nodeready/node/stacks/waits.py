@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nodeready.node.mount_table import MountTable, parse_mounts
 from nodeready.node.stacks.processes import HANGS, contents, owners, probe_each
 
 # --- System calls by number (arch/x86/entry/syscalls/syscall_64.tbl and
@@ -149,7 +150,7 @@ class _WaitingThread:
         self.objects: list[str] = []
         self.pipes: list[tuple[int, int | str, str]] = []
         self.sockets: list[tuple[str, str]] = []
-        self._mounts: list[tuple[str, str]] | None = None
+        self._mounts: MountTable | None = None
 
     def call(self, verb: str, names: str) -> list[Any]:
         first = _signed(self.arguments[0])
@@ -227,16 +228,9 @@ class _WaitingThread:
     def _type(self, path: str) -> str:
         """The type of the path's file system, as in `` (nfs4)``, from the mount points alone."""
         if self._mounts is None:
-            rows = contents(f"/proc/{self.pid}/mountinfo").splitlines()
-            self._mounts = [mount for row in rows if (mount := _mount(row))]
-        # Of several mounts at one place, the last is visible.
-        around = [
-            m for m in self._mounts if path == m[0] or path.startswith(m[0].rstrip("/") + "/")
-        ]
-        if not around:
-            return ""
-        longest = max(len(place) for place, _ in around)
-        return f" ({[kind for place, kind in around if len(place) == longest][-1]})"
+            self._mounts = MountTable(parse_mounts(contents(f"/proc/{self.pid}/mountinfo")))
+        kind = self._mounts.mount_of(path).kind if path.startswith("/") else ""
+        return f" ({kind[:40]})" if kind else ""
 
     def _descriptor(self, number: int, verb: str, end: str = "") -> str:
         """Add the object of a descriptor; a more exact verb, or ""."""
@@ -319,16 +313,6 @@ class _WaitingThread:
         for number, end in descriptors[:_MAX_POLLED]:
             if number >= 0:
                 self._descriptor(number, names, end)
-
-
-def _mount(row: str) -> tuple[str, str] | None:
-    """Mount point and type in a row of /proc/PID/mountinfo."""
-    words, _, source = row.partition(" - ")
-    fields = words.split(" ")
-    if len(fields) < 6 or not source:
-        return None
-    place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
-    return place, source.split(" ")[0][:40]
 
 
 def _host(text: str) -> str:

@@ -175,7 +175,7 @@ def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
 
     Raises OSError; FileRefused if it is no regular file of this user's.
     """
-    with users_file.held(pid, uid, path) as (held, file_stat):
+    with users_file.held_path(pid, uid, path) as (held, file_stat):
         if not stat.S_ISREG(file_stat.st_mode):
             raise FileRefused(f"it is {users_file.kind(file_stat.st_mode)}")
         if file_stat.st_uid != uid:
@@ -214,7 +214,7 @@ def ask_for_dump(pid: int, uid: int, rank: int | None, environment: Mapping[str,
         return "it has no pipe to ask for a dump by (TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set)"
     path = f"{prefix}{rank}.pipe"
     try:
-        with users_file.held(pid, uid, path) as (held, file_stat):
+        with users_file.held_path(pid, uid, path) as (held, file_stat):
             if not stat.S_ISFIFO(file_stat.st_mode):
                 return (
                     f"{path}: it is {users_file.kind(file_stat.st_mode) or 'a file'}, and no pipe"

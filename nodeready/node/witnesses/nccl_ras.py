@@ -28,7 +28,7 @@ from typing import Any
 
 from nodeready.node.runtime import ForkedWorker, ProcessSupervisor, Send
 from nodeready.node.stacks.processes import FAMILIES
-from nodeready.node.users_file import Rights, confine, give_up, held, rights_of_process
+from nodeready.node.users_file import Rights, confine, give_up, held_path, rights_of_process
 from nodeready.subjects import wire
 
 
@@ -432,7 +432,7 @@ def _library(pids: Iterable[int], uid: int) -> str:
 def _version(pid: int, uid: int, path: str, inode: str) -> str:
     """The version of this library: what stands in the very file that is mapped, else what its name
     or its package says; "": not known."""
-    with contextlib.suppress(OSError), held(pid, uid, path) as (number, file_stat):
+    with contextlib.suppress(OSError), held_path(pid, uid, path) as (number, file_stat):
         if not stat.S_ISREG(file_stat.st_mode) or str(file_stat.st_ino) != inode:
             return ""
         with open(f"/proc/self/fd/{number}", "rb", buffering=0) as file:
@@ -441,7 +441,10 @@ def _version(pid: int, uid: int, path: str, inode: str) -> str:
     if named := _NAMED.search(path):
         return named[1]
     # site-packages/nvidia/nccl/lib/libnccl.so.2
-    with contextlib.suppress(OSError), held(pid, uid, path.rsplit("/", 4)[0] or "/") as (site, _):
+    with (
+        contextlib.suppress(OSError),
+        held_path(pid, uid, path.rsplit("/", 4)[0] or "/") as (site, _),
+    ):
         for name in os.listdir(f"/proc/self/fd/{site}"):
             if match := _DISTRIBUTION.fullmatch(name):
                 return match[1]

@@ -18,7 +18,7 @@ from pyinfra.api.exceptions import InventoryError
 from nodeready.audit import counters as history
 from nodeready.healthcheck import drain, gate, here
 from nodeready.inventory import hostfile, nodeset, slurm
-from nodeready.node import tail
+from nodeready.node import mount_table
 from nodeready.node.cores import core_pattern
 from nodeready.node.stacks import py_spy
 from nodeready.node.stacks.processes import read_and_written
@@ -214,7 +214,7 @@ PARSERS: dict[str, Any] = {
     "what Slurm knows of a node": (drain.parse, drain.DrainError),
     "a verdict that was kept": (lambda text: gate.parse(raw(text)),),
     "a look that was kept": (history.parse_sample,),
-    "mountinfo": (tail.parse_mounts,),
+    "mountinfo": (mount_table.parse_mounts,),
     "nft's rules": (nft.parse, ValueError),
     "iptables' rules": (lambda text: iptables.parse_iptables_rules(text, 4), ValueError),
     "ipset's sets": (iptables.parse_ipsets,),

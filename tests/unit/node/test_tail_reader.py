@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeready.node import path_pattern
 from nodeready.node import tail as program
 from nodeready.node.tail import MAX_ANSWER, NodeTail, TailConfig, packed, read_tail
 from nodeready.triage.logs import read
@@ -53,7 +54,7 @@ def test_an_answer_has_a_bound(tmp_path, monkeypatch):
     monkeypatch.setattr(program, "MAX_ANSWER", MAX_ANSWER // 8)
     for number in range(8):
         (tmp_path / f"{number}.log").write_text("\n".join(["ü" * 1900] * 12))
-    monkeypatch.setattr(program, "MAX_NAMES", 8)
+    monkeypatch.setattr(path_pattern, "MAX_NAMES", 8)
     seen = tail(f"{tmp_path}/*", lines=12)
     assert len(seen.files) == 8
     assert "lines are missing" in seen.error
@@ -74,4 +75,4 @@ def test_a_mistake_in_the_fork_is_an_error(tree, monkeypatch):
     monkeypatch.setattr("nodeready.node.tail.TailReader.read", lambda *_: 1 / 0)
     seen = tail(f"{tree}/a/*.log")
     assert seen.error == "its own reader broke off"
-    assert [file.why for file in seen.unread] == ["not read within 30 s"]
+    assert [file.reason for file in seen.unread] == ["not read within 30 s"]

@@ -17,7 +17,8 @@ from nodeready.cli import values
 from nodeready.cli.options import Refused
 from nodeready.cli.values import past
 from nodeready.node import tail as node_tail
-from nodeready.node.tail import LogTail, Mounts, NodeTail, TailConfig, UnreadFile, read_tail
+from nodeready.node.mount_table import MountTable, parse_mounts
+from nodeready.node.tail import LogTail, NodeTail, TailConfig, UnreadFile, read_tail
 from nodeready.node.witnesses.logs import WatchdogReport
 from nodeready.reports import json_report, tail_table
 from nodeready.reports.registry import Options
@@ -128,8 +129,8 @@ broken
 
 @pytest.mark.parametrize("case", cases(__file__, "tail.json", "mount"))
 def test_the_mount_of_a_path_is_known_without_asking_it(case):
-    assert Mounts(node_tail.parse_mounts(TABLE)).of(case["path"]).device == case["device"]
-    assert Mounts(node_tail.parse_mounts("no table")).of("/a/b").path == "/"
+    assert MountTable(parse_mounts(TABLE)).mount_of(case["path"]).device == case["device"]
+    assert MountTable(parse_mounts("no table")).mount_of("/a/b").path == "/"
 
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
