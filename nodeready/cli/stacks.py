@@ -177,16 +177,18 @@ def _nodes(
         nodes = select_targets(
             inventory, options, job=(config.job or None) if steps else None, tell=screen.note
         )
-    from nodeready.inventory.slurm import job_user
-
-    job = nodes.job or config.job
-    owner = "" if config.user else job_user(job)
-    return nodes, replace(config, job=job, owner=owner, tag=nodes.transport.tag)
+    return nodes, replace(config, job=nodes.job or config.job, tag=nodes.transport.tag)
 
 
 def _capture(nodes: Targets, config: StacksConfig, screen: Screen) -> Captured:
     """Both rounds; the nodes that gave no answer are kept for ``--limit @last-failed``."""
-    captured = capture(ask_with_progress(nodes.transport, screen), nodes.transport.nodes, config)
+    from nodeready.inventory.slurm import job_placement
+
+    names = nodes.transport.nodes
+    # A user or a process that is named needs no word of Slurm's.
+    is_named = config.user or config.pids
+    placement = None if is_named else job_placement(config.job, names)
+    captured = capture(ask_with_progress(nodes.transport, screen), names, config, placement)
     failed = [*captured.unreached, *captured.failed]
     nodes.remember_failed(
         failed, lost=True, reached=None if captured.complete else captured.answers

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from nodeready.cli.screen import Screen
 from nodeready.cli.targets import TargetOptions, Targets
 from nodeready.exit_codes import INTERRUPTED, exit_code
 from nodeready.files import make_directory, user_name
+from nodeready.inventory.placement import JobPlacement
 from nodeready.node.witnesses import motion
 from nodeready.reports.lines import nodes as folded
 from nodeready.text import now, sanitise
@@ -88,6 +89,7 @@ class _Watcher:
     command:   the user's command, run after an incident
     has_ended: whether Slurm says that the job has ended
     owner:     uid of the job's user; "": not known yet
+    placement: Slurm's record of the job; nodes on which Slurm does not run it are not asked
     hangs:     the number of hangs so far
     failed:    an incident is incomplete, or the command failed
     """
@@ -102,6 +104,7 @@ class _Watcher:
     command: list[str]
     has_ended: Callable[[], bool]
     owner: str = ""
+    placement: JobPlacement = field(default_factory=JobPlacement)
     failed: bool = False
     hangs: int = 0
     _last_summary: str = ""
@@ -117,7 +120,10 @@ class _Watcher:
         )
         # It runs unattended: progress would fill the log.
         ask = ask_with_progress(transport, Screen("never", quiet=True))
-        snapshot = probe(ask, transport.nodes, config, time.monotonic())
+        nodes = [name for name in transport.nodes if name not in self.placement.other_nodes]
+        snapshot = probe(ask, nodes, config, time.monotonic())
+        if not snapshot.ranks and self.placement.user:
+            self._update_placement()
         users = snapshot.users
         if self.user or self.owner or not users:
             return snapshot
@@ -126,6 +132,15 @@ class _Watcher:
             raise Refused(f"the owner of job {self.job} is unknown: {names} claim it: --user NAME")
         self.owner = str(users[0])
         return snapshot.of_user(users[0])
+
+    def _update_placement(self) -> None:
+        """Ask Slurm again: a job that is requeued gets other nodes."""
+        from nodeready.inventory.slurm import job_placement
+
+        placement = job_placement(self.job, self.nodes.transport.nodes)
+        # Slurm forgets a job minutes after its end.
+        if placement.user:
+            self.placement = placement
 
     def tell(self) -> None:
         """Print the judgement when its kind has changed, not only its numbers."""
@@ -227,7 +242,7 @@ def watch(
       nodeready watch inventories/prod.py --job 4711 --then '/usr/local/bin/page oncall'
       nodeready watch --via srun --job 4711 --once
     """
-    from nodeready.inventory.slurm import job_user
+    from nodeready.inventory.slurm import job_placement
 
     options = TargetOptions(**shared)
     checked(timeout, job, user)
@@ -240,6 +255,7 @@ def watch(
     screen = options.screen()
     nodes, name = nodes_of_job(inventory, job, options, local=local)
     directory = Path(output) if output is not None else _default_directory()
+    placement = JobPlacement() if user else job_placement(name, nodes.transport.nodes)
     watcher = _Watcher(
         nodes,
         screen,
@@ -250,7 +266,8 @@ def watch(
         directory,
         command,
         has_ended=(lambda: _ended(job)) if nodes.job else (lambda: False),
-        owner="" if user else job_user(name),
+        owner=placement.user,
+        placement=placement,
     )
     with nodes.transport:
         try:
@@ -304,4 +321,8 @@ def _refuse_missing_job(watcher: _Watcher, snapshot: JobSnapshot) -> None:
         watcher.screen.say(f"{name}: {reason}")
     if not snapshot.errors:
         names = folded(watcher.nodes.transport.nodes)
-        raise Refused(f"no ranks of job {watcher.job} on {names}: start it when the job runs")
+        job_nodes = watcher.placement.nodes
+        where = f" Slurm runs the job on {folded(job_nodes)}" if job_nodes else ""
+        raise Refused(
+            f"no ranks of job {watcher.job} on {names}:{where or ' start it when the job runs'}"
+        )

@@ -11,12 +11,13 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from shutil import which
 
 from pyinfra.api.exceptions import InventoryError
 
 from nodeready.inventory.nodeset import NodeSetError, expand, host_name, natural, unique
+from nodeready.inventory.placement import JobPlacement, other_nodes
 from nodeready.policy.fields import closest_word
 from nodeready.shell import search_path
 from nodeready.text import sanitise
@@ -86,19 +87,45 @@ def job_nodes(text: str, path: str, timeout_s: float) -> list[str]:
         raise InventoryError(f"SLURM_JOB_NODELIST: {error}") from None
 
 
-def job_user(job: str, environ: Mapping[str, str] = os.environ) -> str:
-    """The uid of the user of a job, as `squeue` here tells; "": no such job, or no Slurm.
+def job_placement(
+    job: str, names: Iterable[str], environ: Mapping[str, str] = os.environ
+) -> JobPlacement:
+    """The user of a job, and which of these nodes it does not run on, as Slurm's tools here say.
 
     A cluster without Slurm has jobs with numbers, too (torchrun's run id), so nothing is an error.
     """
     path = search_path(environ.get("PATH", ""))
     if not re.fullmatch(r"\d{1,10}", job) or not which("squeue", path=path):
-        return ""
+        return JobPlacement()
     try:
-        uids = ask(["squeue", "-h", "-j", job, "-o", "%U"], path, TIMEOUT_S).split()
+        argv = ["squeue", "-h", "-a", "-t", "all", "-j", job, "-o", "%A|%i|%U|%N"]
+        rows = [row.split("|") for row in ask(argv, path, TIMEOUT_S).splitlines()]
     except InventoryError:
-        return ""
-    return uids[0] if uids and uids[0].isdecimal() else ""
+        return JobPlacement()
+    rows = [row for row in rows if len(row) == 4 and row[2].isdecimal()]
+    if not rows:
+        return JobPlacement()
+    user = rows[0][2]
+    # The number of an array stands for all its tasks, but is the job number of one task only. The
+    # first part's number is that of a heterogeneous job; each further part has another number.
+    texts = [
+        text for number, label, _, text in rows if number == job or label.startswith(f"{job}+")
+    ]
+    try:
+        nodes = unique(name for text in texts for name in expand(text)) if all(texts) else []
+        aliases = _aliases(path) if nodes else {}
+    except (NodeSetError, InventoryError):
+        return JobPlacement(user)
+    return JobPlacement(user, tuple(nodes), other_nodes(names, nodes, aliases))
+
+
+def _aliases(path: str) -> dict[str, list[str]]:
+    """Slurm's name of each node -> its host name and its address. Raises InventoryError."""
+    if not which("sinfo", path=path):
+        return {}
+    out = ask(["sinfo", "-h", "-a", "-N", "-o", "%N|%n|%o"], path, TIMEOUT_S)
+    rows = [row.split("|") for row in out.split()]
+    return {row[0]: row[1:] for row in rows if len(row) == 3}
 
 
 def _partitions(out: str) -> dict[str, list[str]]:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from nodeready.inventory.placement import JobPlacement
 from nodeready.node.secrets import redacted
 from nodeready.node.tail import TailConfig
 from nodeready.policy import Policy
@@ -142,12 +143,15 @@ class EvidenceCollector:
     def take_stacks(self, directory: Directory) -> Part:
         """Every rank's stack in every form, with all witnesses."""
         # It imports pyinfra, which is too slow for --help.
-        from nodeready.inventory.slurm import job_user
+        from nodeready.inventory.slurm import job_placement
 
         transport, started = self.transport, now()
-        owner = "" if self.user else self.owner or job_user(self.job)
-        config = program_config(self.timeout_s, job=self.job, user=self.user, owner=owner)
-        captured = capture(self.ask, transport.nodes, replace(config, tag=transport.tag))
+        placement = JobPlacement() if self.user else job_placement(self.job, transport.nodes)
+        placement = replace(placement, user=placement.user or self.owner)
+        config = program_config(self.timeout_s, job=self.job, user=self.user)
+        captured = capture(
+            self.ask, transport.nodes, replace(config, tag=transport.tag), placement
+        )
         path = directory.make_part("stacks")
         stacks = redacted(
             group.group(

@@ -87,7 +87,7 @@ def test_who_claims_a_job_hides_neither_its_hang_nor_its_ranks(mallory, bob, too
     assert done.status == 2, done
     assert "is unknown: uid 4001 and uid 4002 claim it: --user NAME" in done.err
     squeue = tool.home / "squeue"
-    squeue.write_text(f"#!/bin/sh\necho {bob.uid}\n")
+    squeue.write_text(f"#!/bin/sh\necho '4711|4711|{bob.uid}|'\n")
     squeue.chmod(0o755)
     path = {"PATH": f"{tool.home}:{os.environ['PATH']}"}
     words = ("stacks", where, "--job", "4711", "--samples", 1)
@@ -95,7 +95,9 @@ def test_who_claims_a_job_hides_neither_its_hang_nor_its_ranks(mallory, bob, too
     found = json.loads(done.out)
     assert (found["user"], [one["rank"] for one in found["processes"]]) == ("bob", [0, 1]), done
     assert [(one["user"], one["stranger"]) for one in found["others"]] == [("mallory", True)]
-    assert "claim to be of job 4711 and are not: of mallory" in " ".join(found["advice"])
+    assert f"claim to be of job 4711 and are not: of mallory on {node.name}" in " ".join(
+        found["advice"]
+    )
 
 
 #: A rank whose process has mapped a libpython of hers, whose name is now that file, now a link.

@@ -229,24 +229,30 @@ def test_what_a_node_with_gpus_and_infiniband_tells_beside_the_stacks(
 # --- As steps of a job of Slurm's.
 
 
-@pytest.fixture
-def running(login: Login, slurm_lab: Lab) -> str:
-    """The number of a job whose last rank stands elsewhere."""
+def start_step(login: Login, lab: Lab, nodes: int) -> str:
+    """The number of a job with two ranks on each of the first nodes; its last rank stands
+    elsewhere."""
     binary = py_spy_binary.binary(Policy().py_spy_version, os.uname().machine)
-    for node in slurm_lab.nodes:
+    for node in lab.nodes:
         node.write(f"{HERE}/train.py", TRAIN.replace('"RANK"', '"SLURM_PROCID"'))
         node.enter(["chmod", "1777", HERE])
         node.enter(["sh", "-c", f"rm -f {HERE}/at-*"])
         node.write(PY_SPY, binary, 0o755)
-    place = "[ $SLURM_PROCID = 5 ] && w=load_batch || w=all_reduce"
+    ranks = range(2 * nodes)
+    place = f"[ $SLURM_PROCID = {ranks[-1]} ] && w=load_batch || w=all_reduce"
     run = f"/usr/bin/python3 {HERE}/train.py $w"
     begin = "echo rank $SLURM_PROCID begins"
     script = f"srun -l --ntasks-per-node=2 sh -c '{begin}; {place}; {run}; :'"
-    words = ("--parsable", "-N3", "--ntasks-per-node=2", "-D", "/tmp", "-o", f"{HERE}/log-%j")
-    number = login("sbatch", *words, "--wrap", script)
-    at = [Path(f"/proc/{slurm_lab.nodes[r // 2].pid}/root{HERE}/at-{r}") for r in range(6)]
+    words = ("--parsable", f"-N{nodes}", "--ntasks-per-node=2", "-D", "/tmp")
+    number = login("sbatch", *words, "-o", f"{HERE}/log-%j", "--wrap", script)
+    at = [Path(f"/proc/{lab.nodes[rank // 2].pid}/root{HERE}/at-{rank}") for rank in ranks]
     wait_for(lambda: all(path.exists() for path in at))
     return number
+
+
+@pytest.fixture
+def running(login: Login, slurm_lab: Lab) -> str:
+    return start_step(login, slurm_lab, 3)
 
 
 def test_as_a_step_of_the_job_by_an_ordinary_user(slurm_lab, login, running, tool):
@@ -291,3 +297,54 @@ def test_evidence_and_watch_as_a_step_by_an_ordinary_user(
     assert f"job {running}: does not move: 6 ranks on " in done.out
     assert len([*(tmp_path / "hangs").glob(f"{running}-*.tar.gz")]) == 1
     assert "RUNNING" in login("squeue", "-h", "-o", "%T", "-j", running)
+
+
+#: Ranks of the job's own user on a node that the job does not have: more than the job's, and they
+#: work. A number of them is that of the rank that holds the job up.
+CLAIMS = """
+import os, time
+for rank in range(9):
+    if os.fork() == 0:
+        os.environ["SLURM_PROCID"] = str(rank)
+        os.execvp("python3", ["python3", "-S", "-c", "while True: sum(range(99999))"])
+time.sleep(600)
+"""
+
+
+def test_ranks_on_a_node_that_slurm_did_not_give_to_the_job_are_only_claims(
+    slurm_lab, login, fleet, tool
+):
+    number = start_step(login, slurm_lab, 2)
+    *nodes, other = slurm_lab.nodes
+    values = f"SLURM_JOB_ID={number} SLURM_STEP_ID=0 SLURM_NTASKS=9"
+    started = other.run(
+        f"{values} setsid python3 -c '{CLAIMS}' >/dev/null 2>&1 & echo $!", user="ml"
+    )
+    claims = started.stdout.strip()
+    count = ["sh", "-c", f"test $(pgrep -c -P {claims}) = 9"]
+    wait_for(lambda: other.enter(count, check=False).returncode == 0)
+    env = {"SLURM_CONF": slurm_lab.slurm_conf}
+    try:
+        words = (fleet(slurm_lab.nodes), "--job", number)
+        done = tool("stacks", *words, *QUICK, "--format", "json", env=env)
+        found = json.loads(done.out)
+        assert groups(done) == [("stack", [3]), ("stack", [0, 1, 2])], done
+        assert found["groups"][0]["nodes"] == [nodes[1].name]
+        assert (found["job"], found["user"], found["world_size"]) == (number, "ml", 4)
+        (claim,) = found["others"]
+        assert (claim["job"], claim["user"], claim["stranger"]) == (number, "ml", True)
+        assert claim["nodes"] == [other.name]
+        assert f"to be of job {number} and are not: of ml on {other.name}" in done.out
+        # They burn CPU time, the job's ranks sleep.
+        where = ("-o", tool.home / "hangs")
+        done = tool("watch", *words, "--every", "1", "--confirm", "3", "--once", *where, env=env)
+        assert done.status == 3, done
+        assert f"job {number}: does not move: 4 ranks on " in done.out
+        # The job ends, the claims stay: they are no ranks either.
+        login("scancel", number)
+        wait_for(lambda: not login("squeue", "-h", "-j", number))
+        done = tool("stacks", *words, *QUICK, env=env)
+        assert done.status == 2, done
+        assert f"Processes on {other.name} claim the job and are no ranks of it" in done.err
+    finally:
+        other.enter(["kill", "-KILL", f"-{claims}"])

@@ -113,7 +113,7 @@ class StacksConfig:
     nonce, tag, limit_s: as of every program that is sent to a node (`nodeready.node.payload`)
     job, pids, match:    see `ranks.Selection`
     user:                only this user's processes; "": those of all users
-    owner:               the job's owner; other users' processes that claim it are strangers
+    owner, is_elsewhere: see `ranks.Selection`
     locals:              take variables of the ranks' innermost calls
     dump:                have the ranks write their flight recorders
     ras:                 ask NCCL's RAS port also where asking is known to have crashed jobs
@@ -143,6 +143,7 @@ class StacksConfig:
     part: str = ""
     check: bool = False
     owner: str = ""
+    is_elsewhere: bool = False
     longer_s: float = 0.0
 
 
@@ -272,6 +273,7 @@ def _snapshot(
         config.match,
         _uid(supervisor, config.user, {process.uid for process in scanned}),
         _uid(supervisor, config.owner, {process.uid for process in scanned}),
+        config.is_elsewhere,
     )
     matched: set[int] | None = None
     if config.match and not selection.pids:
@@ -281,7 +283,7 @@ def _snapshot(
     found_ranks = ranks.select(scanned, selection, os.getpid(), matched, computes)
     if not selection.pids:
         found_ranks = _with_spawned(supervisor, config, scanned, found_ranks)
-    if not (found_ranks or selection.pids or config.match):
+    if not (found_ranks or selection.pids or config.match or config.is_elsewhere):
         found_ranks = ranks.launchers(scanned, selection, os.getpid())
     max_ranks = _MAX_SAMPLES // max(1, config.samples)
     if len(found_ranks) > max_ranks:

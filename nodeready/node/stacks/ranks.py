@@ -2,7 +2,8 @@
 
 A user writes the environment of a process, so it proves nothing. Ranks are therefore separated by
 their owner first: the Slurm job whose cgroup they are in, else the user. A process that claims the
-job of another owner is a stranger: it is named, not probed, and does not affect the job's ranks.
+job of another owner is a stranger, and so is one that claims a job on a node where Slurm does not
+run it. A stranger is named, not probed, and does not affect the job's ranks.
 
 A rank is recognised by its environment, and is the topmost process of its (job, rank): data-loader
 workers inherit the environment. A launcher has no rank, or that of an outer step; a shell around a
@@ -54,8 +55,8 @@ _COMPUTES, _IMPORT_S = 2, 1.0
 _NO_ID = "none"
 # How nodeready's programs begin on a node: see nodeready.node.payload.
 _OURS = "MAIN='nodeready."
-#: How the note of a stranger begins.
-CLAIMS = "claims job "
+#: How the note of a stranger begins, and how it ends where Slurm does not run the job on the node.
+CLAIMS, ELSEWHERE = "claims job ", ", which Slurm runs on other nodes: not looked into"
 #: Maximum strangers of a node that are named.
 MAX_STRANGERS = 100
 #: Maximum processes that are named where no rank is found.
@@ -72,6 +73,7 @@ class Selection:
     uid:   only this user's processes
     owner: uid of the job's owner; other users' processes that claim it are strangers; None: not
            known
+    is_elsewhere: Slurm does not run the job on this node: all that claim it are strangers
     """
 
     job: str = ""
@@ -79,6 +81,7 @@ class Selection:
     match: str = ""
     uid: int | None = None
     owner: int | None = None
+    is_elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -439,7 +442,10 @@ def _of_the_job(tree: _Tree, pids: Sequence[int]) -> list[int]:
 
 def _strangers(tree: _Tree, pids: Sequence[int], selection: Selection) -> set[int]:
     """The processes that claim another user's job: by its cgroup on this node, or by
-    `Selection.owner`. A process that root starts for that user, as a container, is no stranger."""
+    `Selection.owner`; all where the job is elsewhere. A process that root starts for the job's
+    user, as a container, is no stranger."""
+    if selection.is_elsewhere:
+        return set(pids)
     users: dict[str, set[int | None]] = defaultdict(set)
     for process in tree.processes.values():
         if process.cgroup_job:
@@ -449,13 +455,14 @@ def _strangers(tree: _Tree, pids: Sequence[int], selection: Selection) -> set[in
     strangers = set()
     for pid in pids:
         process = tree.processes[pid]
-        allowed = [
-            users[name] for name in {tree.identities[pid].job, selection.job} & users.keys()
-        ]
-        if not process.cgroup_job and allowed:
-            strangers |= {
-                pid for uids in allowed if uids.isdisjoint((process.uid, process.person))
-            }
+        if process.cgroup_job and selection.job in ("", process.cgroup_job):
+            continue
+        # The cgroup of another job shows only whose that other job is.
+        names = {tree.identities[pid].job, selection.job} - {process.cgroup_job}
+        if any(
+            users[name].isdisjoint((process.uid, process.person)) for name in names & users.keys()
+        ):
+            strangers.add(pid)
     return strangers
 
 
@@ -533,18 +540,35 @@ def select(
     ordered = sorted(set(chosen), key=order)
     strangers = _strangers(tree, ordered, selection)
     own_ranks = [_rank(tree, pid) for pid in ordered if pid not in strangers]
-    stranger_ranks = [_rank(tree, pid, stranger=True) for pid in ordered if pid in strangers]
+    stranger_ranks = [_stranger(tree, pid, selection) for pid in ordered if pid in strangers]
     return own_ranks + stranger_ranks[:MAX_STRANGERS]
 
 
-def _rank(tree: _Tree, pid: int, stranger: bool = False) -> JobRank:
+def _rank(tree: _Tree, pid: int) -> JobRank:
     process = tree.processes[pid]
     note = "its memory cannot be read: the read hangs in the kernel"
-    if stranger:
-        note = f"{CLAIMS}{tree.identities[pid].job}, which is another user's: not looked into"
-    return JobRank(
-        process, tree.identities[pid], note if process.hangs or stranger else "", stranger
-    )
+    return JobRank(process, tree.identities[pid], note if process.hangs else "")
+
+
+def _stranger(tree: _Tree, pid: int, selection: Selection) -> JobRank:
+    identity = tree.identities[pid]
+    note = claim_note(selection.job or identity.job, selection.is_elsewhere)
+    return JobRank(tree.processes[pid], identity, note, stranger=True)
+
+
+def claim_note(job: str, is_elsewhere: bool) -> str:
+    """The note of a process that claims the job and does not belong to it."""
+    reason = ELSEWHERE if is_elsewhere else ", which is another user's: not looked into"
+    return f"{CLAIMS}{job}{reason}"
+
+
+def claimed_job(note: str) -> str:
+    """The job that a process with this note claims; "": none.
+
+    >>> claimed_job("claims job 4711, which is another user's: not looked into")
+    '4711'
+    """
+    return note.removeprefix(CLAIMS).rpartition(", which ")[0] if note.startswith(CLAIMS) else ""
 
 
 class Turns:

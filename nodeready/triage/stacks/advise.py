@@ -593,9 +593,11 @@ def _network_advice(stacks: Stacks, disputed: bool) -> Iterator[str]:
         )
     elif strangers:
         count = sum(stranger.processes for stranger in strangers)
+        nodes = {node for stranger in strangers for node in stranger.nodes}
         yield (
             f"{_count(count, 'process claims', 'processes claim')} to be of job {stacks.job} and "
-            f"{'is' if count == 1 else 'are'} not: of {_few(sorted({s.user for s in strangers}))}"
+            f"{'is' if count == 1 else 'are'} not: of {_few(sorted({s.user for s in strangers}))} "
+            f"on {fold(nodes)}"
         )
     silent = {node for group in stacks.groups if group.kind == "no-data" for node in group.nodes}
     failed_nodes = {node: error for node, error in stacks.errors.items() if node not in silent}

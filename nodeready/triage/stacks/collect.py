@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nodeready.inventory.nodeset import folded
+from nodeready.inventory.placement import JobPlacement
 from nodeready.node import payload
 from nodeready.node.stacks import program
 from nodeready.node.stacks.processes import FAMILIES
@@ -22,7 +23,7 @@ from nodeready.node.stacks.py_spy import (
     NO_CALL,
     NOT_PYTHON,
 )
-from nodeready.node.stacks.ranks import LAUNCHER
+from nodeready.node.stacks.ranks import CLAIMS, LAUNCHER, claim_note
 from nodeready.subjects.base import ProbeError
 from nodeready.text import counted
 from nodeready.transport.base import (
@@ -56,6 +57,8 @@ class Captured:
     errors:    node -> why there is no trace of it, one line; complete after `traces`
     corrected: node -> its trace with additions, such as native stacks
     complete:  False when it was interrupted
+    placement: Slurm's record of the job
+    claimants: nodes with processes that claim the job and are no ranks of it; after `traces`
     """
 
     config: StacksConfig
@@ -65,6 +68,8 @@ class Captured:
     corrected: dict[str, Trace] = field(default_factory=dict)
     instead: list[tuple[str, str]] = field(default_factory=list)
     complete: bool = True
+    placement: JobPlacement = field(default_factory=JobPlacement)
+    claimants: list[str] = field(default_factory=list)
 
     @property
     def unreached(self) -> list[str]:
@@ -80,6 +85,7 @@ class Captured:
         """Every node's trace, one at a time, under its name in the inventory."""
         self.errors.clear()
         self.instead.clear()
+        self.claimants.clear()
         for name in self.nodes:
             if name not in self.answers:
                 self.errors[name] = "no answer: interrupted" if not self.complete else "no answer"
@@ -97,7 +103,22 @@ class Captured:
                     continue
                 room = MAX_LISTED_PROCESSES - len(self.instead)
                 self.instead += [(name, words) for words in trace["instead"][:room]]
+            if name in self.placement.other_nodes:
+                if not trace["processes"]:
+                    continue
+                trace = _with_claims(trace, self.config.job)
+            if any(process["note"].startswith(CLAIMS) for process in trace["processes"]):
+                self.claimants.append(name)
             yield trace
+
+
+def _with_claims(trace: Trace, job: str) -> Trace:
+    """The trace of a node on which Slurm does not run the job: its processes only claim the job,
+    whatever the node says."""
+    empty: dict[str, Any] = {"samples": [], "below": [], "ends": [], "waits_for": []}
+    bare = {**empty, "locals": [], "native": None, "witnesses": {}, "note": claim_note(job, True)}
+    processes = [{**process, **bare} for process in trace["processes"]]
+    return {**trace, "witnesses": {}, "processes": processes}
 
 
 def trace_of(name: str, answer: Answer, nonce: str) -> Trace:
@@ -114,12 +135,22 @@ def trace_of(name: str, answer: Answer, nonce: str) -> Trace:
     return read({**data, "node": name} if isinstance(data, dict) else data, name)
 
 
-def capture(ask: Asks, nodes: Iterable[str], config: StacksConfig) -> Captured:
+def capture(
+    ask: Asks,
+    nodes: Iterable[str],
+    config: StacksConfig,
+    placement: JobPlacement | None = None,
+) -> Captured:
     """Run the program on all nodes at once. An interrupt makes the result incomplete."""
-    captured = Captured(config, list(nodes))
-    return add_answers(
-        captured, ask, "stacks", {name: request_for(name, config) for name in captured.nodes}
-    )
+    placement = placement or JobPlacement()
+    config = replace(config, owner=placement.user)
+    captured = Captured(config, list(nodes), placement=placement)
+    elsewhere = replace(config, is_elsewhere=True)
+    requests = {
+        name: request_for(name, elsewhere if name in placement.other_nodes else config)
+        for name in captured.nodes
+    }
+    return add_answers(captured, ask, "stacks", requests)
 
 
 def request_for(name: str, config: StacksConfig) -> Request:
@@ -299,7 +330,6 @@ def program_config(
     pids: tuple[int, ...] = (),
     match: str = "",
     user: str = "",
-    owner: str = "",
     samples: int = 2,
     interval_s: float = 2.0,
     locals: bool = False,
@@ -330,7 +360,6 @@ def program_config(
         pids=pids,
         match=match,
         user=user,
-        owner=owner,
         samples=samples,
         interval_s=interval_s,
         locals=locals,
@@ -358,6 +387,10 @@ def no_ranks_reason(captured: Captured) -> str:
     """The message where no node has a rank: the conditions, and the programs that run."""
     answered = [name for name in captured.nodes if name not in captured.errors]
     text = f"no ranks on {folded(answered)}: {_looked_for(captured.config)}"
+    if captured.placement.nodes:
+        text += f". Slurm runs the job on {folded(captured.placement.nodes)}"
+    if captured.claimants:
+        text += f". Processes on {folded(captured.claimants)} claim the job and are no ranks of it"
     if captured.instead:
         shown = "; ".join(
             f"{words} on {name}" for name, words in captured.instead[:MAX_LISTED_PROCESSES]

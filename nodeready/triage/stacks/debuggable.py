@@ -16,6 +16,7 @@ from nodeready.node.stacks.ask_witnesses import (
     buffer_variable,
     release,
 )
+from nodeready.node.stacks.ranks import CLAIMS
 from nodeready.node.witnesses.nccl_ras import SAFE, numbers
 from nodeready.subjects.json_types import MomentOrEmpty
 from nodeready.triage.stacks.trace import Trace
@@ -253,6 +254,8 @@ def judge(
     jobs: dict[str, None] = {}
     for trace in traces:
         for process in trace["processes"]:
+            if process["note"].startswith(CLAIMS):
+                continue
             jobs.setdefault(process["job"])
             for item, judged in _judged(process):
                 together.setdefault((item, judged), []).append((process["rank"], trace["node"]))

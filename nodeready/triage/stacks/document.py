@@ -177,13 +177,16 @@ class OtherJob(NamedTuple):
     """A job that is not shown.
 
     user:     owner of its processes; "": not known
-    stranger: it claims the shown job's name, but belongs to another user
+    stranger: it claims the shown job's name, but belongs to another user, or Slurm runs the shown
+        job on other nodes
+    nodes:    the nodes of its processes
     """
 
     job: str
     user: str
     processes: Annotated[int, {"minimum": 1}]
     stranger: bool
+    nodes: tuple[str, ...] = ()
 
 
 class Statement(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import natural
-from nodeready.node.stacks.ranks import CLAIMS
+from nodeready.node.stacks.ranks import CLAIMS, ELSEWHERE, claimed_job
 from nodeready.triage.stacks import (
     advise,
     evidence,
@@ -230,17 +230,19 @@ class TracedJob:
 
     name:  from Slurm's cgroup, else from the processes' environments
     user:  owner of its processes; of a Slurm job, owner of the first that was read
-    claims: processes that name this job but, by their nodes, do not belong to it
+    is_claim: its processes only claim the job: it is another user's, or runs on other nodes
     """
 
-    def __init__(self, name: str = "", user: str = "", slurm: bool = False) -> None:
-        self.name, self.user, self.slurm = name, user, slurm
+    def __init__(
+        self, name: str = "", user: str = "", slurm: bool = False, is_claim: bool = False
+    ) -> None:
+        self.name, self.user, self.slurm, self.is_claim = name, user, slurm, is_claim
         #: The users of a Slurm job.
         self.users = {user}
         self.buckets: dict[tuple[Any, ...], Bucket] = {}
         #: WORLD_SIZE -> the rank of each process with it; None: it has no number.
         self.worlds: dict[int, list[int | None]] = {}
-        self.count = self.claims = 0
+        self.count = 0
 
     def join(self, other: TracedJob) -> None:
         """Take over processes of the same user outside of the job's cgroup."""
@@ -251,11 +253,6 @@ class TracedJob:
         for size, ranks in other.worlds.items():
             self.worlds.setdefault(size, []).extend(ranks)
         self.count += other.count
-
-    @property
-    def is_claim(self) -> bool:
-        """Whether the job belongs to another user."""
-        return self.claims == self.count > 0
 
     @property
     def _all_processes(self) -> list[GroupedProcess]:
@@ -295,11 +292,13 @@ class TraceCollector:
     def __init__(self, all_threads: bool) -> None:
         self.all_threads = all_threads
         self.stacks = StackNumbers()
-        #: Jobs by Slurm's cgroup, else by the user and the processes' environments.
-        self.jobs: dict[tuple[str, str, str], TracedJob] = {}
+        #: Jobs by Slurm's cgroup, else by the user and the processes' environments; claims apart.
+        self.jobs: dict[tuple[str, str, str, bool], TracedJob] = {}
         self.nodes: dict[str, None] = {}
         #: Nodes with processes of any job.
         self.answered: set[str] = set()
+        #: Nodes on which Slurm does not run the job, and that have processes which claim it.
+        self.elsewhere: set[str] = set()
         self.errors: dict[str, str] = {}
         self.instead: dict[str, Sequence[str]] = {}
         self.started: list[str] = []
@@ -324,16 +323,8 @@ class TraceCollector:
         # Each trace brings new string objects, most of which are equal.
         shared = self._texts.setdefault
         for process in trace["processes"]:
-            slurm, user = process["slurm_job"], process["user"]
-            job_key = (slurm, "", "") if slurm else ("", user, process["job"])
-            job = self.jobs.get(job_key)
-            if job is None:
-                name = slurm or shared(process["job"], process["job"])
-                job = self.jobs[job_key] = TracedJob(name, shared(user, user), bool(slurm))
-            if slurm and user not in job.users:
-                job.users.add(user)
+            job = self._job_of(process, node)
             job.count += 1
-            job.claims += process["note"].startswith(CLAIMS)
             job.count_world(process["world_size"], _rank(process["rank"]))
             classification = classify(process, numbers, self.stacks, interval)
             threads = self._threads(process, numbers) if self.all_threads else []
@@ -376,6 +367,25 @@ class TraceCollector:
                 )
             )
 
+    def _job_of(self, process: Mapping[str, Any], node: str) -> TracedJob:
+        """The job of a process, or the claim to it."""
+        user, note = process["user"], process["note"]
+        is_claim = note.startswith(CLAIMS)
+        slurm = "" if is_claim else process["slurm_job"]
+        if is_claim and note.endswith(ELSEWHERE):
+            self.elsewhere.add(node)
+        name = claimed_job(note) if is_claim else process["job"]
+        job_key = (slurm, "", "", False) if slurm else ("", user, name, is_claim)
+        job = self.jobs.get(job_key)
+        if job is None:
+            # Each trace brings new string objects, most of which are equal.
+            name = slurm or self._texts.setdefault(name, name)
+            user = self._texts.setdefault(user, user)
+            job = self.jobs[job_key] = TracedJob(name, user, bool(slurm), is_claim)
+        if slurm and user not in job.users:
+            job.users.add(user)
+        return job
+
     def _key(
         self, classification: Classification, threads: list[tuple[str, int]]
     ) -> tuple[Any, ...]:
@@ -411,12 +421,13 @@ class TraceCollector:
         """
         slurm_jobs = [job for job in self.jobs.values() if job.slurm]
         managed = {node for job in slurm_jobs for node in job.nodes}
-        believed = 2 * len(managed) >= len(self.answered)
+        with_ranks = {node for job in self.jobs.values() if not job.is_claim for node in job.nodes}
+        believed = 2 * len(managed) >= len(with_ranks)
         by_name = {job.name: job for job in slurm_jobs}
         for job in self.jobs.values():
             if job.slurm:
                 continue
-            home = by_name.get(job.name)
+            home = None if job.is_claim else by_name.get(job.name)
             if home is not None and job.user in home.users:
                 home.join(job)
             else:
@@ -797,6 +808,7 @@ def _with_stray_reason(lost: Group, job: TracedJob, jobs: Iterable[TracedJob]) -
     for other in jobs:
         ranks = other.ranks
         same = other.users & job.users and other.worlds.keys() == job.worlds.keys()
+        same = same and not other.is_claim
         if same and other is not job and ranks == set(lost.ranks):
             nodes = tuple(sorted(other.nodes, key=natural))
             reason = f"{verdict.STRAYED} {other.name or 'another job'}, not {job.name}"
@@ -852,7 +864,10 @@ def _grouped(
     all_errors = {**errors, **reader.errors}
     order = {node: at for at, node in enumerate(sorted(reader.nodes, key=natural))}
     jobs = reader.each_job()
-    job = jobs[0] if jobs else TracedJob()
+    if not jobs or jobs[0].is_claim:
+        # Who only claims a job is no rank of it, even where the job has no rank.
+        jobs = [TracedJob(jobs[0].name if jobs else ""), *jobs]
+    job = jobs[0]
     _follow(job, reader)
     buckets = _merged(job.buckets)
     pairs: list[tuple[Group, Bucket | None]] = [
@@ -869,7 +884,8 @@ def _grouped(
         for process in bucket.processes:
             if process.rank is not None:
                 by_node.setdefault(process.node, set()).add(process.rank)
-    without = [node for node in order if node not in by_node and node not in silent]
+    empty = order.keys() - by_node.keys() - silent.keys() - reader.elsewhere
+    without = [node for node in order if node in empty]
     is_complete = complete and not reader.part
     lost = advise.missing_ranks(world, by_node, silent, without)
     unasked = lost.ranks if lost and reader.part else ()
@@ -919,6 +935,7 @@ def _grouped(
                 other_job.user,
                 other_job.count,
                 other_job.name == job.name and bool(other_job.name),
+                tuple(sorted(other_job.nodes, key=natural)),
             )
             for other_job in jobs[1:]
         ),

@@ -11,6 +11,8 @@ import pytest
 from pyinfra.api.exceptions import InventoryError
 
 from nodeready.inventory import slurm
+from nodeready.inventory.nodeset import folded
+from nodeready.inventory.placement import JobPlacement
 from tests.cases import cases
 from tests.command import wait_for
 
@@ -155,15 +157,24 @@ def test_a_job_list_that_is_none_never_reaches_scontrol(tools):
     assert not (tools.directory / "scontrol.calls").exists()
 
 
-@pytest.mark.parametrize(("job", "body", "uid"), [
-    ("4711", "echo 1000", "1000"),
-    ("4711", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", ""),
-    ("4711", "echo nobody", ""),
-    # No number of Slurm's: it is not asked.
-    ("gpu001:29500", "echo 1000", ""),
-])  # fmt: skip
-def test_whose_a_job_is(tools, job, body, uid):
+#: sinfo -h -a -N -o "%N|%n|%o": the names of Slurm, of the machines, and their addresses.
+NAMES = """\
+n1|gpu1|10.0.0.1
+n2|gpu2|10.0.0.2
+n3|gpu3|10.0.0.3
+n3|gpu3|10.0.0.3
+"""
+
+
+@pytest.mark.parametrize("case", cases(__file__, "data/squeue_jobs.json"))
+def test_whose_a_job_is_and_where_it_does_not_run(tools, case):
+    """squeue's rows are those of 22.05 for `-t all -o %A|%i|%U|%N`."""
     environ = {"PATH": str(tools.directory)}
-    assert slurm.job_user(job, environ) == ""
-    tools.put("squeue", body)
-    assert slurm.job_user(job, environ) == uid
+    inventory = case.get("inventory", ["n1", "n2", "n3"])
+    assert slurm.job_placement(case["job"], inventory, environ) == JobPlacement()
+    tools.put("squeue", case["squeue"])
+    tools.put("sinfo", case.get("sinfo", f"cat <<'END'\n{NAMES}END"))
+    placement = slurm.job_placement(case["job"], inventory, environ)
+    assert placement.user == case["user"]
+    assert folded(placement.nodes) == case.get("nodes", "")
+    assert sorted(placement.other_nodes) == case.get("others", [])

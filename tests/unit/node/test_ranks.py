@@ -18,6 +18,7 @@ from nodeready.node.stacks.ranks import (
     Selection,
     Turns,
     busiest_pythons,
+    claimed_job,
     launchers,
     program,
     select,
@@ -255,6 +256,17 @@ def test_what_another_user_claims_decides_nothing_about_a_jobs_ranks():
     ranks = select([*fakes, *plain, *inside], Selection(job="88", owner=7), OWN)
     assert {rank.process.pid for rank in ranks if not rank.stranger} == {30, 31, 70, 71}
     assert len(ranks) == 4 + MAX_STRANGERS
+    # Neither are the ranks of another user's own job that has the number as torchrun's run id.
+    run = processes(
+        "90 1 python train.py | torch 3 4 | TORCHELASTIC_RUN_ID=88 | uid 8 | cgroup 99"
+    )
+    for owner, is_stranger in ((7, True), (8, False)):
+        ranks = select([*plain, *run], Selection(job="88", owner=owner), OWN)
+        assert {rank.stranger for rank in ranks if rank.process.pid == 90} == {is_stranger}
+    # Where Slurm does not run the job, there are only claims, whosever they are.
+    ranks = select([*own, *fakes], Selection(job="88", owner=7, is_elsewhere=True), OWN)
+    assert len(ranks) == MAX_STRANGERS
+    assert {claimed_job(rank.note) for rank in ranks if rank.stranger} == {"88"}
     # Without Slurm's word nobody can tell: all are looked at, and the owners take turns.
     ranks = select([*fakes, *plain], Selection(job="88"), OWN)
     turns = Turns(ranks, limit_s=100)

@@ -9,10 +9,20 @@ from typing import Any
 import jsonschema
 import pytest
 
+from nodeready.inventory.placement import JobPlacement
 from nodeready.node.stacks import program as answer
+from nodeready.node.stacks.ranks import claim_note
 from nodeready.reports import json_report
+from nodeready.transport.base import Reply
 from nodeready.triage.stacks import group as grouping
-from nodeready.triage.stacks.collect import MAX_UNWOUND, choose_native, merged
+from nodeready.triage.stacks.collect import (
+    MAX_UNWOUND,
+    capture,
+    choose_native,
+    merged,
+    no_ranks_reason,
+    program_config,
+)
 from nodeready.triage.stacks.document import (
     Frame,
     Group,
@@ -260,7 +270,7 @@ def test_what_another_user_claims_is_no_rank_of_the_job():
     made = group([*fakes(3), *fleet()])
     assert (made.job, made.user, brief(made)) == ("88", "ada", ALL)
     assert {row.node for row in made.processes} == {"gpu1", "gpu2"}
-    assert [tuple(other) for other in made.other_jobs] == [("88", "mallory", 3, True)]
+    assert [tuple(other) for other in made.other_jobs] == [("88", "mallory", 3, True, ("gpu9",))]
     # Many processes of the same rank are no larger job.
     crowd = [process(n % 4, LOAD, LOAD, user="mallory", pid=9000 + n) for n in range(300)]
     assert group([trace("gpu9", *crowd), *fleet()]).user == "ada"
@@ -274,8 +284,48 @@ def test_what_another_user_claims_is_no_rank_of_the_job():
     made = group([*fakes(40, world_size=40, note=note), *fleet()])
     assert (made.user, made.advice[-1]) == (
         "ada",
-        "40 processes claim to be of job 88 and are not: of mallory",
+        "40 processes claim to be of job 88 and are not: of mallory on gpu9",
     )
+
+
+@pytest.mark.parametrize("own", [{"slurm_job": "88"}, {}], ids=["cgroup", "no cgroup"])
+def test_a_claim_on_another_node_is_no_rank_even_of_the_job_s_user(own):
+    """The claims fill no gap and take no blame; they are listed although nobody else is there."""
+    note = claim_note("88", is_elsewhere=True)
+    claims = fakes(40, user="ada", world_size=40, note=note, **own)
+    job = fleet(process(5, LOAD, LOAD), ranks=7, world_size=8, **own)
+    made, alone = group([*claims, *job, trace("gpu3")]), group([*job, trace("gpu3")])
+    assert (brief(made), made.verdict) == (brief(alone), alone.verdict)
+    assert {row.node for row in made.processes} == {"gpu1", "gpu2"}
+    assert [tuple(other) for other in made.other_jobs] == [("88", "ada", 40, True, ("gpu9",))]
+    last = "40 processes claim to be of job 88 and are not: of ada on gpu9"
+    assert made.advice[-1] == last
+    made = group(claims)
+    assert (made.job, made.groups, made.verdict, made.advice[-1]) == ("88", (), None, last)
+
+
+def test_a_node_on_which_slurm_does_not_run_the_job_can_only_claim_it():
+    """It is told so, and whatever it answers: here the ranks of the job's own cgroup."""
+    config, asked = program_config(60, job="88"), {}
+    fake = trace("gpu9", *(process(n, LOAD, LOAD, slurm_job="88") for n in range(8)))
+    traces = {row["node"]: row for row in [*fleet(), fake, trace("gpu8")]}
+
+    def ask(_: str, requests: Any) -> Any:
+        asked.update(requests)
+        return {
+            name: Reply(stdout=f"{config.nonce} {answer.pack(traces[name])}\n")
+            for name in requests
+        }
+
+    placement = JobPlacement("1000", ("n1", "n2"), frozenset({"gpu8", "gpu9"}))
+    captured = capture(ask, traces, config, placement)
+    told = {name: "'is_elsewhere': True" in request.payload for name, request in asked.items()}
+    assert told == {"gpu1": False, "gpu2": False, "gpu8": True, "gpu9": True}
+    made = group(captured.traces(), captured.errors)
+    assert (brief(made), {row.node for row in made.processes}) == (ALL, {"gpu1", "gpu2"})
+    assert [tuple(other) for other in made.other_jobs] == [("88", "ada", 8, True, ("gpu9",))]
+    words = "Slurm runs the job on n[1-2]. Processes on gpu9 claim the job"
+    assert words in no_ranks_reason(captured)
 
 
 def test_the_job_of_slurms_own_cgroup_is_shown_whatever_others_claim():
@@ -286,7 +336,7 @@ def test_the_job_of_slurms_own_cgroup_is_shown_whatever_others_claim():
     outside = trace("gpu8", process(8, *TWICE))
     made = group([*fakes(5, slurm_job="99", job="88"), outside, *own])
     assert (made.job, len(made.processes)) == ("88", 9)
-    assert [tuple(other) for other in made.other_jobs] == [("99", "mallory", 5, False)]
+    assert [tuple(other) for other in made.other_jobs] == [("99", "mallory", 5, False, ("gpu9",))]
 
 
 @pytest.mark.parametrize("lie", [{"slurm_job": "99"}, {"job": "99"}, {"user": "mallory"}])
