@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from nodeready.policy import Policy
+from nodeready.shell import quote
 from nodeready.subjects.core_dumps.facts import KEY, PROBE, CoreDumps, core_directory
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, held, na, ok
 from nodeready.subjects.sysctl import contradicted
@@ -137,16 +138,16 @@ def directory(observed: CoreDumps, policy: Policy) -> Result:
             expected,
             f"{blocked_path}: {reason.format(uid)}",
             blocked_path,
-            remedy.format(blocked_path),
+            remedy.format(quote(blocked_path)),
         )
     if observed.closed:
-        names = " ".join(observed.closed)
-        return fail(check, expected, f"users cannot enter {names}", names, f"chmod o+x {names}")
+        names, quoted = " ".join(observed.closed), " ".join(map(quote, observed.closed))
+        return fail(check, expected, f"users cannot enter {names}", names, f"chmod o+x {quoted}")
     # Creating a file needs w and x; r, to list the directory, is not needed.
     if mode is None or mode & 0o1333 != 0o1333:
         if mode is not None and observed.directory_owner:
             actual = f"{actual}, of uid {observed.directory_owner}"
-            return fail(check, expected, actual, path, f"chmod 1777 {path}, as its owner")
+            return fail(check, expected, actual, path, f"chmod 1777 {quote(path)}, as its owner")
         only_sticky = mode is not None and mode & 0o333 == 0o333
         return fixable(check, expected, actual, path, status="warn" if only_sticky else "fail")
     return ok(check, expected, actual, path)
@@ -204,7 +205,7 @@ def rewriters(observed: CoreDumps, policy: Policy) -> Result:
     for unit in observed.in_place:
         name = unit.rpartition("/")[2]
         if name in observed.rewriters:
-            fix = f"remove {unit}, then systemctl mask {name}"
+            fix = f"remove {quote(unit)}, then systemctl mask {quote(name)}"
             return fail(check, "none", f"{actual}; {unit} is in the way of a mask", unit, fix)
     return fixable(check, "none", actual)
 

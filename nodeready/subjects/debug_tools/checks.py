@@ -63,12 +63,14 @@ def packages(observed: DebugTools, policy: Policy) -> Result:
     if trouble.mend == "reinstall":
         fix = f"install {unusable_packages[0].package} again the way this distribution does"
         return fail(check, expected, f"{actual}; none of {', '.join(MANAGERS)}", source, fix)
-    closed, broken = (
-        " ".join(dict.fromkeys(t.path for t in troubles if ("has mode" in t.words) is is_closed))
+    paths = {quote(trouble.path): "has mode" in trouble.words for trouble in troubles}
+    quoted_closed, quoted_broken = (
+        " ".join(path for path, has_mode in paths.items() if has_mode is is_closed)
         for is_closed in (True, False)
     )
-    fixes = [f"chmod a+rx {closed}"] if closed else []
-    fixes += [f"remove {broken}, or put a program there that runs"] if broken else []
+    fixes = [f"chmod a+rx {quoted_closed}"] if quoted_closed else []
+    if quoted_broken:
+        fixes.append(f"remove {quoted_broken}, or put a program there that runs")
     return fail(check, expected, actual, source, "; ".join(fixes))
 
 
@@ -94,8 +96,8 @@ def py_spy(observed: DebugTools, policy: Policy) -> Result:
     if observed.py_spy is None:
         return fixable(check, version, "not installed", PY_SPY)
     if observed.lost:
-        paths = " ".join(map(quote, observed.lost))
-        fix = f"chown root {paths}; chmod go-w {paths}"
+        quoted = " ".join(map(quote, observed.lost))
+        fix = f"chown root {quoted}; chmod go-w {quoted}"
         return fail(check, version, f"others can change {', '.join(observed.lost)}", PY_SPY, fix)
     if observed.exposed:
         actual = f"others can change {', '.join(observed.exposed)}"

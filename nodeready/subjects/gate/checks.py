@@ -66,8 +66,8 @@ def leftover(observed: Gate, policy: Policy) -> Result:
         return fixable(check, expected, ", ".join(gone))
     if staying:
         actual = "; ".join(f"{path}: {reason}" for path, reason in staying.items())
-        paths = " ".join(map(quote, staying))
-        fix = f"take the lines out of slurm.conf, scontrol reconfigure, rm {paths}"
+        quoted = " ".join(map(quote, staying))
+        fix = f"take the lines out of slurm.conf, scontrol reconfigure, rm {quoted}"
         return warn(check, expected, actual, "", fix)
     return na(check, OFF) if not observed.there else ok(check, expected)
 

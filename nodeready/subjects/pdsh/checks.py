@@ -64,7 +64,7 @@ def installed(observed: Pdsh, policy: Policy) -> Result:
             return fixable(check, "installed", trouble.words, trouble.path, fix=fix)
         fix = "install pdsh again the way this distribution does"
         if "has mode" in trouble.words:
-            fix = f"chmod a+rx {trouble.path}"
+            fix = f"chmod a+rx {shell.quote(trouble.path)}"
         judged = warn if trouble.chosen else fail
         return judged(check, "installed", trouble.words, trouble.path, fix)
     if not observed.installed:

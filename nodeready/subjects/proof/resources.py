@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nodeready.policy import Policy
+from nodeready.shell import quote
 from nodeready.subjects.proof.facts import SHM, JobDirectory, Proved, Resources
 from nodeready.subjects.proof.preconditions import (
     observation,
@@ -61,7 +62,7 @@ def resources(observed: Proved, policy: Policy) -> Result:
     broken = [place for place in resources.places if place.error and place.path != resources.home]
     if broken:
         actual = "; ".join(f"{place.path}: {place.error}" for place in broken)
-        fix = f"chmod 1777 {broken[0].path}, or see what is full or read-only there"
+        fix = f"chmod 1777 {quote(broken[0].path)}, or see what is full or read-only there"
         return fail(check, expected, actual, broken[0].path, fix)
     free_mb = min(place.free_bytes >> 20 for place in resources.places if place.path == SHM)
     if free_mb < policy.shm_min_mb:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from nodeready.policy import Policy
+from nodeready.shell import quote
 from nodeready.subjects import managed_block
 from nodeready.subjects.access import UNLOADED, Stuck, chmod_mends, stuck
 from nodeready.subjects.fleet import FleetFacts
@@ -403,7 +404,8 @@ def _judge_effective(
             continue
         if path == DROPIN or chmod_mends(barrier, path):
             return fixable(check, expected, barrier.words, barrier.path)
-        return fail(check, expected, barrier.words, barrier.path, f"chmod a+r {barrier.path}")
+        fix = f"chmod a+r {quote(barrier.path)}"
+        return fail(check, expected, barrier.words, barrier.path, fix)
     broken = next((answer for answer in observed.effective if answer.error), None)
     if broken is not None:
         if DROPIN in broken.error:
@@ -452,7 +454,8 @@ def refused(check: str, expected: str, error: str) -> Result:
     line, file = AT_LINE.search(error), OF_FILE.search(error)
     if file is not None:
         owner = error.startswith("Bad owner")
-        fix = f"chown root {file[1]}; chmod 644 {file[1]}" if owner else f"chmod a+r {file[1]}"
+        quoted = quote(file[1])
+        fix = f"chown root {quoted}; chmod 644 {quoted}" if owner else f"chmod a+r {quoted}"
         return fail(check, expected, error, file[1], fix)
     source = f"{line[1]}:{line[2]}" if line else "ssh -G"
     return fail(check, expected, error, source, "correct that line")
@@ -577,7 +580,7 @@ def installed(observed: SshClient, policy: Policy) -> Result:
         if trouble.mend:
             return fixable(check, expected, trouble.words, trouble.path)
         closed = "has mode" in trouble.words
-        fix = f"{'chmod a+rx' if closed else 'remove'} {trouble.path}"
+        fix = f"{'chmod a+rx' if closed else 'remove'} {quote(trouble.path)}"
         fix += "" if closed else ", or put a program there that runs"
         return (warn if trouble.chosen else fail)(
             check, expected, trouble.words, trouble.path, fix
