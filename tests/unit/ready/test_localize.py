@@ -61,6 +61,20 @@ def test_the_most_common_cause_is_reported_and_the_last_of_equal_attempts_counts
     )
 
 
+@pytest.mark.parametrize("offsets", [full, ring_and_skips])
+def test_no_lie_of_one_node_puts_the_blame_on_another(offsets):
+    """It says of any peers that it does not reach them, and lets any peers not reach it."""
+    for count in (3, 4, 5):
+        edges = {(a.source, a.target) for a in attempts_of("abcde"[:count], failing(), offsets)}
+        for liar in "ab":
+            own = sorted(edge for edge in edges if liar in edge)
+            for number in range(2 ** len(own)):
+                lies = {edge for place, edge in enumerate(own) if number >> place & 1}
+                attempts = [ReachAttempt(s, t, "29500", (s, t) not in lies) for s, t in edges]
+                named = {item.node for item in attribute(attempts) if item.kind != "pair"}
+                assert named <= {liar}, (lies, named)
+
+
 @pytest.mark.parametrize("kind", ["target", "source"])
 @pytest.mark.parametrize("offsets", [full, ring_and_skips])
 def test_planted_bad_nodes_are_named_and_no_others_in_any_order(offsets, kind):
