@@ -1,4 +1,4 @@
-"""`nodeready cores`: where did it crash, on every node?"""
+"""`nodeready cores`: core files of all nodes, and where each program crashed."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from nodeready.policy.policy import PolicyError
 from nodeready.reports.cores_table import size, summary
 from nodeready.reports.registry import find, names
 from nodeready.text import sanitise
-from nodeready.triage.cores import Cores, DumpError, Dumping, collect_cores
+from nodeready.triage.cores import CoreDumper, Cores, DumpError, collect_cores
 
-#: Of what gdb says: arguments of functions are among it.
+#: Mode of every file: gdb's output has arguments of functions.
 _MODE = 0o600
 
 
-def _directory(words: str) -> Path:
-    """The directory of ``-o``, made when it is not there. Raises Refused."""
-    path = Path(words)
+def _make_directory(name: str) -> Path:
+    """Make the directory of ``-o``. Raises Refused."""
+    path = Path(name)
     if path.exists() and not path.is_dir():
-        raise Refused(f"-o {words}: is no directory")
+        raise Refused(f"-o {name}: is no directory")
     try:
         own_directory(path, "cores.json")
     except OSError as problem:
@@ -52,7 +52,7 @@ def _directory(words: str) -> Path:
 
 
 def _write(cores: Cores, path: Path) -> None:
-    """A text per core, then the document that names them."""
+    """Write a text per core, then the document that names them."""
     for crash, name in zip(cores.crashes, cores.file_names, strict=True):
         if crash.text:
             write_atomically(path / name, [crash.text], _MODE)
@@ -69,14 +69,14 @@ def _local_targets() -> Targets:
 def _nodes(
     inventory: str | None, options: TargetOptions, job: str | None, screen: Screen
 ) -> Targets:
-    """The nodes of INVENTORY. By srun in the job, when it still runs; a job whose cores are looked
-    for often does not."""
+    """The nodes of INVENTORY. By srun in the job only while it runs: a job with cores has often
+    ended."""
     steps = job if options.via == "srun" else None
     if steps is not None and inventory is not None:
         try:
             running_job(steps)
-        except Refused as why:
-            screen.note(f"{why.message}; an allocation of our own asks the nodes")
+        except Refused as refused:
+            screen.note(f"{refused.message}; an allocation of our own asks the nodes")
             steps = None
     return select_targets(inventory, options, job=steps, tell=screen.note)
 
@@ -90,39 +90,43 @@ def _code(cores: Cores) -> int:
     )
 
 
-def _dump(dumping: Dumping, screen: Screen, yes: bool) -> int:
-    """A core of a live process: look, ask, do it, say how the process is."""
+def _dump(dumper: CoreDumper, screen: Screen, yes: bool) -> int:
+    """Take a core of a live process: preview, confirmation, core, state of the process."""
     try:
-        crash = dumping.look()
-        words = (
-            f"pid {crash.pid} ({crash.command or 'no command line'}, user {crash.user}): "
-            f"{size(crash.size_bytes)} to {crash.path}"
+        preview = dumper.preview()
+        text = (
+            f"pid {preview.pid} ({preview.command or 'no command line'}, user {preview.user}): "
+            f"{size(preview.size_bytes)} to {preview.path}"
         )
         if not yes and not sys.stdin.isatty():
-            raise Refused("--gcore pauses the process while its memory is written: --yes does it")
+            raise Refused(
+                "--gcore pauses the process while its memory is written: confirm with --yes"
+            )
         if not yes:
-            screen.say(words)
-            if not click.confirm("It is paused meanwhile. Take the core?", err=True):
+            screen.say(text)
+            if not click.confirm("The process is paused meanwhile. Take the core?", err=True):
                 screen.say("nothing was done")
                 return OK
         else:
-            screen.note(f"{words}; it is paused meanwhile")
-        taken = dumping.take(crash)
+            screen.note(f"{text}; the process is paused meanwhile")
+        taken = dumper.take(preview)
     except DumpError as problem:
         if problem.interrupted:
             return exit_code(interrupted=True)
-        screen.say(f"--gcore {dumping.pid}: {problem}")
+        screen.say(f"--gcore {dumper.pid}: {problem}")
         return exit_code(failed=not problem.unreachable, unreachable=problem.unreachable)
-    goes_on = taken.state not in ("", "T", "t")
-    after = "goes on" if goes_on else "has ended" if not taken.state else "is stopped: kill -CONT"
+    is_running = taken.state not in ("", "T", "t")
+    after = (
+        "goes on" if is_running else "has ended" if not taken.state else "is stopped: kill -CONT"
+    )
     if taken.continued:
         after += " (it had been left stopped, and was sent SIGCONT)"
     if taken.error:
-        screen.say(f"--gcore {crash.pid}: {taken.error}; pid {crash.pid} {after}")
+        screen.say(f"--gcore {preview.pid}: {taken.error}; pid {preview.pid} {after}")
         return exit_code(failed=True)
-    screen.note(f"{size(taken.size_bytes)} in {taken.seconds} s; pid {crash.pid} {after}")
+    screen.note(f"{size(taken.size_bytes)} in {taken.seconds} s; pid {preview.pid} {after}")
     click.echo(sanitise(taken.path))
-    return exit_code(failed=not goes_on)
+    return exit_code(failed=not is_running)
 
 
 @click.command()
@@ -183,20 +187,21 @@ def cores(
                 raise Refused(
                     "-o: with --gcore only for --local; on a node a core lies where others do"
                 )
-            into = str(_directory(output).resolve()) if output is not None else ""
+            directory = str(_make_directory(output).resolve()) if output is not None else ""
             ((name, policy),) = nodes.policies.items()
-            return _dump(Dumping(ask, transport.tag, name, policy, pid, into), screen, yes)
-        into_ = _directory(output) if output is not None else None
+            dumper = CoreDumper(ask, transport.tag, name, policy, pid, directory)
+            return _dump(dumper, screen, yes)
+        path = _make_directory(output) if output is not None else None
         cores = collect_cores(ask, transport.tag, nodes.policies, seconds, job or "")
-    if into_ is not None:
-        _write(cores, into_)
-    trouble = bool(cores.crashes or cores.errors or cores.notes)
-    if find("cores", format).styled and not (trouble or cores.more or not cores.complete):
+    if path is not None:
+        _write(cores, path)
+    has_findings = bool(cores.crashes or cores.errors or cores.notes)
+    if find("cores", format).styled and not (has_findings or cores.unlisted or not cores.complete):
         screen.note(summary(cores))
     else:
-        show("cores", format, cores, screen, silent=screen.quiet and not trouble)
+        show("cores", format, cores, screen, silent=screen.quiet and not has_findings)
     if not cores.complete:
         screen.say_partial(cores.errors)
-    failed = [*cores.errors, *(crash.found.reader for crash in cores.unread)]
+    failed = [*cores.errors, *(crash.location.reader for crash in cores.unread)]
     nodes.remember_failed(failed, lost=True, reached=None if cores.complete else failed)
     return _code(cores)

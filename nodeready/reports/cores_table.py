@@ -13,11 +13,11 @@ from nodeready.text import counted, sanitise
 from nodeready.triage.cores import CoreGroup, Cores, Crash, crashed_in
 from nodeready.triage.stacks.document import fold_ranks
 
-#: Groups, frames and lines of Python's own stack that are shown without -v.
+#: Maximum groups, frames and lines of Python's own stack without -v.
 _GROUPS, _FRAMES, _PYTHON = 20, 14, 6
-#: Maximum of kinds of crashes, reasons and notes that are shown whole.
-_FEW = 4
-#: Columns of a function, and of a node set.
+#: Maximum rows of a section that are shown in full.
+_FULL_ROWS = 4
+#: Maximum columns of a function, and of a node set.
 _NAME, _NODES = 44, 120
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -31,7 +31,7 @@ def size(number: int) -> str:
 
 
 def process(crash: Crash) -> str:
-    """``pid 4711, rank 3, user ada, 37 threads, 5.2 MiB``: what is known of a process."""
+    """``pid 4711, rank 3, user ada, 37 threads, 5.2 MiB``: the known values of a process."""
     core = crash.core
     parts = [
         "" if crash.pid is None else f"pid {crash.pid}",
@@ -39,7 +39,7 @@ def process(crash: Crash) -> str:
         f"job {core.job}" if core.job else "",
         f"user {core.user}" if core.user else "" if core.uid is None else f"uid {core.uid}",
         counted(core.threads, "thread") if core.threads else "",
-        size(crash.found.file.size_bytes),
+        size(crash.location.file.size_bytes),
     ]
     return ", ".join(filter(None, parts))
 
@@ -83,11 +83,11 @@ class _CoresTable(TableLayout):
         return line((f"and {kinds} (-v shows them)", "bold"))
 
     def core(self, crash: Crash) -> StyledLine:
-        """The core file, its process, and and any doubt about the core."""
+        """The core file, its process, and any doubt about the core."""
         doubt = f"; {crash.core.warning}" if crash.core.warning else ""
         if crash.core.cut:
-            doubt += "; gdb's words were more than is kept"
-        text = f"{crash.node}: {crash.found.file.path} ({process(crash)})"
+            doubt += "; gdb's output was cut"
+        text = f"{crash.node}: {crash.location.file.path} ({process(crash)})"
         return self.detail((text, "dim"), (doubt, STYLES["warn"]))
 
     def frames(self, group: CoreGroup) -> Iterator[StyledLine]:
@@ -110,8 +110,8 @@ class _CoresTable(TableLayout):
 
     def unread(self, crashes: Sequence[Crash]) -> RowSection:
         """Cores without a backtrace, by similar reasons."""
-        # The number stands for the node, so that no word of a reason is taken for its name.
-        pairs = (((crash.core.unread,), f"\0{at}") for at, crash in enumerate(crashes))
+        # Numbers instead of names: a word of a reason may equal a node's name.
+        pairs = (((crash.core.unread,), f"\0{index}") for index, crash in enumerate(crashes))
 
         def head(row: SimilarTexts) -> tuple[StyledLine, list[Crash]]:
             members = [crashes[int(name[1:])] for name in row.names]
@@ -147,7 +147,7 @@ class _CoresTable(TableLayout):
 
 
 def show(cores: Cores, options: Options = PLAIN) -> Iterator[StyledLine]:
-    """Each kind of crash with its backtrace, then what could not be read, and why.
+    """Each kind of crash with its backtrace, then the unread cores and the failed nodes.
 
     With ``verbose`` every frame and every core is shown.
     """
@@ -160,20 +160,20 @@ def show(cores: Cores, options: Options = PLAIN) -> Iterator[StyledLine]:
         table.notes(cores),
     ]
     room = 0 if table.is_whole else options.lines - 3
-    yield from fitted(sections, room, options.width, _FEW)
-    older = sum(cores.more.values())
+    yield from fitted(sections, room, options.width, _FULL_ROWS)
+    older = sum(cores.unlisted.values())
     if older:
         text = f"{counted(older, 'older core')} not read (--since, --limit: fewer at once)"
-        yield table.named("more", "warn", text, cores.more)
+        yield table.named("more", "warn", text, cores.unlisted)
     if not cores.complete:
-        yield line(("partial  ", STYLES["warn"]), "interrupted: not all cores were looked at")
+        yield line(("partial  ", STYLES["warn"]), "interrupted: some cores are missing")
     yield line(summary(cores))
 
 
 def summary(cores: Cores) -> str:
     """``4 cores on 2 nodes: 3 read, of 1 kind; 1 not read``."""
     if not cores.crashes:
-        return f"no core found on {counted(len(cores.asked) - len(cores.errors), 'node')}"
+        return f"no core found on {counted(len(cores.nodes) - len(cores.errors), 'node')}"
     nodes_ = counted(len({crash.node for crash in cores.crashes}), "node")
     text = f"{counted(len(cores.crashes), 'core')} on {nodes_}: {len(cores.read)} read"
     if cores.groups:

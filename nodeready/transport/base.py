@@ -422,7 +422,7 @@ def rows(
 def no_answer_reason(answer: Answer, config: Any, purpose: str) -> str:
     """Why a node's program printed no row that we know.
 
-    purpose: what is not done without a Python, such as "cores cannot be looked at"
+    purpose: what is not done without a Python, such as "cores cannot be read"
     """
     if f"{config.nonce} {payload.NO_PYTHON}" in answer.stdout:
         return f"{payload.NO_PYTHON}: {purpose}"

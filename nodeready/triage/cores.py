@@ -1,6 +1,6 @@
 """The document of `cores`: every core file once, its backtrace, equal crashes grouped.
 
-`deduplicated` to `Cores` are pure; `collect_cores` and `Dumping` ask the nodes.
+`collect_cores` and `CoreDumper` ask the nodes; the rest is pure.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import re
 import signal
 import string
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 from nodeready.node.cores import gcore, program
 from nodeready.node.cores.gdb import CRASHED, EVERY, PYTHON
@@ -23,7 +23,7 @@ from nodeready.policy import Policy
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
 from nodeready.subjects.json_types import Count
-from nodeready.text import now
+from nodeready.text import counted, now
 from nodeready.transport.base import (
     INTERRUPTED,
     UNREACHED,
@@ -38,26 +38,26 @@ from nodeready.transport.base import (
     rows,
 )
 
-# --- gdb's backtraces: from its text to frames, and when two crashes are equal.
+# --- gdb's backtraces: from its text to frames, and the key of equal crashes.
 
-#: Characters of a name that are kept, and of a line in which it is looked for.
-_NAME, _LONGEST = 2000, 20_000
+#: Maximum characters of a name, and of a line in which it is searched.
+_NAME_CHARACTERS, _LINE_CHARACTERS = 2000, 20_000
 _FRAME = re.compile(r"#[0-9]+ +(?:0x([0-9a-f]+) in )?(.+)")
-_PLACE = re.compile(r"(.+):([0-9]+)")
-# Brackets in a function's name, before its arguments, and operators that look like some.
+_SOURCE_LINE = re.compile(r"(.+):([0-9]+)")
+# Brackets in a function's name, before its arguments, and operators that look like brackets.
 _BRACKET = re.compile(
     r"operator[<>=!+*/%&|^~\[\],-]*(?:\(\))?"
     r"|( ?\()(anonymous namespace\))?|([<{])|([)}]|(?<!-)>)"
 )
 _THREAD = re.compile(r"Thread ([0-9]+) \((?:Thread 0x[0-9a-f]+ )?\(?LWP ([0-9]+)\)?.*")
-# glibc chooses one of these by the CPU: on two kinds of nodes, the same crash has two names. Each
-# name can be read in one way only: a program's author chooses the names of its functions.
-_BY_CPU = re.compile(
+# glibc chooses one of these variants by the CPU: on two kinds of nodes, the same crash has two
+# names. The pattern must not backtrack: the author of a program chooses the names.
+_CPU_VARIANT = re.compile(
     r"(?:_asimd|_sve|_mte)*(?:_(?:sse|avx|evex|erms|rtm|unaligned)[0-9_a-z]*|_asimd|_sve|_mte)\Z"
 )
-_OF_SUFFIX = string.ascii_lowercase + string.digits + "_"
-#: Functions through which a program ends itself: what called them is where it crashed.
-_ENDING = frozenset(
+_VARIANT_CHARACTERS = string.ascii_lowercase + string.digits + "_"
+#: Functions through which a program ends itself: it crashed in their caller.
+_ENDINGS = frozenset(
     (
         "__pthread_kill_implementation", "__pthread_kill_internal", "__GI___pthread_kill",
         "pthread_kill", "__GI_raise", "raise", "__GI_abort", "abort", "kill", "__libc_message",
@@ -71,15 +71,15 @@ _ENDING = frozenset(
 
 
 @dataclass(frozen=True)
-class Frame:
+class CoreFrame:
     """One call, without addresses and values.
 
     function: ``??`` where gdb has no name
     file:     of the source, as gdb has it; "": no debug information
     line:     0: none
     library:  the file name of the shared library; "": the program itself, or not known
-    offset:   of a function without a name, the address within its page: it is the same wherever
-              the program was loaded
+    offset:   of a function without a name, the address within its page: it does not depend on the
+              address at which the program was loaded
     """
 
     JSON: ClassVar = ("function", "file", "line", "library")
@@ -92,35 +92,35 @@ class Frame:
 
     @property
     def place(self) -> str:
-        """``strlen.S:79``, or ``libc.so.6``; "": nobody knows."""
+        """``strlen.S:79``, or ``libc.so.6``; "": unknown."""
         if self.file:
             return f"{self.file.rpartition('/')[2]}:{self.line}"
         return self.library
 
 
 class CoreThread(NamedTuple):
-    """One thread: its number by gdb, its id in the kernel, and where it stood."""
+    """One thread: its number in gdb, its id in the kernel, and its frames."""
 
     number: int
     lwp: int
-    frames: tuple[Frame, ...]
+    frames: tuple[CoreFrame, ...]
 
 
 class Backtrace(NamedTuple):
-    """What gdb said of one core; frames innermost first, as gdb numbers them.
+    """gdb's backtraces of one core; frames innermost first, as gdb numbers them.
 
     crashed: of the thread that got the signal
     python:  the lines of ``py-bt``, where gdb has that
     """
 
-    crashed: tuple[Frame, ...] = ()
+    crashed: tuple[CoreFrame, ...] = ()
     threads: tuple[CoreThread, ...] = ()
     python: tuple[str, ...] = ()
 
 
 def _function(text: str) -> str:
-    """``f`` of ``f (x=1)``: what stands before the arguments, which begin at the first `` (`` that
-    is in no bracket. C++ has both in names, and operators that look like brackets."""
+    """``f`` of ``f (x=1)``: the text before the arguments, which begin at the first `` (`` outside
+    of all brackets. C++ has both in names, and operators that look like brackets."""
     depth = 0
     for match in _BRACKET.finditer(text):
         opens, anonymous, also_opens, closes = match.groups()
@@ -134,34 +134,34 @@ def _function(text: str) -> str:
 
 
 def _library(text: str) -> tuple[str, str] | None:
-    """What stands before and behind the last `` from `` that a path or a library follows."""
+    """The text before and after the last `` from `` that a path or a library follows."""
     path, last = text.rfind(" from /"), text.rfind(" from ")
     name = text[last + 6 :]
     at = last if last >= 0 and ".so" in name and " " not in name else path
     return (text[:at], text[at + 6 :]) if at >= 0 else None
 
 
-def frame(row: str) -> Frame | None:
-    """One line of a backtrace; None: it is none."""
+def parse_frame(row: str) -> CoreFrame | None:
+    """The frame of one line of a backtrace; None: another line."""
     match = _FRAME.fullmatch(row.rstrip())
     if match is None:
         return None
     text, file, line, library = match[2], "", 0, ""
-    before, at, behind = text.rpartition(" at ")
-    if at and (place := _PLACE.fullmatch(behind)):
+    before, separator, after = text.rpartition(" at ")
+    if separator and (place := _SOURCE_LINE.fullmatch(after)):
         text, file, line = before, place[1], int(place[2][:9])
-    elif within := _library(text):
-        text, library = within[0], within[1].rpartition("/")[2]
-    function = _function(text[:_LONGEST])[:_NAME]
+    elif parts := _library(text):
+        text, library = parts[0], parts[1].rpartition("/")[2]
+    function = _function(text[:_LINE_CHARACTERS])[:_NAME_CHARACTERS]
     offset = int(match[1] or "0", 16) & 0xFFF if function == "??" else 0
-    return Frame(function, file[:_NAME], line, library[:_NAME], offset)
+    return CoreFrame(function, file[:_NAME_CHARACTERS], line, library[:_NAME_CHARACTERS], offset)
 
 
 def parse(text: str) -> Backtrace:
-    """All that gdb said, by our headings; a line that is no frame is passed over."""
-    section, backtrace = "", Backtrace()
-    crashed: list[Frame] = []
-    threads: list[tuple[int, int, list[Frame]]] = []
+    """The backtraces in gdb's output, by the headings of `nodeready.node.cores.gdb`."""
+    section = ""
+    crashed: list[CoreFrame] = []
+    threads: list[tuple[int, int, list[CoreFrame]]] = []
     python: list[str] = []
     for row in text.splitlines():
         if row in (CRASHED, EVERY, PYTHON):
@@ -170,44 +170,43 @@ def parse(text: str) -> Backtrace:
             python.append(row)
         elif section == EVERY and (head := _THREAD.match(row)):
             threads.append((int(head[1][:9]), int(head[2][:9]), []))
-        elif shown_frame := frame(row):
+        elif frame := parse_frame(row):
             if section == CRASHED:
-                crashed.append(shown_frame)
+                crashed.append(frame)
             elif section == EVERY and threads:
-                threads[-1][2].append(shown_frame)
-    return backtrace._replace(
+                threads[-1][2].append(frame)
+    return Backtrace(
         crashed=tuple(crashed),
         threads=tuple(CoreThread(number, lwp, tuple(rows)) for number, lwp, rows in threads),
         python=tuple(python),
     )
 
 
-def crash_key(frames: Iterable[Frame]) -> tuple[Frame, ...]:
-    """What two equal crashes have in common."""
-    return tuple(
-        Frame(short)
-        if (short := _without_cpu(shown_frame.function)) != shown_frame.function
-        else shown_frame
-        for shown_frame in frames
-    )
+def crash_key(frames: Iterable[CoreFrame]) -> tuple[CoreFrame, ...]:
+    """The frames that two equal crashes have in common."""
+    key = []
+    for frame in frames:
+        function = _without_cpu(frame.function)
+        key.append(frame if function == frame.function else CoreFrame(function))
+    return tuple(key)
 
 
 def _without_cpu(function: str) -> str:
     """``memcpy`` of ``memcpy_avx_unaligned_erms``."""
-    match = _BY_CPU.search(function, len(function.rstrip(_OF_SUFFIX)))
+    match = _CPU_VARIANT.search(function, len(function.rstrip(_VARIANT_CHARACTERS)))
     return function[: match.start()] if match else function
 
 
-def headline(frames: Sequence[Frame]) -> Frame | None:
-    """The frame to name a crash by: the first with a name that is not only how it ended."""
+def headline(frames: Sequence[CoreFrame]) -> CoreFrame | None:
+    """The frame that names a crash: the first with a name that is not one of _ENDINGS."""
     named = [f for f in frames if f.function != "??"]
-    return next((f for f in named if f.function not in _ENDING), named[0] if named else None)
+    return next((f for f in named if f.function not in _ENDINGS), named[0] if named else None)
 
 
-def crashed_in(frames: Sequence[Frame], top: Frame) -> bool:
-    """Whether it crashed in this very frame, and not in one without a name that it called."""
+def crashed_in(frames: Sequence[CoreFrame], top: CoreFrame) -> bool:
+    """Whether it crashed in this frame, and not in a nameless one that this frame called."""
     before = frames[: frames.index(top)]
-    return all(frame.function in _ENDING for frame in before)
+    return all(frame.function in _ENDINGS for frame in before)
 
 
 # --- The core files, the crashes and their groups.
@@ -215,11 +214,11 @@ def crashed_in(frames: Sequence[Frame], top: Frame) -> bool:
 
 @dataclass(frozen=True)
 class CrashFile:
-    """One file, however many nodes see it.
+    """One core file, of one node or on a file system that several nodes share.
 
-    reader: the node that is asked about it
-    nodes:  all that see it
-    host:   where it was written, when its name tells: the node's name, else the host's; else ""
+    reader: the node that reads it
+    nodes:  all nodes that see it
+    host:   the node or host that wrote it, by the file's name; "": the name does not tell
     """
 
     file: CoreFile
@@ -238,12 +237,12 @@ class CrashFile:
 
 @dataclass(frozen=True)
 class Crash:
-    """One core with what was read from it.
+    """One core and its content.
 
-    text: gdb's words; ""
+    text: gdb's output; "": none
     """
 
-    found: CrashFile
+    location: CrashFile
     core: CoreSummary
     text: str = ""
 
@@ -253,26 +252,26 @@ class Crash:
 
     @property
     def node(self) -> str:
-        """Where it crashed, as far as anybody knows."""
-        return self.found.host or self.found.reader
+        """The node where it crashed; if that is unknown, the node that read it."""
+        return self.location.host or self.location.reader
 
     @property
     def when(self) -> str:
-        """When it was written: ISO 8601, UTC."""
+        """The time of writing: ISO 8601, UTC."""
         try:
-            moment = datetime.fromtimestamp(self.found.file.modified_ns // 10**9, timezone.utc)
+            moment = datetime.fromtimestamp(self.location.file.modified_ns // 10**9, timezone.utc)
         except (OverflowError, ValueError, OSError):
             return ""
         return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
     @property
     def pid(self) -> int | None:
-        """As the host numbered it, where the file's name has that."""
-        return self.core.pid if self.found.file.pid is None else self.found.file.pid
+        """The pid on the host, if the file's name has it; else in the process's own namespace."""
+        return self.core.pid if self.location.file.pid is None else self.location.file.pid
 
     @property
     def signal(self) -> int | None:
-        return self.found.file.signal if self.core.signal is None else self.core.signal
+        return self.location.file.signal if self.core.signal is None else self.core.signal
 
     @property
     def program(self) -> str:
@@ -282,7 +281,7 @@ class Crash:
     @property
     def truncated(self) -> bool:
         total_bytes = self.core.whole_bytes
-        return total_bytes is not None and self.found.file.size_bytes < total_bytes
+        return total_bytes is not None and self.location.file.size_bytes < total_bytes
 
 
 @dataclass(frozen=True)
@@ -292,8 +291,8 @@ class CoreGroup:
     signal:  0: copies of live processes; None: not known
     program: without its directory
     frames:  of the thread that got the signal, innermost first, as gdb numbers them
-    crashes: the first to crash stands first
-    cores:   indexes into `cores`, the first to crash first
+    crashes: the earliest first
+    cores:   their indexes into `cores`
     """
 
     JSON: ClassVar = (
@@ -302,9 +301,9 @@ class CoreGroup:
 
     signal: int | None
     program: str
-    frames: tuple[Frame, ...]
+    frames: tuple[CoreFrame, ...]
     crashes: tuple[Crash, ...]
-    cores: tuple[Count, ...] = ()
+    cores: tuple[Count, ...]
 
     @property
     def signal_name(self) -> str:
@@ -313,8 +312,8 @@ class CoreGroup:
 
     @property
     def function(self) -> str:
-        """The first function with a name that does not only end a program: where it crashed, or
-        what called that."""
+        """The first named function that does not only end a program: it crashed there, or in a
+        function that it called."""
         return self.headline.function if self.headline else ""
 
     @property
@@ -328,25 +327,27 @@ class CoreGroup:
         return tuple(sorted({c.core.rank for c in self.crashes if c.core.rank is not None}))
 
     @property
-    def headline(self) -> Frame | None:
+    def headline(self) -> CoreFrame | None:
         return headline(self.frames)
 
 
 @dataclass(frozen=True)
 class CoreRow:
-    """One core file, however many nodes see it.
+    """One core file, of one node or on a file system that several nodes share.
 
     node:        where it crashed, by the file's name; else the node that read it
     seen_on:     the nodes that see this file
     written:     ISO 8601, UTC
     age_s:       by the node's clock
-    whole_bytes: the size that its own headers give
+    total_bytes: the size according to its own headers
     command:     the first 80 characters
     threads:     0: not known
     unread:      why there is no backtrace; "": there is one
-    text_file:   of `-o DIR`: the output of gdb; "": there is none
+    text_file:   file of gdb's output in `-o DIR`; "": no output
     python:      the lines of py-bt
     """
+
+    JSON_KEYS: ClassVar = {"total_bytes": "whole_bytes"}
 
     node: str
     seen_on: tuple[str, ...]
@@ -354,7 +355,7 @@ class CoreRow:
     written: str
     age_s: float
     size_bytes: int
-    whole_bytes: int | None
+    total_bytes: int | None
     truncated: bool
     signal: int | None
     pid: int | None
@@ -374,15 +375,15 @@ class CoreRow:
     @classmethod
     def of(cls, crash: Crash, text_file: str) -> CoreRow:
         """The row of a core in the document."""
-        file, core = crash.found.file, crash.core
+        file, core = crash.location.file, crash.core
         return cls(
             node=crash.node,
-            seen_on=crash.found.nodes,
+            seen_on=crash.location.nodes,
             path=file.path,
             written=crash.when,
             age_s=round(file.age_s, 1),
             size_bytes=file.size_bytes,
-            whole_bytes=core.whole_bytes,
+            total_bytes=core.whole_bytes,
             truncated=crash.truncated,
             signal=crash.signal,
             pid=crash.pid,
@@ -404,31 +405,32 @@ class CoreRow:
 @dataclass(frozen=True)
 class Cores:
     """The document of `nodeready cores`, and DIR/cores.json: where the program of every core
-    crashed, equal crashes together, the group that began first in front.
+    crashed. Equal crashes are one group; the group of the earliest crash is first.
 
     started:  ISO 8601, UTC
     finished: ISO 8601, UTC
-    asked:    the nodes
+    nodes:    all nodes that were asked
     errors:   node -> why it gave no answer
     unreachable: the nodes among these that could not be reached
-    notes:    node -> what kept it from looking somewhere
-    more:     node -> how many older cores were not read
+    notes:    node -> the places that it could not search, and why
+    unlisted: node -> number of older cores that were not read
     complete: False when it was interrupted
     """
 
     SCHEMA: ClassVar = "cores"
     JSON: ClassVar = (
-        *("started", "finished", "complete", "groups", "cores", "errors", "notes", "more"),
+        *("started", "finished", "complete", "groups", "cores", "errors", "notes", "unlisted"),
     )
+    JSON_KEYS: ClassVar = {"unlisted": "more"}
 
     started: str
     finished: str
-    asked: tuple[str, ...]
+    nodes: tuple[str, ...]
     crashes: tuple[Crash, ...]
     errors: Mapping[str, str] = field(default_factory=dict)
     unreachable: frozenset[str] = frozenset()
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    more: Mapping[str, int] = field(default_factory=dict)
+    unlisted: Mapping[str, int] = field(default_factory=dict)
     complete: bool = True
 
     @cached_property
@@ -438,17 +440,13 @@ class Cores:
 
     @cached_property
     def unread(self) -> tuple[Crash, ...]:
-        """The cores without one, each with its reason."""
+        """The cores without a backtrace."""
         return tuple(crash for crash in self.crashes if crash.core.unread)
 
     @cached_property
     def groups(self) -> tuple[CoreGroup, ...]:
-        """The cores with a backtrace by their crash."""
-        indexes = {id(crash): index for index, crash in enumerate(self.crashes)}
-        return tuple(
-            replace(group, cores=tuple(indexes[id(crash)] for crash in group.crashes))
-            for group in grouped(self.read)
-        )
+        """The cores with a backtrace, by their crash."""
+        return group_crashes(self.crashes)
 
     @property
     def cores(self) -> tuple[CoreRow, ...]:
@@ -457,12 +455,12 @@ class Cores:
 
     @cached_property
     def file_names(self) -> tuple[str, ...]:
-        """For each of the crashes the name of the file that holds its text; see `file_names`."""
+        """For each crash the name of the file of its text; see the function `file_names`."""
         return tuple(file_names(self.crashes))
 
 
 def signal_name(number: int | None) -> str:
-    """``SIGSEGV``; ``live``: of a live process; ``signal?``: the core does not say."""
+    """``SIGSEGV``; ``live``: a copy of a live process; ``signal?``: unknown."""
     if number is None:
         return "signal?"
     if number == 0:
@@ -473,51 +471,66 @@ def signal_name(number: int | None) -> str:
         return f"signal {number}"
 
 
-def grouped(crashes: Iterable[Crash]) -> tuple[CoreGroup, ...]:
-    """Equal crashes together; the group that began first stands first: it may be the cause of the
-    others, which lost their peer."""
-    by_key: dict[tuple[object, ...], list[Crash]] = {}
-    for crash in sorted(crashes, key=lambda crash: (crash.found.file.modified_ns, crash.node)):
-        frames = crash_key(crash.backtrace.crashed)
-        by_key.setdefault((crash.signal, crash.program, frames), []).append(crash)
-    return tuple(
-        CoreGroup(rows[0].signal, rows[0].program, rows[0].backtrace.crashed, tuple(rows))
-        for rows in by_key.values()
-    )
+def group_crashes(crashes: Sequence[Crash]) -> tuple[CoreGroup, ...]:
+    """The crashes with a backtrace, equal ones together.
+
+    The group of the earliest crash is first: it may be the cause of the others, which lost a peer.
+    """
+    by_key: dict[tuple[object, ...], list[int]] = {}
+    readable = [index for index, crash in enumerate(crashes) if not crash.core.unread]
+
+    def age(index: int) -> tuple[int, str]:
+        return crashes[index].location.modified_ns, crashes[index].node
+
+    for index in sorted(readable, key=age):
+        crash = crashes[index]
+        key = crash.signal, crash.program, crash_key(crash.backtrace.crashed)
+        by_key.setdefault(key, []).append(index)
+    groups = []
+    for indexes in by_key.values():
+        first, *_ = members = tuple(crashes[index] for index in indexes)
+        groups.append(
+            CoreGroup(
+                first.signal, first.program, first.backtrace.crashed, members, tuple(indexes)
+            )
+        )
+    return tuple(groups)
 
 
 def _label(name: str) -> str:
     return name.partition(".")[0].lower()
 
 
-def deduplicated(listings: Mapping[str, Listing]) -> list[CrashFile]:
+def deduplicate(listings: Mapping[str, Listing]) -> list[CrashFile]:
     """Every core file once, the newest first, each with the node that is to read it.
 
-    On a shared file system several nodes see the same one: path, inode, size and time are equal.
-    It is read where it was written, if its name tells that, else where least is to be read.
+    Several nodes see a file on a shared file system: path, inode, size and time are equal. The
+    node that wrote it reads it, if the file's name tells that node, else the node with the fewest
+    files to read.
     """
-    read_places: dict[tuple[str, int, int, int], list[tuple[str, CoreFile]]] = {}
+    nodes_by_file: dict[tuple[str, int, int, int], list[tuple[str, CoreFile]]] = {}
     for node, listing in listings.items():
         for file in listing.files:
             key = (file.path, file.inode, file.modified_ns, file.size_bytes)
-            read_places.setdefault(key, []).append((node, file))
+            nodes_by_file.setdefault(key, []).append((node, file))
     by_label = {_label(node): node for node in listings}
     load = dict.fromkeys(listings, 0)
-    crashes = []
-    for places in sorted(read_places.values(), key=lambda places: -places[0][1].modified_ns):
-        nodes, file = tuple(node for node, _ in places), places[0][1]
-        home = by_label.get(_label(file.host), "") if file.host else ""
-        reader = home if home in nodes else min(nodes, key=lambda node: load[node])
+    crash_files = []
+    for sightings in sorted(nodes_by_file.values(), key=lambda rows: -rows[0][1].modified_ns):
+        files = dict(sightings)
+        host = sightings[0][1].host
+        home = by_label.get(_label(host), "") if host else ""
+        reader = home if home in files else min(files, key=lambda node: load[node])
         load[reader] += 1
-        file = next(one for node, one in places if node == reader)
-        # A node may name a file after another one, which would see it, too, if it were its own.
-        host = "" if home and home not in nodes else home or file.host
-        crashes.append(CrashFile(file, reader, nodes, host))
-    return crashes
+        file = files[reader]
+        # A node may name a file after another node. That node would see the file if it were its.
+        host = "" if home and home not in files else home or file.host
+        crash_files.append(CrashFile(file, reader, tuple(files), host))
+    return crash_files
 
 
 def file_names(crashes: Sequence[Crash]) -> list[str]:
-    """A name for the text of each: ``NODE-PID.txt``; a second one of that name has a number."""
+    """The name of each crash's text: ``NODE-PID.txt``; equal names get numbers."""
     names: list[str] = []
     taken: dict[str, int] = {}
     for crash in crashes:
@@ -532,20 +545,20 @@ def file_names(crashes: Sequence[Crash]) -> list[str]:
     return names
 
 
-# --- Two rounds: the nodes list their core files, by names alone; then each core is read once, on
-# the node that wrote it, however many nodes see it; or one core is taken of a live process.
+# --- Two rounds: the nodes list their core files, by names alone; then the node that wrote a core
+# reads it, even if further nodes see it.
 
-#: What is missing where there is no Python.
-NOT_DONE = "cores cannot be looked at"
-#: Cores that are read on one node.
-MOST = 20
-#: Cores among which those of one job are looked for, on one node.
-_AMONG = 60
-#: Seconds to list them; a directory on a mount that hangs takes all of it.
+#: The consequence of a missing Python.
+_NO_CORES = "cores cannot be read"
+#: Maximum cores that one node reads.
+MAX_CORES = 20
+#: Maximum cores of one node among which those of a job are searched.
+_MAX_CANDIDATES = 60
+#: Seconds to list the cores; a directory on a mount that hangs takes all of it.
 _LIST_S = 30
-#: Seconds to read one, beside the first, and all of a node's.
-_READ_S, _FIRST_S, _ALL_S = 60, 20, 1200
-#: Bytes of a backtrace that are unpacked: the node caps its text at 1 MiB of characters.
+#: Seconds to read a core, to start reading, and maximum for all cores of a node.
+_READ_S, _START_S, _MAX_READ_S = 60, 20, 1200
+#: Maximum bytes of an unpacked backtrace: the node caps its text at 1 MiB of characters.
 _TEXT_BYTES = 8 << 20
 
 
@@ -555,8 +568,8 @@ def collect_cores(
     """List the cores of these nodes, and read each once.
 
     tag:     of the run
-    since_s: only those of the last so many seconds; 0: all
-    job:     only those of this job; "": all
+    since_s: maximum age of a core in seconds; 0: any
+    job:     only cores of this job; "": all
     """
     started = now()
     errors: dict[str, str] = {}
@@ -565,42 +578,43 @@ def collect_cores(
         name: _list_config(nonce, tag, policy, since_s) for name, policy in policies.items()
     }
     answers = _ask_all(ask, "looking", requests)
-    complete = not any(answer.kind == INTERRUPTED for answer in answers.values())
-    listings = {}
+    listings: dict[str, Listing] = {}
     for name, answer in answers.items():
         try:
             received = rows(answer, requests[name], {"listing": Listing})
-            listings[name] = received[0] if received else None
         except ProbeError as problem:
             errors[name] = problem.reason
             continue
-        if listings[name] is None:
-            errors[name] = no_answer_reason(answer, requests[name], NOT_DONE)
-    readable = {name: listing for name, listing in listings.items() if listing is not None}
-    unlisted = {name: listing.unlisted_count for name, listing in readable.items()}
-    reading: dict[str, list[CrashFile]] = {}
-    for crash in deduplicated(readable):
-        reading.setdefault(crash.reader, []).append(crash)
-    crashes: list[Crash] = []
-    gone = {
+        if received:
+            listings[name] = received[0]
+        else:
+            errors[name] = no_answer_reason(answer, requests[name], _NO_CORES)
+    unlisted = {name: listing.unlisted_count for name, listing in listings.items()}
+    notes = {name: list(listing.notes) for name, listing in listings.items()}
+    lost = {
         name for name, answer in answers.items() if answer.kind in UNREACHED and name in errors
     }
-    notes = {name: list(listing.notes) for name, listing in readable.items()}
-    if reading:
-        # Cores that an interrupt left unread are listed as such.
-        reads = ask if complete else _ask_nothing
-        crashes, lost, complete = _read(reads, tag, reading, job, unlisted=unlisted, notes=notes)
-        errors |= lost
-        gone |= lost.keys()
+    by_reader: dict[str, list[CrashFile]] = {}
+    for crash_file in deduplicate(listings):
+        by_reader.setdefault(crash_file.reader, []).append(crash_file)
+    crashes: list[Crash] = []
+    complete = not any(answer.kind == INTERRUPTED for answer in answers.values())
+    if by_reader:
+        # After an interrupt, the cores are listed as unread.
+        crashes, lost_readers, complete = _read(
+            ask if complete else _ask_nothing, tag, by_reader, job, unlisted=unlisted, notes=notes
+        )
+        errors |= lost_readers
+        lost |= lost_readers.keys()
     return Cores(
         started=started,
         finished=now(),
-        asked=tuple(policies),
+        nodes=tuple(policies),
         crashes=tuple(crashes),
         errors=errors,
-        unreachable=frozenset(gone),
-        notes={name: tuple(cores) for name, cores in notes.items() if cores},
-        more={name: number for name, number in unlisted.items() if number},
+        unreachable=frozenset(lost),
+        notes={name: tuple(lines) for name, lines in notes.items() if lines},
+        unlisted={name: number for name, number in unlisted.items() if number},
         complete=complete,
     )
 
@@ -612,7 +626,7 @@ def _ask_all(
 
 
 def _ask_nothing(phase: str, requests: Mapping[str, Request]) -> Mapping[str, Answer]:
-    """Ask nobody any more."""
+    """The answers after an interrupt: no node is asked."""
     return dict.fromkeys(requests, interrupted())
 
 
@@ -624,23 +638,23 @@ def _list_config(nonce: str, tag: str, policy: Policy, since_s: float) -> progra
 def _read(
     ask: Asks,
     tag: str,
-    reading: Mapping[str, list[CrashFile]],
+    by_reader: Mapping[str, list[CrashFile]],
     job: str,
     *,
     unlisted: dict[str, int],
     notes: dict[str, list[str]],
 ) -> tuple[list[Crash], dict[str, str], bool]:
     """Every core with its backtrace; the nodes that were lost meanwhile, each with the reason; and
-    whether it came to its end.
+    whether it was not interrupted.
 
-    Counts in ``more`` what is not read.
+    Adds to ``unlisted`` the number of cores that were not read, and to ``notes``.
     """
-    maximum = _AMONG if job else MOST
-    chosen = {name: by_turns(files)[:maximum] for name, files in reading.items()}
+    maximum = _MAX_CANDIDATES if job else MAX_CORES
+    chosen = {name: by_turns(files)[:maximum] for name, files in by_reader.items()}
     requests = {}
     for name, files in chosen.items():
-        unlisted[name] += len(reading[name]) - len(files)
-        limit_s = min(_ALL_S, _FIRST_S + _READ_S * min(len(files), MOST))
+        unlisted[name] += len(by_reader[name]) - len(files)
+        limit_s = min(_MAX_READ_S, _START_S + _READ_S * min(len(files), MAX_CORES))
         requests[name] = program.CoresConfig(
             new_nonce(),
             tag,
@@ -649,7 +663,7 @@ def _read(
                 (f.file.path, f.file.inode, f.file.modified_ns, f.file.size_bytes) for f in files
             ),
             job=job,
-            maximum=MOST,
+            maximum=MAX_CORES,
         )
     answers = _ask_all(ask, "reading", requests)
     crashes = []
@@ -662,15 +676,15 @@ def _read(
         except ProbeError as problem:
             received, answer = [], Failure(error=problem.reason)
         cores = {core.number: core for core in received if isinstance(core, CoreSummary)}
-        for end in (row for row in received if isinstance(row, ReadTotals)):
+        end = next((row for row in received if isinstance(row, ReadTotals)), None)
+        if end is None:
+            refused.append(f"no answer: {no_answer_reason(answer, requests[name], _NO_CORES)}")
+        else:
             unlisted[name] += end.unread_count
             if end.unknown_job_count:
-                notes.setdefault(name, []).append(
-                    f"{end.unknown_job_count} cores do not tell their job"
+                notes[name].append(
+                    f"the job of {counted(end.unknown_job_count, 'core')} is unknown"
                 )
-            break
-        else:
-            refused.append(f"no answer: {no_answer_reason(answer, requests[name], NOT_DONE)}")
         if refused:
             missing = (number for number in range(len(files)) if number not in cores)
             cores |= {number: CoreSummary(number, unread=refused[0]) for number in missing}
@@ -682,25 +696,23 @@ def _read(
 
 
 def _unpacked(text: str) -> str:
-    """gdb's words; "" for what makes no sense."""
+    """gdb's output; "" for text that cannot be unpacked."""
     try:
         return wire.unpack(text, _TEXT_BYTES).decode("utf-8", "replace")
     except wire.DecodeError:
         return ""
 
 
-# --- A core of a live process on one node: first what would be done, then doing it.
+# --- A core of a live process on one node.
 
-Seen = TypeVar("Seen")
-
-#: Seconds to look, which starts gdb once for its version.
-_LOOK_S = 30
-#: Seconds that it may take at most, whatever its size.
-_TAKE_S = 3600
+#: Seconds for the preview, which starts gdb once for its version.
+_PREVIEW_S = 30
+#: Maximum seconds to take a core of any size, and bytes per second of a slow disk.
+_MAX_TAKE_S, _SLOW_DISK = 3600, 50_000_000
 
 
 class DumpError(Exception):
-    """No core was taken: why, one line.
+    """No core was taken: the reason, one line.
 
     kind: of the node's failure; "": it answered
     """
@@ -712,12 +724,12 @@ class DumpError(Exception):
 
 
 @dataclass(frozen=True)
-class Dumping:
-    """A core of a live process: first what would be done, then doing it.
+class CoreDumper:
+    """Takes a core of a live process, after a preview.
 
-    tag:    of the run
-    node:   its name, and its policy
-    into:   the directory, on this machine alone; "": the core directory
+    tag:       of the run
+    node:      its name, and its policy
+    directory: on this machine only; "": the core directory
     """
 
     ask: Asks
@@ -725,10 +737,13 @@ class Dumping:
     node: str
     policy: Policy
     pid: int
-    into: str = ""
+    directory: str = ""
 
-    def _ask(self, limit_s: int, started: int, kind: str, of: type[Seen]) -> Seen | gcore.Preview:
-        """Raises DumpError when there is no answer."""
+    def _ask(self, limit_s: int, started: int, kinds: dict[str, type]) -> Any:
+        """The first row of the node's answer. Raises DumpError.
+
+        started: of the process, from its preview; 0: only preview
+        """
         name, policy = self.node, self.policy
         config = gcore.AttachConfig(
             new_nonce(),
@@ -736,32 +751,32 @@ class Dumping:
             limit_s,
             self.pid,
             policy.core_pattern if policy.core_handler == "path" else "",
-            self.into,
+            self.directory,
             started,
         )
         answer = self.ask("gcore", {name: request(name, gcore.__name__, config)})[name]
         if answer.kind == INTERRUPTED:
             raise DumpError(f"{name}: {answer.error}", answer.kind)
         try:
-            received = rows(answer, config, {kind: of, "seen": gcore.Preview})
+            received = rows(answer, config, kinds)
         except ProbeError as problem:
             raise DumpError(f"{name}: {problem.reason}") from None
         if not received:
-            raise DumpError(f"{name}: {no_answer_reason(answer, config, NOT_DONE)}", answer.kind)
-        first: Seen | gcore.Preview = received[0]
-        return first
+            raise DumpError(f"{name}: {no_answer_reason(answer, config, _NO_CORES)}", answer.kind)
+        return received[0]
 
-    def look(self) -> gcore.Preview:
-        """What would be done. Raises DumpError when it cannot be done, or nobody answers."""
-        preview = self._ask(_LOOK_S, 0, "seen", gcore.Preview)
+    def preview(self) -> gcore.Preview:
+        """The process and its future core. Raises DumpError when no core can be taken."""
+        preview: gcore.Preview = self._ask(_PREVIEW_S, 0, {"seen": gcore.Preview})
         if preview.refused:
             raise DumpError(preview.refused)
         return preview
 
     def take(self, preview: gcore.Preview) -> gcore.DumpResult:
-        """Do it; slow disks take 50 MB a second. Raises DumpError as `look` does."""
-        limit_s = min(_TAKE_S, 60 + preview.size_bytes // 50_000_000)
-        taken = self._ask(limit_s, preview.started, "taken", gcore.DumpResult)
+        """Take the core. Raises DumpError."""
+        limit_s = min(_MAX_TAKE_S, 60 + preview.size_bytes // _SLOW_DISK)
+        kinds = {"taken": gcore.DumpResult, "seen": gcore.Preview}
+        taken: gcore.DumpResult | gcore.Preview = self._ask(limit_s, preview.started, kinds)
         if isinstance(taken, gcore.Preview):
             raise DumpError(taken.refused)
         return taken

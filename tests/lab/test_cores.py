@@ -71,9 +71,9 @@ def sleeper(crash_nodes):
 
 #: A core has ten seconds.
 SOON = """
-from nodeready.triage.cores import Dumping
-ask = Dumping._ask
-Dumping._ask = lambda self, s, *more: ask(self, min(s, 10), *more)
+from nodeready.triage.cores import CoreDumper
+ask = CoreDumper._ask
+CoreDumper._ask = lambda self, s, *more: ask(self, min(s, 10), *more)
 """
 
 

@@ -16,21 +16,21 @@ from nodeready.reports import cores_table, json_report
 from nodeready.reports.registry import Options
 from nodeready.triage import cores as backtraces
 from nodeready.triage.cores import (
+    CoreFrame,
     Cores,
     Crash,
     CrashFile,
-    Frame,
-    deduplicated,
+    deduplicate,
     file_names,
-    grouped,
+    group_crashes,
 )
 from tests.cases import cases
 
 
 @pytest.mark.parametrize("case", cases(__file__, "cores.json", "frame"))
 def test_a_frame_is_what_does_not_change_from_crash_to_crash(case):
-    frame = Frame(*case["frame"]) if "frame" in case else None
-    assert backtraces.frame(case["row"]) == frame
+    frame = CoreFrame(*case["frame"]) if "frame" in case else None
+    assert backtraces.parse_frame(case["row"]) == frame
 
 
 DATA = Path(__file__).with_name("data")
@@ -45,14 +45,14 @@ def test_all_of_gdbs_words_become_threads_and_pythons_lines():
     assert threads == [(2, 22592, 1), (1, 22591, 1)]
     assert parsed.python == tuple(TEXT.splitlines()[-2:])
     top = backtraces.headline(parsed.crashed)
-    assert top == Frame("g", "a.cc", 6)
+    assert top == CoreFrame("g", "a.cc", 6)
     assert not backtraces.crashed_in(parsed.crashed, top)
     assert backtraces.crashed_in((*parsed.crashed[:2], top), top)
     assert backtraces.parse("") == backtraces.Backtrace()
     assert backtraces.headline(()) is None
 
 
-def crash_key(cpu: str, address: str, argument: int) -> tuple[Frame, ...]:
+def crash_key(cpu: str, address: str, argument: int) -> tuple[CoreFrame, ...]:
     text = f"""== the thread of the signal
 #0 __strlen_{cpu} () at ../sysdeps/x86_64/multiarch/strlen-{cpu}.S:79
 #1 {address} in ?? ()
@@ -67,7 +67,7 @@ def test_the_same_crash_elsewhere_has_other_addresses_arguments_and_cpus():
     # A careless pattern tries as many ways as a number of 150 digits tells.
     name = "f" + 500 * "_sse" + "X"
     for function, known in ((name, name), ("memcpy_avx_unaligned_erms", "memcpy")):
-        assert backtraces.crash_key((Frame(function),))[0].function == known
+        assert backtraces.crash_key((CoreFrame(function),))[0].function == known
 
 
 @pytest.mark.parametrize("case", cases(__file__, "cores.json", "pattern"))
@@ -119,7 +119,7 @@ def test_a_core_that_several_nodes_see_is_read_once_where_it_was_written():
     elsewhere = core_file("/nfs/core.6", 6, host="elsewhere")
     both, third = (*shared, *anywhere), (supervisor, elsewhere)
     seen = {"gpu1": both, "gpu2": both, "gpu3": third}
-    found = deduplicated({node: Listing(("/nfs/core.*",), files) for node, files in seen.items()})
+    found = deduplicate({node: Listing(("/nfs/core.*",), files) for node, files in seen.items()})
     cores = {core.file.inode: core for core in found}
     assert len(found) == len(cores) == 7
     assert [cores[inode].reader for inode in (1, 2, 9)] == ["gpu1", "gpu2", "gpu3"]
@@ -146,17 +146,17 @@ CRASHES = (
 
 FULL = Cores(
     *("2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z"),
-    asked=("gpu1", "gpu2", "gpu3", "gpu4", "gpu5"),
+    nodes=("gpu1", "gpu2", "gpu3", "gpu4", "gpu5"),
     crashes=CRASHES,
     errors={"gpu5": "no route to the node"},
     unreachable=frozenset({"gpu5"}),
     notes={"gpu1": ("core_pattern is core",)},
-    more={"gpu1": 3},
+    unlisted={"gpu1": 3},
 )
 
 
 def test_the_table_says_what_crashed_first_and_where_and_what_could_not_be_read():
-    assert [crash.node for crash in grouped(CRASHES[:3])[1].crashes] == ["gpu1", "gpu2"]
+    assert [crash.node for crash in group_crashes(CRASHES[:3])[1].crashes] == ["gpu1", "gpu2"]
     text = "\n".join(line.plain for line in cores_table.show(FULL))
     for words in (
         "SIGSEGV  python3 in fwd",
@@ -175,7 +175,7 @@ def test_the_table_says_what_crashed_first_and_where_and_what_could_not_be_read(
 def test_escapes_that_a_core_has_are_shown():
     frame = "#0 0x1 in \x1b[31m\u202eevil (x=1) at \x1b]0;t\x07.c:1"
     texts = {"command": "\x1b[2J", "user": "\udcff", "job": "[bold]x", "program": "/tmp/\x1b[1m"}
-    cores = Cores("", "", asked=("gpu1",), crashes=(crash("gpu1", 5, frame, **texts),))
+    cores = Cores("", "", nodes=("gpu1",), crashes=(crash("gpu1", 5, frame, **texts),))
     text = "".join(json_report.render(cores))
     table = "\n".join(line.plain for line in cores_table.show(cores, Options(verbose=1)))
     assert text.isascii()
