@@ -20,8 +20,8 @@ from nodeready.policy import Policy
 from nodeready.reports.lines import nodes as folded
 from nodeready.reports.registry import names
 from nodeready.text import now
-from nodeready.transport.base import INTERRUPTED, Conversation, new_nonce
-from nodeready.triage.logs import Fetched, Grouping, TailDocument, fetch_tail, fetched
+from nodeready.transport.base import INTERRUPTED, Conversation, Failure, new_nonce
+from nodeready.triage.logs import Fetched, Grouping, TailDocument, fetch_tail
 
 #: Characters of a path on Linux (PATH_MAX).
 _PATH_MAX = 4096
@@ -51,30 +51,32 @@ def _newer(words: str | None) -> int:
         raise Refused(f"--newer {words}: {error}") from None
 
 
-def _gathered(nodes: Targets, options: TargetOptions, config: TailConfig) -> TailDocument:
-    """All nodes' answers, or as many as there are when it is interrupted."""
+def _fetch(nodes: Targets, options: TargetOptions, config: TailConfig) -> TailDocument:
+    """The document of all nodes' answers; after an interrupt, of the answers so far."""
     grouping, started, screen = Grouping(), now(), options.screen()
     transport = nodes.transport
     if transport.one_text:
         config = replace(config, nonce=new_nonce())
 
-    def reading(name: str) -> Conversation[Fetched]:
+    def converse_with(name: str) -> Conversation[Fetched]:
         result = yield from fetch_tail(name, config, transport.tag)
         if result.tail is not None:
-            # Grouped as they come: equal lines of many nodes are kept once.
+            # Grouped at once, so that equal lines of many nodes are kept once.
             grouping.add(name, result.tail)
         return replace(result, tail=None)
 
     results = {
-        name: fetched(result)
-        for name, result in converse(transport, screen, "reading", reading).items()
+        name: Fetched(error=result.error, kind=result.kind)
+        if isinstance(result, Failure)
+        else result
+        for name, result in converse(transport, screen, "reading", converse_with).items()
     }
     errors = {name: result for name, result in results.items() if result.error}
     if transport.interrupted:
         screen.say_partial(errors)
     names = [name for name, result in results.items() if result.kind != INTERRUPTED]
     nodes.remember_failed([n for n in names if n in errors], lost=True, reached=names)
-    return grouping.done(
+    return grouping.document(
         started=started,
         finished=now(),
         pattern=config.pattern,
@@ -86,16 +88,16 @@ def _gathered(nodes: Targets, options: TargetOptions, config: TailConfig) -> Tai
 
 
 def _no_file_reason(tail: TailDocument) -> str:
-    """Why no node has a file, in one line; "" when one has, or when that is unknown."""
+    """Why no node has a file, one line; "" if a node has a file, or that is unknown."""
     kinds = {group.kind for group in tail.groups}
     if tail.unreachable or tail.failed or tail.notes or not tail.complete:
         return ""
     if kinds & {"lines", "stopped", "unreadable"}:
         return ""
-    reasons = {group.why for group in tail.groups if group.kind == "no-file"}
+    reasons = {group.reason for group in tail.groups if group.kind == "no-file"}
     skipped = [group for group in tail.groups if group.kind == "skipped"]
     if skipped:
-        return f"{tail.pattern}: no file to read: {skipped[0].example} {skipped[0].why}"
+        return f"{tail.pattern}: no file to read: {skipped[0].example} {skipped[0].reason}"
     names = folded([node for group in tail.groups for node in group.nodes])
     return f"{tail.pattern}: {' or '.join(sorted(reasons))}, on {names}"
 
@@ -174,13 +176,13 @@ def tail(
     else:
         nodes = select_targets(words[0], options, job=job, tell=options.screen().note)
     with nodes.transport:
-        tail_ = _gathered(nodes, options, config)
-    if reason := _no_file_reason(tail_):
+        document = _fetch(nodes, options, config)
+    if reason := _no_file_reason(document):
         raise Refused(reason)
-    show("tail", format, tail_, options.screen(), output=output, mode=0o600)
+    show("tail", format, document, options.screen(), output=output, mode=0o600)
     return exit_code(
-        interrupted=not tail_.complete,
-        failed=bool(tail_.failed),
-        unreachable=bool(tail_.unreachable),
-        check=not tail_.whole,
+        interrupted=not document.complete,
+        failed=bool(document.failed),
+        unreachable=bool(document.unreachable),
+        check=not document.has_all_files,
     )

@@ -1,4 +1,4 @@
-"""The last lines on a terminal: what is missing, who stopped first, then the smallest group."""
+"""The last lines on a terminal: missing nodes and files, files that stopped, groups of lines."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from nodeready.reports.table_layout import NO_LIMIT, TableLayout
 from nodeready.text import counted, span
 from nodeready.triage.logs import LogGroup, LogReport, TailDocument
 
-#: Groups that are shown without -v.
-_MOST = 20
-#: Columns of a set of ranks without -v.
+#: Maximum groups without -v.
+_MAX_GROUPS = 20
+#: Maximum columns of a set of ranks without -v.
 _RANKS = 40
+#: Kind of group -> its word and its style.
 _WORDS = {"no-file": ("no file", "fail"), "unreadable": ("unreadable", "fail"),
           "stopped": ("stopped", "fail"), "skipped": ("skipped", "na")}  # fmt: skip
 
@@ -28,34 +29,34 @@ class _TailTable(TableLayout):
         super().__init__(options)
         self.tail = tail
 
-    def trouble(self, word: str, style: str, reason_by_node: Mapping[str, str]) -> RowSection:
-        """The nodes without a whole answer, by their reason."""
+    def failures(self, word: str, style: str, reason_by_node: Mapping[str, str]) -> RowSection:
+        """The nodes without a complete answer, by their reason."""
         return self.by_reason(word, style, reasons(reason_by_node.items(), self.verbose))
 
     def count_line(self, count: int) -> StyledLine:
         return self.detail((f"and {counted(count, 'more group')} (-v shows them)", "bold"))
 
     def short(self, group: LogGroup) -> StyledLine:
-        """A group in one line: its last line of all."""
-        last = group.lines[-1] if group.lines else group.why
-        return next(self.whole_of(group)).with_(f"  {last}" if last else "")
+        """A group in one line, with the last line of its files."""
+        last = group.lines[-1] if group.lines else group.reason
+        return next(self.full(group)).with_(f"  {last}" if last else "")
 
-    def whole_of(self, group: LogGroup) -> Iterator[StyledLine]:
+    def full(self, group: LogGroup) -> Iterator[StyledLine]:
         return self.lines(group) if group.kind in ("stopped", "lines") else self.unread(group)
 
     def groups(self, *kinds: str) -> list[RowSection]:
-        """The groups of these kinds. The largest group of read files is a section of its own: all
-        groups are compared with it, and it is always shown."""
+        """The groups of these kinds. The largest group of read files is a separate section that is
+        always shown: all groups are compared with it."""
         rows = [group for group in self.tail.groups if group.kind in kinds]
         last = rows[-1:] if "lines" in kinds else []
         smaller = rows[: len(rows) - len(last)]
         return [
-            RowSection(section, self.whole_of, self.short, self.count_line, _MOST - len(last))
+            RowSection(section, self.full, self.short, self.count_line, _MAX_GROUPS - len(last))
             for section in (smaller, last)
         ]
 
     def rank_text(self, group: LogGroup) -> str:
-        """The ranks of a group's files, as far as the paths name them."""
+        """The known ranks of a group's files."""
         global_ranks = sorted({file.rank for file in group.files if file.rank is not None})
         local = sorted({file.local_rank for file in group.files if file.local_rank is not None})
         limit = NO_LIMIT if self.verbose else _RANKS
@@ -63,19 +64,19 @@ class _TailTable(TableLayout):
             return f"  {ranks(global_ranks, limit)}"
         return f"  local {ranks(local, limit)}" if local else ""
 
-    def eg(self, group: LogGroup) -> str:
+    def example_word(self, group: LogGroup) -> str:
         return "e.g. " if len(group.files) > 1 else ""
 
     def unread(self, group: LogGroup) -> Iterator[StyledLine]:
-        """Files that were not read, or nodes without any."""
+        """Files that were not read, or nodes without a file."""
         word, style = _WORDS[group.kind]
         count = f"  {counted(len(group.files), 'path')}" if group.files else ""
         yield self.head(word, style, self.names(group.nodes), self.rank_text(group), count)
-        example = f"{self.eg(group)}{group.example}: " if group.example else ""
-        yield self.detail(example, group.why)
+        example = f"{self.example_word(group)}{group.example}: " if group.example else ""
+        yield self.detail(example, group.reason)
 
     def lines(self, group: LogGroup) -> Iterator[StyledLine]:
-        """A group of files: its nodes and ranks, when it was last written, its last lines."""
+        """A group of files: its nodes and ranks, the time of its last write, its last lines."""
         word = f"{len(group.files)} of {self.tail.files}"
         style = "warn" if len(group.files) * 2 < self.tail.files else ""
         if group.kind in _WORDS:
@@ -83,27 +84,27 @@ class _TailTable(TableLayout):
         yield self.head(
             word, style, self.names(group.nodes), self.rank_text(group), f"  {self.state(group)}"
         )
-        yield self.detail((f"{self.eg(group)}{group.example}", "dim"))
+        yield self.detail((f"{self.example_word(group)}{group.example}", "dim"))
         for text in group.lines:
             yield self.detail(("| ", "dim"), text)
         if not group.lines:
             yield self.detail(("no line" if self.tail.grep else "empty", "dim"))
 
     def reports(self) -> Iterator[StyledLine]:
-        """What the watchdogs say, the rank that is least far first; equal ones are one row."""
-        equal: dict[str, list[int]] = {}
+        """The watchdogs' reports, the rank with least progress first; equal texts share a row."""
+        ranks_by_text: dict[str, list[int]] = {}
         for report in self.tail.reports:
-            report_ranks = equal.setdefault(_watchdog_text(report), [])
+            report_ranks = ranks_by_text.setdefault(_watchdog_text(report), [])
             if report.rank is not None and report.rank not in report_ranks:
                 report_ranks.append(report.rank)
-        rows = list(equal.items())
-        maximum = len(rows) if self.verbose else _MOST
-        for at, (words, report_ranks) in enumerate(rows[:maximum]):
+        rows = list(ranks_by_text.items())
+        maximum = len(rows) if self.verbose else _MAX_GROUPS
+        for index, (text, report_ranks) in enumerate(rows[:maximum]):
             rank_text = (
                 ranks(sorted(report_ranks), NO_LIMIT if self.verbose else _RANKS) or "a rank"
             )
-            parts = ((rank_text, "bold"), f"  {words}")
-            yield self.detail(*parts) if at else self.head("watchdog", "warn", *parts)
+            parts = ((rank_text, "bold"), f"  {text}")
+            yield self.detail(*parts) if index else self.head("watchdog", "warn", *parts)
         if len(rows) > maximum:
             yield self.detail((f"and {len(rows) - maximum} more (-v shows them)", "bold"))
 
@@ -116,8 +117,8 @@ class _TailTable(TableLayout):
         if group.kind == "stopped":
             behind = sorted(file.behind_s or 0 for file in group.files)
             minimum, maximum = span(behind[0]), span(behind[-1])
-            far = minimum if minimum == maximum else f"{minimum} to {maximum}"
-            parts.append(f"{far} before the others")
+            gap = minimum if minimum == maximum else f"{minimum} to {maximum}"
+            parts.append(f"{gap} before most files")
         return ", ".join(parts)
 
 
@@ -128,10 +129,10 @@ def _watchdog_text(report: LogReport) -> str:
     words = {
         "timeout": f"{collective} timed out",
         "status": "",
-        "missing": f"has not come to {collective}",
-        "reached": f"has come to {collective}, others have not",
+        "missing": f"has not called {collective}",
+        "reached": f"has called {collective}, other ranks have not",
         "lost": "its connection to another rank broke",
-        "mismatch": f"has called {collective}, others another one",
+        "mismatch": f"has called {collective}, other ranks a different one",
         "stuck": "its watchdog hangs (in CUDA, in NCCL, or it waits for the GIL)",
     }[report.kind]
     counts = (
@@ -152,14 +153,14 @@ def show(tail: TailDocument, options: Options = PLAIN) -> Iterator[StyledLine]:
     rows = sum(group.kind in ("stopped", "lines") for group in tail.groups)
     after = [*table.reports(), *_end(tail, rows)]
     sections = [
-        table.trouble("unreachable", "unreachable", tail.unreachable),
-        table.trouble("failed", "failed", tail.failed),
-        table.trouble("partial", "warn", tail.notes),
+        table.failures("unreachable", "unreachable", tail.unreachable),
+        table.failures("failed", "failed", tail.failed),
+        table.failures("partial", "warn", tail.notes),
         *table.groups("no-file", "unreadable"),
         *table.groups("stopped", "lines"),
         *table.groups("skipped"),
     ]
-    room = 0 if table.is_whole else max(_MOST, options.lines - len(after))
+    room = 0 if table.is_whole else max(_MAX_GROUPS, options.lines - len(after))
     yield from fitted(sections, room, options.width)
     yield from after
 
@@ -176,5 +177,5 @@ def _end(tail: TailDocument, groups: int) -> Iterator[StyledLine]:
         f"{counted(tail.files, 'file')} on {counted(len(nodes_), 'node')}, "
         f"{counted(groups, 'group')}"
     )
-    if groups > _MOST and groups * 2 > tail.files:
+    if groups > _MAX_GROUPS and groups * 2 > tail.files:
         yield line("few lines are equal: -n 1 compares only the last one, --grep chooses lines")

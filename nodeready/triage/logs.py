@@ -1,7 +1,7 @@
-"""The last lines of all nodes' files, grouped: how far every rank is by its own words.
+"""The last lines of all nodes' files, grouped: the progress of every rank by its own log.
 
-Files that were last written more than a minute before the others are a group of their own: who
-stopped first is usually the culprit, and all others wait for it.
+Files that were last written more than a minute before most files are a separate group: the rank
+that stopped first is usually the cause, and all other ranks wait for it.
 """
 
 from __future__ import annotations
@@ -19,76 +19,75 @@ from nodeready.node.witnesses import logs as witness
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
 from nodeready.subjects.json_types import Count
-from nodeready.transport.base import FAILED, UNREACHED, Conversation, Failure, new_nonce, request
+from nodeready.transport.base import FAILED, UNREACHED, Conversation, new_nonce, request
 
 # --- The rank of a log file, by its path and its lines.
 
 
-class Ranks(NamedTuple):
-    """The ranks that a path tells; None: it does not."""
+class FileRanks(NamedTuple):
+    """The ranks of a log file; None: not known."""
 
     rank: int | None
     local_rank: int | None
 
 
-_NAMED = re.compile(r"(?i)(?<![a-z])(?:([a-z]+)[_-]|(local))?rank[._=-]?(\d{1,7})(?!\d)")
-#: The word before "rank", where the number is another than the global rank.
-_LOCAL, _OTHERS = "local", ("node", "group", "dp", "tp", "pp", "cp", "ep", "mp", "sp")
+_RANK_NAME = re.compile(r"(?i)(?<![a-z])(?:([a-z]+)[_-]|(local))?rank[._=-]?(\d{1,7})(?!\d)")
+#: Words before "rank" for numbers that are not the global rank.
+_LOCAL, _GROUP_WORDS = "local", ("node", "group", "dp", "tp", "pp", "cp", "ep", "mp", "sp")
 #: torchrun --log-dir: RUN/attempt_0/LOCAL_RANK/stdout.log
 _TORCHRUN = re.compile(r"/attempt_\d+/(\d{1,7})/(?:stdout|stderr)\.log$")
 #: train.7.out; more digits are a date or a job.
-_LAST = re.compile(r"\.(\d{1,5})\.(?:out|err|log|txt)$")
+_NUMBERED = re.compile(r"\.(\d{1,5})\.(?:out|err|log|txt)$")
 
 
-def ranks_of(path: str) -> Ranks:
+def path_ranks(path: str) -> FileRanks:
     """The ranks in ``rank_7.log``, ``nccl_trace_rank_7``, ``rank.07/stdout``, ``local_rank3.err``,
     ``attempt_0/3/stdout.log`` (torchrun) and ``train.7.out``; of several, the last.
     """
     rank = local = None
-    for before, joined, number in _NAMED.findall(path):
+    for before, joined, number in _RANK_NAME.findall(path):
         word = (before or joined).lower()
         if word == _LOCAL:
             local = int(number)
-        elif word not in _OTHERS:
+        elif word not in _GROUP_WORDS:
             rank = int(number)
     if match := _TORCHRUN.search(path):
         local = int(match[1])
-    elif rank is None and local is None and (match := _LAST.search(path)):
+    elif rank is None and local is None and (match := _NUMBERED.search(path)):
         rank = int(match[1])
-    return Ranks(rank, local)
+    return FileRanks(rank, local)
 
 
 # PyTorch's logging and its excepthook (2.2 on) put the global rank before each line.
 _GLOBAL = re.compile(r"\[rank(\d{1,7})\]:")
 
 
-def ranks_in(path: str, lines: Iterable[str]) -> Ranks:
-    """The ranks of a file: by ``[rank7]:`` before its lines, where all are of one rank, else by
+def file_ranks(path: str, lines: Iterable[str]) -> FileRanks:
+    """The ranks of a file: by ``[rank7]:`` before its lines, if all lines have one rank, else by
     its path.
 
-    What a path calls a rank is then another one: torchrun's directories have the local rank, and
-    ``rank_0.log`` may lie on each node.
+    With ``[rank7]:`` the rank in the path may be local: torchrun's directories have the local
+    rank, and ``rank_0.log`` may be on each node.
     """
-    path_ranks = ranks_of(path)
+    by_path = path_ranks(path)
     global_ranks = {int(match[1]) for line in lines if (match := _GLOBAL.search(line))}
     if len(global_ranks) != 1:
-        return path_ranks
+        return by_path
     (rank,) = global_ranks
-    other = path_ranks.rank if path_ranks.rank != rank else None
-    return Ranks(rank, path_ranks.local_rank if path_ranks.local_rank is not None else other)
+    other = by_path.rank if by_path.rank != rank else None
+    return FileRanks(rank, by_path.local_rank if by_path.local_rank is not None else other)
 
 
-# --- Log lines without what always differs between ranks: times, processes, the own rank and node.
-#
-# What tells something stays: steps, sequence numbers, losses, sizes, other nodes, other
-# ranks.
+# --- Log lines without the values that always differ between ranks: times, processes, the file's
+# own rank and node. Informative values stay: steps, sequence numbers, losses, sizes, other nodes,
+# other ranks.
 
 _CLOCK = r"\d{1,2}:\d\d:\d\d(?:[.,]\d+)?"
 _ZONE = r"(?: ?(?:Z|UTC|GMT|[+-]\d\d:?\d\d)(?![A-Za-z]))?"
 
-#: What is replaced by what, in this order; before it, what a line has in any case if it is there:
-#: to look for that is much quicker.
-_ROWS = tuple(
+#: (text that each match contains, pattern, replacement), in this order: the search for the text is
+#: much quicker than the pattern.
+_REPLACEMENTS = tuple(
     (needle, re.compile(pattern), into)
     for needle, pattern, into in (
         # loguru, rich and others colour whole lines.
@@ -127,8 +126,8 @@ _ROWS = tuple(
         # syslog: python[4711]:
         ("]:", r"(?<=[\w)])\[\d{2,7}\](?=:)", "[<pid>]"),
         ("0x", r"\b0x[0-9a-fA-F]{4,}\b", "<address>"),
-        # A connection: [10.0.0.7]:47301, 10.0.0.7:47301, [2001:db8::1]:8594. Its port is any, and
-        # in a ring or a tree each rank has other peers.
+        # A connection: [10.0.0.7]:47301, 10.0.0.7:47301, [2001:db8::1]:8594. Its port is random,
+        # and in a ring or a tree each rank has different peers.
         (
             ":",
             r"\[?(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}\]?:\d{2,5}\b"
@@ -146,19 +145,19 @@ _RANK = re.compile(
     r"(?i)(?<![a-z])((?:(?:local|global|world)[_ -]?)?rank[ \t_:=#(\[]{0,3})(\d+)\b"
 )
 # At the beginning: [7]: and [default7]: of torchrun, 7: of srun -l
-_FIRST = re.compile(r"^(\[(?:[a-z]+)?|\s*)(\d+)(?=\]:|: )")
+_RANK_PREFIX = re.compile(r"^(\[(?:[a-z]+)?|\s*)(\d+)(?=\]:|: )")
 
 
 def _rank_of(digits: str) -> int:
-    """The number; -1 for one of more digits than a rank can have (and than Python would read)."""
+    """The number; -1 for more digits than a rank can have, which Python may refuse to parse."""
     return int(digits) if len(digits) < 20 else -1
 
 
 def node_names(*names: str) -> re.Pattern[str]:
-    """Finds a node's names, with a domain or without, in its own lines."""
-    found = {name.partition(".")[0] for name in names if not _is_address(name)} | {*names}
-    # A letter alone would be found in other words.
-    patterns = sorted((re.escape(name) for name in found if len(name) > 1), key=len, reverse=True)
+    """The pattern of a node's names, with or without a domain, in its own lines."""
+    labels = {name.partition(".")[0] for name in names if not _is_address(name)} | {*names}
+    # A name of one letter would match in other words.
+    patterns = sorted((re.escape(name) for name in labels if len(name) > 1), key=len, reverse=True)
     return re.compile(rf"(?<![\w.-])(?:{'|'.join(patterns) or '(?!)'})(?:\.[\w.-]*\w)?(?![\w-])")
 
 
@@ -166,49 +165,50 @@ def _is_address(name: str) -> bool:
     return ":" in name or name.replace(".", "").isdigit()
 
 
-def normalised(lines: Iterable[str], names: re.Pattern[str], ranks: Ranks) -> tuple[str, ...]:
+def normalise(lines: Iterable[str], names: re.Pattern[str], ranks: FileRanks) -> tuple[str, ...]:
     """The lines with placeholders for times, addresses, processes, the node and its own rank.
 
     names: of the node, from `node_names`
-    ranks: of the file; where its path tells none, every number behind the word rank is replaced
+    ranks: of the file; if both are unknown, every number after the word rank is replaced
     """
     rows = list(lines)
-    ranks_here = {number for number in ranks if number is not None}
-    globally = {ranks.rank} if ranks.rank is not None else ranks_here
-    if ranks.rank is None and ranks_here:
-        # torchrun's directory has the local rank; its program may print the global one.
-        row_ranks = {_rank_of(match[2]) for row in rows for match in _RANK.finditer(row)}
-        globally = ranks_here | row_ranks if len(row_ranks) == 1 else ranks_here
+    own_ranks = {number for number in ranks if number is not None}
+    own_global = {ranks.rank} if ranks.rank is not None else own_ranks
+    if ranks.rank is None and own_ranks:
+        # torchrun's directory has the local rank; its program may print the global rank.
+        printed = {_rank_of(match[2]) for row in rows for match in _RANK.finditer(row)}
+        own_global = own_ranks | printed if len(printed) == 1 else own_ranks
 
-    def rank(match: re.Match[str]) -> str:
-        of = ranks_here if match[1][:5].lower() == _LOCAL else globally
-        is_mine = not ranks_here or _rank_of(match[2]) in of
-        return f"{match[1]}<rank>" if is_mine else match[0]
+    def replace_rank(match: re.Match[str]) -> str:
+        own = own_ranks if match[1][:5].lower() == _LOCAL else own_global
+        is_own = not own_ranks or _rank_of(match[2]) in own
+        return f"{match[1]}<rank>" if is_own else match[0]
 
-    def first(match: re.Match[str]) -> str:
-        # A bare number at the beginning may be a step.
-        bracket = match[1].startswith("[")
-        is_mine = _rank_of(match[2]) in ranks_here if ranks_here else bracket
-        return ("[<rank>" if bracket else "<rank>") if is_mine else match[0]
+    def replace_prefix(match: re.Match[str]) -> str:
+        # A number without a bracket may be a step.
+        has_bracket = match[1].startswith("[")
+        is_own = _rank_of(match[2]) in own_ranks if own_ranks else has_bracket
+        return ("[<rank>" if has_bracket else "<rank>") if is_own else match[0]
 
-    reports = []
-    for line in rows:
-        text = names.sub("<host>", line)
-        for needle, pattern, into in _ROWS:
+    normal_rows = []
+    for row in rows:
+        text = names.sub("<host>", row)
+        for needle, pattern, replacement in _REPLACEMENTS:
             if needle in text:
-                text = pattern.sub(into, text)
-        text = _FIRST.sub(first, text)
-        reports.append(_RANK.sub(rank, text))
-    return tuple(reports)
+                text = pattern.sub(replacement, text)
+        text = _RANK_PREFIX.sub(replace_prefix, text)
+        normal_rows.append(_RANK.sub(replace_rank, text))
+    return tuple(normal_rows)
 
 
 # --- The document, and the grouping that makes it.
 
-#: Seconds by which a file must be older than half of the others to have stopped before them.
+#: A file has stopped if it is older than the median file by more than these seconds.
 BEHIND_S = 60
 
-#: Kinds of groups, in the order of the report: nodes where no file matches; what could not be
-#: read; files that stopped before the others; the others; what is no file for us (a directory).
+#: Kinds of groups, in the order of the report: nodes where no file matches; files that could not
+#: be read; files that stopped before most files; all further files; no readable files, such as
+#: directories.
 KINDS = ("no-file", "unreadable", "stopped", "lines", "skipped")
 
 
@@ -216,11 +216,11 @@ KINDS = ("no-file", "unreadable", "stopped", "lines", "skipped")
 class RankFile:
     """One file of one node.
 
-    rank, local_rank: as its path tells, or None
-    mtime_s:  when it was written last, in seconds since 1970; None for what was not read
-    age_s:    how long ago that was, by the clock of the node; None for what was not read
-    behind_s: how much longer ago than the median of all files
-    matches:  of --grep, in the last 256 KB; None without one
+    rank, local_rank: by its lines or its path; None: not known
+    mtime_s:  time of the last write, in seconds since 1970; None: not read
+    age_s:    seconds since the last write, by the clock of the node; None: not read
+    behind_s: age_s minus the median age of all files
+    matches:  number of matches of --grep in the last 256 KB; None: no --grep
     """
 
     node: str
@@ -238,38 +238,40 @@ class RankFile:
 class LogGroup:
     """Files with equal last lines, or that were not read for the same reason.
 
-    kind:    no-file: nodes where no file matches; unreadable: what could not be read; stopped:
-             files last written more than a minute before the others; lines: the others; skipped:
-             what is no file to read, such as a directory
+    kind:    no-file: nodes where no file matches; unreadable: files that could not be read;
+             stopped: files last written more than a minute before most files; lines: all further
+             files; skipped: no readable files, such as directories
     nodes:   each once
     lines:   of the example, the oldest first
     example: NODE:PATH, or empty for no-file
-    why:     why it was not read, or empty
+    reason:  why they were not read, or empty
     """
+
+    JSON_KEYS: ClassVar = {"reason": "why"}
 
     kind: Annotated[str, {"enum": KINDS}]
     nodes: Annotated[tuple[str, ...], {"minItems": 1}]
     files: tuple[RankFile, ...]
     lines: tuple[str, ...] = ()
     example: str = ""
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
 class LogReport:
-    """What PyTorch's watchdog, or gloo, says of a rank in a log.
+    """What PyTorch's watchdog, or gloo, reports about a rank in a log.
 
-    rank:      the global rank that it is about; None: nobody knows
+    rank:      the global rank that it is about; None: not known
     group:     description of the process group, or empty
-    kind:      timeout: a collective took too long; status: how far the group is; missing: others
-               say that this rank has not come; reached: it has come, and others have not; lost:
-               its connection to another rank broke; mismatch: it has called another collective
-               than others; stuck: its watchdog itself hangs
-    sequence:  number of the collective; None: not told
+    kind:      timeout: a collective took too long; status: progress of the group; missing: other
+               ranks report that this rank has not called it; reached: this rank has called it and
+               other ranks have not; lost: its connection to another rank broke; mismatch: it has
+               called a different collective; stuck: its watchdog itself hangs
+    sequence:  number of the collective; None: not known
     operation: of the collective, or empty
-    enqueued:  number of the last collective that was enqueued; None: not told
-    completed: number of the last one that was completed; None: not told
-    example:   NODE:PATH of one file that says it
+    enqueued:  number of the last enqueued collective; None: not known
+    completed: number of the last completed collective; None: not known
+    example:   NODE:PATH of one file with the report
     """
 
     rank: int | None
@@ -284,15 +286,14 @@ class LogReport:
 
 @dataclass(frozen=True)
 class TailDocument:
-    """The document of `nodeready tail`. Text is without control characters: they stand in it as
-    visible escapes.
+    """The document of `nodeready tail`. Control characters in texts are visible escapes.
 
     started:     ISO 8601, UTC
     finished:    ISO 8601, UTC
     grep:        the regular expression, or empty
     groups:      by kind, within a kind the smallest first
     left_out:    matching files beyond --max-files of their node
-    notes:       node -> what is wrong with its whole answer
+    notes:       node -> the defect of its answer
     unreachable: node -> why it could not be reached
     failed:      node -> why it gave no answer although it was reached
     complete:    False when it was interrupted
@@ -319,18 +320,18 @@ class TailDocument:
 
     @property
     def files(self) -> int:
-        """How many were read."""
+        """The number of files that were read."""
         return sum(len(g.files) for g in self.groups if g.kind in ("stopped", "lines"))
 
     @property
-    def whole(self) -> bool:
+    def has_all_files(self) -> bool:
         """Whether every node has a file, and all could be read."""
         return not self.notes and not any(g.kind in ("no-file", "unreadable") for g in self.groups)
 
 
 @dataclass
-class _Shape:
-    """All files whose lines are alike. Of the lines only the newest and the oldest are kept."""
+class _EqualFiles:
+    """All files with equal lines. Keeps only the lines of the newest and the oldest file."""
 
     files: list[RankFile] = field(default_factory=list)
     newest: tuple[RankFile, tuple[str, ...]] | None = None
@@ -345,36 +346,36 @@ class _Shape:
 
 
 class Grouping:
-    """Takes the nodes' answers one by one."""
+    """Takes the nodes' answers one at a time."""
 
     def __init__(self) -> None:
-        self._shapes: dict[tuple[str, ...], _Shape] = {}
+        self._equal_files: dict[tuple[str, ...], _EqualFiles] = {}
         self._unread: dict[tuple[str, str], list[RankFile]] = {}
         self._without: dict[str, list[str]] = {}
         self._left_out = 0
         self._reports: dict[witness.WatchdogReport, str] = {}
-        self.notes: dict[str, str] = {}
+        self._notes: dict[str, str] = {}
 
     def add(self, node: str, tail: NodeTail) -> None:
-        """One node's answer."""
+        """Add one node's answer."""
         names = node_names(node, tail.host)
         if tail.error:
-            self.notes[node] = tail.error
-        for one in tail.files:
-            ranks = ranks_in(one.path, one.lines)
+            self._notes[node] = tail.error
+        for log in tail.files:
+            ranks = file_ranks(log.path, log.lines)
             file = RankFile(
-                *(node, one.path, *ranks, one.size_bytes, one.mtime_s, one.age_s),
-                matches=one.matches,
+                *(node, log.path, *ranks, log.size_bytes, log.mtime_s, log.age_s),
+                matches=log.matches,
             )
-            for report in one.reports:
-                self._reports.setdefault(_of(report, ranks), f"{node}:{one.path}")
-            shape = normalised(one.lines, names, ranks)
-            self._shapes.setdefault(shape, _Shape()).add(file, one.lines)
-        for other in tail.unread:
-            kind = "unreadable" if other.fault else "skipped"
-            file = RankFile(node, other.path, *ranks_of(other.path))
-            self._unread.setdefault((kind, other.reason), []).append(file)
-        faults = any(other.fault for other in tail.unread)
+            for report in log.reports:
+                self._reports.setdefault(_with_writer(report, ranks), f"{node}:{log.path}")
+            key = normalise(log.lines, names, ranks)
+            self._equal_files.setdefault(key, _EqualFiles()).add(file, log.lines)
+        for entry in tail.unread:
+            kind = "unreadable" if entry.fault else "skipped"
+            file = RankFile(node, entry.path, *path_ranks(entry.path))
+            self._unread.setdefault((kind, entry.reason), []).append(file)
+        faults = any(entry.fault for entry in tail.unread)
         if not (tail.files or faults or tail.error):
             reason = (
                 "the files that match were written before" if tail.older else "no file matches"
@@ -382,7 +383,7 @@ class Grouping:
             self._without.setdefault(reason, []).append(node)
         self._left_out += max(0, tail.left_out)
 
-    def done(
+    def document(
         self,
         *,
         started: str,
@@ -395,15 +396,15 @@ class Grouping:
     ) -> TailDocument:
         """The document: within each kind, the smallest group first."""
         groups = [
-            LogGroup("no-file", tuple(sorted(nodes, key=natural)), (), why=reason)
+            LogGroup("no-file", tuple(sorted(nodes, key=natural)), (), reason=reason)
             for reason, nodes in self._without.items()
         ]
         groups += [
             _group(kind, files, reason=reason, first=(files[0], ()))
             for (kind, reason), files in self._unread.items()
         ]
-        groups += self._of_lines()
-        # Of equally many, whoever fell silent first: the others may have followed.
+        groups += self._read_groups()
+        # Of groups of equal size, the one that stopped first: the others may have followed it.
         groups.sort(
             key=lambda group: (
                 KINDS.index(group.kind),
@@ -413,77 +414,78 @@ class Grouping:
         )
         return TailDocument(
             *(started, finished, pattern, grep, tuple(groups), self._left_out),
-            notes=dict(self.notes),
-            unreachable=dict(unreachable),
-            failed=dict(failed),
+            notes=self._notes,
+            unreachable=unreachable,
+            failed=failed,
             complete=complete,
-            reports=self._said(),
+            reports=self._sorted_reports(),
         )
 
-    def _said(self) -> tuple[LogReport, ...]:
-        """All reports, those of each group together: whom others name, then the rank that is
-        least far."""
+    def _sorted_reports(self) -> tuple[LogReport, ...]:
+        """All reports by group: ranks that other ranks name, then the rank with least progress."""
         reports = [
-            LogReport(**vars(key_report), example=example)
-            for key_report, example in self._reports.items()
+            LogReport(**vars(report), example=example) for report, example in self._reports.items()
         ]
 
         def order(report: LogReport) -> tuple[object, ...]:
             numbers = (report.completed, report.enqueued, report.sequence, report.rank)
-            named = report.kind in ("missing", "mismatch", "stuck")
-            return report.group, not named, *((number is None, number or 0) for number in numbers)
+            is_named = report.kind in ("missing", "mismatch", "stuck")
+            return (
+                report.group,
+                not is_named,
+                *((number is None, number or 0) for number in numbers),
+            )
 
         return tuple(sorted(reports, key=order))
 
-    def _of_lines(self) -> Iterable[LogGroup]:
-        ages = [_age(file) for shape in self._shapes.values() for file in shape.files]
-        usual = statistics.median_low(ages) if ages else 0.0
-        for shape in self._shapes.values():
-            files = [_compared(file, usual) for file in shape.files]
-            stopped = [file for file in files if (file.behind_s or 0) > BEHIND_S]
-            current_files = [file for file in files if (file.behind_s or 0) <= BEHIND_S]
-            if stopped and shape.oldest:
-                yield _group("stopped", stopped, first=shape.oldest)
-            if current_files and shape.newest:
-                yield _group("lines", current_files, first=shape.newest)
+    def _read_groups(self) -> Iterable[LogGroup]:
+        ages = [_age(file) for equal in self._equal_files.values() for file in equal.files]
+        median = statistics.median_low(ages) if ages else 0.0
+        for equal in self._equal_files.values():
+            stopped: list[RankFile] = []
+            current: list[RankFile] = []
+            for file in equal.files:
+                behind_s = round(_age(file) - median, 3)
+                (stopped if behind_s > BEHIND_S else current).append(
+                    replace(file, behind_s=behind_s)
+                )
+            if stopped and equal.oldest:
+                yield _group("stopped", stopped, first=equal.oldest)
+            if current and equal.newest:
+                yield _group("lines", current, first=equal.newest)
 
 
-def _of(report: witness.WatchdogReport, ranks: Ranks) -> witness.WatchdogReport:
-    """The report, with the rank of the file where it is about whoever wrote it."""
-    writers = report.kind not in ("missing", "mismatch")
-    return replace(report, rank=ranks.rank) if report.rank is None and writers else report
+def _with_writer(report: witness.WatchdogReport, ranks: FileRanks) -> witness.WatchdogReport:
+    """The report, with the rank of the file if it is about the rank that wrote it."""
+    is_about_writer = report.kind not in ("missing", "mismatch")
+    return replace(report, rank=ranks.rank) if report.rank is None and is_about_writer else report
 
 
 def _age(file: RankFile) -> float:
     return file.age_s or 0.0
 
 
-def _compared(file: RankFile, usual: float) -> RankFile:
-    fields = {name: getattr(file, name) for name in file.__dataclass_fields__}
-    return RankFile(**{**fields, "behind_s": round(_age(file) - usual, 3)})
-
-
 def _group(
     kind: str, files: list[RankFile], *, first: tuple[RankFile, tuple[str, ...]], reason: str = ""
 ) -> LogGroup:
-    files = sorted(files, key=_place)
+    files = sorted(files, key=_rank_order)
     nodes = tuple(dict.fromkeys(sorted((file.node for file in files), key=natural)))
     example, lines = first
     return LogGroup(kind, nodes, tuple(files), lines, f"{example.node}:{example.path}", reason)
 
 
-def _place(file: RankFile) -> tuple[bool, int, object, str]:
+def _rank_order(file: RankFile) -> tuple[bool, int, object, str]:
     return file.rank is None, file.rank or 0, natural(file.node), file.path
 
 
 # --- The request for a node's last lines, and its answer.
 
-#: Bytes of a node's answer, unpacked, that are looked at.
+#: Maximum bytes of a node's unpacked answer.
 MAX_UNPACKED = 4 << 20
 
 
-def read(text: str, nonce: str) -> NodeTail:
-    """The tail in what a node printed. Raises ProbeError, one line, when there is none."""
+def parse_tail(text: str, nonce: str) -> NodeTail:
+    """The tail in a node's output. Raises ProbeError, one line, if it has none."""
     for name, data in wire.lines(text, nonce):
         if name == "tail" and isinstance(data, str):
             return wire.decode(NodeTail, wire.load_json(wire.unpack(data, MAX_UNPACKED)))
@@ -494,7 +496,7 @@ def read(text: str, nonce: str) -> NodeTail:
 
 @dataclass(frozen=True)
 class Fetched:
-    """The result of one node. error: one line when there is no tail, and its kind."""
+    """The tail of one node. error: why there is none, one line; kind: of the failure"""
 
     tail: NodeTail | None = None
     error: str = ""
@@ -508,19 +510,14 @@ class Fetched:
 def fetch_tail(node: str, config: TailConfig, tag: str) -> Conversation[Fetched]:
     """The conversation with one node.
 
-    config: gets the run's tag here, and a nonce where it has none
+    config: its tag is set here, and its nonce if it has none
     """
     with_nonce = replace(config, nonce=config.nonce or new_nonce(), tag=tag)
     answer = yield request(node, "nodeready.node.tail", with_nonce)
     if answer.error:
         return Fetched(error=answer.error, kind=answer.kind)
     try:
-        return Fetched(read(answer.stdout, with_nonce.nonce))
+        return Fetched(parse_tail(answer.stdout, with_nonce.nonce))
     except ProbeError as error:
         reason = "" if answer.ok else f": {answer.reason()}"
         return Fetched(error=f"{error}{reason}", kind=FAILED)
-
-
-def fetched(answer: Fetched | Failure) -> Fetched:
-    """The result of a conversation, also of a failed one."""
-    return Fetched(error=answer.error, kind=answer.kind) if isinstance(answer, Failure) else answer

@@ -24,8 +24,7 @@ from nodeready.subjects import judging, snapshot, wire
 from nodeready.subjects.base import ProbeError, Unknown
 from nodeready.subjects.proof import facts as proof
 from nodeready.transport.base import Reply, rows
-from nodeready.triage.logs import Grouping
-from nodeready.triage.logs import read as read_tail
+from nodeready.triage.logs import Grouping, parse_tail
 from nodeready.triage.stacks import group, trace
 from tests.builders import proof as proved
 from tests.builders.hostile import RECORDED, envelope, look, mutated, recorded, spoiled
@@ -105,7 +104,7 @@ TAIL = tail.NodeTail(
 def read_logs(answer: object) -> None:
     text = tail.base64.b64encode(tail.zlib.compress(json.dumps(answer).encode())).decode()
     try:
-        tails = read_tail(f'N tail "{text}"\n', "N")
+        tails = parse_tail(f'N tail "{text}"\n', "N")
     except ProbeError:
         return
     grouping = Grouping()

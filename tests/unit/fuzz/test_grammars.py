@@ -74,7 +74,7 @@ def backtrace(text: str) -> None:
 
 def words(text: str) -> None:
     lines = [f"a{text}"[:8192], f"{text}b"[-8192:]]
-    logs.normalised(lines, _NAMES, logs.ranks_of(f"{text[:8192]}.7.out"))
+    logs.normalise(lines, _NAMES, logs.path_ranks(f"{text[:8192]}.7.out"))
 
 
 def safe(text: str) -> None:
@@ -329,7 +329,7 @@ ELSEWHERE = {
     "test_answers.py": "node/stacks/program.py:unpack subjects/proof/facts.py:read "
     "subjects/probe_answer.py:_unpack subjects/probe_answer.py:parse_answer "
     "subjects/snapshot.py:read "
-    "subjects/gpus/nvidia.py:_parse_whole triage/logs.py:read triage/stacks/trace.py:parse",
+    "subjects/gpus/nvidia.py:_parse_whole triage/logs.py:parse_tail triage/stacks/trace.py:parse",
     "tests/unit/node": "node/cores/core_file.py:parse node/smoke/orders.py:read",
     "a file of /proc": "node/cores/gcore.py:_read node/proofs/mesh.py:_read "
     "node/witnesses/nccl_ras.py:_read node/stacks/processes.py:_read",

@@ -23,7 +23,15 @@ from nodeready.node.witnesses.logs import WatchdogReport
 from nodeready.reports import json_report, tail_table
 from nodeready.reports.registry import Options
 from nodeready.subjects.base import ProbeError
-from nodeready.triage.logs import Grouping, Ranks, node_names, normalised, ranks_in, ranks_of, read
+from nodeready.triage.logs import (
+    FileRanks,
+    Grouping,
+    file_ranks,
+    node_names,
+    normalise,
+    parse_tail,
+    path_ranks,
+)
 from tests.cases import cases
 from tests.paths import schema
 
@@ -32,18 +40,18 @@ SCHEMA = schema("tail")
 
 @pytest.mark.parametrize("case", cases(__file__, "tail.json", "path"))
 def test_the_rank_that_a_path_tells(case):
-    assert ranks_of(case["name"]) == Ranks(*case["ranks"])
+    assert path_ranks(case["name"]) == FileRanks(*case["ranks"])
 
 
 @pytest.mark.parametrize("case", cases(__file__, "tail.json", "line"))
 def test_the_line_has_the_global_rank_and_the_path_may_have_the_local_rank(case):
     path, *lines = case["name"].split(" | ")
-    assert ranks_in(path, lines) == Ranks(*case["ranks"])
+    assert file_ranks(path, lines) == FileRanks(*case["ranks"])
 
 
 def shape(line: str, node: str, rank: int | None, local: int | None = None) -> str:
     """The line without what differs between nodes and ranks."""
-    (normal,) = normalised([line], node_names(node, f"{node}.cluster"), Ranks(rank, local))
+    (normal,) = normalise([line], node_names(node, f"{node}.cluster"), FileRanks(rank, local))
     return normal
 
 
@@ -186,7 +194,7 @@ def grouped(nodes: dict[str, NodeTail], **more: object):
     for name, answer in nodes.items():
         grouping.add(name, answer)
     how = {"pattern": "/log/*", "unreachable": {}, "failed": {}, "started": "s", "finished": "f"}
-    return grouping.done(**{**how, **more})
+    return grouping.document(**{**how, **more})
 
 
 def table(tail, verbose: int = 0) -> str:
@@ -210,7 +218,7 @@ def test_the_odd_rank_is_on_top_and_the_others_are_a_group():
     }
     nodes["gpu002"] = node(log(16, "[rank16]: step 8"), *nodes["gpu002"].files[1:])
     tail = grouped(nodes)
-    assert tail.whole
+    assert tail.has_all_files
     assert ranks(tail)[0] == [16]
     assert len(ranks(tail)[1]) == 31
     rows = [" ".join(row.split()) for row in table(tail).splitlines()]
@@ -234,7 +242,7 @@ def test_a_rank_that_stopped_before_the_others_stands_above_all():
     # Of equally many the one that fell silent first.
     assert ranks(tail) == [[3], [5], [2], [0, 1, 4]]
     assert tail.groups[0].example == "n2:/log/rank_3.log"
-    assert "written 4 min 12 s ago, 4 min 10 s before the others" in table(tail)
+    assert "written 4 min 12 s ago, 4 min 10 s before most files" in table(tail)
 
 
 def test_the_reports_of_watchdogs_are_shown_the_least_far_first():
@@ -252,7 +260,7 @@ def test_the_reports_of_watchdogs_are_shown_the_least_far_first():
     rows = table(tail).splitlines()
     first = next(number for number, row in enumerate(rows) if row.startswith("watchdog"))
     assert [row[13:] for row in rows[first : first + 3]] == [
-        "a rank  has not come to monitoredBarrier",
+        "a rank  has not called monitoredBarrier",
         "rank 2  default_pg: 5 enqueued, 5 completed",
         "ranks 0-1,4  default_pg: ALLREDUCE 7 timed out, 9 enqueued, 6 completed",
     ]
@@ -277,7 +285,7 @@ def test_what_is_missing_stands_by_itself():
         ("lines", ("n7",)),
         ("skipped", ("n5",)),
     ]
-    assert not tail.whole
+    assert not tail.has_all_files
     assert tail.notes == {"n6": "not done within 30 s"}
     text = table(tail)
     assert text.startswith("unreachable  n8\n             no route to the node\n")
@@ -356,5 +364,5 @@ GOOD = asdict(node(log(1, "x")))
 ])  # fmt: skip
 def test_an_answer_that_is_none(answer, words):
     with pytest.raises(ProbeError, match=words):
-        read(answer, "N")
-    assert read(packed(GOOD), "N") == node(log(1, "x"))
+        parse_tail(answer, "N")
+    assert parse_tail(packed(GOOD), "N") == node(log(1, "x"))
