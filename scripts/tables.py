@@ -57,7 +57,7 @@ def exit_meanings() -> list[tuple[int, str]]:
     """(code, when) in the order of precedence, from `exit_code` itself."""
     text = inspect.getdoc(exit_code) or ""
     rows = re.findall(r"^\w+: +(\d+), (.*)$", text, re.M)
-    return [*((int(code), when) for code, when in rows), (OK, "all is well")]
+    return [*((int(code), when) for code, when in rows), (OK, "success")]
 
 
 def exit_codes() -> str:

@@ -110,7 +110,7 @@ def audit(
     job: str | None,
     **shared: Any,
 ) -> int:
-    """Say for every node of INVENTORY what differs from the policy. Never writes to a node.
+    """Report what differs from the policy on every node of INVENTORY. Never writes to a node.
 
     \b
     Examples:

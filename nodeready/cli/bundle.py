@@ -47,7 +47,7 @@ def _values(data: Mapping[str, Mapping[str, Any]], key: str) -> list[tuple[str, 
 @option("--limit", metavar="NODES", help="The policy of these nodes: gpu[001-004], a group.")
 @trust_option
 def bundle(inventory: str | None, *, output: str, limit: str | None, trust_inventory: bool) -> int:
-    """Write the node's own program: one file that needs Python 3.9 there and nothing else.
+    """Write the node's own program: one file that needs only Python 3.9 there.
 
     It looks at the node on which it runs, proves it, keeps a verdict and answers a job's prolog.
     INVENTORY gives the policy that it judges by; without one it is the default. The same content

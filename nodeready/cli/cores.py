@@ -157,7 +157,7 @@ def cores(
     yes: bool,
     **shared: Any,
 ) -> int:
-    """Find the core files of every node of INVENTORY and say where each program crashed.
+    """Find the core files of every node of INVENTORY and show where each program crashed.
 
     Equal crashes are shown once, the first to crash first. gdb runs on the nodes, gently, and only
     text comes back. A core on a shared file system is read once.

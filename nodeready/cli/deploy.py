@@ -46,7 +46,7 @@ def deploy(
     yes: bool,
     **shared: Any,
 ) -> int:
-    """Make every node of INVENTORY as the policy wants it.
+    """Configure every node of INVENTORY by the policy.
 
     Looks at all nodes at once, prints per node what would change and why, asks on a terminal,
     changes only that, and looks again. Never reboots; restarts only services that the policy

@@ -111,7 +111,7 @@ def _listed(subjects: list[str], width: int) -> Iterator[StyledLine]:
     help="Colours on the terminal.",
 )
 def explain(check: tuple[str, ...], color: str) -> int:
-    """Say what CHECK judges and why, which settings decide it, and what repairs what it finds.
+    """Explain what CHECK judges and why, which settings decide it, and what repairs it.
 
     CHECK is an id such as ptrace.scope, as the audit prints it, or a subject such as ptrace.
     Without one, every check is listed. No node is asked.

@@ -189,7 +189,7 @@ def incident(
     format: str,
     **shared: Any,
 ) -> int:
-    """Keep the evidence of a job that hangs, before it is gone. Changes nothing on the nodes.
+    """Keep the evidence of a job that hangs in one archive. Changes nothing on the nodes.
 
     The stacks of all ranks in every form, all witnesses, the ends of the job's logs, backtraces of
     its cores, and the audit of its nodes: in a new directory and one archive, without secrets. A

@@ -118,7 +118,7 @@ def up(nodes: int, profile: str | None, fault: str | None, slurm: bool, name: st
 @click.option("--all", "every", is_flag=True, help="End every lab of this machine.")
 @click.pass_context
 def down_(context: click.Context, name: str, every: bool) -> None:
-    """End the lab, or what a crash has left of it, and remove every trace."""
+    """Stop the lab, also after a crash, and remove every trace."""
     named = context.get_parameter_source("name") is click.core.ParameterSource.COMMANDLINE
     if every and named:
         raise click.UsageError("--name and --all exclude each other")
@@ -137,7 +137,7 @@ def down_(context: click.Context, name: str, every: bool) -> None:
 
 @lab.command()
 def status() -> None:
-    """What runs, and how to log in. Exit status 3 when a node of a lab is not up."""
+    """Show the nodes of each lab and how to log in. Exit status 3 if a node is not up."""
     rows = [("LAB", "PROFILE", "UP", "NODES", "ADDRESSES")]
     notes: list[str] = []
     trouble = False

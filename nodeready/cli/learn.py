@@ -27,7 +27,7 @@ from nodeready.text import now
 @steps_option
 @asking
 def learn(inventory: str, output: str | None, force: bool, job: str | None, **shared: Any) -> int:
-    """Write what most nodes of INVENTORY have in common as a group_data file to review.
+    """Write the values that most nodes of INVENTORY share as a group_data file to review.
 
     GPU model and count, driver, VBIOS, NIC names and speeds, RDMA ports, kernel, mounts: each
     with the number of nodes that agree, and the names of those that do not. Never writes to a

@@ -196,7 +196,7 @@ def ready(
     job: str | None,
     **shared: Any,
 ) -> int:
-    """Say go or no-go for every node of INVENTORY, proven, before the job starts.
+    """Prove for every node of INVENTORY whether a job may start: go or no-go.
 
     The audit, and beside it: stacks are taken and a core is made as the job's user, ssh and pdsh
     go from node to node, and the nodes connect over the job's ports. Only processes, files and

@@ -63,7 +63,7 @@ def run(
     trace_package: tuple[str, ...],
     command: tuple[str, ...],
 ) -> None:
-    """Start COMMAND, one rank of a job, so that its hang can be looked into.
+    """Start COMMAND, one rank of a job, so that its hang can be debugged.
 
     It stands where the program stands: `srun nodeready run -- python train.py`, `torchrun
     --no-python nodeready run -- python train.py`. Every line of the output is whole, behind

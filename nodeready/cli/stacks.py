@@ -263,7 +263,7 @@ def stacks(
     format: str,
     **shared: Any,
 ) -> int:
-    """Say who holds a job up, and where every rank of it stands. Changes nothing.
+    """Show which rank holds up a job, and where every rank stands. Changes nothing.
 
     Ranks are found by their environment (RANK, SLURM_PROCID, ...) on all nodes at once. What the
     kernel tells comes first, then py-spy, which stops nothing (but see --native).

@@ -1260,7 +1260,7 @@ def arguments(words: Sequence[str] | None = None) -> Any:
     parser = argparse.ArgumentParser(
         prog="nodeready run",
         usage="%(prog)s [OPTIONS] -- COMMAND ...",
-        description="Start COMMAND, one rank of a job, so that its hang can be looked into.",
+        description="Start COMMAND, one rank of a job, so that its hang can be debugged.",
         allow_abbrev=False,
     )
     parser.add_argument(
