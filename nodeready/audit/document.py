@@ -43,12 +43,14 @@ class NodeReport:
     seconds: wall time of its probe, connection included; 0: there was none
     error:   why it could not be probed, one line; empty when it could
     groups:  of the inventory that it is in
-    age_s:   of a recorded verdict; None: the node was probed, or has no verdict
+    age_s:   of a recorded verdict, by the clock of the machine that collected it; None: the node
+             was probed, or has no verdict
     counts:  of a recorded verdict: status -> number of further results with only a status
     read_facts: gives the facts as text of the run's format, where a worker made that text
     """
 
-    JSON: ClassVar = ("name", "status", "seconds", "error", "age_seconds?", "facts", "results")
+    JSON: ClassVar = ("name", "status", "seconds", "error", "age_s?", "facts", "results")
+    JSON_KEYS: ClassVar = {"age_s": "age_seconds"}
 
     name: Name
     status: Annotated[str, {"enum": NODE_STATUSES}]
@@ -86,11 +88,6 @@ class NodeReport:
         counts = Counter(result.status for result in self.results)
         counts.update(dict(self.counts))
         return counts
-
-    @property
-    def age_seconds(self) -> float | None:
-        """The age of its recorded verdict, by the clock of the machine that collected it."""
-        return self.age_s
 
     @property
     def facts(self) -> _Facts:

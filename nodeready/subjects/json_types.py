@@ -1,10 +1,14 @@
-"""What a document's class says of its JSON: the fields, and the limits of their values.
+"""The keys and the limits of a class's JSON.
 
 A class is both its JSON (`nodeready.reports.json_report`) and its schema
-(`nodeready.reports.schema`). Its fields are the keys; where they are not, ``JSON`` lists the
-attributes in order: a dotted one is an attribute's attribute, one with ``?`` is left out where it
-is None. ``JSON_KEYS`` maps a renamed field to its key (`nodeready.subjects.wire`). Limits are
-words of JSON Schema: ``Annotated[int, {"minimum": 0}]``.
+(`nodeready.reports.schema`). Its fields are the keys, without those with ``repr=False``: they are
+made of other fields.
+
+JSON:      the attributes in order, where these are not the fields. A dotted one is an attribute's
+           attribute; one with ``?`` is left out when its value is None
+JSON_KEYS: attribute -> its key, where they differ: keys are stable, names are not
+
+Limits are words of JSON Schema: ``Annotated[int, {"minimum": 0}]``.
 """
 
 from __future__ import annotations
@@ -39,11 +43,10 @@ def json_fields(kind: Any) -> tuple[JsonField, ...]:
     """
     attributes = getattr(kind, "JSON", getattr(kind, "_fields", ()))
     if not attributes and dataclasses.is_dataclass(kind):
-        attributes = [field.name for field in dataclasses.fields(kind)]
+        attributes = [field.name for field in dataclasses.fields(kind) if field.repr]
     paths = [(attribute.rstrip("?"), attribute.endswith("?")) for attribute in attributes]
     keys = getattr(kind, "JSON_KEYS", {})
-    # A word of Python's has an underscore as an attribute, and none as a key.
     return tuple(
-        JsonField(keys.get(path, path.rpartition(".")[2].rstrip("_")), path, is_optional)
+        JsonField(keys.get(path, path.rpartition(".")[2]), path, is_optional)
         for path, is_optional in paths
     )

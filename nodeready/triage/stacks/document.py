@@ -222,8 +222,9 @@ class Witness:
 
 @dataclass(frozen=True)
 class Suspect:
-    """Ranks or nodes that may be the cause, with the evidence for and against. A field named like
-    a Python keyword has an underscore, which its JSON key has not."""
+    """Ranks or nodes that may be the cause, with the evidence for and against."""
+
+    JSON_KEYS: ClassVar = {"for_": "for"}
 
     ranks: tuple[int, ...]
     nodes: tuple[str, ...]
