@@ -11,7 +11,6 @@ from nodeready.subjects.result import Result
 
 #: The only statuses that can be waived: a value that was not observed cannot be accepted.
 WAIVABLE = ("fail", "warn")
-_WORD = "waived: "
 
 
 def waive(results: Iterable[Result], policy: Policy) -> list[Result]:
@@ -21,16 +20,11 @@ def waive(results: Iterable[Result], policy: Policy) -> list[Result]:
     """
     reasons = dict(policy.waivers)
     return [
-        replace(result, status="waived", fix=f"{_WORD}{reasons[result.check]}", owner="")
+        replace(result, status="waived", fix=f"waived: {reasons[result.check]}", owner="")
         if result.check in reasons and result.status in WAIVABLE
         else result
         for result in results
     ]
-
-
-def waiver_reason(result: Result) -> str:
-    """The reason of the waiver of a waived result."""
-    return result.fix.removeprefix(_WORD)
 
 
 def waiver_problems(policy: Policy, ids: Iterable[str]) -> list[str]:
