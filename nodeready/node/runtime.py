@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeready.exit_codes import handle_signals
+from nodeready.node import proc
 from nodeready.node.users_file import Rights
 
 
@@ -45,9 +46,8 @@ def bug_text(problem: BaseException) -> str:
 
 def _process_stat(pid: int) -> tuple[int, int, int]:
     """Parent, session and start time of a process. Raises OSError, ValueError, IndexError."""
-    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-        words = file.read().rpartition(")")[2].split()
-    return int(words[1]), int(words[3]), int(words[19])
+    _, fields = proc.stat_fields(f"/proc/{pid}/stat")
+    return int(fields[1]), int(fields[3]), int(fields[19])
 
 
 def _kill(pid: int, start: int) -> None:
@@ -235,8 +235,7 @@ class Status:
 def status(pid: int) -> Status:
     """The state of a process, from /proc."""
     try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            values = dict(row.split(":", 1) for row in file if ":" in row)
+        values = proc.status_fields(f"/proc/{pid}/status")
     except OSError:
         return Status("", 0)
     return Status(values["State"].split()[0], int(values["TracerPid"]))

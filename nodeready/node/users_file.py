@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, TypeVar
 
+from nodeready.node.proc import status_fields
+
 #: Maximum links in a path (Linux: MAXSYMLINKS).
 _MAX_LINKS = 40
 #: The user who reads files that root has opened.
@@ -82,8 +84,7 @@ def _rights(uid: int) -> Rights:
 
 def rights_of_process(pid: int) -> Rights:
     """The current rights of a process (proc(5)). Raises OSError if it has ended."""
-    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-        rows = dict(row.split(":", 1) for row in file if ":" in row)
+    rows = status_fields(f"/proc/{pid}/status")
     uid, gid = (int(rows[name].split()[1]) for name in ("Uid", "Gid"))
     return Rights(uid, gid, tuple(map(int, rows["Groups"].split())))
 

@@ -34,6 +34,7 @@ from nodeready.node.cores.identity import (
     open_directory,
     remove_leftovers,
 )
+from nodeready.node.proc import stat_fields, status_fields
 from nodeready.node.proofs.attach import first_number
 from nodeready.node.runtime import Ended, ProcessSupervisor, status
 from nodeready.subjects import wire
@@ -89,15 +90,10 @@ def _read(path: str) -> str:
         return file.read()
 
 
-def _stat(path: str) -> list[str]:
-    """The fields from the state on (proc_pid_stat(5), field 3)."""
-    return _read(path).rpartition(")")[2].split()
-
-
 def started(pid: int) -> int:
     """The start time of a process, in clock ticks after boot; 0: it has ended."""
     try:
-        return int(_stat(f"/proc/{pid}/stat")[19])
+        return int(stat_fields(f"/proc/{pid}/stat")[1][19])
     except (OSError, IndexError, ValueError):
         return 0
 
@@ -107,7 +103,7 @@ def states(pid: int) -> set[str]:
     letters = set()
     for name in os.listdir(f"/proc/{pid}/task"):
         try:
-            letters.add(_stat(f"/proc/{pid}/task/{name}/stat")[0])
+            letters.add(stat_fields(f"/proc/{pid}/task/{name}/stat")[1][0])
         except (OSError, IndexError):
             continue
     return letters
@@ -118,7 +114,7 @@ def _ancestors() -> set[int]:
     while pid > 0 and pid not in pids:
         pids.add(pid)
         try:
-            pid = int(_stat(f"/proc/{pid}/stat")[1])
+            pid = int(stat_fields(f"/proc/{pid}/stat")[1][1])
         except (OSError, IndexError, ValueError):
             break
     return pids
@@ -156,9 +152,7 @@ def look(pid: int) -> DumpTarget:
 
 
 def _look(pid: int) -> DumpTarget:
-    status = dict(
-        row.split(":", 1) for row in _read(f"/proc/{pid}/status").splitlines() if ":" in row
-    )
+    status = status_fields(f"/proc/{pid}/status")
     if int(status["Tgid"]) != pid:
         raise DumpRefused(f"{pid} is a thread of process {int(status['Tgid'])}")
     if pid == 1 or pid in _ancestors():
@@ -240,7 +234,6 @@ class Preview:
 
     refused:    one line; "": a core can be taken
     size_bytes: that gdb copies
-    need_bytes: that must be free
     """
 
     pid: int
@@ -250,7 +243,6 @@ class Preview:
     command: str = ""
     path: str = ""
     size_bytes: int = 0
-    need_bytes: int = 0
     free_bytes: int = 0
 
 
@@ -384,7 +376,6 @@ def _preview(target: DumpTarget, path: str, directory: int) -> Preview:
         command=printable(target.command),
         path=path,
         size_bytes=target.mapped_bytes,
-        need_bytes=need,
         free_bytes=free,
     )
 

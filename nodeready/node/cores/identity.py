@@ -14,6 +14,8 @@ import stat
 import struct
 from dataclasses import dataclass, replace
 
+from nodeready.node.proc import stat_fields, status_fields
+
 #: getauxval(3): set if a program was started with more rights than its caller had.
 _AT_SECURE = 23
 #: The sets of capabilities(7) that are rights or become rights.
@@ -119,11 +121,6 @@ def namespace(pid: int | str) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def status_fields(text: str) -> dict[str, str]:
-    """The fields of /proc/PID/status (proc(5))."""
-    return dict(row.split(":", 1) for row in text.splitlines() if ":" in row)
-
-
 def credentials(rows: dict[str, str]) -> Credentials:
     """The credentials of one thread, from the fields of its status."""
     capabilities = 0
@@ -139,12 +136,11 @@ def identity(pid: int) -> ProcessIdentity:
     Raises OSError (ProcessLookupError) if it has ended or is hidden from us.
     """
     thread_credentials = set()
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        started = int(file.read().rpartition(b")")[2].split()[19])
+    started = int(stat_fields(f"/proc/{pid}/stat")[1][19])
     for name in os.listdir(f"/proc/{pid}/task"):
         try:
-            with open(f"/proc/{pid}/task/{name}/status", encoding="utf-8", errors="replace") as f:
-                thread_credentials.add(credentials(status_fields(f.read())))
+            fields = status_fields(f"/proc/{pid}/task/{name}/status")
+            thread_credentials.add(credentials(fields))
         except (FileNotFoundError, ProcessLookupError):
             continue
     if not thread_credentials:

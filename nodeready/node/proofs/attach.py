@@ -15,6 +15,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 
+from nodeready.node.proc import status_fields
 from nodeready.node.runtime import (
     FRAME,
     Ended,
@@ -57,8 +58,7 @@ def first_number(path: str) -> int | None:
 def guards() -> Guards:
     """The protections against tracing that apply to this process now."""
     deny = first_number("/sys/fs/selinux/booleans/deny_ptrace")
-    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
-        sets = dict(row.split(":", 1) for row in file if row.startswith("Cap"))
+    sets = status_fields("/proc/self/status")
     effective, bounding = (int(sets[name], 16) for name in ("CapEff", "CapBnd"))
     return Guards(
         yama=first_number("/proc/sys/kernel/yama/ptrace_scope"),

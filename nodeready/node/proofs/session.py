@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeready.node import payload
+from nodeready.node.proc import stat_fields, status_fields
 from nodeready.node.proofs.attach import first_number
 from nodeready.node.runtime import KEPT_BYTES, Ended, ProcessSupervisor
 from nodeready.shell import quote
@@ -103,10 +104,9 @@ def _parents() -> Iterator[tuple[int, str]]:
     pid = os.getppid()
     with contextlib.suppress(OSError, ValueError, IndexError):
         for _ in range(32):
-            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                name, _, remaining = file.read().partition("(")[2].rpartition(")")
+            name, fields = stat_fields(f"/proc/{pid}/stat")
             yield pid, name
-            pid = int(remaining.split()[1])
+            pid = int(fields[1])
 
 
 def opened_by() -> tuple[str, tuple[Limit, ...]]:
@@ -128,9 +128,7 @@ def opened_by() -> tuple[str, tuple[Limit, ...]]:
 
 def _ceiling() -> tuple[int, ...]:
     """The hard limits of sshd or process 1, if no process may raise them; else ()."""
-    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
-        sets = dict(row.split(":", 1) for row in file if row.startswith("Cap"))
-    if int(sets["CapBnd"], 16) & _CAP_SYS_RESOURCE:
+    if int(status_fields("/proc/self/status")["CapBnd"], 16) & _CAP_SYS_RESOURCE:
         return ()
     try:
         return tuple(limit.hard for limit in limits_of(first_number("/run/sshd.pid") or 1))
@@ -562,14 +560,13 @@ def _service(name: str, *files: str) -> Service:
 
 def _daemon_pid(name: str) -> int | None:
     """The pid of root's process of this name, without its children of the same name."""
-    counts: dict[int, int] = {}
+    parents: dict[int, int] = {}
     for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                comm, _, remaining = file.read().partition("(")[2].rpartition(")")
+            comm, fields = stat_fields(f"/proc/{pid}/stat")
             if comm == name and os.stat(f"/proc/{pid}").st_uid == 0:
-                counts[pid] = int(remaining.split()[1])
-    return min((pid for pid, parent in counts.items() if parent not in counts), default=None)
+                parents[pid] = int(fields[1])
+    return min((pid for pid, parent in parents.items() if parent not in parents), default=None)
 
 
 def limits_of_daemon(name: str) -> tuple[Limit, ...]:

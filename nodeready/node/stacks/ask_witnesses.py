@@ -22,7 +22,7 @@ from typing import Any
 from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.stacks import processes
 from nodeready.node.stacks.processes import HANGS
-from nodeready.node.stacks.ranks import StackTarget
+from nodeready.node.stacks.targets import StackTarget
 from nodeready.node.users_file import held_path, with_rights
 from nodeready.node.witnesses import flight_recorder, gpus, kernel_log, logs, nccl_ras, ports
 from nodeready.subjects import wire
@@ -307,7 +307,7 @@ _MAX_VALUE = 200
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides whether one process can be debugged.
+    """The settings that decide whether one process can be debugged.
 
     torch:       version of PyTorch; "": not loaded, or not known
     nccl:        version of NCCL; "": not known; None: not loaded
@@ -315,7 +315,7 @@ class Settings:
     core_bytes:  its soft limit of a core; -1: unlimited; None: not known
     core_place:  where the kernel sends a core (kernel.core_pattern)
     core_wrong:  why a core would not be written there; "": no obstacle is known
-    dump_place:  where its flight recorder writes, without the rank; "": its rank is not known
+    dump_place:  the path of its flight recorder's dump, without the rank; "": rank not known
     dump_wrong:  why it cannot write there; "": it can
     variables:   (name, value) of its variables among VARIABLES
     """
@@ -338,7 +338,7 @@ def read_settings(
 
     environment: its variables among `processes.KEYS`
 
-    For a fork (`nodeready.node.stacks.processes.probe_each`): a file system may never answer.
+    It runs in a fork (`processes.probe_each`), because a file system may never answer.
     """
     pattern = processes.contents("/proc/sys/kernel/core_pattern").strip()
     soft_limit = _core_limit(processes.contents(f"/proc/{pid}/limits"))

@@ -25,19 +25,18 @@ from nodeready.node.stacks.ranks import (
     Computes,
     JobRank,
     RankIdentity,
-    StackTable,
-    StackTarget,
     is_ray_trainer,
     only_tracks,
     owner_of,
     program,
 )
+from nodeready.node.stacks.targets import StackTable, StackTarget
 from nodeready.node.witnesses import logs
 
 #: Maximum descendants of one rank that are probed.
 MAX_DESCENDANTS = 64
 
-#: Purposes of a process; the first that fits counts.
+#: Purposes of a process; the first match counts.
 LOADER, COMPILER, SHELL, WRITER, OTHER = (
     "loader worker", "compiler", "shell", "checkpoint writer", "process",
 )  # fmt: skip
@@ -51,7 +50,7 @@ _COMPILE = re.compile(r"torch[./]_inductor[./]compile_worker")
 _SHELLS = re.compile(r"-?(ba|da|z|k|tc|c|fi)?sh|busybox")
 # torch/utils/data/_utils/worker.py names its workers since 2.6; the name is of 15 characters.
 _WORKERS = re.compile(r"pt_data_worker")
-#: (function, beginning of the file) on a stack -> what the process is for.
+#: (function, end of the file's name) on a stack -> the purpose of the process.
 _STACKS = (
     ("_worker_loop", "worker.py", LOADER),
     # tf.data, grain and webdataset name no worker; only torch's loader does.
@@ -142,10 +141,10 @@ def _target(process: ScannedProcess, rank: StackTarget) -> StackTarget:
 
 
 def in_order(targets: Sequence[StackTarget]) -> list[StackTarget]:
-    """The descendants whose stacks are taken, one of each sort of a rank before a second.
+    """The descendants whose stacks are taken; each sort of a rank's descendants comes once first.
 
-    Workers that wait at the same place for the same thing are of one sort: where time is short,
-    the different ones have been probed.
+    Workers that wait in the same place for the same object are of one sort. So if time is short,
+    one process of each sort has been probed.
     """
     ranked: list[tuple[int, int, StackTarget]] = []
     for target in targets:
@@ -208,8 +207,8 @@ def _row(descendant: StackTarget, table: StackTable) -> dict[str, Any]:
 _LIBRARIES = re.compile(r"/(libtorch_cpu|libtorch|libjax_common|libjax_cuda\w*|xla_extension)\.")
 #: Maximum bytes of /proc/PID/maps that are read: torch with CUDA has some 4,000 lines.
 _MAPS_BYTES = 4 << 20
-# Where a worker of Ray Train's writes its number (ray/train/_internal/logging.py), and what it
-# writes there (_setup_torch_process_group of ray/train/torch/config.py).
+# The log in which a worker of Ray Train writes its number (ray/train/_internal/logging.py), and
+# the line (_setup_torch_process_group of ray/train/torch/config.py).
 _RAY_LOG = re.compile(r"/ray-train-sys-worker-[0-9a-f]+\.log")
 _RAY_NUMBER = re.compile(
     rb"process group for: [^\[\n]{0,300}\[rank=(\d{1,9}), world_size=(\d{1,9})\]"
@@ -222,7 +221,6 @@ _NOT_RANKS = re.compile(r"ipykernel_launcher|jupyter|ipython|tensorboard|ray::|r
 _MAX_ASKED, _ASK_S = 64, 6.0
 #: The name of the job of such ranks: the process that has started them.
 JOB = r"pid ([0-9]{1,9})"
-_ESTABLISHED = 1  # of /proc/net/tcp
 
 
 def library_holders(processes_to_check: Sequence[ScannedProcess], deadline: float) -> set[int]:
@@ -239,8 +237,11 @@ def _has_library(pid: int) -> bool:
 
 
 def computes(deadline: float) -> Computes:
-    """A function that says of a Python and its child whether the child computes: only the child
-    has torch or JAX in memory; or both or neither have, and only the child has connections."""
+    """A function that tells whether the child of a Python computes in its place.
+
+    It does if only the child has torch or JAX in memory; or if both or neither have, and only the
+    child has connections.
+    """
     signs_by_pid: dict[int, tuple[bool, bool]] = {}
 
     def is_lower(parent: ScannedProcess, child: ScannedProcess) -> bool:
@@ -273,8 +274,7 @@ def find_spawned(
     scanned: Sequence[ScannedProcess],
     own_pids: Collection[int],
 ) -> list[JobRank]:
-    """The ranks of a node where no launcher has numbered a process; [] where there is no sign
-    of more than one.
+    """The ranks of a node without a launcher's numbers; []: there is no sign of several ranks.
 
     path: path of py-spy; scanned: all processes; own_pids: processes of nodeready
     """
@@ -296,17 +296,17 @@ def find_spawned(
         ranks += started
         if not started:
             single_by_program[process.uid, program(process)].append(process)
-    # A single one may be anything; several of one program were started by hand.
+    # A single process may be anything. Several of one program were started by hand.
     for siblings in single_by_program.values():
         ranks += [_rank(process) for process in siblings] if len(siblings) > 1 else []
     return ranks
 
 
 def with_ray_ranks(ranks: Sequence[JobRank], deadline: float) -> list[JobRank]:
-    """The ranks, those of Ray Train with the rank numbers that their Ray logs give.
+    """The ranks; ranks of Ray Train get the numbers in their Ray logs.
 
-    Where the log of one rank of a job gives no number, or two give the same, no rank of the job
-    gets one: numbers for only some of the ranks cannot be counted.
+    If a rank of a job has no number in its log, or two have the same, no rank of the job gets a
+    number, because numbers of only some ranks are useless.
     """
     unnumbered: dict[int, JobRank] = {}
     for rank in ranks:
@@ -367,8 +367,10 @@ def started_by(
     parent: ScannedProcess,
     scanned: Sequence[ScannedProcess],
 ) -> list[JobRank]:
-    """The ranks that torch.multiprocessing has started from this process, in their order; [] where
-    the children are others, such as a loader's workers."""
+    """The ranks that torch.multiprocessing started from this process, in their order.
+
+    []: the children are other processes, such as a loader's workers.
+    """
     children = [p for p in scanned if p.parent == parent.pid and p.python and not only_tracks(p)]
     servers = [p for p in children if _FORK_SERVER.search(p.command)]
     children += [p for p in scanned if p.python and p.parent in {s.pid for s in servers}]
@@ -420,21 +422,12 @@ def _talk_on_this_node(pids: Sequence[int], deadline: float) -> bool:
 
 
 def _ends_here(pid: int) -> bool:
-    inodes = set()
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                link = os.readlink(f"/proc/{pid}/fd/{name}")
-                if link.startswith("socket:["):
-                    inodes.add(link[len("socket:[") : -1])
-    for table in ("tcp", "tcp6"):
-        for row in contents(f"/proc/{pid}/net/{table}", _MAPS_BYTES).splitlines()[1:]:
-            words = row.split()
-            if len(words) > 9 and words[9] in inodes and int(words[3], 16) == _ESTABLISHED:
-                address, peer = (word.partition(":")[0] for word in words[1:3])
-                if address != peer:
-                    return False
-    return True
+    """Whether both ends of each connection of a process have one address."""
+    return all(
+        address.rpartition(":")[0] == peer.rpartition(":")[0]
+        for address, peer in waits.sockets(pid, {})
+        if peer
+    )
 
 
 def _rank(

@@ -1,7 +1,7 @@
-"""Which ranks a rank waits for: those at the other ends of its sockets, pipes and shared memory.
+"""The ranks that a rank waits for: its peers over sockets, pipes and shared memory.
 
 A peer on this node is named by its process. A connection to another node is reported with both
-its addresses: the control machine, with the answers of all nodes, finds the rank at its other end.
+addresses, by which the control machine finds the peer in the answers of all nodes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 from nodeready.node.stacks import waits
 from nodeready.node.stacks.processes import HANGS, contents, probe_each
-from nodeready.node.stacks.ranks import StackTarget
+from nodeready.node.stacks.targets import StackTarget
 
 #: Names of the main thread (as in threading), of a whole process, and of a rank's descendants.
-MAIN, WHOLE, BELOW = "MainThread", "(whole)", "(below)"
+MAIN, WHOLE_PROCESS, DESCENDANTS = "MainThread", "(whole)", "(below)"
 #: Maximum of a process's threads that are probed, of its rows, and of its connections that are
 #: reported: a process with more is part of a full mesh.
 _MAX_THREADS, _MAX_ROWS, _MAX_ENDS = 32, 64, 64
@@ -29,12 +29,12 @@ _LOCAL = re.compile(r"\|-- ([0-9.]{7,15})\n\s+/32 host LOCAL")
 
 @dataclass(frozen=True)
 class _ProcessEnds:
-    """The ends that a process has, and those that it waits for; plain data from a fork.
+    """The ends of connections that a process has and waits for; plain data from a fork.
 
     space:     number of its network namespace
     local:     addresses of that namespace
     sockets:   its connections: (own address, peer's address); a peer of "": it listens
-    maps:      files by which it shares memory, of those that a process waits at
+    maps:      its shared memory files, among those that some process waits at
     waits:     thread -> the connections that the thread waits for, as in `sockets`
     """
 
@@ -118,7 +118,7 @@ def observe(
         for pid in family_pids:
             is_rank = pid == target.pid
             call = calls.get(pid)
-            name = MAIN if is_rank else BELOW
+            name = MAIN if is_rank else DESCENDANTS
             if call:
                 rows.update(
                     dict.fromkeys((name, text) for text in node_ends.waits_of_call(pid, call))
@@ -127,7 +127,7 @@ def observe(
                 rows.update(dict.fromkeys((thread, text) for text in node_ends.peers(pid, pairs)))
             pairs = [pair for pair in process_ends[pid].sockets if pair[1]]
             local_peers = (text for text in node_ends.peers(pid, pairs) if text.startswith("pid "))
-            rows.update(dict.fromkeys((WHOLE, text) for text in local_peers))
+            rows.update(dict.fromkeys((WHOLE_PROCESS, text) for text in local_peers))
         target.waits_for = list(rows)[:_MAX_ROWS]
         target.ends = node_ends.ends(family_pids)
 
@@ -178,8 +178,10 @@ class _NodeEnds:
         return bool(port) and any(address.endswith(f":{port}") for address in pair)
 
     def peers(self, pid: int, pairs: Iterable[Sequence[str]]) -> list[str]:
-        """The ranks at the other ends of connections: ``pid 55``, or the address of the other end
-        and of this one. Processes that are no ranks are left out."""
+        """The peers of connections: ``pid 55``, or the peer's address and the own address.
+
+        Processes that are no ranks are left out.
+        """
         peers: dict[str, None] = {}
         for address, listed_peer in pairs:
             peer = listed_peer or self.unix_peers.get(address, "")
@@ -199,8 +201,11 @@ class _NodeEnds:
         return list(peers)
 
     def waits_of_call(self, pid: int, call: waits.WaitCall) -> list[str]:
-        """The ranks that a call waits for, as in `peers`. ``may`` stands before a process that
-        shares memory, and where the waiting process or no rank's process holds the pipe too."""
+        """The ranks that a call waits for, as in `peers`.
+
+        ``may`` stands before a process that shares memory, and before all if the waiting process
+        or a process of no rank also holds the pipe.
+        """
         peers = self.peers(pid, call.sockets)
         rank_pid = self.target_by_pid[pid].pid
         holders = {

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from nodeready.node.runtime import ForkedWorker, Send
@@ -279,6 +280,18 @@ def list_directory(path: str, maximum: int = 65536) -> list[str]:
         return sorted(os.listdir(path))[:maximum]
     except OSError:
         return []
+
+
+def socket_inodes(pid: int, maximum: int) -> set[str]:
+    """The inodes of the sockets among a process's first descriptors."""
+    inodes = set()
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in islice(entries, maximum):
+            with contextlib.suppress(OSError):
+                link = os.readlink(entry.path)
+                if link.startswith("socket:["):
+                    inodes.add(link[len("socket:[") : -1])
+    return inodes
 
 
 def environment_of(pid: int) -> dict[str, str] | None:

@@ -1,7 +1,7 @@
 """The program on the node: find the ranks, and the stack and state of each; touch none.
 
-The kernel's facts come first; then py-spy, which reads a process's memory and stops nothing. A
-stack that is late becomes the error of its sample. The answer is one line (`pack`).
+The kernel's facts come first, then py-spy, which reads a process's memory without a stop. If a
+stack is late, its sample has an error. The answer is one line (`pack`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ from nodeready.node.stacks import (
     ranks,
     waits,
 )
-from nodeready.node.stacks.ranks import (
+from nodeready.node.stacks.ranks import JobRank, RankIdentity
+from nodeready.node.stacks.targets import (
     NO_TIME,
     OTHERS_TOOK,
-    JobRank,
-    RankIdentity,
     StackTable,
     StackTarget,
 )
@@ -66,7 +65,7 @@ def pack(trace: Mapping[str, Any]) -> str:
 def unpack(text: str, nonce: str) -> Any:
     """The trace among the lines that a node printed, not yet checked.
 
-    Raises NoTrace where it is missing, and DecodeError.
+    Raises NoTrace if it is missing, and DecodeError.
     """
     mark = f"{nonce} trace "
     index = text.rfind(mark)
@@ -81,8 +80,8 @@ def unpack(text: str, nonce: str) -> Any:
 SCHEMA = "nodeready.trace/1"
 #: Seconds of the run that are reserved for the answer.
 _ANSWER_S = 1.0
-#: Cores per py-spy that runs at a time: a node that computes has other work.
-_CORES_PER_LOOK = 8
+#: Cores per running py-spy, because the node also computes.
+_CORES_PER_DUMP = 8
 #: Maximum characters of an answer; frames in all its stacks; characters in all its frames. Above
 #: these, the owner with the largest part of the answer gets less detail.
 _MAX_ANSWER, _MAX_FRAMES, _MAX_TEXT = 4 * 1024 * 1024, 1_000_000, 8 << 20
@@ -90,19 +89,19 @@ _MAX_ANSWER, _MAX_FRAMES, _MAX_TEXT = 4 * 1024 * 1024, 1_000_000, 8 << 20
 _HEAD = 1 << 20
 #: Maximum samples in an answer, over all processes of a node.
 _MAX_SAMPLES = 8000
-#: Levels of detail: with the main stack, with those of the other threads, with the descendants,
-#: variables and witnesses; and the note of a process at that level.
+#: Levels of detail: whether the main stack is included; the stacks of other threads; descendants,
+#: variables and witnesses; the note of a process at that level.
 _LEVELS = (
     (True, True, True, ""),
     (True, True, False, "its descendants and witnesses are left out: the answer is too large"),
     (True, False, False, "the stacks of its other threads are left out: there are too many"),
     (False, False, False, ""),
 )
-#: Minimum seconds for the stacks of all descendants; else as long as those of the ranks took.
-_BELOW_S = 1.0
-_NO_TIME_BELOW = "no time left: the stacks of other descendants took it"
+#: Minimum seconds for the stacks of all descendants; they get as many as the ranks' stacks took.
+_DESCENDANTS_S = 1.0
+_NO_TIME_LEFT = "no time left: the stacks of other descendants took it"
 #: Maximum characters of all frames of one owner that are kept for the answer.
-_MAX_KEPT = 64 << 20
+_MAX_CHARACTERS = 64 << 20
 _TOO_LARGE = "the stacks of its owner's processes are too large"
 
 
@@ -116,14 +115,14 @@ class StacksConfig:
     owner, is_elsewhere: see `ranks.Selection`
     locals:              take variables of the ranks' innermost calls
     dump:                have the ranks write their flight recorders
-    ras:                 ask NCCL's RAS port also where asking is known to have crashed jobs
+    ras:                 query NCCL's RAS port even if a query is known to have crashed jobs
     part:                why only a part of the job is requested, one line; "": all of it is
     check:               read each rank's settings for debugging
     samples, interval_s: number of samples, and seconds from one to the next
-    longer_s:            seconds to one more sample where the first ones cannot distinguish a
-                         slow job from one that hangs; 0: none
+    longer_s:            seconds to one more sample, if the first samples cannot distinguish a
+                         slow job from a job that hangs; 0: none
     native:              only take the native stacks of these processes, one at a time
-    py_spy:              its path; where that is missing, the session's py-spy is used
+    py_spy:              its path; if that is missing, the session's py-spy is used
     """
 
     nonce: str
@@ -227,8 +226,10 @@ def _stacks(targets: Sequence[StackTarget], levels: Mapping[str, int]) -> dict[s
 
 
 def _shares(stacks: Mapping[str, Any]) -> tuple[float, ...]:
-    """Shares of the maximum that these stacks use: of frames, of characters, and, where these are
-    not above 1, of the text and of its objects in memory (`wire.cost`)."""
+    """The used shares of the maxima: of frames, characters, text, and memory (`wire.cost`).
+
+    If a share of frames or characters is above 1, these two stand for the others.
+    """
     names = sum(len(function) + len(file) for function, file, _ in stacks["frames"])
     rows = [
         row
@@ -249,7 +250,7 @@ def _shares(stacks: Mapping[str, Any]) -> tuple[float, ...]:
 def _owner_shares(
     trace: dict[str, Any], targets: Sequence[StackTarget], level: int
 ) -> tuple[float, ...]:
-    """Shares of an answer that one owner's processes use: `_shares`, and that of the length."""
+    """The shares of an answer that one owner's processes use: `_shares`, then of its length."""
     stacks = _stacks(targets, {targets[0].owner: level})
     parts = _shares(stacks)
     length = len(pack({**trace, **stacks})) if max(parts) <= 1 else _MAX_ANSWER
@@ -259,8 +260,9 @@ def _owner_shares(
 def _snapshot(
     supervisor: ProcessSupervisor, config: StacksConfig, trace: dict[str, Any]
 ) -> tuple[list[StackTarget], list[str], str]:
-    """The ranks with their observations; the processes to show where no rank is found; and why
-    the result is incomplete.
+    """The ranks with their observations, the processes to show without ranks, and an error.
+
+    The error tells why the result is incomplete.
 
     trace: gets the witnesses of the node, and the seconds between samples
     """
@@ -316,7 +318,7 @@ def _with_spawned(
     scanned: Sequence[processes.ScannedProcess],
     found_ranks: list[JobRank],
 ) -> list[JobRank]:
-    """The ranks, and in place of a parent the unnumbered ranks that it has started."""
+    """The ranks, with unnumbered ranks in place of the parent that started them."""
     own_pids, path = ranks.own_processes(scanned, os.getpid()), py_spy.find(config.py_spy)
     if not found_ranks and not (config.job or config.match):
         candidates = scanned
@@ -385,16 +387,16 @@ def _capture(
     links.observe(targets, calls, _deadline(supervisor, supervisor.left_s / 2))
     for target in targets:
         target.note_interpreter_lock(seconds)
-    deadline = time.monotonic() + max(_BELOW_S, dumped_s)
-    looks = _DumpPlan(path, kept_characters, supervisor.left_s / 2, deadline)
-    _take_dumps(supervisor, descendants.in_order(targets), looks)
+    deadline = time.monotonic() + max(_DESCENDANTS_S, dumped_s)
+    plan = _DumpPlan(path, kept_characters, supervisor.left_s / 2, deadline)
+    _take_dumps(supervisor, descendants.in_order(targets), plan)
     return witnesses.finish(), seconds / number if number else config.interval_s
 
 
 def _may_be_slow(targets: Sequence[StackTarget]) -> bool:
     """Whether one more sample may help: all ranks stand still, and no rank is blocked.
 
-    A job whose step is longer than the samples stands still as well.
+    A job also stands still if its step takes longer than the samples.
     """
     live = [target for target in targets if target.facts and not target.rank.stranger]
     if any(target.refusal(0) or target.facts[-1].state == "D" for target in live):
@@ -410,10 +412,9 @@ def _match_commands(
     scanned: Sequence[processes.ScannedProcess],
     pattern: re.Pattern[str],
 ) -> tuple[set[int], str]:
-    """The processes whose command lines contain the expression, and the reason why some were not
-    searched.
+    """The processes whose command lines contain the expression, and why others were not searched.
 
-    A user chooses the command line, on which an expression may take hours: a fork searches it.
+    A user chooses the command line, on which an expression may take hours. So a fork searches it.
     """
     commands = {process.pid: process.command for process in scanned}
     answers = processes.probe_each(
@@ -428,8 +429,7 @@ def _match_commands(
 
 
 def _uid(supervisor: ProcessSupervisor, user: str, uids: set[int | None]) -> int | None:
-    """The uid of this user among the uids of processes; None: no user is given; -1: the user has
-    no process."""
+    """The user's uid among the uids of processes; None: no user given; -1: without processes."""
     if not user:
         return None
     names = _user_names(supervisor, {uid for uid in uids if uid is not None})
@@ -520,7 +520,7 @@ class _DumpPlan:
 
     path:    path of py-spy
     kept_characters: owner -> characters of all frames of the owner's processes so far; updated
-    limit_s: seconds for all processes, where they belong to several owners
+    limit_s: seconds for all processes, if they belong to several owners
     until:   a moment of time.monotonic() after which no dump is begun
     mode:    see `py_spy.take`
     """
@@ -533,7 +533,7 @@ class _DumpPlan:
 
 
 def _take_dumps(
-    supervisor: ProcessSupervisor, targets: Sequence[StackTarget], looks: _DumpPlan
+    supervisor: ProcessSupervisor, targets: Sequence[StackTarget], plan: _DumpPlan
 ) -> float:
     """Add py-spy's dump of each target, several at a time; the seconds that this took."""
     began = time.monotonic()
@@ -541,15 +541,15 @@ def _take_dumps(
     def dump(target: StackTarget) -> py_spy.Dump:
         reason = target.refusal(os.geteuid())
         target.add_note(reason)
-        if not reason and looks.until < time.monotonic():
-            reason = _NO_TIME_BELOW
+        if not reason and plan.until < time.monotonic():
+            reason = _NO_TIME_LEFT
         if reason or supervisor.deadline < time.monotonic():
             return py_spy.Dump(error=reason or NO_TIME)
-        return py_spy.take(supervisor, looks.path, target.pid, supervisor.left_s, looks.mode)
+        return py_spy.take(supervisor, plan.path, target.pid, supervisor.left_s, plan.mode)
 
-    workers = max(1, (os.cpu_count() or 1) // _CORES_PER_LOOK)
+    workers = max(1, (os.cpu_count() or 1) // _CORES_PER_DUMP)
     # The last dump may take all of its limit.
-    available_s = max(looks.limit_s / 2, looks.limit_s - py_spy.LIMIT_S)
+    available_s = max(plan.limit_s / 2, plan.limit_s - py_spy.LIMIT_S)
     turns = ranks.Turns([target.rank for target in targets], available_s * workers)
     dump_by_place: dict[int, py_spy.Dump] = {}
 
@@ -558,8 +558,8 @@ def _take_dumps(
             place, owner = next_
             started = time.monotonic()
             dumped = dump(targets[place])
-            looks.kept_characters[owner] += dumped.characters
-            large = looks.kept_characters[owner] > _MAX_KEPT
+            plan.kept_characters[owner] += dumped.characters
+            large = plan.kept_characters[owner] > _MAX_CHARACTERS
             dump_by_place[place] = py_spy.Dump(error=_TOO_LARGE) if large else dumped
             turns.give_back(owner, time.monotonic() - started)
 

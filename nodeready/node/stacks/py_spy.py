@@ -78,7 +78,10 @@ _WORDS: tuple[tuple[str, str, bool], ...] = (
 
 @dataclass(frozen=True)
 class PySpyThread:
-    """A thread's name and stack. number: the kernel's number; 0: not known"""
+    """A thread's name and stack.
+
+    number: of the kernel; 0: not known
+    """
 
     name: str
     frames: tuple[Frame, ...]
@@ -90,12 +93,12 @@ class Dump:
     """All threads of a process at one moment.
 
     main:    the main thread's stack; None: not read
-    threads: the other threads, the newest first
+    threads: all further threads, the newest first
     gil:     the name of the thread that holds the interpreter's lock; "": no thread does
     error:   why there is no stack; "": there is one
     locals:  variables of the innermost calls of the user's code in the main thread, on request:
              ``function: name = value``, without secrets
-    own:     the main thread holds the interpreter's lock
+    holds_gil: the main thread holds the interpreter's lock
     thread:  number of the thread that is shown as the main one, where the main thread only serves:
              a worker of Ray Train trains in another thread; 0: the main thread is shown
     spawned: index of the process among those that torch.multiprocessing started; else -1
@@ -114,7 +117,7 @@ class Dump:
 
     @property
     def characters(self) -> int:
-        """About the memory that its frames take, each name counted as often as it occurs."""
+        """The approximate memory of its frames, without sharing of equal names."""
         stacks = (self.main or (), *(thread.frames for thread in self.threads))
         frames = sum(100 + len(frame[0]) + len(frame[1]) for rows in stacks for frame in rows)
         return frames + sum(100 + len(thread.name) for thread in self.threads)
@@ -300,8 +303,8 @@ def take(
     mode:    NATIVE: with native frames: py-spy stops its target, which must not be in state D or
              T; LOCALS: with variables
 
-    The process has ended when none has its number and start time (proc(5)), whatever error py-spy
-    prints.
+    If no process has its pid and start time any more, the error is that it has ended, for any
+    message of py-spy.
     """
     if not path:
         return Dump(error="py-spy is not installed (nodeready deploy installs it)")

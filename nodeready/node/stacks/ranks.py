@@ -1,4 +1,4 @@
-"""Which of a node's processes are ranks of a job, and the observations of each rank.
+"""Select the processes of a node that are ranks of a job.
 
 A user writes the environment of a process, so it proves nothing. Ranks are therefore separated by
 their owner first: the Slurm job whose cgroup they are in, else the user. A process that claims the
@@ -16,12 +16,11 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from nodeready.node.stacks.processes import FAMILIES, Facts, ScannedProcess
-from nodeready.node.stacks.py_spy import HUNG, Dump, Frame
+from nodeready.node.stacks.processes import FAMILIES, ScannedProcess
 
 # Programs and Python modules that start ranks and are no ranks themselves.
 _LAUNCHERS = re.compile(
@@ -111,7 +110,7 @@ class JobRank:
 
     @property
     def turn(self) -> str:
-        """Whose turn it takes: that of its job, or of its user under any of the user's ids."""
+        """The owner whose turn it takes: its job, or its user under any of the user's ids."""
         job, person = self.process.cgroup_job, self.process.person
         return f"job {job}" if job else f"uid {self.process.uid if person is None else person}"
 
@@ -204,7 +203,7 @@ def _lightning(process: ScannedProcess, identity: RankIdentity) -> _Lightning | 
     return _Lightning(node, local, world, size, job)
 
 
-def _at_least(least: int, world_size: int) -> int:
+def _ranks_per_node(least: int, world_size: int) -> int:
     """Ranks of a node: the least number with which all nodes have the same number."""
     return next((n for n in range(least, min(world_size, 64) + 1) if world_size % n == 0), least)
 
@@ -284,7 +283,7 @@ class _Tree:
                 continue
             identity = self.identities[pid]
             if {other.rank for other in identities} - {identity.rank}:
-                if identity.rank is None and self._is_their_rank(pid, identities):
+                if identity.rank is None and self._is_parent_rank(pid, identities):
                     self.identities[pid] = next(iter(identities))
                 else:
                     self.launchers.add(pid)
@@ -293,10 +292,12 @@ class _Tree:
             self.launchers.update(self.ancestors(pid))
 
     def _find_lightning(self) -> None:
-        """Lightning's own launcher gives NODE_RANK, LOCAL_RANK and WORLD_SIZE, and no RANK
-        (fabric/strategies/launchers/subprocess_script.py): the rank is NODE_RANK times the ranks
-        of a node, and LOCAL_RANK. The process that was started by hand is local rank 0, and has
-        none of them in its environment."""
+        """Number the ranks of Lightning's own launcher, which sets no RANK.
+
+        It sets NODE_RANK, LOCAL_RANK and WORLD_SIZE (fabric/strategies/launchers/
+        subprocess_script.py). The rank is NODE_RANK times the ranks of a node, plus LOCAL_RANK.
+        The process that was started by hand is local rank 0, and has none of these variables.
+        """
         launches: dict[int, _Lightning] = {}
         for pid, process in self.processes.items():
             if launch := _lightning(process, self.identities[pid]):
@@ -306,7 +307,7 @@ class _Tree:
             locals_[self.identities[pid].owner, launch.job].add(launch.local_rank)
         for pid, launch in launches.items():
             local_ranks = locals_[self.identities[pid].owner, launch.job]
-            size = launch.local_size or _at_least(max(local_ranks) + 1, launch.world_size)
+            size = launch.local_size or _ranks_per_node(max(local_ranks) + 1, launch.world_size)
             rank = launch.node_rank * size + launch.local_rank
             identity = replace(
                 self.identities[pid],
@@ -334,9 +335,12 @@ class _Tree:
                 )
                 self.leaders.add(parent.pid)
 
-    def _is_their_rank(self, pid: int, identities: set[RankIdentity]) -> bool:
-        """Whether this Python is the rank of these identities: it has set its variables, and its
-        workers all have the same. With a single worker, it may be a launcher of one rank."""
+    def _is_parent_rank(self, pid: int, identities: set[RankIdentity]) -> bool:
+        """Whether this Python is the rank of these identities, which has set its own variables.
+
+        Then all its workers have the same identity. With a single worker, it may be a launcher of
+        one rank.
+        """
         ranked = [child for child in self.children[pid] if self.identities[child].rank is not None]
         return self.processes[pid].python and len(identities) == 1 and len(ranked) > 1
 
@@ -353,9 +357,11 @@ class _Tree:
         return _topmost(pythons, self.ancestors) or [pid]
 
     def _computing_child(self, pid: int, is_candidate: Callable[[int], bool]) -> int | None:
-        """The Python that this one has started as another program, and that computes in its place:
-        its script is in this one's command line, it has used most of the CPU time, or `computes`
-        says so. None: the rank has helpers at most."""
+        """The Python child that computes in place of this Python; None: there is no such child.
+
+        The child's script is in this Python's command line, or the child has used most of the CPU
+        time, or `computes` decides for the child.
+        """
         parent = self.processes[pid]
         children = [
             child for child in self.descendants(pid)
@@ -407,7 +413,7 @@ def _topmost(pids: Iterable[int], ancestors: Callable[[int], Iterator[int]]) -> 
     return sorted(pid for pid in chosen if chosen.isdisjoint(ancestors(pid)))
 
 
-def _ranked(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
+def _select_ranked(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
     """The ranks among these: one for each (owner, job, rank) and each process tree."""
     groups: dict[tuple[str, str, int], list[int]] = defaultdict(list)
     for pid in candidates:
@@ -426,7 +432,7 @@ def _ranked(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
         yield from [pid for pid in real if tree.identities[pid].family == best] or chosen
 
 
-def _of_the_job(tree: _Tree, pids: Sequence[int]) -> list[int]:
+def _without_other_steps(tree: _Tree, pids: Sequence[int]) -> list[int]:
     """These ranks without a person's programs in another step of a job of Pythons."""
 
     def job(pid: int) -> tuple[str, str]:
@@ -441,9 +447,11 @@ def _of_the_job(tree: _Tree, pids: Sequence[int]) -> list[int]:
 
 
 def _strangers(tree: _Tree, pids: Sequence[int], selection: Selection) -> set[int]:
-    """The processes that claim another user's job: by its cgroup on this node, or by
-    `Selection.owner`; all where the job is elsewhere. A process that root starts for the job's
-    user, as a container, is no stranger."""
+    """The processes that claim another user's job, by its cgroup or by `Selection.owner`.
+
+    All are strangers if the job is elsewhere. A process that root starts for the job's user, such
+    as a container, is no stranger.
+    """
     if selection.is_elsewhere:
         return set(pids)
     users: dict[str, set[int | None]] = defaultdict(set)
@@ -475,10 +483,11 @@ def select(
 ) -> list[JobRank]:
     """The selected ranks, by rank and pid, processes without a rank last.
 
-    own_pid: this process; it, its ancestors and its descendants are ranks only if named by pid
-    matched: processes whose command lines contain the pattern; None: search here
-    computes: decides between a rank's Python and its child where command and CPU time do not
     Raises re.error for an invalid pattern.
+
+    own_pid:  this process; it, its ancestors and its descendants are ranks only if named by pid
+    matched:  processes whose command lines contain the pattern; None: search here
+    computes: decides between a rank's Python and its child if command and CPU time do not
     """
     tree = _Tree(processes, own_pid, computes)
     if selection.pids:
@@ -497,7 +506,7 @@ def select(
         and (not selection.job or selection.job in jobs(process))
         and (pattern.search(process.command) if matched is None else pid in matched)
     ]
-    chosen = _of_the_job(tree, list(_ranked(tree, candidates)))
+    chosen = _without_other_steps(tree, list(_select_ranked(tree, candidates)))
     # A rank of the same job is Ray's driver, which a step has started.
     trainers = [pid for pid in candidates if pid in tree.trainers]
     trainer_jobs = {(tree.identities[pid].owner, tree.identities[pid].job) for pid in trainers}
@@ -572,8 +581,10 @@ def claimed_job(note: str) -> str:
 
 
 class Turns:
-    """Hands ranks to several threads that dump them: next comes the owner whose dumps have taken
-    the least time, so that many or slow ranks of one owner do not use up the time of another.
+    """Hands out ranks to several threads that dump them.
+
+    The owner whose dumps have taken the least time is next, so that many or slow ranks of one
+    owner do not use up the time of another owner.
 
     limit_s: with several owners, no rank is handed out after dumps of this many seconds
     """
@@ -585,7 +596,7 @@ class Turns:
             self._waiting[ranks[place].turn].append(place)
         self._limit_s = limit_s if len(self._waiting) > 1 else float("inf")
         self._used = dict.fromkeys(self._waiting, 0.0)
-        self._looks = dict.fromkeys(self._waiting, 0)
+        self._running = dict.fromkeys(self._waiting, 0)
 
     def take(self) -> tuple[int, str] | None:
         """The index of the next rank, and its owner; None: no rank is left."""
@@ -593,14 +604,16 @@ class Turns:
             waiting_owners = [owner for owner, places in self._waiting.items() if places]
             if not waiting_owners or sum(self._used.values()) > self._limit_s:
                 return None
-            owner = min(waiting_owners, key=lambda owner: (self._looks[owner], self._used[owner]))
-            self._looks[owner] += 1
+            owner = min(
+                waiting_owners, key=lambda owner: (self._running[owner], self._used[owner])
+            )
+            self._running[owner] += 1
             return self._waiting[owner].pop(), owner
 
     def give_back(self, owner: str, seconds: float) -> None:
         """Note that a dump has ended, and its seconds."""
         with self._lock:
-            self._looks[owner] -= 1
+            self._running[owner] -= 1
             self._used[owner] += seconds
 
 
@@ -613,7 +626,7 @@ _RENDEZVOUS = re.compile(
 )
 _RUN_ID = re.compile(r" --rdzv[_-]id[ =](\S{1,200})")
 _NODES = re.compile(r" --(?:nnodes|num_nodes|num_machines)[ =](\d{1,6})(?::(\d{1,6}))?\b")
-_WHERE = re.compile(r" --(?:rdzv[_-]endpoint|master[_-]addr|main_process_ip)[ =](\S{1,200})")
+_ENDPOINT = re.compile(r" --(?:rdzv[_-]endpoint|master[_-]addr|main_process_ip)[ =](\S{1,200})")
 
 
 def launchers(
@@ -634,14 +647,14 @@ def launchers(
     }
     launcher_ranks = []
     for pid in sorted(launcher_pids):
-        # A launcher that has started another one waits for it.
+        # A launcher that has started another launcher waits for it.
         if launcher_pids & set(tree.descendants(pid)):
             continue
         process = tree.processes[pid]
         # accelerate numbers no single process (its simple_launcher).
         workers = [p for p in map(tree.processes.get, tree.children[pid]) if p and p.python]
         workers = [p for p in workers if not only_tracks(p) and not _FORKED.search(p.command)]
-        run, endpoint = _RUN_ID.search(process.command), _WHERE.search(process.command)
+        run, endpoint = _RUN_ID.search(process.command), _ENDPOINT.search(process.command)
         nodes = _NODES.search(process.command)
         names = [*jobs(process), *([run[1]] if run else []), *([endpoint[1]] if endpoint else [])]
         if selection.job and selection.job not in names:
@@ -664,203 +677,3 @@ def busiest_pythons(processes: Sequence[ScannedProcess], own_pid: int) -> list[S
     tree = _Tree(processes, own_pid)
     pythons = [p for p in processes if p.python and p.pid not in tree.own_pids]
     return sorted(pythons, key=lambda p: (-p.cpu_s, p.pid))[:MAX_INSTEAD]
-
-
-# --- The stacks of a node: each distinct frame and stack once, under a number.
-
-
-class StackTable:
-    """Numbers of frames and stacks; equal ones share a number."""
-
-    def __init__(self) -> None:
-        self._frames: dict[Frame, int] = {}
-        self._stacks: dict[tuple[int, ...], int] = {}
-        #: Number of frames in all stacks.
-        self.size = 0
-
-    def add(self, frames: Sequence[Frame]) -> int:
-        """The number of a stack, root to leaf."""
-        key = tuple(self._frames.setdefault(frame, len(self._frames)) for frame in frames)
-        if key not in self._stacks:
-            self.size += len(key)
-        return self._stacks.setdefault(key, len(self._stacks))
-
-    @property
-    def frames(self) -> list[Frame]:
-        """All frames, in the order of their numbers."""
-        return list(self._frames)
-
-    @property
-    def stacks(self) -> list[tuple[int, ...]]:
-        """All stacks, in the order of their numbers."""
-        return list(self._stacks)
-
-
-# --- One rank under observation: its facts and dumps, and whether py-spy may read it now.
-
-#: How `Target.waits_on` begins for a thread that waits for the interpreter's lock.
-INTERPRETER_LOCK = "the interpreter's lock"
-# Minimum waits a second of a thread that asks for the lock: 200 by default, fewer under load.
-_ASKED_PER_S = 40
-ENDED = "ended while it was looked at"
-EXITING = "is exiting: the kernel takes its memory and its files down"
-NO_TIME = "no time left"
-OTHERS_TOOK = "no time left: its owner's other processes took it"
-_MAX_COMMAND = 200
-
-
-@dataclass
-class StackTarget:
-    """A rank, its facts at each sample, and its dumps.
-
-    switches, main_cpu_s: of its main thread, at each sample
-    calls:    read and write calls of all its threads, at each sample; None: not readable
-    waits_on: what its main thread waits for; "": not known
-    timed_lock: `waits_on` is a lock, for a limited time
-    descendants: the processes that it has started
-    waits_for: (thread, rank that it waits for), from `links.observe`
-    ends:     connections and listeners that other nodes' ranks may wait for, from `links.observe`
-    """
-
-    rank: JobRank
-    facts: list[Facts] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)
-    dumps: list[Dump] = field(default_factory=list)
-    native: Dump | None = None
-    notes: list[str] = field(default_factory=list)
-    user: str = ""
-    switches: list[int] = field(default_factory=list)
-    main_cpu_s: list[float] = field(default_factory=list)
-    calls: list[int | None] = field(default_factory=list)
-    waits_on: str = ""
-    timed_lock: bool = False
-    descendants: list[StackTarget] = field(default_factory=list)
-    waits_for: list[tuple[str, str]] = field(default_factory=list)
-    ends: list[str] = field(default_factory=list)
-    witnesses: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.add_note(self.rank.note)
-
-    @property
-    def pid(self) -> int:
-        """The process's number."""
-        return self.rank.process.pid
-
-    @property
-    def thread(self) -> int:
-        """The thread that is probed; 0: the main thread."""
-        return next((dump.thread for dump in reversed(self.dumps) if dump.thread), 0)
-
-    @property
-    def owner(self) -> str:
-        """Whose turn it takes."""
-        return self.rank.turn
-
-    def add_note(self, note: str) -> None:
-        """Add a note about the rank, once."""
-        if note and note not in self.notes:
-            # Readers expect this note at the beginning.
-            self.notes.insert(0 if note == ENDED else len(self.notes), note)
-
-    def add_facts(self, facts: Facts | None) -> None:
-        """Add the current facts; None: the process has ended."""
-        if facts is None or facts.start_s != self.rank.process.start_s:
-            self.add_note(ENDED)
-            return
-        self.facts.append(facts)
-        if facts.state in "ZXx":
-            self.add_note(ENDED)
-        elif facts.exiting:
-            self.add_note(EXITING)
-
-    def note_interpreter_lock(self, seconds: float) -> None:
-        """Set `waits_on` to the interpreter's lock and its holder if the main thread waits for it.
-
-        A thread that waits for the lock wakes up every 5 ms (`sys.setswitchinterval`, take_gil of
-        ceval_gil.c): it seems as busy as a thread that moves, but uses hardly any CPU time.
-        seconds: between the first and the last sample
-        """
-        holders = {dump.gil for dump in self.dumps}
-        if len(self.dumps) < 2 or len(holders) != 1 or not self.timed_lock or seconds <= 0:
-            return
-        wakeups = self.switches[-1] - self.switches[0]
-        if holders != {""} and not self.dumps[-1].holds_gil and wakeups > _ASKED_PER_S * seconds:
-            self.waits_on = f"{INTERPRETER_LOCK}, which thread {holders.pop()} holds"
-
-    def refusal(self, euid: int, native: bool = False) -> str:
-        """Why py-spy must not read the process now; "": it may."""
-        if ENDED in self.notes:
-            return ENDED
-        if self.rank.stranger:
-            return self.rank.note
-        if not self.facts:
-            return NO_TIME
-        facts = self.facts[-1]
-        if facts.exiting:
-            return EXITING
-        if facts.tracer:
-            return f"traced by process {facts.tracer}: not looked into"
-        if facts.state in "Tt":
-            return "stopped by a signal: not looked into"
-        if native and facts.state == "D":
-            return "in state D: a native look would wait with it"
-        if euid not in (0, facts.uid):
-            return "another user's: only that user and root may look into it"
-        if any(dump.error == HUNG for dump in self.dumps):
-            return "not tried again: py-spy did not finish"
-        return ""
-
-    @property
-    def settled(self) -> Facts | None:
-        """The latest facts of a lasting state: every process is in state D for moments, and a rank
-        that polls every few ms, as TCPStore's first rank, in state R."""
-        if not self.facts:
-            return None
-        latest = self.facts[-1]
-        longer = {"R": "S", "D": "SR"}.get(latest.state, "")
-        latest_first = self.facts[::-1]
-        return next(
-            (facts for state in longer for facts in latest_first if facts.state == state), latest
-        )
-
-    def plain(self, table: StackTable, main: bool, threads: bool) -> dict[str, Any]:
-        """The rank's row in the trace. main, threads: include these stacks."""
-        identity, process, facts = self.rank.identity, self.rank.process, self.settled
-        return {
-            "pid": process.pid,
-            "rank": identity.rank,
-            "local_rank": identity.local_rank,
-            "world_size": identity.world_size,
-            "job": identity.job,
-            "master": identity.master,
-            "user": self.user,
-            "command": process.command[:_MAX_COMMAND] or process.name,
-            "state": facts.state if facts else "",
-            "wait_channel": facts.wait_channel if facts else "",
-            "kernel_stack": facts.kernel_stack if facts else (),
-            "tracer": facts.tracer if facts else 0,
-            "threads": facts.threads if facts else 0,
-            "start_s": process.start_s,
-            "cpu_s": self.cpu_s,
-            "samples": [_sample(dump, table, main, threads) for dump in self.dumps],
-            "native": table.add(self.native.main) if self.native and self.native.main else None,
-            "note": "; ".join(self.notes),
-            "slurm_job": process.cgroup_job,
-            "switches": self.switches,
-            "main_cpu_s": self.main_cpu_s,
-            "calls": [] if None in self.calls else self.calls,
-            "waits_on": self.waits_on,
-            "waits_for": self.waits_for,
-            "ends": self.ends,
-        }
-
-
-def _sample(dump: Dump, table: StackTable, main: bool, threads: bool) -> dict[str, Any]:
-    shown = dump.main if main else None
-    return {
-        "main": None if shown is None else table.add(shown),
-        "threads": [(t.name, table.add(t.frames)) for t in dump.threads] if threads else [],
-        "gil": dump.gil,
-        "error": dump.error or ("" if main else "its stack is too large"),
-    }

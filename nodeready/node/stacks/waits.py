@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nodeready.node.mount_table import MountTable, parse_mounts
-from nodeready.node.stacks.processes import HANGS, contents, owners, probe_each
+from nodeready.node.stacks.processes import HANGS, contents, owners, probe_each, socket_inodes
 
 # --- System calls by number (arch/x86/entry/syscalls/syscall_64.tbl and
 # include/uapi/asm-generic/unistd.h of Linux), each with its shown name and what the arguments are:
@@ -80,7 +80,7 @@ _PATH_BYTES, _MAX_POLLED, _SELECT_BITS = 4096, 16, 1024
 #: Maximum objects of a set, and processes at a pipe's other end, that are named.
 _NAMED = 3
 _WIDE = 240
-#: Maximum seconds for the other ends of all pipes, and links of a process that are read.
+#: Maximum seconds for the peers of all pipes; maximum links of a process that are read.
 _ENDS_S, _MAX_LINKS = 1.0, 4096
 
 
@@ -108,7 +108,7 @@ class WaitCall:
     timed:   a futex(2) with a timeout, as Python takes the interpreter's lock
     sockets: the connections among the objects: (own address, peer's)
     shared:  the memory of a futex(2) that is shared with other processes; "": not shared
-    holders: processes that hold the lock or the other ends of the pipes, found by `observe`
+    holders: processes that hold the lock or the awaited ends of the pipes, found by `observe`
     """
 
     verb: str
@@ -347,13 +347,7 @@ def sockets(pid: int, local: Mapping[str, str]) -> list[tuple[str, str]]:
 
     local: Unix socket -> its peer (`unix_peers`)
     """
-    inodes = set()
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd")[:_MAX_LINKS]:
-            with contextlib.suppress(OSError):
-                link = os.readlink(f"/proc/{pid}/fd/{name}")
-                if link.startswith("socket:["):
-                    inodes.add(link[8:-1])
+    inodes = socket_inodes(pid, _MAX_LINKS)
     names = (f"{UNIX}{inode}" for inode in inodes)
     peers = frozenset(local.values())
     connections = [(name, local.get(name, "")) for name in names if name in local or name in peers]
@@ -422,7 +416,7 @@ def address(data: bytes) -> str:
     return ""
 
 
-# --- The locks of files, and the other ends of pipes.
+# --- The locks of files, and the ends of pipes.
 
 _LOCK = re.compile(r"^(\d+): *(->)? *(\w+) +\w+ +\w+ (-?\d+) ", re.M)
 
@@ -494,7 +488,7 @@ def observe(
     """Process -> the call in which it waits, and the phrase for it.
 
     threads: process -> its thread to probe; 0: the main thread
-    near:    process -> those that may hold the other end of its pipes, the likeliest first
+    near:    process -> processes that may hold the awaited ends of its pipes, likeliest first
     """
     pids = list(threads)
     rows = probe_each(lambda pid: probe_thread(pid, threads[pid]), pids, deadline, owners(pids))
@@ -517,8 +511,10 @@ def observe(
 
 
 def _holders(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> tuple[int, ...]:
-    """The processes that hold the lock, or the other ends of the pipes, that a call waits for; ()
-    where not every process was probed."""
+    """The processes that hold the lock or the awaited ends of the pipes of a call.
+
+    (): not every process was probed.
+    """
     holder = lock_holder(locks, pid) if call.lock else 0
     if holder:
         return (holder,)

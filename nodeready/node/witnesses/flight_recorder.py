@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeready.node import users_file
+from nodeready.node.proc import stat_fields
 from nodeready.node.users_file import FileRefused, rights_of, with_rights
 from nodeready.node.witnesses import logs
 from nodeready.subjects import wire
@@ -195,8 +196,7 @@ def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
 def _process_start(pid: int) -> float | None:
     """The start of a process, in seconds since 1970; None: unknown."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            ticks = int(file.read(4096).rpartition(b")")[2].split()[19])
+        ticks = int(stat_fields(f"/proc/{pid}/stat")[1][19])
     except (OSError, ValueError, IndexError):
         return None
     since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeready.node.runtime import ForkedWorker, ProcessSupervisor, Send
-from nodeready.node.stacks.processes import FAMILIES
+from nodeready.node.stacks.processes import FAMILIES, socket_inodes
 from nodeready.node.users_file import Rights, confine, give_up, held_path, rights_of_process
 from nodeready.subjects import wire
 
@@ -502,7 +502,7 @@ def listeners(text: str) -> Iterator[Listener]:
             continue
         host, _, port = words[1].partition(":")
         with contextlib.suppress(ValueError, struct.error):
-            groups = [int(host[at : at + 8], 16) for at in range(0, len(host), 8)]
+            groups = [int(host[start : start + 8], 16) for start in range(0, len(host), 8)]
             # Each group of 32 bits is printed in this machine's order.
             address = ipaddress.ip_address(struct.pack(f"={len(groups)}I", *groups))
             yield Listener(str(address), int(port, 16), int(words[7]), int(words[9]))
@@ -532,9 +532,9 @@ def _listening(pids: Sequence[int], uid: int, address: tuple[str, int]) -> tuple
     place = _shown((host or "localhost", port))
     if not listeners:
         raise _Absent(f"nothing listens at {place}: no communicator of NCCL's, or no RAS")
-    held = {inode for pid in pids for inode in _sockets(pid)}
+    own_inodes = {inode for pid in pids for inode in socket_inodes(pid, _MAX_DESCRIPTORS)}
     for listener in listeners:
-        if listener.uid != uid or listener.inode not in held:
+        if listener.uid != uid or str(listener.inode) not in own_inodes:
             owner = "another user's" if listener.uid != uid else "not one of this job's"
             raise _Absent(f"a process that is {owner} listens at {place}: it is not asked")
     if host:
@@ -551,18 +551,6 @@ def _tables(name: str) -> Iterator[Listener]:
     except OSError:
         return
     yield from listeners(text)
-
-
-def _sockets(pid: int) -> Iterator[int]:
-    """The inodes of a process's sockets."""
-    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
-        for count, entry in enumerate(entries):
-            if count >= _MAX_DESCRIPTORS:
-                return
-            with contextlib.suppress(OSError):
-                match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry.path))
-                if match:
-                    yield int(match[1])
 
 
 def _shown(listener: tuple[str, int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nodeready.node.stacks.links import BELOW, WHOLE
+from nodeready.node.stacks.links import DESCENDANTS, WHOLE_PROCESS
 
 #: Maximum connections that are kept, over all nodes.
 _MOST_ENDS = 1 << 20
@@ -40,8 +40,8 @@ def ends(process: Mapping[str, Any], thread: str) -> LinkEnds | None:
         return None
     return LinkEnds(
         tuple(text for name, text in rows if name == thread),
-        tuple(text for name, text in rows if name == BELOW),
-        (*(text for name, text in rows if name == WHOLE), *far),
+        tuple(text for name, text in rows if name == DESCENDANTS),
+        (*(text for name, text in rows if name == WHOLE_PROCESS), *far),
     )
 
 

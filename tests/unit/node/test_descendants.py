@@ -14,7 +14,8 @@ from nodeready.node.stacks import descendants, processes, py_spy
 from nodeready.node.stacks import program as answer
 from nodeready.node.stacks.processes import Facts, ScannedProcess
 from nodeready.node.stacks.py_spy import Dump, PySpyThread
-from nodeready.node.stacks.ranks import INTERPRETER_LOCK, JobRank, RankIdentity, StackTarget
+from nodeready.node.stacks.ranks import JobRank, RankIdentity
+from nodeready.node.stacks.targets import INTERPRETER_LOCK, StackTarget
 from nodeready.triage.stacks.trace import read
 
 FACTS = Facts("S", "do_wait", (), 1.0, 1.0, 1, 0, 0)

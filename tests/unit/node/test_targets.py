@@ -9,12 +9,11 @@ import pytest
 from nodeready.node.stacks import program as answer
 from nodeready.node.stacks.processes import Facts, ScannedProcess
 from nodeready.node.stacks.py_spy import HUNG, Dump, PySpyThread
-from nodeready.node.stacks.ranks import (
+from nodeready.node.stacks.ranks import JobRank, RankIdentity
+from nodeready.node.stacks.targets import (
     ENDED,
     EXITING,
     NO_TIME,
-    JobRank,
-    RankIdentity,
     StackTable,
     StackTarget,
 )

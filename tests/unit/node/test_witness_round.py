@@ -10,7 +10,8 @@ import pytest
 from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.stacks import ask_witnesses, processes
 from nodeready.node.stacks.py_spy import Dump
-from nodeready.node.stacks.ranks import JobRank, RankIdentity, StackTarget
+from nodeready.node.stacks.ranks import JobRank, RankIdentity
+from nodeready.node.stacks.targets import StackTarget
 from nodeready.node.witnesses import flight_recorder, gpus, kernel_log, logs, nccl_ras, ports
 from nodeready.node.witnesses.flight_recorder import Recording
 from nodeready.node.witnesses.gpus import WitnessedGpus
