@@ -82,7 +82,7 @@ def _unseen(observed: Ports | Unknown, first: int, last: int) -> str:
         for socket in (*observed.listeners, *observed.connections)
         if first <= socket.port <= last
     ]
-    cut = observed.more and len(inside) >= ports_facts.MOST
+    cut = observed.is_cut and len(inside) >= ports_facts.MOST
     return "more sockets in the range than are looked at" if cut else ""
 
 

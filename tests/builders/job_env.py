@@ -54,7 +54,7 @@ def ports(*held: Socket, **values: Any) -> Ports:
     known = {
         "listeners": tuple(one for one in held if one.state == "listening"),
         "connections": tuple(one for one in held if one.state != "listening"),
-        "more": False,
+        "is_cut": False,
         "ephemeral": (32768, 60999),
         "reserved": (),
         "ephemeral_boot": boot,

@@ -32,7 +32,7 @@ from nodeready.subjects.result import Result, Subject, check, fail, ok, some, un
 #: Maximum of holders of ports, and of ranges of ports, that are named.
 _MOST = 4
 # The users of services: below the first user of login.defs(5), systemd's dynamic users
-# (systemd.exec(5), DynamicUser=), and nobody.
+# (systemd.exec(5), DynamicUser=), and the user nobody.
 _FIRST_USER = 1000
 _DYNAMIC = (61184, 65519)
 _NOBODY = 65534
@@ -84,12 +84,12 @@ def folded(ports: Iterable[int]) -> str:
 def range(observed: Ports, policy: Policy) -> Result:
     """Every port of the range is free for the next job's rendezvous.
 
-    Held is a port on which somebody listens, on whatever address: a job that listens on all of
-    them is refused (EADDRINUSE, bind(2)). A service keeps it, and what root or a system user
-    runs counts as one: fail. Another user's process is most likely a job, and ends: warn. Also
-    held is the local port of somebody's connection whose listener is gone or never was; TIME_WAIT
-    is not, since rendezvous listen with SO_REUSEADDR. A socket that is bound, and neither listens
-    nor is connected, cannot be seen.
+    A port is held where a process listens on any address: a job that listens on all addresses is
+    refused (EADDRINUSE, bind(2)). A service does not give the port up, and a process of root or of
+    a system user counts as a service: fail. Another user's process is probably a job, which ends:
+    warn. The local port of a connection without a listener is held, too, but not in TIME_WAIT,
+    since rendezvous listen with SO_REUSEADDR. A socket that is bound, and neither listens nor is
+    connected, is invisible.
     """
     check, expected = "ports.range", f"{_port_range_text(policy)} free"
     if observed.listeners is None or observed.connections is None:
@@ -124,12 +124,12 @@ def range(observed: Ports, policy: Policy) -> Result:
     ),
 )
 def ephemeral(observed: Ports, policy: Policy) -> Result:
-    """No port of the range is one that the kernel gives to outgoing connections.
+    """The kernel gives no port of the range to outgoing connections.
 
-    It picks those from ip_local_port_range, without ip_local_reserved_ports
-    (Documentation/networking/ip-sysctl.rst): any program's connection can then hold the port on
-    which a job wants to listen. Judged now and at the next boot, where the sysctl files count, or
-    the kernel's own values when they say nothing.
+    It takes their ports from ip_local_port_range, without ip_local_reserved_ports
+    (Documentation/networking/ip-sysctl.rst): any program's connection could then hold the port of
+    a job. The check judges the current values and those of the next boot: of the sysctl files, or
+    the kernel's defaults.
     """
     check, ports = "ports.ephemeral", policy.port_range
     if observed.ephemeral is None:
@@ -163,12 +163,12 @@ def _opening(observed: Firewall, ports: str) -> str:
     both_ends, manager = f"{first}:{last or first}", observed.manager
     if observed.how != "dropped by":
         return f"take {ports} out of that rule, or give jobs another port_range"
-    if "answers" in observed.what or "follows" in observed.what or "send" in observed.what:
+    if any(word in observed.packets_text for word in ("answers", "follows", "send")):
         if manager == "iptables":
             chain = "OUTPUT" if observed.chain.endswith(" OUTPUT") else "INPUT"
             return f"iptables -I {chain} -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT"
         return "in front of that rule: ct state established,related accept"
-    if "way" in observed.what:
+    if "way" in observed.packets_text:
         if manager == "ufw":
             return f"ufw allow out proto tcp to CLUSTER_NETWORK port {both_ends}"
         if manager == "iptables":
@@ -202,27 +202,26 @@ def _opening(observed: Firewall, ports: str) -> str:
     ),
 )
 def firewall(observed: Ports, policy: Policy, fleet: FleetFacts) -> Result:
-    """The node's packet filter lets other nodes connect to the range, and the node to theirs.
+    """The node's packet filter accepts peers' connections to the range, and the node's to theirs.
 
-    Judged are the packets of such connections, the first ones and the answers, in and out,
-    through the rules that are in force, whoever made them: a reject counts as dropped, and so does
-    NAT that leads a port elsewhere. The other nodes are those of the run; else the hosts of
-    /etc/hosts that are in the node's networks; else anybody in the node's own networks.
+    The check follows the packets of such connections, first packets and answers, in and out,
+    through the rules in force. A reject counts as a drop, and so does NAT that leads a port
+    elsewhere. Connections come from ports of ip_local_port_range without ip_local_reserved_ports.
+    The peers are the run's nodes; else the hosts of /etc/hosts in the node's networks; else all
+    hosts in these networks.
 
-    A rule is left open only where it matters to that traffic, and where no rules tell: one network
-    of the node is let in and another is not, a host of the network is shut out of which nobody
-    knows whether it is a node, another program decides (queue, synproxy), the moment, a user or a
-    counter does, or a limit below 20 new connections per second or 16 at a time. Then this warns
-    once, and `ready` decides: proof.mesh tries the connections. Only what counts, measures or
-    draws lots stays a warning: a few connections do not show what becomes of many. What rules
-    read of time to live,
-    length, class of service and TCP options is taken as Linux sends it. XDP and other eBPF
-    programs, filters of bridges and ARP, NAT of more than 64 KiB, and filters outside the node
-    are not seen.
+    This is a warning where the rules alone do not decide: they accept one network of the node and
+    not another; they drop a host of the network that may be no node; another program decides
+    (queue, synproxy), or the time, a user or a counter does; or they allow fewer than 20 new
+    connections per second, or 16 at a time. Then `ready` decides: proof.mesh tries the
+    connections. A rule that counts, measures or draws lots stays a warning: a few connections do
+    not show the fate of many. Time to live, length, class of service and TCP options count as
+    Linux sends them. The check does not cover XDP and other eBPF programs, filters of bridges and
+    ARP, NAT of more than 64 KiB, and filters outside the node.
 
-    Without nft on the node nobody can read its rules: then the kernel is asked whether it has
-    any. Where it has, or where it cannot be asked and there is a sign of some, this is unknown;
-    where not, the range is open. Signs: the module nf_tables is loaded, connections are tracked
+    Without nft the check asks the kernel whether it has rules. Where it has, this is unknown;
+    where it has none, the range is open. Where the kernel cannot be asked, a sign of rules makes
+    this unknown. Signs: the module nf_tables is loaded, connections are tracked
     (nf_conntrack_count), nftables, firewalld, iptables, netfilter-persistent, shorewall, ferm or
     ufw is enabled; and a table in /proc/net/ip_tables_names, without iptables-save.
     """
@@ -232,12 +231,12 @@ def firewall(observed: Ports, policy: Policy, fleet: FleetFacts) -> Result:
         return unknown(check, rules.reason)
     source = f"{rules.chain} ({rules.manager})"
     fix = _opening(rules, _port_range_text(policy))
-    ports = rules.what.format(rules.ports)
+    ports = rules.packets_text.format(rules.ports)
     if rules.verdict == "dropped":
         peers = f" for {rules.peers} known nodes" if rules.peers else ""
-        beside = f"; for others: {rules.beside}" if rules.beside else ""
+        other_rule = f"; for others: {rules.other_rule}" if rules.other_rule else ""
         return fail(
-            check, expected, f"{ports} {rules.how} {rules.rule}{peers}{beside}", source, fix
+            check, expected, f"{ports} {rules.how} {rules.rule}{peers}{other_rule}", source, fix
         )
     if rules.verdict == "cannot tell":
         let_in = f", open to {', '.join(rules.networks)}" if rules.networks else ""
@@ -264,7 +263,7 @@ def firewall(observed: Ports, policy: Policy, fleet: FleetFacts) -> Result:
 )
 def privileged(observed: Ports, policy: Policy) -> Result:
     """Ordinary users may listen on the range: below ip_unprivileged_port_start only root may
-    (Documentation/networking/ip-sysctl.rst; 1024 unless somebody changed it)."""
+    (Documentation/networking/ip-sysctl.rst; 1024 by default)."""
     check, start = "ports.privileged", observed.privileged_below
     expected = f"{_port_range_text(policy)} from {start} on"
     if policy.port_range[0] < start:

@@ -1,6 +1,6 @@
-"""The TCP ports of a node: which sockets hold them, and which the kernel may give to others.
+"""A node's TCP ports: the sockets that hold them, and the kernel's ranges for source ports.
 
-What packet filters do stands in `nodeready.subjects.ports.firewall`.
+The packet filters are in `nodeready.subjects.ports.firewall`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any, ClassVar, TypedDict
 
 from nodeready.policy import Policy
 from nodeready.subjects import sysctl
@@ -18,7 +18,7 @@ from nodeready.subjects.base import Output, Probe, ProbeError, Section, cached_p
 from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.ports import firewall, rule_listing
 from nodeready.subjects.ports.firewall import Firewall, among
-from nodeready.subjects.ports.netfilter import is_virtual
+from nodeready.subjects.ports.packets import is_virtual
 from nodeready.subjects.ports.port_ranges import (
     KERNEL_EPHEMERAL,
     Range,
@@ -29,20 +29,20 @@ from nodeready.subjects.ports.port_ranges import (
 
 # --- The sockets: all that listen, and those that hold one of the policy's ports.
 #
-# They are read from /proc, and nothing ever connects to one: a probe that connects takes a
-# bootstrap slot of NCCL, and the job hangs.
-# /proc/net/tcp shows what listens and what is connected in the network namespace of the probe
-# (proc(5), Documentation/networking/proc_net_tcp.rst). It does not show a socket that is bound and
-# neither listens nor is connected; no kernel before 6.8 shows such a socket.
+# The probe reads /proc and never connects to a socket: a connection would take a bootstrap slot of
+# NCCL, and the job would hang.
+# /proc/net/tcp shows the listening and connected sockets of the probe's network namespace
+# (proc(5), Documentation/networking/proc_net_tcp.rst). No kernel before 6.8 shows a socket that is
+# bound and neither listens nor is connected.
 
 #: Maximum of sockets of each kind that are printed; further ones are counted.
 MOST = 500
 
-#: Maximum of addresses taken from /etc/hosts, where a fleet's nodes often stand.
+#: Maximum of addresses from /etc/hosts, which often lists a fleet's nodes.
 MOST_HOSTS = 512
 
-#: TCP states of the kernel (include/net/tcp_states.h). TIME_WAIT (06) is left out: whoever listens
-#: with SO_REUSEADDR, as every rendezvous does, may take such a port.
+#: TCP states of the kernel (include/net/tcp_states.h). TIME_WAIT (06) is left out: with
+#: SO_REUSEADDR, which every rendezvous uses, a program can listen on such a port.
 _STATES = {
     "01": "established",
     "02": "syn sent",
@@ -57,10 +57,10 @@ _STATES = {
     "0C": "syn received",
 }
 
-# For each table the kernel goes through all of its hash buckets, 2 ms and more, and once more for
-# the read that finds the end of the file. One read brings what fits into a page, in whole lines
-# (fs/seq_file.c, seq_read_iter; net/ipv4/tcp_ipv4.c, tcp_seq_start): a table that came with room
-# for one more line in the smallest page is whole, and only a longer one is read to its end.
+# For each table the kernel visits all of its hash buckets, 2 ms and more, and again for the read
+# that finds the end of the file. One read returns the complete lines that fit into a page
+# (fs/seq_file.c, seq_read_iter; net/ipv4/tcp_ipv4.c, tcp_seq_start). A table that leaves room for
+# one more line in the smallest page is complete, and only a longer table is read to its end.
 _ONE_READ = 3584
 
 # Ports are four hexadecimal digits, so that texts compare as numbers do. The line of a socket ends
@@ -132,7 +132,7 @@ _FILES = (
 )
 
 # Only when a port of the range is held: the process of the socket. Unlike cmdline, /proc/PID/fd
-# and comm cannot hang. A process that ended meanwhile is passed over.
+# and comm cannot hang. A process that has ended is skipped.
 _OWNERS = r"""
     set -- -false
     nr_uids=' '
@@ -148,7 +148,7 @@ _OWNERS = r"""
 $nr_found
 NR_HELD
     if find / -maxdepth 0 -lname x -printf '' 2>/dev/null; then
-        # Any user can open a million files: then the holder is not named, and the look goes on.
+        # Any user can open a million files: after 3 s the holder stays unnamed.
         nr_links=$(timeout -k 1 3 \
             find /proc/[0-9]*/fd -maxdepth 1 \( "$@" \) -printf '%h %l\n' 2>/dev/null)
     else
@@ -168,7 +168,7 @@ NR_HELD
         { read -r nr_comm <"/proc/$nr_pid/comm"; } 2>/dev/null || continue
         nr_job=
         while read -r nr_group; do
-            # A user names cgroups, too: below those that systemd gives to a login.
+            # A user can name cgroups, too, below those of systemd's logins.
             case $nr_group in
             */user.slice* | */user@*) ;;
             */uid_[0-9]*/job_[0-9]* | *slurmstepd.scope/job_[0-9]*) nr_job=${nr_group##*/job_} ;;
@@ -214,11 +214,11 @@ class Socket:
     protocol: "tcp" or "tcp6"; a "tcp6" socket on :: usually takes IPv4's port too
     address:  the local address; 0.0.0.0 and :: stand for all addresses
     state:    "listening", "established" ...
-    peer:     the other end of a connection, or ""
+    peer:     the far end of a connection, or ""
     uid:      the user who made the socket; 0 also for a socket without an owner
-    user:     that user's name in /etc/passwd; None: not there, or not asked for
-    process:  name of the socket's process, at most 15 characters; None: not seen
-    pid:      of that process; the lowest when several share the socket
+    user:     that user's name in /etc/passwd; None: not there, or not read
+    process:  name of the socket's process, at most 15 characters; None: unknown
+    pid:      of that process; the lowest when several processes share the socket
     job:      the Slurm job in whose cgroup the process runs, or ""
     """
 
@@ -243,7 +243,7 @@ def _end(text: str) -> tuple[str, int]:
 
 
 def _owners(output: Output) -> dict[str, tuple[int, str, str]]:
-    """Inode -> (pid, job, process name): the lowest pid, mostly the parent."""
+    """Inode -> (pid, job, process name): the lowest pid, usually the parent."""
     owners: dict[str, tuple[int, str, str]] = {}
     for text in output.all("owner"):
         match = re.fullmatch(r"(\d{1,20}) (\d{1,10}) (\d{0,20})[^:]{0,64}: (.{0,64})", text)
@@ -254,7 +254,7 @@ def _owners(output: Output) -> dict[str, tuple[int, str, str]]:
 
 
 def parse_sockets(output: Output) -> tuple[Socket, ...] | None:
-    """The sockets, those in the range first; None when this kernel's list could not be read.
+    """The sockets, those in the range first; None when the kernel's list could not be read.
 
     Raises ProbeError for a line that makes no sense.
     """
@@ -272,7 +272,7 @@ def parse_sockets(output: Output) -> tuple[Socket, ...] | None:
         if match is None:
             raise ProbeError("a socket that makes no sense", text)
         try:
-            (address, port), (far, far_port) = _end(match[2]), _end(match[3])
+            (address, port), (peer_address, peer_port) = _end(match[2]), _end(match[3])
         except ValueError:
             raise ProbeError("an address that makes no sense", text) from None
         pid, job, process = owners.get(match[6], (None, "", None))
@@ -282,7 +282,7 @@ def parse_sockets(output: Output) -> tuple[Socket, ...] | None:
                 address=address,
                 port=port,
                 state=_STATES.get(match[4], match[4]),
-                peer=f"{far} port {far_port}" if far_port else "",
+                peer=f"{peer_address} port {peer_port}" if peer_port else "",
                 uid=int(match[5]),
                 user=users.get(match[5]),
                 process=process,
@@ -305,20 +305,22 @@ class Ports:
 
     listeners:       every socket that listens; with its process only for the policy's ports
     connections:     connections whose local port is one of the policy's, without TIME_WAIT
-    more:            there were more sockets than were printed
+    is_cut:          the probe did not print all sockets
     ephemeral:       first and last port that the kernel gives to outgoing connections, now; None:
                      unreadable
     reserved:        ports that the kernel never gives to outgoing connections, now; None:
                      unreadable
-    ephemeral_boot:  what the sysctl files set ``ephemeral`` to at the next boot
-    reserved_boot:   what the sysctl files set ``reserved`` to at the next boot
+    ephemeral_boot:  the value of ``ephemeral`` in the sysctl files, for the next boot
+    reserved_boot:   the value of ``reserved`` in the sysctl files, for the next boot
     privileged_below: the first port that any user may listen on (1024 before Linux 4.11)
-    firewall:        what happens to connections from other nodes
+    firewall:        the fate of connections from peers
     """
+
+    JSON_KEYS: ClassVar = {"is_cut": "more"}
 
     listeners: tuple[Socket, ...] | None
     connections: tuple[Socket, ...] | None
-    more: bool
+    is_cut: bool
     ephemeral: Range | None
     reserved: tuple[Range, ...] | None
     ephemeral_boot: sysctl.BootSetting
@@ -353,9 +355,10 @@ def _addresses(output: Output) -> tuple[str, ...]:
 
 
 def _networks(output: Output) -> tuple[tuple[str, str], ...]:
-    """(interface, network) of the networks to which the node is connected, without those of its
-    containers and link-local ones. /proc/net/route has networks in the byte order of the host,
-    /proc/net/if_inet6 the node's addresses with the length of their prefix.
+    """(interface, network) of the node's networks, without containers' and link-local networks.
+
+    /proc/net/route has networks in the byte order of the host, /proc/net/if_inet6 the node's
+    addresses with the length of their prefix.
     """
     networks = []
     for text in dict.fromkeys(output.all("network")):
@@ -391,16 +394,16 @@ def _hosts(output: Output) -> tuple[str, ...]:
 
 @cached_per_node
 def fleet_firewall(observed: Ports, fleet: FleetFacts) -> Firewall:
-    """What the packet filter does to connections with the run's nodes.
+    """The packet filter's effect on connections with the run's nodes.
 
-    Connections between all nodes (`FleetFacts.mesh_passed`) decide what the rules leave open.
+    Where the rules do not decide, connections between all nodes do (`FleetFacts.mesh_passed`).
     """
     rules = observed.firewall
     if fleet.addresses is not None:
         rules = among(rules, fleet.addresses)
     if not fleet.mesh_passed or rules.verdict != "cannot tell":
         return rules
-    # What a few connections show holds for others, but not where a rule counts them.
+    # A few connections are representative, unless a rule counts them.
     verdict = rules.verdict if rules.varies else "open"
     return replace(rules, verdict=verdict, tried=True)
 
@@ -440,7 +443,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
     return Ports(
         listeners=listeners,
         connections=connections,
-        more="more" in values,
+        is_cut="more" in values,
         ephemeral=ephemeral,
         reserved=reserved,
         ephemeral_boot=sysctl.boot_value(files, EPHEMERAL),
@@ -458,7 +461,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
 
 
 def compared(observed: Ports, fleet: FleetFacts = ALONE) -> dict[str, Any]:
-    """What the nodes of a group should have in common."""
+    """The values that a group's nodes should share."""
     values: dict[str, Any] = {}
     if observed.ephemeral is not None:
         values["ephemeral"] = range_text(*observed.ephemeral)

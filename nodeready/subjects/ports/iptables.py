@@ -1,7 +1,6 @@
-"""Rules as ``iptables-save`` prints them (iptables(8)), read into the rules of `netfilter`.
+"""Rules as ``iptables-save`` prints them (iptables(8)), read into the rules of `rules`.
 
-A set's elements are those that ``ipset save`` printed; a condition that is not understood is
-uncertain.
+The elements of sets come from ``ipset save``. An unknown condition is uncertain.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from nodeready.subjects.ports import nft
-from nodeready.subjects.ports.netfilter import (
+from nodeready.subjects.ports.packets import ALL_BITS, number
+from nodeready.subjects.ports.rules import (
     ALWAYS,
     NEVER,
     UNCERTAIN,
@@ -24,7 +24,6 @@ from nodeready.subjects.ports.netfilter import (
     Ruleset,
     connection_limit,
     nat_target,
-    number,
     rate_limit,
 )
 
@@ -58,7 +57,7 @@ _TARGETS = {
     "NOTRACK": "notrack",
     "HMARK": "mark",
 }
-#: Option with one value -> the selector of `netfilter`; {} stands for ip or ip6.
+#: Option with one value -> the selector of `packets`; {} stands for ip or ip6.
 _SELECTORS = {
     "-p": "l4proto",
     "-i": "iifname",
@@ -108,15 +107,15 @@ _SELECTORS = {
     "--ecn-ip-ect": "ip ecn",
 }
 #: Option with one number -> selector and comparison.
-_COMPARED = {
+_COMPARISONS = {
     "--ttl-lt": ("ip ttl", "0-{}", -1),
     "--ttl-gt": ("ip ttl", "{}-255", 1),
     "--hl-lt": ("ip6 hoplimit", "0-{}", -1),
     "--hl-gt": ("ip6 hoplimit", "{}-255", 1),
 }
-#: Options without a value -> the answer. What is said of forwarded and bridged packets, and of
-#: IPVS, is not so for packets of this node.
-_ALONE = {
+#: Options without a value -> the answer. Conditions on forwarded and bridged packets, and on IPVS,
+#: are false for packets of this node.
+_ANSWERS = {
     "-f": NEVER,
     "--physdev-is-bridged": NEVER,
     "--physdev-is-out": NEVER,
@@ -128,18 +127,19 @@ _ALONE = {
     "--socket-exists": ALWAYS,
 }
 #: Modules whose only conditions are their options.
-_PLAIN = {
+_PLAIN_MODULES = {
     "tcp", "udp", "conntrack", "state", "multiport", "addrtype", "pkttype", "mark", "comment",
     "set", "limit", "icmp", "icmp6", "ipv6-icmp", "iprange", "connmark", "owner", "mac", "ttl",
     "hl", "length", "dscp", "tos", "ecn", "tcpmss", "hashlimit", "connlimit", "recent", "string",
     "geoip", "physdev", "policy", "realm", "helper", "connlabel", "devgroup", "ipvs",
     "nfacct",
 }  # fmt: skip
-#: Modules for headers that the packet does not have, and for what no job does.
-_LACKED = {"rt", "frag", "hbh", "dst", "mh", "ah", "esp", "sctp", "dccp", "srh", "ipcomp", "psd",
+#: Modules for headers that the packet does not have, and for traffic that no job makes.
+_FOREIGN_MODULES = {"rt", "frag", "hbh", "dst", "mh", "ah", "esp", "sctp", "dccp", "srh", "ipcomp",
+"psd",
            "lscan", "l2tp"}  # fmt: skip
 #: Options that only modify another option -> how many values they take.
-_HOW = {
+_MODIFIERS = {
     "--hashlimit-mode": 1, "--hashlimit-name": 1, "--hashlimit-srcmask": 1, "--name": 1,
     "--hashlimit-dstmask": 1, "--hashlimit-htable-size": 1, "--hashlimit-htable-max": 1,
     "--hashlimit-htable-expire": 1, "--hashlimit-htable-gcinterval": 1, "--mask": 1,
@@ -154,10 +154,10 @@ _HOW = {
 _ONLY_SYN = "syn/fin,syn,rst,ack"
 _SET_TYPES = re.compile(r"(hash:(ip|net)|bitmap:ip|bitmap:port|hash:(ip|net),(port|iface))$")
 
-#: What stands where the rest of a table was left out on the node.
+#: The line in the place of the rest of a table that was cut off on the node.
 CUT = "# cut"
 
-#: An ipset: its type and its elements; None where it is not known what it holds.
+#: An ipset: its type and its elements; None where its content is unknown.
 Sets = Mapping[str, "tuple[str, tuple[str, ...]] | None"]
 
 
@@ -170,14 +170,14 @@ def parse_ipsets(text: str) -> Sets:
         if words[:1] == ["create"] and len(words) > 2:
             kinds[words[1]], members[words[1]] = words[2], []
         elif words[:1] == ["add"] and len(words) > 2:
-            held = members.get(words[1])
+            members_of_set = members.get(words[1])
             if "nomatch" in words[3:]:
                 members[words[1]] = None
-            elif held is not None:
-                held.append(words[2])
+            elif members_of_set is not None:
+                members_of_set.append(words[2])
     return {
-        name: (kinds[name], tuple(held)) if held is not None else None
-        for name, held in members.items()
+        name: (kinds[name], tuple(members_of_set)) if members_of_set is not None else None
+        for name, members_of_set in members.items()
     }
 
 
@@ -186,11 +186,11 @@ def _in_set(name: str, sides: str, ip: str, sets: Sets, depth: int = 0) -> RuleM
     ipset = sets.get(name)
     if ipset is None or depth > 2:
         return UNCERTAIN
-    kind, held = ipset
+    kind, members_of_set = ipset
     parts = kind.partition(":")[2].split(",")
     directions = sides.split(",")
     if kind == "list:set":
-        inner = [_in_set(inner_name, sides, ip, sets, depth + 1) for inner_name in held]
+        inner = [_in_set(inner_name, sides, ip, sets, depth + 1) for inner_name in members_of_set]
         if any(not match.selectors for match in inner) or len({m.selectors for m in inner}) > 1:
             return UNCERTAIN if inner else NEVER
         together = tuple(value for match in inner for value in match.values)
@@ -205,7 +205,7 @@ def _in_set(name: str, sides: str, ip: str, sets: Sets, depth: int = 0) -> RuleM
             "iface": "iifname" if source else "oifname",
         }.get(part, f"{ip} {'saddr' if source else 'daddr'}"))  # fmt: skip
     values = []
-    for member in held:
+    for member in members_of_set:
         value = member.split(",")
         ports = value[-1].partition(":") if parts[-1] == "port" else ("", "", "")
         if ports[1] and ports[0] != "tcp":
@@ -223,23 +223,25 @@ def _values(text: str, selector: str) -> tuple[tuple[str, ...], ...]:
     return tuple((part,) for part in parts)
 
 
-def _behind(words: list[str], option: str) -> str:
+def _option_value(words: list[str], option: str) -> str:
     """The value of an option; "" without it."""
-    at = words.index(option) + 1 if option in words else len(words)
-    return words[at] if at < len(words) else ""
+    index = words.index(option) + 1 if option in words else len(words)
+    return words[index] if index < len(words) else ""
 
 
 def _rate(words: list[str], value: str, burst: str, over: bool) -> RuleMatch:
-    """A limit of iptables, ``5/sec``; of bytes, ``512kb/s``, is a rate for other traffic."""
-    packets_per_second = nft.rate(value, _behind(words, burst))
+    """A limit of iptables, ``5/sec``; a limit of bytes, ``512kb/s``, varies."""
+    packets_per_second = nft.rate(value, _option_value(words, burst))
     return rate_limit(packets_per_second, over) if packets_per_second is not None else VARYING
 
 
 def _recent(words: list[str]) -> RuleMatch:
-    """``--rcheck`` and ``--update``: how many packets of late is a rate; whether there was any,
-    is so of hosts that some other rule lists for what they did, and not of a fleet's nodes.
+    """``--rcheck`` and ``--update``: a number of recent packets is a rate limit.
+
+    Without a number, the condition is about hosts that another rule has listed for an attack. A
+    fleet's nodes are not among them.
     """
-    hits, seconds = _behind(words, "--hitcount"), _behind(words, "--seconds")
+    hits, seconds = _option_value(words, "--hitcount"), _option_value(words, "--seconds")
     if not hits:
         return NEVER
     return rate_limit(int(hits) / int(seconds), True) if seconds not in ("", "0") else VARYING
@@ -250,21 +252,21 @@ def _option(word: str, following: str, words: list[str], ip: str) -> tuple[RuleM
     if word in _SELECTORS:
         selector = _SELECTORS[word].format(ip)
         return RuleMatch((selector,), _values(following, selector)), 1
-    if word in _COMPARED:
-        selector, shape, step = _COMPARED[word]
+    if word in _COMPARISONS:
+        selector, shape, step = _COMPARISONS[word]
         bound = str(int(following) + step) if following.isdigit() else "?"
         return RuleMatch((selector,), ((shape.format(bound),),)), 1
-    if word in _ALONE:
-        return _ALONE[word], 0
-    if word in _HOW:
-        return None, _HOW[word]
+    if word in _ANSWERS:
+        return _ANSWERS[word], 0
+    if word in _MODIFIERS:
+        return None, _MODIFIERS[word]
     if word in ("--dscp", "--tos"):
         text, _, mask = following.partition("/")
         value = number(text)
         if value is None:
             return UNCERTAIN, 1
         bits = number(mask) if mask else 0xFF
-        # The field is 0 in what jobs send.
+        # The field is 0 in packets of jobs.
         return (NEVER if value & (bits or 0) else ALWAYS), 1
     if word == "--limit":
         return _rate(words, following, "--limit-burst", False), 1
@@ -304,9 +306,9 @@ def _matches(words: list[str], ip: str, sets: Sets) -> Iterator[RuleMatch]:
                 inverted = "--invert" in words[index:]
                 condition = RuleMatch(("reverse path",), (("missing" if inverted else "exists",),))
                 words = [w for w in words if w not in ("--invert", "--loose", "--validmark")]
-            elif following in _LACKED:
+            elif following in _FOREIGN_MODULES:
                 condition = NEVER
-            elif following not in _PLAIN and not (
+            elif following not in _PLAIN_MODULES and not (
                 following == "socket" and "--transparent" in words
             ):
                 condition = VARYING if following in VARYING_MODULES else UNCERTAIN
@@ -325,7 +327,7 @@ def _matches(words: list[str], ip: str, sets: Sets) -> Iterator[RuleMatch]:
             index += 1
         else:
             if word == "-p" and not negated and following not in ("tcp", "6", "all"):
-                # Another protocol's ports must not be taken for ours.
+                # Ports of another protocol are not TCP ports.
                 yield NEVER
             condition, values = _option(word, following, words, ip)
             index += values
@@ -337,14 +339,11 @@ def _matches(words: list[str], ip: str, sets: Sets) -> Iterator[RuleMatch]:
 def _bits(text: str) -> tuple[int, int]:
     """``0x1/0xff`` as value and mask."""
     value, _, mask = text.partition("/")
-    return number(value) or 0, (number(mask) or 0) if mask else _ALL
+    return number(value) or 0, (number(mask) or 0) if mask else ALL_BITS
 
 
-_ALL = 0xFFFFFFFF
-
-
-def _changed(target: str, words: list[str]) -> tuple[str, str] | None:
-    """Verdict and target of a rule that changes a mark or the tracking; None for another one."""
+def _change_state(target: str, words: list[str]) -> tuple[str, str] | None:
+    """Verdict and target of a rule that changes a mark or the tracking; None for other rules."""
     if target == "CT":
         return ("notrack", "") if "--notrack" in words else None
     if target not in ("MARK", "CONNMARK"):
@@ -355,34 +354,34 @@ def _changed(target: str, words: list[str]) -> tuple[str, str] | None:
         ("--set-mark", lambda v, m: ~(v | m), lambda v, m: v),
         ("--and-mark", lambda v, m: v, lambda v, m: 0),
         ("--or-mark", lambda v, m: ~v, lambda v, m: v),
-        ("--xor-mark", lambda v, m: _ALL, lambda v, m: v),
+        ("--xor-mark", lambda v, m: ALL_BITS, lambda v, m: v),
     ):
         if option in words:
-            value, mask = _bits(_behind(words, option))
-            return verdict, f"{keep(value, mask) & _ALL:x}/{flip(value, mask) & _ALL:x}"
+            value, mask = _bits(_option_value(words, option))
+            return verdict, f"{keep(value, mask) & ALL_BITS:x}/{flip(value, mask) & ALL_BITS:x}"
     for option, word in (("--restore-mark", "restore"), ("--save-mark", "save")):
         if option in words:
             masks = {
-                _behind(words, mask_option) or "0xffffffff"
+                _option_value(words, mask_option) or "0xffffffff"
                 for mask_option in ("--nfmask", "--ctmask")
             }
-            common_mask = _behind(words, "--mask")
+            common_mask = _option_value(words, "--mask")
             bits = number(common_mask or masks.pop()) if common_mask or len(masks) == 1 else None
             other = "mark" if word == "restore" else "ct_mark"
             return (word, f"{bits:x}") if bits is not None else (other, "?")
     return verdict, "?"
 
 
-def _diverted(target: str, words: list[str]) -> str:
-    """Where NAT leads to, as `netfilter.Rule` has it."""
+def _divert_fate(target: str, words: list[str]) -> str:
+    """The target of NAT, in the form of `rules.Rule`."""
     if target == "REDIRECT":
-        port = _behind(words, "--to-ports")
+        port = _option_value(words, "--to-ports")
         return f":{port}" if port else ""
-    return nat_target(_behind(words, "--to-destination") or "?")
+    return nat_target(_option_value(words, "--to-destination") or "?")
 
 
 def _rule(words: list[str], ip: str, sets: Sets, text: str) -> Rule | None:
-    """The rule of the words behind ``-A CHAIN``; None for one that decides nothing."""
+    """The rule in the words after ``-A CHAIN``; None for a rule without an effect."""
     while "--comment" in words:
         at = words.index("--comment")
         words = words[:at] + words[at + 2 :]
@@ -396,24 +395,24 @@ def _rule(words: list[str], ip: str, sets: Sets, text: str) -> Rule | None:
     matches = tuple(_matches(words[:at], ip, sets))
     if option == "-g":
         return Rule(matches, "goto", target, text)
-    change = _changed(target, words[at:])
+    change = _change_state(target, words[at:])
     if change:
         return Rule(matches, *change, text)
     verdict = _TARGETS.get(target, "jump")
     if verdict == "divert":
-        return Rule(matches, verdict, _diverted(target, words[at:]), text)
+        return Rule(matches, verdict, _divert_fate(target, words[at:]), text)
     if verdict == "mark":
         return Rule(matches, verdict, "?", text)
     return Rule(matches, verdict, target if verdict == "jump" else "", text)
 
 
 def parse_iptables_rules(text: str, family: int, sets: Sets | None = None) -> Ruleset:
-    """The rules of one family (4, 6). Targets that are no chain (LOG) decide nothing.
+    """The rules of one family (4, 6). Targets that are no chain (LOG) have no effect.
 
-    sets: the ipsets; what is not there may hold anything
+    sets: the ipsets; a missing set may contain any element
 
-    A table that was cut off on the node, for its size, is passed over. Raises ValueError when
-    there is text, and no whole table in it.
+    A table that was cut off on the node, for its size, is skipped. Raises ValueError for a text
+    without a complete table.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     ip = "ip" if family == 4 else "ip6"
@@ -452,7 +451,7 @@ def _table(lines: list[str], ip: str, sets: Sets) -> Iterator[tuple[tuple[str, s
             try:
                 words = shlex.split(line)[1:]
             except ValueError:
-                # A quote without its end: the conditions are unknown, the target is known.
+                # A quote without its end: only the target is known.
                 words = line.split()[1:]
                 words[1:1] = ["--unreadable"]
             if not words:
@@ -463,7 +462,7 @@ def _table(lines: list[str], ip: str, sets: Sets) -> Iterator[tuple[tuple[str, s
     for chain, chain_rules in rules.items():
         hook = _HOOKS.get(chain, "") if chain in policies else ""
         policy = "drop" if hook and policies[chain] == "drop" else "accept"
-        nat = name == "nat"
-        priority = 100 if nat and hook == "postrouting" else _PRIORITIES.get(name, 0)
+        is_nat = name == "nat"
+        priority = 100 if is_nat and hook == "postrouting" else _PRIORITIES.get(name, 0)
         key = (table, chain)
-        yield key, Chain(table, chain, tuple(chain_rules), hook, policy, priority, nat)
+        yield key, Chain(table, chain, tuple(chain_rules), hook, policy, priority, is_nat)

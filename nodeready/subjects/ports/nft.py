@@ -1,7 +1,7 @@
-"""Rules as ``nft list`` prints them (nft(8)), read into the rules of `netfilter`.
+"""Rules as ``nft list`` prints them (nft(8)), read into the rules of `rules`.
 
-The conditions of a TCP connection are understood; a condition of any other kind is uncertain, so
-that its rule may apply or not. Of a set that packets change, the elements of this moment count.
+The reader knows the conditions on TCP connections. Any other condition is uncertain, so that its
+rule may apply or not. Of a set that packets change, the current elements count.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from itertools import takewhile
 
-from nodeready.subjects.ports.netfilter import (
+from nodeready.subjects.ports.packets import ALL_BITS, number, span_of
+from nodeready.subjects.ports.rules import (
     ALWAYS,
     NEVER,
     UNCERTAIN,
@@ -24,9 +25,7 @@ from nodeready.subjects.ports.netfilter import (
     Ruleset,
     connection_limit,
     nat_target,
-    number,
     rate_limit,
-    span_of,
 )
 
 # --- The text of ``nft list``: its blocks and statements, its sets and maps.
@@ -36,7 +35,7 @@ Tokens = list[str]
 Element = tuple[tuple[str, ...], Tokens]
 
 _TOKEN = re.compile(r'"[^"\n]*"|# xt_\w+|#[^\n]*|[{}(),;\n]|[^\s{}(),;"]+|"')
-#: What may follow an element of a set.
+#: The words that may follow an element of a set.
 _ELEMENT_END = {"timeout", "expires", "comment", "counter", "limit", "quota", "last"}
 
 
@@ -102,7 +101,7 @@ def key(words: Tokens) -> tuple[str, ...]:
 
 
 def elements(inside: Tokens) -> tuple[Element, ...]:
-    """What stands between the braces of a set or map."""
+    """The elements between the braces of a set or map."""
     listed_elements: list[Element] = []
     for part in _split(inside, ","):
         halves = _split(part, ":")
@@ -112,7 +111,7 @@ def elements(inside: Tokens) -> tuple[Element, ...]:
 
 
 def read_set(inside: Tokens) -> SetOf:
-    """The set or map whose block this is."""
+    """The set or map of this block."""
     listed_elements: tuple[Element, ...] = ()
     for statement in statements(inside):
         if statement[0] == "elements" and "{" in statement:
@@ -121,7 +120,7 @@ def read_set(inside: Tokens) -> SetOf:
 
 
 def group(words: Tokens, at: int) -> int:
-    """The index behind the bracket that closes the bracket at ``at``."""
+    """The index after the bracket that closes the bracket at ``at``."""
     depth = 0
     for index in range(at, len(words)):
         depth += (words[index] in "{(") - (words[index] in "})")
@@ -131,7 +130,7 @@ def group(words: Tokens, at: int) -> int:
 
 
 def listed(words: Tokens, at: int) -> tuple[Tokens, int]:
-    """The words of ``a,b,c``, or of ``(a | b | c)``, and the index behind them."""
+    """The words of ``a,b,c``, or of ``(a | b | c)``, and the index after them."""
     if words[at : at + 1] == ["("]:
         end = group(words, at)
         return [t for t in words[at + 1 : end - 1] if t != "|"], end
@@ -171,12 +170,12 @@ _CT = {
     "proto-dst", "event", "timeout", "expectation", "secmark",
 }  # fmt: skip
 _SETS = ("set", "map")
-#: Selectors whose list of values are flags: one of them must be set.
+#: Selectors with a list of flags as value: one flag must be set.
 _BITS = ("ct state", "ct status", "tcp flags", "ct label")
-#: What stands behind these words of a log statement.
+#: The words of a log statement that have a value.
 _LOG = ("prefix", "group", "snaplen", "queue-threshold", "level", "flags")
 _LOG_FLAGS = {"tcp", "sequence", "options", "ip", "skuid", "ether", "all", ","}
-#: Targets of iptables that leave the packet its way (iptables-extensions(8)).
+#: Targets of iptables that do not decide about the packet (iptables-extensions(8)).
 HARMLESS = {
     "LOG", "NFLOG", "ULOG", "CT", "TCPMSS", "AUDIT", "SET", "TOS", "CHECKSUM", "CLASSIFY", "DSCP",
     "TTL", "HL", "TRACE", "RATEEST", "SECMARK", "CONNSECMARK", "TEE", "IDLETIMER", "LED", "ECN",
@@ -192,7 +191,7 @@ Values = tuple[tuple[str, ...], ...]
 
 
 def rate(text: str, burst: str = "") -> float | None:
-    """``10/second`` as packets that pass in a second, with a burst at once; None for no rate."""
+    """``10/second`` as packets that pass in a second, with the burst; None for another text."""
     match = re.fullmatch(r"(\d{1,12})/(\w+)", text)
     unit = _SECONDS.get(match[2]) if match else None
     if match is None or unit is None:
@@ -238,8 +237,8 @@ def _selector(tokens: Tokens, at: int) -> tuple[str, int]:
     return "", at + 1
 
 
-def _compared(operator: str, value: str) -> str:
-    """``< 1024`` as a range, also of addresses; "?" for what is neither."""
+def _comparison(operator: str, value: str) -> str:
+    """``< 1024`` as a range, also of addresses; "?" for another value."""
     number: int | None = int(value) if re.fullmatch(r"\d{1,19}", value) else None
     span = None if number is not None else span_of(value)
     if span:
@@ -263,7 +262,7 @@ def _compared(operator: str, value: str) -> str:
 
 @dataclass(frozen=True)
 class NamedObjects:
-    """What a table's rules call by name: its sets and maps, and its limits."""
+    """The named objects of a table: its sets and maps, and its limits."""
 
     sets: Mapping[str, SetOf]
     limits: Mapping[str, RuleMatch]
@@ -305,7 +304,7 @@ class _RuleReader:
         word, following = self.tokens[at], self._at(at + 1)
         if word in _VERDICTS or word in _ELSEWHERE:
             self._verdict(self.tokens[at:])
-            # The words behind a verdict only describe it.
+            # The words after a verdict only describe it.
             return len(self.tokens)
         if word in _NAT:
             return self._nat(word, at + 1)
@@ -382,7 +381,7 @@ class _RuleReader:
         if self._at(at) == "name":
             self.matches.append(self.named.limits.get(self._at(at + 1).strip('"'), VARYING))
             return at + 2
-        match, at = limit_of(self.tokens, at + (self._at(at) == "rate"))
+        match, at = read_limit(self.tokens, at + (self._at(at) == "rate"))
         self.matches.append(match)
         return at
 
@@ -391,7 +390,7 @@ class _RuleReader:
         return at
 
     def _set_update(self, at: int) -> int:
-        """An element that packets add to a set: what stands beside it may be a limit."""
+        """An element that packets add to a set, perhaps with a limit."""
         while at < len(self.tokens) and self.tokens[at] not in ("{", *_VERDICTS):
             at += 1
         if self._at(at) != "{":
@@ -399,7 +398,7 @@ class _RuleReader:
         end = group(self.tokens, at)
         inside = self.tokens[at + 1 : end - 1]
         if "limit" in inside:
-            match, _ = limit_of(inside, inside.index("limit") + 2)
+            match, _ = read_limit(inside, inside.index("limit") + 2)
             self.matches.append(match)
         elif "count" in inside:
             words = inside[inside.index("count") + 1 :]
@@ -440,7 +439,7 @@ class _RuleReader:
         return at
 
     def _set_at(self, at: int, end: int) -> SetOf | None:
-        """The set at ``at``: in braces, or by its name."""
+        """The set at ``at``: in braces, or by name."""
         if self.tokens[at] == "{":
             return SetOf(elements(self.tokens[at + 1 : end - 1]))
         return self.named.sets.get(self.tokens[at].lstrip("@"))
@@ -472,7 +471,7 @@ class _RuleReader:
         return self._skip(at) if self._at(at) in ("map", ".", "&", "|") else at
 
     def _mark(self, selector: str, at: int) -> int:
-        """``meta mark set (mark & 0xff) ^ 0x1``: the bits that are kept, and those flipped."""
+        """``meta mark set (mark & 0xff) ^ 0x1``: the kept bits, and the flipped bits."""
         verdict, source, keep, flip = selector.replace(" ", "_"), "", 0, 0
         has_value = False
         while at < len(self.tokens):
@@ -482,7 +481,7 @@ class _RuleReader:
             elif not has_value and (
                 word == "mark" or (word == "ct" and self._at(at + 1) == "mark")
             ):
-                source, keep, has_value = "mark" if word == "mark" else "ct mark", _WHOLE, True
+                source, keep, has_value = "mark" if word == "mark" else "ct mark", ALL_BITS, True
                 at += 1 if word == "mark" else 2
             elif not has_value and (constant := number(word)) is not None:
                 flip, has_value = constant, True
@@ -502,8 +501,8 @@ class _RuleReader:
             return self._skip(at)
         if source and source != selector:
             self._rule("restore" if selector == "mark" else "save")
-        if (keep, flip) != (_WHOLE, 0):
-            self._rule(verdict, f"{keep & _WHOLE:x}/{flip & _WHOLE:x}")
+        if (keep, flip) != (ALL_BITS, 0):
+            self._rule(verdict, f"{keep & ALL_BITS:x}/{flip & ALL_BITS:x}")
         return at
 
     def _value(self, selectors: tuple[str, ...], at: int) -> int:
@@ -551,9 +550,11 @@ class _RuleReader:
     ) -> None:
         set_elements = set_given.elements if set_given else None
         if set_elements is not None and selectors in (("tcp flags",), ("mark",), ("ct mark",)):
-            of = ",".join(mask) if mask else ",".join(_FLAGS) if "flags" in selectors[0] else ""
+            full_mask = (
+                ",".join(mask) if mask else ",".join(_FLAGS) if "flags" in selectors[0] else ""
+            )
             set_elements = tuple(
-                ((_masked(parts[0], of),) if len(parts) == 1 else parts, verdict)
+                ((_masked(parts[0], full_mask),) if len(parts) == 1 else parts, verdict)
                 for parts, verdict in set_elements
             )
         elif mask is not None:
@@ -568,18 +569,17 @@ class _RuleReader:
         if set_elements is None:
             self._rule("elsewhere", "", (UNCERTAIN,))
             return
-        # The keys of a map exclude each other: a rule for each key is the same as the map, with
-        # the rule for all others at the end.
-        others = ("*",)
-        keys = tuple(parts for parts, _ in set_elements if parts != others)
-        for parts, verdict in sorted(set_elements, key=lambda element: element[0] == others):
+        # The keys of a map exclude each other: a map equals a rule for each key, and a last rule
+        # for all other values.
+        wildcard = ("*",)
+        keys = tuple(parts for parts, _ in set_elements if parts != wildcard)
+        for parts, verdict in sorted(set_elements, key=lambda element: element[0] == wildcard):
             match = RuleMatch(selectors, (parts,))
-            if parts == others:
+            if parts == wildcard:
                 match = RuleMatch(selectors, keys, negated=True)
             self._verdict(verdict, (match if selectors else UNCERTAIN,))
 
 
-_WHOLE = 0xFFFFFFFF
 _OPERATORS = ("and", "or", "xor", "&", "|", "^")
 _FLAGS = ("fin", "syn", "rst", "psh", "ack", "urg", "ecn", "cwr")
 
@@ -590,8 +590,8 @@ def _masked(value: str, mask: str) -> str:
     return f"{value}/{mask}" if mask else value
 
 
-def limit_of(words: Tokens, at: int) -> tuple[RuleMatch, int]:
-    """``over 10/second burst 5 packets``, ``10 mbytes/second``, and the index behind it."""
+def read_limit(words: Tokens, at: int) -> tuple[RuleMatch, int]:
+    """``over 10/second burst 5 packets``, ``10 mbytes/second``, and the index after it."""
     over = words[at : at + 1] == ["over"]
     at += over
     text = words[at] if at < len(words) else ""
@@ -613,7 +613,7 @@ def limit_of(words: Tokens, at: int) -> tuple[RuleMatch, int]:
 
 
 def _plain(selector: str, operator: str, words: Tokens, mask: Tokens | None) -> RuleMatch:
-    """A condition on one value, or on a list of flags of which one must be set."""
+    """A condition on one value, or on a list of flags: one of them must be set."""
     values = [word.strip('"') for word in words]
     negated = operator == "!="
     zero = values in (["0x0"], ["0"], ["0x00"])
@@ -626,11 +626,11 @@ def _plain(selector: str, operator: str, words: Tokens, mask: Tokens | None) -> 
         if selector in ("mark", "ct mark"):
             return RuleMatch((selector,), ((f"{values[0]}/{mask[0]}",),), negated)
         if selector in _BITS and zero:
-            return RuleMatch((selector,), tuple((one,) for one in mask), not negated)
+            return RuleMatch((selector,), tuple((flag,) for flag in mask), not negated)
         if selector in _BITS and values == mask and len(mask) == 1:
             return RuleMatch((selector,), ((mask[0],),), negated)
         if selector in ("ip frag-off", "ip6 frag-off") and zero:
-            # No fragment; what may be set is the flag that forbids to make some (0x4000).
+            # The packet is no fragment; only the flag "don't fragment" (0x4000) may be set.
             bits = number(mask[0])
             return (NEVER if negated else ALWAYS) if bits and not bits & 0x4000 else UNCERTAIN
         if selector.endswith(("saddr", "daddr")):
@@ -638,7 +638,7 @@ def _plain(selector: str, operator: str, words: Tokens, mask: Tokens | None) -> 
             return RuleMatch((selector,), ((net,),), negated) if span_of(net) else UNCERTAIN
         return UNCERTAIN
     if operator in ("<", ">", "<=", ">="):
-        return RuleMatch((selector,), ((_compared(operator, values[0]),),))
+        return RuleMatch((selector,), ((_comparison(operator, values[0]),),))
     if operator == "!":
         return RuleMatch((selector,), tuple((value,) for value in values), negated=True)
     if selector == "tcp flags" and operator:
@@ -669,7 +669,7 @@ def _priority(words: Tokens) -> int:
 
 
 def _chain(table: str, name: str, inside: Tokens, named: NamedObjects) -> Chain:
-    hook, policy, nat, priority = "", "accept", False, 0
+    hook, policy, is_nat, priority = "", "accept", False, 0
     devices: tuple[str, ...] = ()
     rules: list[Rule] = []
     for statement in statements(inside):
@@ -679,7 +679,7 @@ def _chain(table: str, name: str, inside: Tokens, named: NamedObjects) -> Chain:
         if words[0] == "type":
             if len(words) < 4 or "hook" not in words[:-1]:
                 raise ValueError("a chain that makes no sense")
-            hook, nat = words[words.index("hook") + 1], words[1] == "nat"
+            hook, is_nat = words[words.index("hook") + 1], words[1] == "nat"
             at = words.index("priority") if "priority" in words else len(words)
             priority = _priority(words[at + 1 :])
             device_words = words[words.index("hook") + 2 : at]
@@ -693,24 +693,24 @@ def _chain(table: str, name: str, inside: Tokens, named: NamedObjects) -> Chain:
                 raise ValueError("a policy that makes no sense")
         else:
             rules += _RuleReader(words, named).read()
-    return Chain(table, name, tuple(rules), hook, policy, priority, nat, devices)
+    return Chain(table, name, tuple(rules), hook, policy, priority, is_nat, devices)
 
 
 def _limits(inner: list[tuple[Tokens, Tokens]]) -> Iterator[tuple[str, RuleMatch]]:
-    """The limits of a table that have a name."""
+    """The named limits of a table."""
     for head, body in inner:
         words = [token for token in body if token not in "\n;"]
         if head[0] == "limit" and "rate" in words:
-            yield head[1], limit_of(words, words.index("rate") + 1)[0]
+            yield head[1], read_limit(words, words.index("rate") + 1)[0]
         elif head[0] == "limit" and words:
-            yield head[1], limit_of(words, 0)[0]
+            yield head[1], read_limit(words, 0)[0]
 
 
 def parse(text: str) -> Ruleset:
     """The chains of the tables that ``nft list`` printed.
 
-    Lines of another kind are passed over. Raises ValueError when nothing else is there, and for
-    a table that makes no sense or has no end.
+    Lines of another kind are skipped. Raises ValueError for a text without a table, and for a
+    table that makes no sense or has no end.
     """
     chains: dict[tuple[str, str], Chain] = {}
     all_statements = list(statements(tokens(text)))

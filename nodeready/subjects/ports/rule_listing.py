@@ -1,4 +1,4 @@
-"""The probe of a node's packet filters: the programs that list rules, and what they print."""
+"""The probe of a node's packet filters: the programs that list rules, and their output."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from dataclasses import dataclass
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output, Section
 
-# Rules are listed only where the kernel can have some: nothing here loads a module.
+# Rules are listed only where the kernel can have some: the probe loads no module.
 #
-# A node that has no nft is mostly one that has no rules. There the kernel itself is asked for its
-# tables, by Python over netlink (<linux/netfilter/nf_tables.h>, NFT_MSG_GETTABLE), as
-# ``nft list tables`` asks. Where Python is not there either, each of these is a sign of rules that
-# nobody can read:
+# A node without nft usually has no rules. There Python asks the kernel for its tables over netlink
+# (<linux/netfilter/nf_tables.h>, NFT_MSG_GETTABLE), like ``nft list tables``. Without Python, each
+# of these is a sign of rules that the probe cannot read:
 #
-# - the module nf_tables is loaded: the kernel loads it when a program first asks for it
-#   (net/netfilter/nfnetlink.c, nfnetlink_rcv_msg), and only those that make rules do so. An
-#   nf_tables that is built into the kernel says nothing;
+# - the module nf_tables is loaded: the kernel loads it when a program first needs it
+#   (net/netfilter/nfnetlink.c, nfnetlink_rcv_msg), and only programs that make rules need it. An
+#   nf_tables that is built into the kernel is no sign;
 # - connections are tracked (net.netfilter.nf_conntrack_count, of the network namespace): since
 #   Linux 4.10 the kernel tracks them only where a rule needs it
 #   (net/netfilter/nf_conntrack_proto.c, nf_ct_netns_get);
 # - a service that loads rules is enabled, or ufw is (ENABLED in /etc/ufw/ufw.conf, ufw(8)).
 #
-# Legacy tables need no such guess: /proc/net/ip_tables_names has those of the network namespace.
+# Legacy tables need no sign: /proc/net/ip_tables_names lists those of the network namespace.
 
-# This program prints the tables as ``nft list tables`` does. It ends with 1 where the kernel does
-# not answer: an error, or an end (NLMSG_DONE) with an error. Python 3.6, RHEL 8's own, is enough.
-_ASK = r"""
+# This program prints the tables like ``nft list tables``. Its exit status is 1 where the kernel
+# does not answer: an error, or an end (NLMSG_DONE) with an error. Python 3.6 of RHEL 8 suffices.
+_LIST_TABLES = r"""
 import socket, struct
 kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12)  # NETLINK_NETFILTER
 kernel.settimeout(2)
@@ -53,11 +52,10 @@ while more:
 """
 
 # nf_tables is a loaded module, or built into the kernel: then there is no module file. /proc has
-# the names of legacy tables. Tables of NAT are left out where they are large, as on a Kubernetes
-# node: such NAT is not judged. iptables-nft-save prints the whole of iptables-nft's tables, of
-# which nft cannot show everything; ipset prints the sets that they name. A table's name becomes
-# part of a command: a table whose name is
-# not made of plain characters is not listed.
+# the names of legacy tables. Large tables of NAT, as on a Kubernetes node, are left out and not
+# judged. nft cannot show all of iptables-nft's tables: iptables-nft-save prints them completely.
+# ipset prints their sets. A table's name becomes part of a command: a table with other than plain
+# characters in its name is not listed.
 _SCRIPT = r"""
     nr_caps='' nr_odd=''
     while read -r nr_key nr_bits; do
@@ -246,15 +244,15 @@ NR_TABLES
 """
 
 # A script loses its indentation on the way to a node: the Python program travels as a literal.
-_LOOK = _SCRIPT.replace("%ASK%", shlex.quote(f"exec({_ASK!r})"))
+_SCRIPT = _SCRIPT.replace("%ASK%", shlex.quote(f"exec({_LIST_TABLES!r})"))
 
 
 def script(policy: Policy) -> str:
     """The shell text that lists the rules, where the kernel can have some and shows them."""
-    return _LOOK
+    return _SCRIPT
 
 
-#: A section that runs in parallel: nft waits for its lock, and a node can have many rules.
+#: This section runs in parallel: nft waits for its lock, and a node can have many rules.
 SECTION = Section("firewall", script, timeout_s=5, cap_bytes=1 << 20, parallel=True, quick=True)
 
 
@@ -263,7 +261,7 @@ class ListingTool:
     """A program that lists rules.
 
     state:  ok, missing, needs root, failed or timed out; "no rules": it is missing and the kernel
-            has no rules; "no sign of rules": it is missing, and nothing tells of rules
+            has no rules; "no sign of rules": it is missing, and nothing indicates rules
     detail: the message of a program that failed; why a missing program is needed
     """
 
@@ -281,11 +279,11 @@ _STATES = {
     "none": "no rules",
     "unseen": "no sign of rules",
 }
-#: The states in which no rule of the program is overlooked.
-ENOUGH = ("ok", "no rules", "no sign of rules")
+#: The states in which all rules of the program are known.
+COMPLETE_STATES = ("ok", "no rules", "no sign of rules")
 
 
-def _failed(message: str) -> str:
+def _failure_state(message: str) -> str:
     """The state of a tool that failed, by its message."""
     if re.search("(Protocol|Operation) not supported", message):
         # Such a kernel has no nf_tables, and so no rules in it.
@@ -293,8 +291,8 @@ def _failed(message: str) -> str:
     return "needs root" if "Operation not permitted" in message else "failed"
 
 
-#: What is good to know, and not missed.
-_BESIDE = ("nft-nat", "ipset")
+#: The programs whose failure does not matter.
+_OPTIONAL = ("nft-nat", "ipset")
 
 
 def split(output: Output) -> tuple[tuple[ListingTool, ...], list[tuple[str, str]]]:
@@ -311,12 +309,12 @@ def split(output: Output) -> tuple[tuple[ListingTool, ...], list[tuple[str, str]
         message = next((line for line in body.splitlines() if line.strip()), "")[:160]
         if not ended:
             tools.append(ListingTool(name[:40], "timed out"))
-        elif name in _BESIDE:
+        elif name in _OPTIONAL:
             pass
         elif word == "odd":
             tools.append(ListingTool(name[:40], "failed", "a table with an odd name"))
         else:
-            state = _STATES.get(word) or _failed(message)
+            state = _STATES.get(word) or _failure_state(message)
             tools.append(ListingTool(name[:40], state, "" if state == "ok" else message))
         if ended and word == "0":
             texts.append((name, _DATES.sub("", body)))

@@ -172,7 +172,7 @@ def test_the_packets_that_are_lost_are_named(case):
     base = f"type filter hook {hook} priority 0; policy accept;"
     text = f"table inet t {{\n\tchain c {{\n\t\t{base}\n\t\t{rule}\n\t}}\n}}\n"
     observed = evaluated(tool("nft", text))
-    assert (observed.verdict, observed.what) == ("dropped", case["what"])
+    assert (observed.verdict, observed.packets_text) == ("dropped", case["what"])
 
 
 def test_every_base_chain_on_the_way_counts():
@@ -262,7 +262,7 @@ def test_a_node_of_the_fleet_that_is_shut_out_is_no_doubt():
     # The rule that lets others in is named beside the drop.
     accept = "ip saddr 172.20.0.0/16 accept"
     observed = evaluated(nft(*STATEFUL, accept), networks=NETS)
-    assert (observed.rule, observed.beside) == ("policy drop", accept)
+    assert (observed.rule, observed.other_rule) == ("policy drop", accept)
 
 
 def test_nat_that_was_cut_off_is_not_judged():
