@@ -231,5 +231,5 @@ def _finish(report: _Report, nodes: Sequence[DeployedNode], targets: Targets) ->
     again = _again(nodes)
     targets.remember_failed(again)
     if again:
-        report.screen.say("again on these alone: --limit @last-failed")
+        report.screen.say("retry failed nodes: --limit @last-failed")
     return code
