@@ -45,7 +45,7 @@ MAX_LINE_BYTES = 1 << 20
 #: to a file; of silence, and in total, until the pipe of an ended child is given up, if one of the
 #: child's own children keeps the pipe open.
 UNFINISHED_S, BAR_S, SILENCE_S, DRAIN_S = 2.0, 10.0, 0.2, 2.0
-#: Bytes that one write puts into a pipe without interleaving (PIPE_BUF of pipe(7)).
+#: Bytes that a single write puts into a pipe without interleaving (PIPE_BUF of pipe(7)).
 _ATOMIC = 4096
 _READ = 1 << 16
 #: The header of a block of `printflock`, followed by the block's size and a line break; the
@@ -330,7 +330,7 @@ class BlockCutter:
 class RankLogFile:
     """A rank's log, with its unchanged output. If the log cannot be written, the job continues.
 
-    path:   of the log; "": there is none
+    path:   of the log; "": there is no log
     number: of the start of the job
     """
 
@@ -440,7 +440,7 @@ class OutputChannel:
         self._write(notice_lines.add(b"".join(line + b"\n" for line in lines), 0.0))
 
     def resize(self) -> None:
-        """Set the size of the child's terminal to the size of ours."""
+        """Give the child's terminal the size of our terminal."""
         if self.source >= 0 and os.isatty(self._target):
             _copy_terminal_size(self.source, self._target)
 

@@ -55,7 +55,7 @@ class TailConfig:
     grep:      a regular expression that each line must contain; "": none
     newer_s:   maximum age of a file in seconds; 0: any age
     since_s:   minimum time of a file, in seconds since 1970; 0: any time
-    max_files: maximum number of files, of which the newest are read
+    max_files: maximum number of files; the newest are read
     limit_s:   seconds after which it must have ended
     processes: (pid, seconds since boot at its start): read the logs of these processes, found by
                their descriptors, in place of the pattern; grep and the times are ignored

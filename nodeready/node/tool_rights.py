@@ -44,7 +44,7 @@ except (ImportError, OSError):
     libc = None
 def show_root(process, top):
     # py-spy opens the mapped files below /proc/PID/root. Their names begin at the root of the
-    # process's mount namespace. For a process in a chroot(2), show that root instead of its own.
+    # process's mount namespace. For a process in a chroot(2), show that root in its place.
     names = os.listdir(f"/proc/{pid}")
     if libc.mount(b"none", b"/proc/%d" % pid, b"tmpfs", 0, b"size=64k,mode=755") == 0:
         for name in names:

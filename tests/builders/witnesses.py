@@ -9,8 +9,8 @@ from nodeready.node.witnesses.flight_recorder import ProcessGroup, RecorderEntry
 from nodeready.node.witnesses.gpus import WitnessedGpu, WitnessedGpus
 from nodeready.node.witnesses.kernel_log import KernelLog, KernelMessage
 from nodeready.node.witnesses.logs import RankLog, WatchdogReport
-from nodeready.node.witnesses.nccl_ras import Communicator, Member, Ras
 from nodeready.node.witnesses.ports import Network, WitnessedPort
+from nodeready.node.witnesses.ras_report import Communicator, Member, Ras
 from nodeready.subjects.wire import plain
 
 SITE = "train.py:88 step"

@@ -161,7 +161,7 @@ class CorePlace:
         return ("/".join(parts) or "/") if fixed else ""
 
     def directories(self) -> list[PatternDirectory]:
-        """The existing directories of the pattern. Raises OSError if there is none.
+        """The existing directories of the pattern. Raises OSError if none exists.
 
         Only directories of the pattern are listed. Any user may have created a directory with a
         value in its name: such a link is not followed, and of too many directories each user's

@@ -34,8 +34,7 @@ from nodeready.node.cores.identity import (
     open_directory,
     remove_leftovers,
 )
-from nodeready.node.proc import stat_fields, status_fields
-from nodeready.node.proofs.attach import first_number
+from nodeready.node.proc import first_number, stat_fields, status_fields
 from nodeready.node.runtime import Ended, ProcessSupervisor, status
 from nodeready.subjects import wire
 
@@ -62,7 +61,7 @@ _SHARED_ANONYMOUS = ("/SYSV", "/dev/zero", "/memfd:")
 
 @dataclass(frozen=True)
 class DumpTarget:
-    """The process of which a core is taken.
+    """The live process to dump.
 
     identity:   its rights and its program
     inner_pid:  its pid in its own pid namespace
@@ -441,7 +440,7 @@ def _hold_problem(target: DumpTarget, session: int) -> str:
     try:
         threads = os.listdir(f"/proc/{target.pid}/task")
         statuses = [status(int(name)) for name in threads]
-        # A thread that one of them started before gdb held it is in the list now.
+        # A thread that started in the meantime is in the new list.
         complete = os.listdir(f"/proc/{target.pid}/task") == threads
         if reason := target.identity.change(identity(target.pid), namespace("self")):
             return f"process {target.pid} {reason}"

@@ -1,7 +1,7 @@
 """gdb on a core, with the rights of the user who can write the core, and within limits.
 
-gdb never runs as root: a core of root's is read as the user nobody (65534), who may read every
-file for it, in namespaces without devices, network and writable files.
+gdb never runs as root: a core of root's is read as uid 65534, who may read every file for it, in
+namespaces without devices, network and writable files.
 
 A core is hostile input: its notes and its memory name the files that gdb opens. So gdb takes
 scripts only from its own directories, reads no start-up file, downloads nothing and gets none of
@@ -202,7 +202,7 @@ def _limit_launcher() -> None:
 
 
 def _sealed(core: int, argv: list[str]) -> tuple[list[str], dict[str, object]]:
-    """The words and the options with which the user nobody reads a core of root's."""
+    """The words and the options with which uid 65534 reads a core of root's."""
     nobody_rights = Rights(NOBODY, NOBODY, ())
     lower = tool_rights.tool_command(
         nobody_rights, (tool_rights.READ_FILES,), memory_bytes(), argv

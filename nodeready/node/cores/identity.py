@@ -279,7 +279,7 @@ def _enter(name: str, directory: int) -> int:
 
 
 def _remove(directory: int, name: str, unlocked: bool = False) -> None:
-    """Remove a private directory of ours.
+    """Remove one of our private directories.
 
     unlocked: only if the process that created it has ended
     """

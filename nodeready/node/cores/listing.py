@@ -58,7 +58,7 @@ class CoreFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """The core files that one node sees, the newest first.
+    """The core files of a node, the newest first.
 
     places: that were read: patterns with ``*`` for the kernel's values
     unlisted_count: older files that are not listed

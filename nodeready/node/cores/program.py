@@ -362,8 +362,8 @@ def _with_backtrace(
     """The summary with gdb's backtrace, or with the reason why gdb has none."""
     cut_off = ""
     if summary.whole_bytes is None or reading.size < summary.whole_bytes:
-        whole = "" if summary.whole_bytes is None else f" of {summary.whole_bytes}"
-        cut_off = f"it is cut off at {reading.size}{whole} bytes"
+        total = "" if summary.whole_bytes is None else f" of {summary.whole_bytes}"
+        cut_off = f"it is cut off at {reading.size}{total} bytes"
         if time.time() - reading.modified_ns / 1e9 < _FRESH_S:
             cut_off += ", or still being written"
     debugger = gdb.find_gdb()

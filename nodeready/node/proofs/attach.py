@@ -15,7 +15,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 
-from nodeready.node.proc import status_fields
+from nodeready.node.proc import first_number, status_fields
 from nodeready.node.runtime import (
     FRAME,
     Ended,
@@ -44,15 +44,6 @@ from nodeready.subjects.proof.facts import (
 _CAP_SYS_PTRACE = 1 << 19
 # How py-spy, gdb and strace report EPERM and EACCES.
 _REFUSED = re.compile(r"permission denied|not permitted|\bEPERM\b|\bEACCES\b|os error 13?\b", re.I)
-
-
-def first_number(path: str) -> int | None:
-    """The first number in a file of the kernel; None: the file has no number."""
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return int(file.read(100).split()[0])
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def guards() -> Guards:

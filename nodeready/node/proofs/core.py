@@ -26,7 +26,8 @@ from nodeready.node.cores.core_pattern import (
     names_process,
     printable,
 )
-from nodeready.node.proofs.attach import environment, first_number
+from nodeready.node.proc import first_number
+from nodeready.node.proofs.attach import environment
 from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.users_file import ROOT, follow, open_regular
 from nodeready.subjects.proof.facts import (

@@ -299,7 +299,7 @@ def resolve(
 def connect_to_listener(
     address: str, port: int, token: bytes, ready: Ready = ready, connect_s: float = CONNECT_S
 ) -> tuple[Try, socket.socket | None]:
-    """Connect to a listener of ours. Returns the open connection if the listener is ours.
+    """Connect to a listener. Returns the open connection if it is nodeready's listener.
 
     The connection does not block, and close() resets it.
     """
@@ -364,7 +364,7 @@ _OUTCOMES = {
 def try_ports(
     address: str, ports: Iterable[int], token: bytes, until: float, ready: Ready = ready
 ) -> Iterator[Try]:
-    """Try the ports, with at most one connection of ours at a time."""
+    """Try the ports, with at most one connection at a time."""
     timeouts = 0
     for number, port in enumerate(ports):
         if time.monotonic() > until:

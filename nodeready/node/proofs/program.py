@@ -159,7 +159,7 @@ def _depends_on_session(config: ProofConfig) -> bool:
 def _other_sessions(
     supervisor: ProcessSupervisor, config: ProofConfig
 ) -> dict[str, Callable[[], Any]]:
-    """The other ways to open a session, which this session tries; each gives a `SessionProof`."""
+    """The proofs in further sessions that this session can open, by name."""
     sessions: dict[str, Callable[[], Any]] = {}
     opened_by, name = session.opened_by()[0], session.name_of(os.geteuid())
     if opened_by != "ssh":

@@ -26,8 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeready.node import payload
-from nodeready.node.proc import stat_fields, status_fields
-from nodeready.node.proofs.attach import first_number
+from nodeready.node.proc import first_number, stat_fields, status_fields
 from nodeready.node.runtime import KEPT_BYTES, Ended, ProcessSupervisor
 from nodeready.shell import quote
 from nodeready.subjects import wire

@@ -19,7 +19,7 @@ from nodeready.node.smoke.orders import SmokePeer
 _CONNECT_S = 3.5
 #: Seconds until the end of a test from outside is noticed.
 SLICE_S = 0.2
-#: Bytes of a small message: it fits into one packet of any network, whatever the MTU is.
+#: Bytes of a small message, which fits into one packet for any MTU.
 SMALL = 1024
 #: Bytes of one message of the large part.
 BLOCK = 64 * 1024

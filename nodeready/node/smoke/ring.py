@@ -573,7 +573,7 @@ def run_ring(
     except OSError as problem:
         failure = RingFailure(f"{problem.strerror or problem} in {ring.phase}", -1)
     if failure is not None and ring.still_s:
-        # The other ranks waited for this node.
+        # Its peers waited for this node.
         still = f"this node stood still for {ring.still_s:.1f} s"
         failure = RingFailure(f"{still}; {failure.message}", -1)
     ring.close(failure)

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from nodeready.node.runtime import ForkedWorker, Send
@@ -272,26 +271,6 @@ def _read(path: str, max_bytes: int = 65536) -> bytes | None:
 def contents(path: str, max_bytes: int = 65536) -> str:
     """The beginning of a file of /proc; "": it is missing, or not permitted."""
     return (_read(path, max_bytes) or b"").decode("utf-8", "replace")
-
-
-def list_directory(path: str, maximum: int = 65536) -> list[str]:
-    """The first names in a directory, sorted; []: it is missing, or not permitted."""
-    try:
-        return sorted(os.listdir(path))[:maximum]
-    except OSError:
-        return []
-
-
-def socket_inodes(pid: int, maximum: int) -> set[str]:
-    """The inodes of the sockets among a process's first descriptors."""
-    inodes = set()
-    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
-        for entry in islice(entries, maximum):
-            with contextlib.suppress(OSError):
-                link = os.readlink(entry.path)
-                if link.startswith("socket:["):
-                    inodes.add(link[len("socket:[") : -1])
-    return inodes
 
 
 def environment_of(pid: int) -> dict[str, str] | None:

@@ -228,7 +228,7 @@ def _stacks(targets: Sequence[StackTarget], levels: Mapping[str, int]) -> dict[s
 def _shares(stacks: Mapping[str, Any]) -> tuple[float, ...]:
     """The used shares of the maxima: of frames, characters, text, and memory (`wire.cost`).
 
-    If a share of frames or characters is above 1, these two stand for the others.
+    If a share of frames or characters is above 1, text and memory are not measured.
     """
     names = sum(len(function) + len(file) for function, file, _ in stacks["frames"])
     rows = [
@@ -250,7 +250,7 @@ def _shares(stacks: Mapping[str, Any]) -> tuple[float, ...]:
 def _owner_shares(
     trace: dict[str, Any], targets: Sequence[StackTarget], level: int
 ) -> tuple[float, ...]:
-    """The shares of an answer that one owner's processes use: `_shares`, then of its length."""
+    """The shares of an answer that an owner's processes use: `_shares`, then of its length."""
     stacks = _stacks(targets, {targets[0].owner: level})
     parts = _shares(stacks)
     length = len(pack({**trace, **stacks})) if max(parts) <= 1 else _MAX_ANSWER

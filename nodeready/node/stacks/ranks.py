@@ -134,7 +134,7 @@ def jobs(process: ScannedProcess) -> list[str]:
 
 
 def identify(process: ScannedProcess) -> RankIdentity:
-    """A process's identity; without a launcher's variable its rank is None."""
+    """A process's identity; it has no rank without a launcher's variable."""
     values: Mapping[str, str] = process.environment or {}
     job = (jobs(process) or [""])[0]
     address, port = values.get("MASTER_ADDR", ""), values.get("MASTER_PORT", "")

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nodeready.node.mount_table import MountTable, parse_mounts
-from nodeready.node.stacks.processes import HANGS, contents, owners, probe_each, socket_inodes
+from nodeready.node.proc import socket_inodes
+from nodeready.node.stacks.processes import HANGS, contents, owners, probe_each
 
 # --- System calls by number (arch/x86/entry/syscalls/syscall_64.tbl and
 # include/uapi/asm-generic/unistd.h of Linux), each with its shown name and what the arguments are:

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nodeready.node.proc import list_directory
 from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.stacks import processes
-from nodeready.node.stacks.processes import list_directory
 from nodeready.node.witnesses import kernel_log, system_tools
 
 

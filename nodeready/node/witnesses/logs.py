@@ -140,7 +140,7 @@ _NOT_JOINED = re.compile(
 )
 _UNFINISHED = re.compile(rf"{_RANKS} joined but didn't finish collective #(\d{{1,18}})")
 _NEVER = re.compile(rf"ranks {_RANKS} are the lagging ranks that caused this timeout")
-#: Words of which each useful line has one; a search for words is fast.
+#: Each useful line contains one of these words; a search for words is fast.
 _NEEDLES = re.compile(
     r"(?i)watchdog|enqueued |monitoredBarrier|Timed out |Connection (?:closed|reset) by |"
     r"Broken pipe|failed on Socket|flag on TCPStore|wait timeout after|is running |collective #|"

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nodeready.node.proc import list_directory
 from nodeready.node.stacks import processes, ranks
 from nodeready.node.witnesses import logs
 from nodeready.subjects import wire
@@ -276,7 +277,7 @@ def _motion(pid: int, descendants: Sequence[int]) -> dict[str, Any] | None:
 
 def _may_poll(pid: int) -> bool:
     """Whether it has a device open for which CUDA, ROCm, NCCL or UCX may poll."""
-    for name in processes.list_directory(f"/proc/{pid}/fd", _MAX_DESCRIPTORS):
+    for name in list_directory(f"/proc/{pid}/fd", _MAX_DESCRIPTORS):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/{pid}/fd/{name}").startswith(_POLLED):
                 return True
@@ -335,8 +336,8 @@ def _ports() -> list[int | None]:
         if colon and name.strip() != "lo" and len(words) > 8:
             network = (network or 0) + int(words[0]) + int(words[8])
     rdma = None
-    for device in processes.list_directory(_SYSFS_IB):
-        for port in processes.list_directory(f"{_SYSFS_IB}/{device}/ports"):
+    for device in list_directory(_SYSFS_IB):
+        for port in list_directory(f"{_SYSFS_IB}/{device}/ports"):
             for counter in ("port_rcv_data", "port_xmit_data"):
                 value = processes.contents(
                     f"{_SYSFS_IB}/{device}/ports/{port}/counters/{counter}"

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nodeready.node.proc import list_directory
 from nodeready.node.runtime import ForkedWorker, Send
 from nodeready.node.stacks import processes
-from nodeready.node.stacks.processes import list_directory
 
 
 @dataclass(frozen=True)

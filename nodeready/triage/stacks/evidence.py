@@ -17,8 +17,8 @@ from nodeready.node.witnesses.flight_recorder import ProcessGroup, RecorderEntry
 from nodeready.node.witnesses.gpus import WitnessedGpu, WitnessedGpus
 from nodeready.node.witnesses.kernel_log import KernelLog
 from nodeready.node.witnesses.logs import RankLog, WatchdogReport
-from nodeready.node.witnesses.nccl_ras import Ras
 from nodeready.node.witnesses.ports import Network, WitnessedPort
+from nodeready.node.witnesses.ras_report import Ras
 from nodeready.subjects import wire
 
 #: Maximum characters of a line of output of a process or a node.

@@ -22,7 +22,7 @@ from nodeready.node import mount_table
 from nodeready.node.cores import core_pattern
 from nodeready.node.stacks import py_spy
 from nodeready.node.stacks.processes import read_and_written
-from nodeready.node.witnesses import flight_recorder, nccl_ras
+from nodeready.node.witnesses import flight_recorder, ras_report
 from nodeready.node.witnesses import logs as watchdog
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError, make_policy
@@ -191,8 +191,8 @@ def some(number: int, effort: str) -> tuple[str, ...]:
 
 #: What reads text, and how it may refuse; the texts to mutate.
 PARSERS: dict[str, Any] = {
-    "NCCL's report": (nccl_ras.read_json,),
-    "NCCL's report in words": (nccl_ras.read_text,),
+    "NCCL's report": (ras_report.read_json,),
+    "NCCL's report in words": (ras_report.read_text,),
     "an installed torch": (lambda text: read_installed(text, "nonce"),),
     "py-spy's text": (dump, trace.TraceError),
     "gdb's text": (backtrace,),

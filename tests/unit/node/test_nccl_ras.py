@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from nodeready.node.runtime import ProcessSupervisor
-from nodeready.node.witnesses import nccl_ras
-from nodeready.node.witnesses.nccl_ras import Communicator, Member, Ras
+from nodeready.node.witnesses import nccl_ras, ras_report
+from nodeready.node.witnesses.ras_report import Communicator, Member, Ras
 from tests.builders import ras_port
 from tests.builders.ras_port import Port, member, missing, report, running
 from tests.cases import cases
@@ -155,7 +155,7 @@ def test_a_port_that_misbehaves(tmp_path, monkeypatch, manner, words):
 
 
 def parsed(text: str) -> Ras:
-    ras = nccl_ras.read_json(text) or nccl_ras.read_text(text)
+    ras = ras_report.read_json(text) or ras_report.read_text(text)
     assert ras is not None
     return ras
 
@@ -172,7 +172,7 @@ def test_missing_ranks_also_without_the_comma_of_some_versions(comma):
     gone.append(missing(3, 31, unresponsive=True, considered_dead=True))
     ras = parsed(report(TWO, gone, version="2.28.7", timeouts=2, comma=comma))
     assert (ras.version, ras.timeouts) == ("2.28.7", 2)
-    states = {one.rank: one.missing for one in nccl_ras.bounded(ras.communicators)[0].members}
+    states = {one.rank: one.missing for one in ras_report.bounded(ras.communicators)[0].members}
     assert states == {2: "unresponsive", 3: "dead", 4: "missing", 0: "", 1: ""}
 
 
@@ -186,8 +186,8 @@ NO_REPORTS = (
 
 @pytest.mark.parametrize("text", NO_REPORTS, ids=lambda text: text[:20])
 def test_what_is_no_report(text):
-    assert nccl_ras.read_json(text) is None
-    assert nccl_ras.read_text(text) is None
+    assert ras_report.read_json(text) is None
+    assert ras_report.read_text(text) is None
 
 
 def test_fields_of_a_strange_type_are_unknown():
@@ -199,13 +199,13 @@ def test_fields_of_a_strange_type_are_unknown():
 
 
 def test_of_a_large_job_those_that_differ_are_told(monkeypatch):
-    monkeypatch.setattr(nccl_ras, "_MAX_MEMBERS", 100)
+    monkeypatch.setattr(ras_report, "_MAX_MEMBERS", 100)
     ranks = [member(number, 1000 + number, AllReduce=90) for number in range(200)]
     ranks[81] = member(81, 1081, AllReduce=89)
     (whole,) = parsed(report(ranks[:100])).communicators
-    assert len(nccl_ras.bounded([whole])[0].members) == 100
+    assert len(ras_report.bounded([whole])[0].members) == 100
     ras = parsed(report(ranks, [missing(900, 1, considered_dead=True)]))
-    (group,) = nccl_ras.bounded(ras.communicators)
+    (group,) = ras_report.bounded(ras.communicators)
     assert [one.rank for one in group.members[:2]] == [81, 900]
     assert len(group.members) == 64
     assert dict(group.usual)["AllReduce"] == 90
@@ -213,7 +213,7 @@ def test_of_a_large_job_those_that_differ_are_told(monkeypatch):
 
 def test_of_a_job_too_large_to_be_told_its_own_process_is_known(tmp_path, monkeypatch):
     """It is looked for before the members are bounded."""
-    monkeypatch.setattr(nccl_ras, "_MAX_MEMBERS", 50)
+    monkeypatch.setattr(ras_report, "_MAX_MEMBERS", 50)
     ranks = [member(number, 1000 + number, "10.0.0.2", AllReduce=9) for number in range(100)]
     odd = [missing(100 + number, 20000 + number) for number in range(60)]
     text = report([*ranks, member(160, 1234567)], odd).replace("1234567", "PID")
@@ -279,5 +279,5 @@ def test_who_is_who_in_the_job(case):
         rows = [row for word in words for row in (NODES[word] if type(word) is str else [word])]
         groups.append(Communicator("0x1", size, tuple(Member(*row) for row in rows)))
     own = {int(pid): rank for pid, rank in case.get("own", {"70": 0, "71": 1}).items()}
-    whole = nccl_ras.joined(groups, own, case.get("world", 4))
+    whole = ras_report.joined(groups, own, case.get("world", 4))
     assert [[one.world_rank for one in group.members] for group in whole] == case["ranks"]

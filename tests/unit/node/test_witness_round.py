@@ -17,8 +17,8 @@ from nodeready.node.witnesses.flight_recorder import Recording
 from nodeready.node.witnesses.gpus import WitnessedGpus
 from nodeready.node.witnesses.kernel_log import KernelLog
 from nodeready.node.witnesses.logs import RankLog
-from nodeready.node.witnesses.nccl_ras import Ras
 from nodeready.node.witnesses.ports import Network
+from nodeready.node.witnesses.ras_report import Ras
 from nodeready.triage.stacks import trace as traces
 from tests.builders.traces import REDUCE, process, trace
 
