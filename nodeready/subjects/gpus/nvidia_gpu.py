@@ -141,7 +141,7 @@ def _slowdown(gpu: Element, current: int | None, degrees_left: int | None) -> in
     )
 
 
-def _parse_recovery(text: str) -> str | None:
+def _recovery_word(text: str) -> str | None:
     return None if plain_word(text) in ERRORS else plain_word(text)
 
 
@@ -149,7 +149,7 @@ def _recovery(gpu: Element) -> str | None:
     """The driver's recovery action: v13 names it, v12 tells whether a reset is needed."""
     raw = gpu.node.find("gpu_recovery_action")
     if raw is not None:
-        action = gpu.read("recovery", _parse_recovery, "gpu_recovery_action")
+        action = gpu.read("recovery", _recovery_word, "gpu_recovery_action")
         return None if action is None else action.replace("gpu ", "")[:40]
     reset, drain = (
         gpu.word("recovery", YES, f"gpu_reset_status/{name}", since=_FABRIC)

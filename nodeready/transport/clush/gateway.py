@@ -129,7 +129,10 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
             self._engine.gateway_judged()
 
     def recv_ctl(self, msg: Any) -> None:
-        """An answer from a node behind it: of no other node than those that it was given."""
+        """Take an answer of a node behind the gateway; drop answers for other nodes.
+
+        Raises MessageProcessingError for a gateway that answers for many other nodes.
+        """
         kind = msg.type
         worker = self.workers.get(getattr(msg, "srcid", None))
         if kind == "ACK" or worker is None:
