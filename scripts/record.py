@@ -152,7 +152,7 @@ def shown(raw: dict[str, Any]) -> str:
 # --- running -------------------------------------------------------------------------------------
 
 
-class Failure(Exception):
+class RecordError(Exception):
     """Something that has to work before anything can be recorded does not."""
 
 
@@ -258,7 +258,7 @@ class Lane:
             check=False,
         )
         if done.returncode:
-            raise Failure(f"{shlex.join(argv)}: exit {done.returncode}: {done.stderr.strip()}")
+            raise RecordError(f"{shlex.join(argv)}: exit {done.returncode}: {done.stderr.strip()}")
         return done.stdout
 
     # commands
@@ -321,7 +321,7 @@ class Lane:
             },
         }
         if name in self.recorder.written:
-            raise Failure(f"two commands are called {name}")
+            raise RecordError(f"two commands are called {name}")
         self.recorder.written.append(name)
         (self.recorder.out / "raw" / f"{name}.json").write_text(json.dumps(raw))
         (self.recorder.out / f"{name}.txt").write_text(shown(raw))
@@ -374,7 +374,7 @@ def run_lane(recorder: Recorder, name: str) -> None:
         LANES[name](lane)
     except KeyboardInterrupt:
         pass
-    except (Failure, OSError, subprocess.SubprocessError, LookupError, ValueError) as error:
+    except (RecordError, OSError, subprocess.SubprocessError, LookupError, ValueError) as error:
         recorder.failures.append(f"{name}: {error}")
     finally:
         if lane.lab and (LABS / lane.lab).exists():

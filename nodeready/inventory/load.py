@@ -30,7 +30,7 @@ _USAGE = "name a file, @local, host1,host2 or a node set such as gpu[001-064]"
 _FILE_ENDINGS = (".py", ".txt")
 
 
-class _GroupMembers(list[Host]):
+class _HostGroup(list[Host]):
     """A group's hosts. pyinfra asks ``host not in group`` for each: here that is one look-up."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class NodeInventory(Inventory):
 
     def make_hosts_and_groups(self, names: Any, groups: Any) -> None:
         self.group_files = {}
-        self.groups = defaultdict(_GroupMembers)
+        self.groups = defaultdict(_HostGroup)
         super().make_hosts_and_groups(names, groups)
         self.longest_name = max(map(len, self.hosts), default=0)
         for host in self.hosts.values():
