@@ -98,7 +98,7 @@ class Fake(Transport):
             for key in sorted(exchanges, key=lambda key: order.index(node_of(key))):
                 one = exchanges[key]
                 one.begin()
-                while not one.over:
+                while not one.is_over:
                     assert one.request is not None
                     self._answer(one, one.request, deadline)
                 yield key, exchanges.pop(key).value

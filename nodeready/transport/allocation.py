@@ -62,9 +62,9 @@ class RunningJob:
 
     def of(self, names: Iterable[str]) -> RunningJob:
         """The job as the way to these nodes, which stay in the job's own order."""
-        selected = dict.fromkeys(names)
-        job_nodes = tuple(name for name in self.nodes if name in selected)
-        missing = selected.keys() - {*job_nodes} - self.refused.keys()
+        wanted_names = dict.fromkeys(names)
+        job_nodes = tuple(name for name in self.nodes if name in wanted_names)
+        missing = wanted_names.keys() - {*job_nodes} - self.refused.keys()
         refused = {**self.refused, **dict.fromkeys(missing, f"is not in job {self.number}")}
         return replace(self, nodes=job_nodes, refused=refused)
 
@@ -141,10 +141,10 @@ def _state_of(nodes: Sequence[str], path: str) -> dict[str, _SlurmNodeState]:
     argv = ["sinfo", "-h", "-a", "-N", "-n", fold(nodes), "-o", "%N|%R|%a|%T|%C|%E"]
     states: dict[str, _SlurmNodeState] = {}
     for row in slurm.ask(argv, path, slurm.TIMEOUT_S).splitlines():
-        name, partition, up, state, cpus, reason = (*row.split("|", 5), *[""] * 6)[:6]
+        name, partition, availability, state, cpus, reason = (*row.split("|", 5), *[""] * 6)[:6]
         idle = (*cpus.split("/"), "", "")[1]
         earlier = states[name].partitions if name in states else ()
-        up_partition = (partition,) if up == "up" else ()
+        up_partition = (partition,) if availability == "up" else ()
         number = int(idle) if idle.isdigit() else 0
         states[name] = _SlurmNodeState(
             state, number, sanitise(reason, 200), (*earlier, *up_partition)
@@ -152,7 +152,7 @@ def _state_of(nodes: Sequence[str], path: str) -> dict[str, _SlurmNodeState]:
     return states
 
 
-def unusable(job: RunningJob, nodes: Sequence[str]) -> dict[str, str]:
+def unusable_nodes(job: RunningJob, nodes: Sequence[str]) -> dict[str, str]:
     """Those of a job's nodes on which Slurm can start no step any more, and why; none where Slurm
     does not answer. A node that Slurm has lost leaves the job."""
     path = os.environ.get("PATH", os.defpath)
@@ -194,11 +194,11 @@ def allocate(
         raise SrunError(f"--salloc {options}: {str(problem).lower()}") from None
     number, error = "", ""
     try:
-        refused, partition = _offer(nodes, arguments, path)
+        refused, partition = _refused_nodes(nodes, arguments, path)
         arguments += [f"--partition={partition}"] if partition else []
         free = [name for name in nodes if name not in refused]
         if free:
-            number, error = _granted(free, arguments, tell)
+            number, error = _run_salloc(free, arguments, tell)
         if "Unable to allocate" in error:
             # Another job was faster, or waits for the nodes: the idle nodes are tried again.
             states = _state_of(free, path)
@@ -208,7 +208,7 @@ def allocate(
                     refused[name] = f"is {state}: salloc: {error}"
             free = [name for name in free if name not in refused]
             if free:
-                number, error = _granted(free, arguments, tell)
+                number, error = _run_salloc(free, arguments, tell)
         reasons = {name: f"Slurm: {reason}" for name, reason in refused.items()}
         if not free:
             return RunningJob("", (), reasons)
@@ -219,7 +219,7 @@ def allocate(
         raise SrunError(str(problem)) from None
 
 
-def _offer(
+def _refused_nodes(
     nodes: Sequence[str], arguments: Sequence[str], path: str
 ) -> tuple[dict[str, str], str]:
     """The nodes that Slurm cannot give now, each with the reason, and the partition of the
@@ -244,7 +244,7 @@ def _offer(
     }, partition
 
 
-def _granted(
+def _run_salloc(
     nodes: Sequence[str], arguments: Sequence[str], tell: Callable[[str], None]
 ) -> tuple[str, str]:
     """The number of the new job, or "", and the error of salloc."""

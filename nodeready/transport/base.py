@@ -171,35 +171,35 @@ class Exchange(Generic[ResultT]):
     """
 
     def __init__(self, conversation: Conversation[ResultT]) -> None:
-        self._conversation, self._begun = conversation, False
+        self._conversation, self._has_begun = conversation, False
         self.request: Request | None = None
-        self.over = False
+        self.is_over = False
         self.value: ResultT | Failure = Failure()
 
     def begin(self) -> None:
         """Run the conversation to its first question."""
-        self._begun = True
+        self._has_begun = True
         self._step(lambda: next(self._conversation))
 
     def answer(self, answer: Answer) -> None:
         """Answer the question: the conversation asks the next one, or ends."""
         self._step(lambda: self._conversation.send(answer))
 
-    def _step(self, go: Callable[[], Request]) -> None:
+    def _step(self, advance: Callable[[], Request]) -> None:
         try:
-            self.request = go()
+            self.request = advance()
         except StopIteration as end:
-            self.over, self.value = True, end.value
+            self.is_over, self.value = True, end.value
         except Exception as error:  # noqa: BLE001 - a mistake of ours costs this node alone
-            self.over, self.value = True, Failure(kind=FAILED, error=bug_text(error))
+            self.is_over, self.value = True, Failure(kind=FAILED, error=bug_text(error))
 
     def end(self, failure: Failure) -> None:
         """Give this failure as the last answer; a conversation that has not begun is over."""
-        if self._begun and not self.over:
+        if self._has_begun and not self.is_over:
             self.answer(failure)
-        if not self.over:
+        if not self.is_over:
             self._conversation.close()
-            self.over, self.value = True, failure
+            self.is_over, self.value = True, failure
 
 
 def end_all(

@@ -62,13 +62,13 @@ class Channels:
     def for_each(self, work: Callable[[str], object], names: Iterable[str]) -> None:
         """Do it for all of these nodes at once. Our own mistake costs the node alone."""
 
-        def guarded(name: str) -> None:
+        def run_work(name: str) -> None:
             try:
                 work(name)
             except Exception as problem:  # noqa: BLE001 - as everywhere
                 self.lose(name, f"internal error: {type(problem).__name__}: {problem}")
 
-        join_all([gevent.spawn(guarded, name) for name in names])
+        join_all([gevent.spawn(run_work, name) for name in names])
 
     def lose(self, name: str, reason: str, evidence: str = "") -> None:
         """The node takes no part any more. It costs itself, not those that tried it."""
@@ -118,13 +118,13 @@ class Channels:
     def drop_dead(self) -> None:
         """Lose the nodes whose connection ended between two reads."""
 
-        def still(name: str) -> None:
+        def check(name: str) -> None:
             channel = self.open[name]
             channel.read_line(0.05)
             if channel.error:
                 self.lose(name, channel.error)
 
-        self.for_each(still, list(self.open))
+        self.for_each(check, list(self.open))
 
     def close(self) -> None:
         """End the programs: all at once, for none connects to another any more."""

@@ -4,7 +4,7 @@ A node's sshd is a stranger, before and after the login. All connections of a ru
 (gevent). paramiko reads for as long as there is something to read, and believes lengths and
 counts: an sshd that never stops talking, or one packet with a large number in it, would stop the
 connections to all other nodes, and no deadline would come. Here a connection reads for a moment,
-then its peers do; and the output that answers no question is bounded.
+then the other connections do; and the output that answers no question is bounded.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from nodeready.transport.ssh_config import SshConfigError, SshSettings
 
 #: Seconds that a connection with more to read may block its peers.
 TURN_S = 0.005
-#: Seconds of a read that had to wait: its peers have run meanwhile.
+#: A read that takes longer has waited: the other connections ran meanwhile.
 _WAITED_S = 0.0002
 #: Bytes that an sshd may say unasked: its banner, two key exchanges, a login.
 UNASKED_BYTES = 1 << 20
 #: Bytes that a small read counts as, because it costs as much.
-_LEAST_BYTES = 128
+_MIN_BYTES = 128
 #: Bytes that an agreement on new keys counts as. sshd asks for one after 1 GiB (RekeyLimit).
 _KEYS_BYTES = 64 << 10
 #: The largest packet; OpenSSH's limit as well (packet.c, PACKET_MAX_SIZE).
 PACKET_BYTES = 256 << 10
-#: Maximum of pairs, or of questions at a login, that a packet may announce.
-_MOST = 64
+#: Maximum of items that a packet may announce: pairs, or questions at a login.
+_MAX_COUNT = 64
 #: Bits of our secret for a group that the sshd chooses: twice those of the longest key that is
 #: made of it (RFC 4419, section 6.2). paramiko takes as many as the group has, seconds of work.
 _SECRET_BITS = 512
@@ -74,7 +74,7 @@ class _FairSocket:
 
     def __init__(self, sock: Any) -> None:
         self._sock = sock
-        self.left: float = UNASKED_BYTES
+        self.remaining_bytes: float = UNASKED_BYTES
         self._turn = time.monotonic()
 
     def __getattr__(self, name: str) -> Any:
@@ -82,8 +82,8 @@ class _FairSocket:
 
     def spend(self, count: int) -> None:
         """Count these bytes. Raises EOFError, which ends the connection, for too many."""
-        self.left -= count
-        if self.left < 0:
+        self.remaining_bytes -= count
+        if self.remaining_bytes < 0:
             raise EOFError(ENDLESS)
 
     def recv(self, count: int) -> bytes:
@@ -95,11 +95,11 @@ class _FairSocket:
         after = time.monotonic()
         if after - before > _WAITED_S:
             self._turn = after
-        self.spend(max(_LEAST_BYTES, len(data)))
+        self.spend(max(_MIN_BYTES, len(data)))
         return data
 
 
-class _Packets(Packetizer):
+class _BoundedPacketizer(Packetizer):
     """paramiko's packets, with lengths and counts that a packet can have."""
 
     def __init__(self, sock: Any) -> None:
@@ -123,13 +123,16 @@ class _Packets(Packetizer):
         kind, message = super().read_message()
         if kind == MSG_KEXINIT:
             self.bounds.spend(_KEYS_BYTES)
-        elif kind in (MSG_EXT_INFO, MSG_USERAUTH_INFO_REQUEST) and _count(kind, message) > _MOST:
+        elif (
+            kind in (MSG_EXT_INFO, MSG_USERAUTH_INFO_REQUEST)
+            and _count(kind, message) > _MAX_COUNT
+        ):
             raise SSHException("a packet announces more than it has")
         return kind, message
 
 
 def _count(kind: int, message: Message) -> int:
-    """How many things the packet says will follow."""
+    """The number of items that the packet announces."""
     if kind == MSG_USERAUTH_INFO_REQUEST:
         # Name, instruction, language (RFC 4256, section 3.2).
         for _ in range(3):
@@ -147,18 +150,18 @@ class _DhGroup(KexGex):
 
 
 class _GroupSHA256(_DhGroup, KexGexSHA256):
-    """The same with SHA-256."""
+    """`_DhGroup` with SHA-256."""
 
 
 class JumpRefusal(Exception):
-    """A jump host's sshd did not open a way on. code: RFC 4254, section 5.1; text: its words"""
+    """A jump host's sshd refused a forward. code: RFC 4254, section 5.1; text: its words"""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
         self.code = code
 
 
-class Bounded(Transport):
+class BoundedTransport(Transport):
     """An SSH connection of paramiko's within bounds. `SSHClient.connect` takes it as its
     ``transport_factory``."""
 
@@ -168,7 +171,7 @@ class Bounded(Transport):
     }
 
     def __init__(self, sock: Any, **how: Any) -> None:
-        super().__init__(sock, packetizer_class=_Packets, **how)
+        super().__init__(sock, packetizer_class=_BoundedPacketizer, **how)
         #: Algorithms of the sshd's host key, best first; () for paramiko's own order.
         self.host_key_order: tuple[str, ...] = ()
         self._refused: dict[int, tuple[int, str]] = {}
@@ -178,7 +181,7 @@ class Bounded(Transport):
         """The algorithms of the sshd's host key that we ask for."""
         return self.host_key_order or super().preferred_keys
 
-    def forward(self, host: str, port: int, limit_s: float) -> Channel:
+    def open_forward(self, host: str, port: int, limit_s: float) -> Channel:
         """A connection from the sshd's machine to ``host``. `open_channel` would not keep apart
         what the sshd says of several at once.
 
@@ -193,18 +196,18 @@ class Bounded(Transport):
             message.add_int(number)
             message.add_int(self.default_window_size)
             message.add_int(self.default_max_packet_size)
-            for place, at in ((host, port), ("127.0.0.1", 0)):
-                message.add_string(place)
-                message.add_int(at)
+            for address, port_number in ((host, port), ("127.0.0.1", 0)):
+                message.add_string(address)
+                message.add_int(port_number)
             channel: Any = Channel(number)
             private._channels.put(number, channel)
-            opened = self.channel_events[number] = threading.Event()
+            reply_event = self.channel_events[number] = threading.Event()
             self.channels_seen[number] = True
             channel._set_transport(self)
             channel._set_window(self.default_window_size, self.default_max_packet_size)
         private._send_user_message(message)
         until = time.monotonic() + limit_s
-        while not opened.wait(0.2):
+        while not reply_event.wait(0.2):
             if not self.active:
                 raise EOFError("connection lost")
             if time.monotonic() > until:
@@ -220,7 +223,7 @@ class Bounded(Transport):
         try:
             super()._check_banner()  # type: ignore[misc]
         except SSHException as problem:
-            # paramiko adds why it could not read: nothing, where the sshd closed the connection.
+            # paramiko adds its read error: none where the sshd closed the connection.
             if re.search(r"protocol banner($|.*reset by peer)", str(problem), re.I):
                 raise SSHException(f"{HUNG_UP}: {private.packetizer.before_banner}") from None
             raise
@@ -238,22 +241,22 @@ class Bounded(Transport):
         raise AuthenticationException("authentication asks questions")
 
 
-def allow(transport: Any, count: int) -> None:
-    """From now on the sshd may say ``count`` bytes more: the answer to a question."""
+def allow_bytes(transport: Any, count: int) -> None:
+    """Allow the sshd ``count`` more bytes: the answer to a question."""
     bounds = getattr(getattr(transport, "packetizer", None), "bounds", None)
     if bounds is not None:
-        bounds.left = min(bounds.left + count, UNASKED_BYTES + 4 * count)
+        bounds.remaining_bytes = min(bounds.remaining_bytes + count, UNASKED_BYTES + 4 * count)
 
 
-def carries_others(transport: Any) -> None:
-    """From now on the sshd may say anything: what comes is bounded at those who read it."""
-    transport.packetizer.bounds.left = math.inf
+def lift_byte_limit(transport: Any) -> None:
+    """Stop counting bytes: the readers of the forwards bound their own output."""
+    transport.packetizer.bounds.remaining_bytes = math.inf
 
 
-def endless(transport: Any) -> bool:
-    """Whether the connection ended because the sshd never stopped."""
+def sent_without_end(transport: Any) -> bool:
+    """Whether the connection ended because the sshd sent too much."""
     bounds = getattr(getattr(transport, "packetizer", None), "bounds", None)
-    return bounds is not None and bounds.left < 0
+    return bounds is not None and bounds.remaining_bytes < 0
 
 
 #: ssh_config's keyword -> paramiko's list of algorithms.
@@ -265,15 +268,15 @@ _LISTS = {
 }
 
 
-def restrict(transport: Any, settings: SshSettings) -> None:
-    """Leave the algorithms of ssh_config, in its order. Raises SshConfigError for none."""
+def restrict_algorithms(transport: Any, settings: SshSettings) -> None:
+    """Use only the algorithms of ssh_config, in its order. Raises SshConfigError for none."""
     for key, name in _LISTS.items():
         if key in settings.changed_keys:
-            have = getattr(transport, f"_preferred_{name}")
-            allowed = settings.first(key).split(",")
+            supported = getattr(transport, f"_preferred_{name}")
+            allowed = settings.value(key).split(",")
             # The newer name of the same (RFC 8731).
             allowed += [f"{name}@libssh.org" for name in allowed if name == "curve25519-sha256"]
-            common = tuple(name for name in allowed if name in have)
+            common = tuple(name for name in allowed if name in supported)
             if not common:
                 raise SshConfigError(
                     f"{settings.name}: nodeready has none of the {key} that the ssh configuration "
@@ -282,37 +285,37 @@ def restrict(transport: Any, settings: SshSettings) -> None:
             setattr(transport, f"_preferred_{name}", common)
 
 
-def keep(transport: Any) -> None:
-    """Have the connection end when the node has died, also by unacknowledged data (tcp(7))."""
+def set_keepalive(transport: Any) -> None:
+    """End the connection when the node has died, also by unacknowledged data (tcp(7))."""
     transport.set_keepalive(KEEPALIVE_S)
     sock = getattr(transport, "sock", None)
     if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_S * 1000)
 
 
-# --- What a connection goes over: TCP, a ProxyCommand, a connection that ssh has already.
+# --- Below a connection: TCP, a ProxyCommand, ssh's own connection.
 
 
-def connected(
-    places: list[tuple[int, Any]], settings: SshSettings, limit_s: float
+def open_tcp(
+    addresses: list[tuple[int, Any]], settings: SshSettings, limit_s: float
 ) -> socket.socket:
-    """A TCP connection to the first of the addresses that takes one. Raises OSError."""
-    timeout = settings.first("connecttimeout")
+    """A TCP connection to the first address that accepts one. Raises OSError."""
+    timeout = settings.value("connecttimeout")
     limit_s = min(limit_s, float(timeout)) if timeout.isdigit() and int(timeout) else limit_s
     problem: OSError = OSError("no address")
-    for family, place in places:
+    for family, address in addresses:
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.settimeout(limit_s)
-            if address := settings.first("bindaddress"):
-                sock.bind((address, 0))
-            if interface := settings.first("bindinterface"):
+            if source_address := settings.value("bindaddress"):
+                sock.bind((source_address, 0))
+            if interface := settings.value("bindinterface"):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
-            sock.connect(place)
+            sock.connect(address)
             return sock
-        except OSError as found:
+        except OSError as error:
             sock.close()
-            problem = found
+            problem = error
         except BaseException:
             sock.close()
             raise
@@ -320,74 +323,74 @@ def connected(
 
 
 class Proxy:
-    """A ProxyCommand, which talks over a socket as over a connection.
+    """A ProxyCommand, with a socket in place of a connection.
 
-    blame: the words for it when it fails
+    error: the words of its failure
     """
 
-    def __init__(self, command: str, blame: str) -> None:
-        self.blame = blame
-        self.sock, other = socket.socketpair()
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+    def __init__(self, command: str, error: str) -> None:
+        self.error = error
+        self.sock, child_end = socket.socketpair()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         user_shell = os.environ.get("SHELL") or "/bin/sh"
         environment = dict(os.environ)
         environment["PATH"] = shell.search_path(os.environ.get("PATH", ""))
         try:
             self._process = subprocess.Popen(
                 [user_shell, "-c", f"exec {command}"],
-                stdin=other.fileno(),
-                stdout=other.fileno(),
-                stderr=self._said.fileno(),
+                stdin=child_end.fileno(),
+                stdout=child_end.fileno(),
+                stderr=self._stderr.fileno(),
                 start_new_session=True,
                 cwd="/",
                 env=environment,
             )
         except BaseException:
             self.sock.close()
-            self._said.close()
+            self._stderr.close()
             raise
         finally:
-            other.close()
+            child_end.close()
 
-    def words(self) -> str:
-        """That it fails, with the last line of its standard error."""
+    def failure_text(self) -> str:
+        """The error, with the last line of standard error."""
         last_line = ""
         with contextlib.suppress(OSError, ValueError):
-            self._said.seek(0)
-            rows = self._said.read(64 << 10).decode("utf-8", "replace").split("\n")
+            self._stderr.seek(0)
+            rows = self._stderr.read(64 << 10).decode("utf-8", "replace").split("\n")
             last_line = next((row.strip() for row in reversed(rows) if row.strip()), "")
-        return f"{self.blame} ({last_line[:200]})" if last_line else self.blame
+        return f"{self.error} ({last_line[:200]})" if last_line else self.error
 
     def close(self) -> None:
         self.sock.close()
         with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGTERM)
         end_session(self._process)
-        self._said.close()
+        self._stderr.close()
 
 
-def master(settings: SshSettings) -> str:
-    """The socket of ssh's own connection to the node that is alive (ControlMaster); "": none."""
-    path = settings.files("controlpath")[0] if settings.first("controlpath") else ""
+def master_socket(settings: SshSettings) -> str:
+    """The socket of ssh's own live connection to the node (ControlMaster); "": none."""
+    path = settings.paths("controlpath")[0] if settings.value("controlpath") else ""
     try:
         status = os.stat(path)
         is_ours = stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid()
     except (OSError, ValueError):
         return ""
-    return path if is_ours and answers(path) else ""
+    return path if is_ours and is_listening(path) else ""
 
 
-def by_socket(settings: SshSettings, path: str) -> list[str]:
-    """The command line of ssh over a master's connection; that ssh never connects by itself."""
+def master_argv(settings: SshSettings, path: str) -> list[str]:
+    """The command line of an ssh over the master's connection; it never connects by itself."""
     search = shell.search_path(os.environ.get("PATH", ""))
-    words = [shutil.which("ssh", path=search) or "ssh", "-F", "/dev/null", "-T", "-a", "-x"]
+    argv = [shutil.which("ssh", path=search) or "ssh", "-F", "/dev/null", "-T", "-a", "-x"]
     for option in ("ControlMaster=no", "BatchMode=yes", "ProxyCommand=false"):
-        words += ["-o", option]
-    words += ["-S", path.replace("%", "%%"), "-l", settings.user, "-p", str(settings.port)]
-    return words
+        argv += ["-o", option]
+    argv += ["-S", path.replace("%", "%%"), "-l", settings.user, "-p", str(settings.port)]
+    return argv
 
 
-def answers(path: str) -> bool:
+def is_listening(path: str) -> bool:
     """Whether a process listens at this socket."""
     try:
         with socket.socket(socket.AF_UNIX) as sock:
@@ -402,7 +405,7 @@ def answers(path: str) -> bool:
 
 
 class Neighbours:
-    """Nodes on this machine's networks; each has a row in the neighbour table."""
+    """The nodes on this machine's networks, each a row in the neighbour table."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell, self._addresses, self._limit = tell, set[str](), 0
@@ -434,32 +437,32 @@ def routes(text: str) -> list[tuple[ipaddress.IPv4Network, bool]]:
     networks = []
     for row in text.splitlines()[1:]:
         words = row.split()
-        place, gateway, mask = (
+        network_address, gateway, mask = (
             socket.inet_ntoa(struct.pack("=L", int(words[at], 16))) for at in (1, 2, 7)
         )
-        networks.append((ipaddress.IPv4Network((place, mask)), gateway == "0.0.0.0"))
+        networks.append((ipaddress.IPv4Network((network_address, mask)), gateway == "0.0.0.0"))
     return sorted(networks, key=lambda network: -network[0].prefixlen)
 
 
 def on_link(networks: list[tuple[ipaddress.IPv4Network, bool]], address: str) -> bool:
     """Whether packets to the address go straight to its machine."""
     try:
-        place = ipaddress.IPv4Address(address)
+        ip = ipaddress.IPv4Address(address)
     except ValueError:
         return False
-    if place.is_loopback:
+    if ip.is_loopback:
         return False
-    return next((straight for network, straight in networks if place in network), False)
+    return next((is_direct for network, is_direct in networks if ip in network), False)
 
 
 # --- Why there is no connection, in one line.
 
-#: How far a connection has come, where it ends.
+#: How far a connection came before it failed.
 CONNECTING, BANNER, TALKING = "timed out", "banner", "stopped during the handshake"
 #: The end of a connection whose sshd closed it instead of sending its banner.
 HUNG_UP = "hung up before its banner"
 _CLOSED = "its sshd closed the connection before the login"
-#: The same, before there is a connection to make.
+#: Before the connection: `ssh -G` runs.
 ASKING = "asking ssh"
 
 

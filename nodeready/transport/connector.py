@@ -1,4 +1,4 @@
-"""A node's ssh connection: made within one deadline, or the reason why not, in one line."""
+"""A node's ssh connection, made within one deadline, or the reason for its failure in one line."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class SshConnector(SSHConnector):
     """
 
     ssh_logins: logins.SshLogins
-    patience: logins.Patience
+    deadline: logins.PausableDeadline
     client: Any = None
     master = ""
 
     def login(self) -> Login:
-        """What the inventory says about the way to the node."""
+        """The inventory's settings of the login."""
         data, host_data = self.data, self.host.data
         return Login(
             name=str(data["ssh_hostname"] or self.host.name),
@@ -60,13 +60,13 @@ class SshConnector(SSHConnector):
             user=str(data["ssh_user"] or ""),
             port=int(data["ssh_port"] or 0),
             key=self._key_file(str(data["ssh_key"] or "")),
-            phrase=str(data["ssh_key_password"] or ""),
+            passphrase=str(data["ssh_key_password"] or ""),
             password=str(data["ssh_password"] or ""),
-            agent=bool(data["ssh_allow_agent"]),
-            usual=bool(data["ssh_look_for_keys"]),
+            uses_agent=bool(data["ssh_allow_agent"]),
+            uses_default_keys=bool(data["ssh_look_for_keys"]),
             known_hosts=str(data["ssh_known_hosts_file"] or ""),
             # pyinfra's own default would hide what ssh_config says.
-            strict=str(host_data.get("ssh_strict_host_key_checking") or ""),
+            host_key_checking=str(host_data.get("ssh_strict_host_key_checking") or ""),
         )
 
     def _key_file(self, path: str) -> str:
@@ -82,30 +82,30 @@ class SshConnector(SSHConnector):
     def _connect(self) -> None:
         self.client = logins.Client()
         self.client.stage = connection.ASKING
-        self.master = connection.master(self.ssh_logins.settings(self.login()))
+        self.master = connection.master_socket(self.ssh_logins.settings(self.login()))
         if self.master:
             self.client = None
         else:
-            self.connect_ourselves()
+            self.connect_directly()
 
-    def connect_ourselves(self) -> None:
-        """A connection of our own. Raises ConnectError, SSHException, OSError, EOFError."""
+    def connect_directly(self) -> None:
+        """Connect without ssh's master. Raises ConnectError, SSHException, OSError, EOFError."""
         self.master, self.client = "", logins.Client()
         self._log_in(self.client)
         if self.data["ssh_forward_agent"]:
             AgentRequestHandler(self.client.get_transport().open_session())
 
-    def another(self) -> Any:
-        """The client of a further connection. Raises as `connect_ourselves`, and OSError when it
+    def open_second_client(self) -> Any:
+        """The client of a further connection. Raises as `connect_directly`, and OSError when it
         takes CONNECT_TIMEOUT_S."""
-        client, patience = logins.Client(), logins.Patience(CONNECT_TIMEOUT_S)
-        self.patience = patience
+        client, deadline = logins.Client(), logins.PausableDeadline(CONNECT_TIMEOUT_S)
+        self.deadline = deadline
         try:
-            with patience:
+            with deadline:
                 self._log_in(client)
         except BaseException as problem:
             client.close()
-            if isinstance(problem, gevent.Timeout) and patience.owns(problem):
+            if isinstance(problem, gevent.Timeout) and deadline.owns(problem):
                 raise OSError("timed out") from None
             raise
         return client
@@ -113,27 +113,28 @@ class SshConnector(SSHConnector):
     def _log_in(self, client: logins.Client) -> None:
         how = self.data["ssh_paramiko_connect_kwargs"] or {}
         try:
-            self.ssh_logins.connect(client, self.login(), self.patience, **how)
+            self.ssh_logins.connect(client, self.login(), self.deadline, **how)
         except AuthenticationException as problem:
             raise ConnectError(f"Authentication error ({problem})") from None
-        connection.keep(client.get_transport())
+        connection.set_keepalive(client.get_transport())
 
-    def words(self, text: str) -> str:
+    def failure_text(self, text: str) -> str:
         """Why there is no connection, in one line."""
-        return self.ssh_logins.words(self.client or logins.Client(), self.login(), text)
+        return self.ssh_logins.failure_text(self.client or logins.Client(), self.login(), text)
 
 
 def connect(host: Host) -> Failure | None:
-    """Connect, or say why not. Never raises for a node's fault, and takes CONNECT_TIMEOUT_S, but
-    for the time in which others have their turn."""
-    patience = logins.Patience(CONNECT_TIMEOUT_S)
+    """The failure to connect, or None. Never raises for a node's fault.
+
+    Takes at most CONNECT_TIMEOUT_S, beside the turns of other connections."""
+    deadline = logins.PausableDeadline(CONNECT_TIMEOUT_S)
     if isinstance(host.connector, SshConnector):
-        host.connector.patience = patience
+        host.connector.deadline = deadline
     try:
-        with patience:
+        with deadline:
             host.connect(show_errors=False, raise_exceptions=True)
     except gevent.Timeout as timeout:
-        if not patience.owns(timeout):
+        if not deadline.owns(timeout):
             raise
         return _unreachable(host, _connection_stage(host))
     except SshConfigError as problem:
@@ -142,7 +143,7 @@ def connect(host: Host) -> Failure | None:
         return _unreachable(host, connection.error_text(error))
     transport = transport_of(host)
     if transport is not None and not isinstance(host.connector, SshConnector):
-        connection.keep(transport)
+        connection.set_keepalive(transport)
     return None
 
 
@@ -162,13 +163,13 @@ def ssh_peer(host: Host) -> SshPeer | None:
     if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
         with contextlib.suppress(OSError):
             peer_address, port = sock.getpeername()[:2]
-            # Of another port, the address may be that of a machine in front of many nodes.
+            # With another port, the address may be that of a machine in front of many nodes.
             address = str(peer_address) if port == _SSH_PORT else ""
     return SshPeer(address, f"{key.get_name()} {key.get_base64()}")
 
 
 def _connection_stage(host: Host) -> str:
-    """What the node had done when the time was up."""
+    """How far the connection had come when the time was up."""
     client, transport = getattr(host.connector, "client", None), transport_of(host)
     if transport is not None and transport.remote_version:
         return connection.TALKING
@@ -178,13 +179,13 @@ def _connection_stage(host: Host) -> str:
 
 
 def _unreachable(host: Host, text: str, error: str = "") -> Failure:
-    """A connection that was not made: in words, and without what is left of it.
+    """Close the failed connection. Returns the failure.
 
-    error: the words, where they are known
+    error: its text; "": made of ``text``
     """
     data, client = host.data, getattr(host.connector, "client", None)
     if not error and isinstance(host.connector, SshConnector):
-        error = host.connector.words(text)
+        error = host.connector.failure_text(text)
     if not error:
         port, address = int(data.get("ssh_port") or 22), str(data.get("ssh_hostname") or host.name)
         error = connection.connect_error(

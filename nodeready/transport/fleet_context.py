@@ -27,11 +27,11 @@ def fleet_context(
     """
     snapshots = {reply.name: reply.snapshot for reply in replies if reply.snapshot is not None}
 
-    def block(name: str) -> str:
+    def read_block(name: str) -> str:
         request = Request(name, known_hosts.READ_BLOCK, 30)
         return "".join(answer.stdout for _, answer in transport.ask([request]))
 
     endpoints = {host.name: endpoint(host) for host in inventory}
     for name, peer in transport.ssh_peers().items():
         endpoints[name] = endpoints[name]._replace(reached=peer.address, key=peer.key)
-    return context_of(declared, snapshots, endpoints, bundle.program, block)
+    return context_of(declared, snapshots, endpoints, bundle.program, read_block)

@@ -20,7 +20,7 @@ from pyinfra.connectors.sshuserclient.client import AskPolicy
 from nodeready.subjects.ssh_client.config import matches
 from nodeready.transport.ssh_config import SshConfigError
 
-# --- What known_hosts files say.
+# --- Files of known hosts.
 
 
 class _KnownKey(NamedTuple):
@@ -33,16 +33,16 @@ class _KnownKey(NamedTuple):
 
 
 class KnownHostsFiles:
-    """What these files know; a file that is not there knows nothing.
+    """The keys in these files; a missing file has none.
 
-    shared: those that ssh passes over where they cannot be read
-    Raises SshConfigError for another file that cannot be read: a known key would look new.
+    shared: files that ssh skips where they cannot be read
+    Raises SshConfigError for any other file that cannot be read: a known key would look new.
     """
 
     def __init__(self, files: Iterable[str], shared: Iterable[str] = ()) -> None:
         self.files, optional = tuple(files), {*shared}
-        self._plain: dict[str, list[_KnownKey]] = {}
-        self._others: list[_KnownKey] = []
+        self._by_name: dict[str, list[_KnownKey]] = {}
+        self._with_globs: list[_KnownKey] = []
         self._hashed: list[tuple[bytes, bytes, _KnownKey]] = []
         for path in self.files:
             try:
@@ -73,25 +73,25 @@ class KnownHostsFiles:
                 salt, _, digest = known_key.hosts[3:].partition("|")
                 self._hashed.append((base64.b64decode(salt), base64.b64decode(digest), known_key))
         elif set(known_key.hosts) & set("*?!"):
-            self._others.append(known_key)
+            self._with_globs.append(known_key)
         else:
             for name in known_key.hosts.lower().split(","):
-                self._plain.setdefault(name, []).append(known_key)
+                self._by_name.setdefault(name, []).append(known_key)
 
     def about(self, name: str) -> list[_KnownKey]:
         """The lines about a host, ``host`` or ``[host]:port``."""
         name = name.lower()
-        known_keys = list(self._plain.get(name, ()))
+        known_keys = list(self._by_name.get(name, ()))
         known_keys += [
             known_key
-            for known_key in self._others
+            for known_key in self._with_globs
             if matches(known_key.hosts.lower().split(","), name)
         ]
         text = name.encode("utf-8", "surrogateescape")
-        for at, (salt, digest, known_key) in enumerate(self._hashed):
+        for index, (salt, digest, known_key) in enumerate(self._hashed):
             if hmac.digest(salt, text, "sha1") == digest:
                 known_keys.append(known_key)
-            if at % 2000 == 1999:
+            if index % 2000 == 1999:
                 gevent.sleep(0)
         return known_keys
 
@@ -100,7 +100,7 @@ class KnownHostsFiles:
 
 
 class _Certificate(NamedTuple):
-    """PROTOCOL.certkeys of OpenSSH, as far as a host's certificate is judged by it."""
+    """A host's certificate (PROTOCOL.certkeys of OpenSSH), without unused fields."""
 
     kind: int
     principals: tuple[str, ...]
@@ -112,7 +112,7 @@ class _Certificate(NamedTuple):
     signed: bytes
 
 
-#: How many numbers stand in a certificate between the nonce and the serial number.
+#: Numbers in a certificate between the nonce and the serial number.
 NUMBERS = {"ssh-ed25519": 1, "ssh-rsa": 2, "rsa-sha2-256": 2, "rsa-sha2-512": 2}
 
 
@@ -142,8 +142,8 @@ def _certificate(blob: bytes) -> _Certificate:
 _SIGNATURES = re.compile(r"ssh-ed25519|ecdsa-sha2-nistp(256|384|521)|rsa-sha2-(256|512)")
 
 
-def _wrong_certificate(certificate: _Certificate, name: str) -> str:
-    """Why a host's certificate does not hold for this name; "" when it does."""
+def _certificate_problem(certificate: _Certificate, name: str) -> str:
+    """Why a host's certificate is not valid for this name; "" when it is."""
     now_s = time.time()
     if certificate.kind != 2:
         return "is no host's certificate"
@@ -168,7 +168,7 @@ def _wrong_certificate(certificate: _Certificate, name: str) -> str:
     return ""
 
 
-# --- The judge of a host key.
+# --- The policy for a host key.
 
 
 def _algorithms(kind: str) -> tuple[str, ...]:
@@ -180,21 +180,21 @@ class HostKeyError(SSHException):
     """The sshd's host key differs from the known key, or must not be accepted."""
 
 
-class HostKey(MissingHostKeyPolicy):
-    """The judge of an sshd's host key, in place of paramiko's policies.
+class HostKeyPolicy(MissingHostKeyPolicy):
+    """The policy for an sshd's host key, in place of paramiko's.
 
     name:   as known_hosts has it; bare: without the port
     strict: ``yes``, ``ask``, ``accept-new``, ``no``
     """
 
-    def __init__(self, known: KnownHostsFiles, name: str, bare: str, strict: str) -> None:
-        self.known, self.name, self.bare, self.strict = known, name, bare, strict
-        self.lines = known.about(name)
+    def __init__(self, known_hosts: KnownHostsFiles, name: str, bare: str, strict: str) -> None:
+        self.known_hosts, self.name, self.bare, self.strict = known_hosts, name, bare, strict
+        self.lines = known_hosts.about(name)
         if not self.lines and bare != name:
             # As ssh does: the same key known for the host at its usual port is the host's.
-            self.spare = known.about(bare)
+            self.portless_lines = known_hosts.about(bare)
         else:
-            self.spare = []
+            self.portless_lines = []
 
     def order(self, algorithms: Sequence[str]) -> tuple[str, ...]:
         """The algorithms to ask the sshd for: those whose keys are known first."""
@@ -203,11 +203,11 @@ class HostKey(MissingHostKeyPolicy):
         certified = (
             [f"{algorithm}-cert-v01@openssh.com" for algorithm in plain] if with_authority else []
         )
-        kinds = [line.kind for line in self.lines or self.spare if not line.mark]
-        first = [
+        kinds = [line.kind for line in self.lines or self.portless_lines if not line.mark]
+        known_first = [
             algorithm for kind in kinds for algorithm in _algorithms(kind) if algorithm in plain
         ]
-        return tuple(dict.fromkeys([*certified, *first, *plain]))
+        return tuple(dict.fromkeys([*certified, *known_first, *plain]))
 
     def missing_host_key(self, client: Any, hostname: str, key: PKey) -> None:
         """Raises HostKeyError, SSHException."""
@@ -218,12 +218,12 @@ class HostKey(MissingHostKeyPolicy):
         reason, public = "", getattr(key, "public_blob", None)
         if public is not None and "-cert-" in public.key_type:
             try:
-                shown = _certificate(public.key_blob)
-                marks = {line.mark for line in self.lines if line.blob == shown.authority}
+                certificate = _certificate(public.key_blob)
+                marks = {line.mark for line in self.lines if line.blob == certificate.authority}
                 if "@revoked" in marks:
                     raise HostKeyError("revoked")
                 if "@cert-authority" in marks:
-                    reason = _wrong_certificate(shown, self.bare)
+                    reason = _certificate_problem(certificate, self.bare)
                     if not reason:
                         return
                 else:
@@ -233,29 +233,31 @@ class HostKey(MissingHostKeyPolicy):
                     raise
                 reason = "cannot be read"
         plain = [line for line in self.lines if not line.mark]
-        if any(line.blob == blob for line in [*plain, *self.spare] if not line.mark):
+        if any(line.blob == blob for line in [*plain, *self.portless_lines] if not line.mark):
             return
         if plain:
             raise HostKeyError("does not match")
         if reason:
             raise HostKeyError(f"certificate {reason}")
-        self._unknown(client, key)
+        self._judge_unknown_key(client, key)
 
-    def _unknown(self, client: Any, key: PKey) -> None:
+    def _judge_unknown_key(self, client: Any, key: PKey) -> None:
         if self.strict == "yes":
             raise SSHException(f"No host key for {self.name} found in known_hosts")
         if self.strict == "no":
             return
         if self.strict == "ask":
             # pyinfra's own question, which also writes the answer down.
-            client._host_keys_filename = self.known.files[0] if self.known.files else None
+            client._host_keys_filename = (
+                self.known_hosts.files[0] if self.known_hosts.files else None
+            )
             AskPolicy().missing_host_key(client, self.name, key)
             return
         row = f"{self.name} {key.get_name()} {key.get_base64()}"
-        self.known.add(row)
+        self.known_hosts.add(row)
         # As ssh does: a file that cannot be written is no reason to stay away.
         with contextlib.suppress(OSError):
-            _append(self.known.files[0] if self.known.files else os.devnull, row)
+            _append(self.known_hosts.files[0] if self.known_hosts.files else os.devnull, row)
 
 
 def _append(path: str, row: str) -> None:

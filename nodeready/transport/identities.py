@@ -1,4 +1,4 @@
-"""What to log in with: keys and certificates of files and of agents, in the order of ssh."""
+"""The identities for a login: keys and certificates of files and agents, in the order of ssh."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from pyinfra.api.exceptions import ConnectError
 from nodeready.transport.host_keys import NUMBERS
 from nodeready.transport.ssh_config import Login, SshConfigError, SshSettings, expand
 
-# --- What files hold.
+# --- Identities in files.
 
 
 class SshIdentity(NamedTuple):
-    """What an IdentityFile holds. public: its public key; b"": not known"""
+    """The content of an IdentityFile. public: its public key; b"": unknown"""
 
     path: str
     key: PKey | None = None
@@ -43,7 +43,7 @@ def _public_file(path: str) -> PublicBlob | None:
         return None
 
 
-def _inside(data: bytes) -> bytes:
+def _public_of_locked(data: bytes) -> bytes:
     """The public key that stands in front of a locked private one (PROTOCOL.key of OpenSSH)."""
     try:
         body = b"".join(row for row in data.splitlines() if not row.startswith(b"-----"))
@@ -59,7 +59,7 @@ def _inside(data: bytes) -> bytes:
 
 @lru_cache(maxsize=256)
 def identity(path: str, passphrase: str = "") -> SshIdentity | None:
-    """What the file holds; None: it is not there. Raises ConnectError for what is no key."""
+    """The identity in a file; None: the file is missing. Raises ConnectError for no key."""
     try:
         with open(path, "rb") as file:
             data = file.read(1 << 20)
@@ -84,20 +84,20 @@ def identity(path: str, passphrase: str = "") -> SshIdentity | None:
         return SshIdentity(
             path,
             None,
-            _inside(data) or (public_half.key_blob if public_half else b""),
+            _public_of_locked(data) or (public_half.key_blob if public_half else b""),
             certificate,
             True,
         )
     except Exception as problem:  # noqa: BLE001 - whatever the library says of a file that is none
         if "encrypted" in str(problem).lower() or "passphrase" in str(problem).lower():
-            return SshIdentity(path, None, _inside(data), certificate, True)
+            return SshIdentity(path, None, _public_of_locked(data), certificate, True)
         raise ConnectError(f"Invalid private key file: {path}") from None
     # A certificate that lies beside the key is offered on its own, before the key.
     key.public_blob = None
     return SshIdentity(path, key, key.asbytes(), certificate)
 
 
-# --- What an agent holds.
+# --- Identities in an agent.
 
 
 class Agent(cast("Any", AgentSSH)):  # type: ignore[misc]
@@ -106,21 +106,21 @@ class Agent(cast("Any", AgentSSH)):  # type: ignore[misc]
     def __init__(self, path: str) -> None:
         super().__init__()
         self._conn: Any = None
-        self._path, self._turn, self._listed = path, RLock(), False
+        self._path, self._lock, self._is_listed = path, RLock(), False
 
     def keys(self) -> tuple[AgentKey, ...]:
         """Its keys; () when no agent answers there."""
-        with self._turn:
-            if not self._listed:
+        with self._lock:
+            if not self._is_listed:
                 with contextlib.suppress(OSError, SSHException, IndexError, struct.error):
-                    self._connect(self._reach())
-                self._listed = True
+                    self._connect(self._open_socket())
+                self._is_listed = True
             return tuple(self._keys)
 
-    def _reach(self) -> socket.socket:
+    def _open_socket(self) -> socket.socket:
         conn = socket.socket(socket.AF_UNIX)
         try:
-            # Long enough for a person who confirms the use of a key.
+            # A person may have to confirm the use of a key.
             conn.settimeout(60)
             conn.connect(self._path)
         except BaseException:
@@ -129,9 +129,9 @@ class Agent(cast("Any", AgentSSH)):  # type: ignore[misc]
         return conn
 
     def _send_message(self, message: Any) -> Any:
-        with self._turn:
+        with self._lock:
             if self._conn is None:
-                self._conn = self._reach()
+                self._conn = self._open_socket()
             try:
                 return super()._send_message(message)
             except BaseException:
@@ -146,10 +146,10 @@ class Agent(cast("Any", AgentSSH)):  # type: ignore[misc]
             self._conn = None
 
 
-# --- What is offered to an sshd, and in which order.
+# --- The keys that an sshd is offered, in their order.
 
 
-def _key_of(certificate: PublicBlob) -> bytes:
+def _certified_key(certificate: PublicBlob) -> bytes:
     """The public key of a certificate; b"" for anything else."""
     try:
         plain = certificate.key_type.partition("-cert-")[0]
@@ -165,18 +165,18 @@ def _key_of(certificate: PublicBlob) -> bytes:
         return b""
 
 
-def offered(
+def offered_keys(
     identities: Sequence[SshIdentity],
     certificates: Sequence[PublicBlob],
     agent: Sequence[AgentKey],
-    only: bool,
+    only_named: bool,
 ) -> Iterator[PKey]:
     """Keys in the order of ssh (pubkey_prepare of OpenSSH): certificates, keys of the agent that
     are named, further keys of the agent, keys of files.
 
-    only: IdentitiesOnly, nothing of the agent but what is named
+    only_named: IdentitiesOnly: no key of the agent that is not named
     """
-    held = {key.asbytes(): key for key in agent}
+    agent_keys = {key.asbytes(): key for key in agent}
     files = {identity_.public: identity_ for identity_ in identities if identity_.key is not None}
     all_certificates = [
         *certificates,
@@ -184,28 +184,28 @@ def offered(
     ]
     used = set()
     for certificate in all_certificates:
-        if certificate.key_blob in held:
+        if certificate.key_blob in agent_keys:
             used.add(certificate.key_blob)
-            yield held[certificate.key_blob]
+            yield agent_keys[certificate.key_blob]
             continue
-        public = _key_of(certificate)
-        if public in held:
-            agent_key: Any = held[public]
-            other: Any = AgentKey(agent_key.agent, agent_key.blob, agent_key.comment)
-            other.public_blob = certificate
-            yield other
+        public = _certified_key(certificate)
+        if public in agent_keys:
+            agent_key: Any = agent_keys[public]
+            certified: Any = AgentKey(agent_key.agent, agent_key.blob, agent_key.comment)
+            certified.public_blob = certificate
+            yield certified
         elif public in files and (path := files[public].path):
             copy: Any = PKey.from_path(path)
             copy.public_blob = certificate
             yield copy
     named = {identity_.public for identity_ in identities if identity_.public}
-    for blob, held_key in held.items():
-        is_named = blob in named or _key_of(PublicBlob(held_key.name, blob)) in named
+    for blob, held_key in agent_keys.items():
+        is_named = blob in named or _certified_key(PublicBlob(held_key.name, blob)) in named
         if is_named and blob not in used:
             used.add(blob)
             yield held_key
-    for blob, held_key in held.items():
-        if blob not in used and not only:
+    for blob, held_key in agent_keys.items():
+        if blob not in used and not only_named:
             used.add(blob)
             yield held_key
     for identity_ in identities:
@@ -214,40 +214,40 @@ def offered(
             yield identity_.key
 
 
-class Keys:
+class LoginKeys:
     """Tries the identities at one sshd (paramiko's auth_strategy)."""
 
     def __init__(self, agent: Callable[[str], Agent], login: Login, settings: SshSettings) -> None:
-        self._agent_at, self._login, self._settings = agent, login, settings
+        self._open_agent, self._login, self._settings = agent, login, settings
         self.names: list[str] = []
         self._locked = ""
 
     def _identities(self) -> list[SshIdentity]:
         settings, login = self._settings, self._login
         if login.key:
-            found_identity = identity(os.path.expanduser(login.key), login.phrase)
-            if found_identity is None:
+            file_identity = identity(os.path.expanduser(login.key), login.passphrase)
+            if file_identity is None:
                 raise ConnectError(f"No such private key file: {login.key}")
-            self._locked = found_identity.path if found_identity.locked else ""
-            return [found_identity]
-        if not login.usual and "identityfile" not in settings.changed_keys:
+            self._locked = file_identity.path if file_identity.locked else ""
+            return [file_identity]
+        if not login.uses_default_keys and "identityfile" not in settings.changed_keys:
             return []
         identities = []
-        for path in settings.files("identityfile"):
+        for path in settings.paths("identityfile"):
             # As ssh does, a file that is no key is passed over.
             with contextlib.suppress(ConnectError):
-                found_identity = identity(path)
-                if found_identity is not None:
-                    identities.append(found_identity)
-                    if found_identity.locked and not self._locked:
+                file_identity = identity(path)
+                if file_identity is not None:
+                    identities.append(file_identity)
+                    if file_identity.locked and not self._locked:
                         self._locked = path
         if "identityfile" in settings.changed_keys:
-            self.names = list(settings.files("identityfile"))
+            self.names = list(settings.paths("identityfile"))
         return identities
 
     def _agent(self) -> tuple[AgentKey, ...]:
-        path = self._settings.first("identityagent")
-        if not self._login.agent or self._settings.values.get("identityagent") == ("none",):
+        path = self._settings.value("identityagent")
+        if not self._login.uses_agent or self._settings.values.get("identityagent") == ("none",):
             return ()
         if path.startswith("$") and not path.startswith("${"):
             path = os.environ.get(path[1:], "")
@@ -255,19 +255,19 @@ class Keys:
             path = expand(path, self._settings.tokens())
         else:
             path = os.environ.get("SSH_AUTH_SOCK", "")
-        return self._agent_at(path).keys() if path else ()
+        return self._open_agent(path).keys() if path else ()
 
     def authenticate(self, transport: Transport) -> Any:
         """Raises AuthenticationException, ConnectError, SSHException, SshConfigError."""
         settings, login = self._settings, self._login
         identities = self._identities()
-        only = bool(login.key) or settings.first("identitiesonly") == "yes"
-        files = () if login.key else settings.files("certificatefile")
+        only_named = bool(login.key) or settings.value("identitiesonly") == "yes"
+        files = () if login.key else settings.paths("certificatefile")
         certificates = [
             certificate for certificate in map(_public_file, files) if certificate is not None
         ]
-        keys = offered(identities, certificates, self._agent(), only)
-        if settings.first("pubkeyauthentication") in ("no", "false"):
+        keys = offered_keys(identities, certificates, self._agent(), only_named)
+        if settings.value("pubkeyauthentication") in ("no", "false"):
             keys = iter(())
             if not login.password:
                 raise SshConfigError(
@@ -295,11 +295,11 @@ class Keys:
         raise AuthenticationException(f"refused{self._hint()}")
 
     def _hint(self) -> str:
-        for key, name in _CANNOT.items():
+        for key, name in _UNSUPPORTED.items():
             if key in self._settings.changed_keys:
                 return f"; nodeready has no {name}: load the key in an ssh agent"
         return ""
 
 
-#: What ssh has to log in with, and paramiko has not.
-_CANNOT = {"pkcs11provider": "PKCS11Provider", "securitykeyprovider": "SecurityKeyProvider"}
+#: Identities that ssh supports and paramiko does not.
+_UNSUPPORTED = {"pkcs11provider": "PKCS11Provider", "securitykeyprovider": "SecurityKeyProvider"}

@@ -47,7 +47,7 @@ class LineChannel(NodeChannel):
     """
 
     def __init__(
-        self, begin: Callable[[], Stream], first: str, mark: str, *, sudo: bool = False
+        self, open_stream: Callable[[], Stream], first_input: str, mark: str, *, sudo: bool = False
     ) -> None:
         """begin: starts the command. Raises as a Stream does, and ValueError with the reason when
                there is no way to
@@ -57,19 +57,19 @@ class LineChannel(NodeChannel):
         """
         self.error = ""
         self._mark, self._sudo = mark.encode(), sudo
-        self._kept, self._noise, self._total = bytearray(), bytearray(), 0
+        self._unread, self._noise, self._total = bytearray(), bytearray(), 0
         self._stream: Stream | None = None
         try:
-            self._stream = begin()
+            self._stream = open_stream()
         except TimeoutError:
             self._end(f"no channel in {SEND_S:.0f} s")
         except ValueError as problem:
             self._end(str(problem))
         except (OSError, EOFError) as problem:
-            self._lost(problem)
-        self._send(first)
+            self._end_lost(problem)
+        self._send(first_input)
 
-    def _lost(self, problem: Exception) -> None:
+    def _end_lost(self, problem: Exception) -> None:
         self._end(f"connection lost ({str(problem) or type(problem).__name__})")
 
     def _end(self, error: str) -> None:
@@ -89,7 +89,7 @@ class LineChannel(NodeChannel):
             while self._stream is not None and time.monotonic() < until:
                 self._read_more(until - time.monotonic())
             if not self.error:
-                self._lost(problem)
+                self._end_lost(problem)
 
     def send_line(self, line: str) -> None:
         """Send a line, which must not contain an end of line: the script reads line by line."""
@@ -109,16 +109,16 @@ class LineChannel(NodeChannel):
 
     def _next(self) -> str | None:
         """The first whole line with the mark; everything in front of that line is noise."""
-        at = self._kept.find(self._mark)
+        mark_start = self._unread.find(self._mark)
         # Only a part of the mark may have come: a last line without the mark stays.
-        start = at if at >= 0 else self._kept.rfind(b"\n") + 1
-        self._noise = (self._noise + self._kept[:start])[-_NOISE_BYTES:]
-        del self._kept[:start]
-        end = self._kept.find(b"\n") if at >= 0 else -1
+        start = mark_start if mark_start >= 0 else self._unread.rfind(b"\n") + 1
+        self._noise = (self._noise + self._unread[:start])[-_NOISE_BYTES:]
+        del self._unread[:start]
+        end = self._unread.find(b"\n") if mark_start >= 0 else -1
         if end < 0:
             return None
-        row = bytes(self._kept[:end])
-        del self._kept[: end + 1]
+        row = bytes(self._unread[:end])
+        del self._unread[: end + 1]
         return row.decode("utf-8", "replace")
 
     def _read_more(self, limit_s: float) -> None:
@@ -128,17 +128,17 @@ class LineChannel(NodeChannel):
         except TimeoutError:
             return
         except (OSError, EOFError) as problem:
-            self._lost(problem)
+            self._end_lost(problem)
             return
         except ValueError as problem:
             self._end(str(problem))
             return
-        self._kept += data
+        self._unread += data
         self._total += len(data)
         if not data:
-            self._noise += self._kept
+            self._noise += self._unread
             self._end(self._end_reason())
-        elif len(self._kept) > _LINE_BYTES + PIECE or self._total > _ALL_BYTES:
+        elif len(self._unread) > _LINE_BYTES + PIECE or self._total > _ALL_BYTES:
             self._end("too much output")
 
     def _end_reason(self) -> str:

@@ -84,13 +84,13 @@ class LocalProcess:
         self._max_bytes = max_bytes
         self._stdout, self._stderr, self._stderr_bytes = bytearray(), bytearray(), 0
         #: Whether all of its output is there, and whether that was more than is kept.
-        self.whole = self.flood = False
-        self._open = [self._out, self._err]
+        self.is_whole = self.is_flood = False
+        self._unfinished = [self._out, self._err]
         self._feed()
 
     def files(self) -> tuple[list[IO[bytes]], list[IO[bytes]]]:
         """The files to read, and the files to write, for select."""
-        return self._open, [self._in] if not self._in.closed else []
+        return self._unfinished, [self._in] if not self._in.closed else []
 
     def transfer(self, ready: Iterable[IO[bytes]]) -> None:
         """Read from and write to those of its files that are ready."""
@@ -117,31 +117,31 @@ class LocalProcess:
             self._stderr += data[: ERROR_BYTES - len(self._stderr)]
             self._stderr_bytes += len(data)
             if not data:
-                self._open.remove(file)
+                self._unfinished.remove(file)
         else:
             self._stdout += data
-            self.whole = self.whole or not data
-        self.flood = max(len(self._stdout), self._stderr_bytes) > self._max_bytes
-        self.whole = self.whole or self.flood
+            self.is_whole = self.is_whole or not data
+        self.is_flood = max(len(self._stdout), self._stderr_bytes) > self._max_bytes
+        self.is_whole = self.is_whole or self.is_flood
 
     def answer(self, limit_s: float) -> Answer:
         """The command's answer, a Failure when it did not end. limit_s: of the command"""
         seconds = time.monotonic() - self.began
-        while not self.flood and self._err in self._open:
+        while not self.is_flood and self._err in self._unfinished:
             if not select.select([self._err], [], [], 0)[0]:
                 break
             self._take(self._err)
         rc: int | None = None
-        if self.whole and not self.flood:
+        if self.is_whole and not self.is_flood:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 rc = self._process.wait(timeout=PATIENCE_S)
         stdout = self._stdout.decode("utf-8", "surrogateescape")
         stderr = self._stderr.decode("utf-8", "surrogateescape")
-        if self.flood:
+        if self.is_flood:
             first = bytes((self._stdout or self._stderr)[:40]).decode("utf-8", "replace")
             error = f"too much output, beginning with {first!r}"
             return Failure("", stderr, seconds, OUTPUT, error)
-        if not self.whole:
+        if not self.is_whole:
             return Failure(stdout, stderr, seconds, HUNG, f"no answer in {limit_s:.0f} s")
         return Reply(stdout, stderr, seconds, rc if rc is None or rc >= 0 else None)
 
@@ -149,7 +149,7 @@ class LocalProcess:
         """End the processes that are left; one that no signal ends (state D) is not waited for."""
         kill_time = time.monotonic() + PATIENCE_S
         number = signal.SIGTERM
-        while (self.flood or not self.whole) and (pids := self._remaining_pids()):
+        while (self.is_flood or not self.is_whole) and (pids := self._session_pids()):
             if number is not signal.SIGKILL:
                 _signal(pids, number)
                 number = signal.SIGCONT
@@ -163,7 +163,7 @@ class LocalProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=0.5)
 
-    def _remaining_pids(self) -> list[int]:
+    def _session_pids(self) -> list[int]:
         """The processes of the command's session that have not ended.
 
         The session keeps its number until the command is waited for.
@@ -184,7 +184,7 @@ def run(command: shell.ShellCommand, limit_s: int, max_bytes: int) -> Answer:
     child = LocalProcess(command, max_bytes)
     try:
         until = child.began + limit_s + 2 * shell.KILL_AFTER_S
-        while not child.whole and (remaining_s := until - time.monotonic()) > 0:
+        while not child.is_whole and (remaining_s := until - time.monotonic()) > 0:
             ready = select.select(*child.files(), [], remaining_s)
             child.transfer([*ready[0], *ready[1]])
         return child.answer(limit_s)
@@ -225,7 +225,7 @@ class Local(Transport):
                 exchange.begin()
                 self._ask(key, exchange, running)
             while exchanges:
-                over = [key for key, exchange in exchanges.items() if exchange.over]
+                over = [key for key, exchange in exchanges.items() if exchange.is_over]
                 for key in over:
                     yield key, exchanges.pop(key).value
                 if running and not over:
@@ -240,7 +240,7 @@ class Local(Transport):
     def _ask(
         self, key: Key, exchange: Exchange[ResultT], running: dict[Key, LocalProcess]
     ) -> None:
-        if not exchange.over:
+        if not exchange.is_over:
             assert exchange.request is not None
             running[key] = LocalProcess(
                 self._command(exchange.request), exchange.request.max_bytes
@@ -269,7 +269,7 @@ class Local(Transport):
             files = [*child.files()[0], *child.files()[1]]
             child.transfer([file for file in (*ready[0], *ready[1]) if file in files])
             late = time.monotonic() >= until[key]
-            if child.whole or late:
+            if child.is_whole or late:
                 exchange = exchanges[key]
                 limit_s = cast("Request", exchange.request).limit_s
                 answer = child.answer(limit_s)
@@ -303,7 +303,7 @@ class Pipes:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        self._to, self._out = (
+        self._stdin, self._out = (
             cast("IO[bytes]", stream) for stream in (process.stdin, process.stdout)
         )
 
@@ -317,13 +317,13 @@ class Pipes:
         remaining = memoryview(data)
         while remaining:
             wait = None if until is None else max(0.0, until - time.monotonic())
-            if not select.select([], [self._to], [], wait)[1]:
+            if not select.select([], [self._stdin], [], wait)[1]:
                 raise TimeoutError
-            remaining = remaining[os.write(self._to.fileno(), remaining[:_PIPE_BUF]) :]
+            remaining = remaining[os.write(self._stdin.fileno(), remaining[:_PIPE_BUF]) :]
 
     def end_input(self) -> None:
         with contextlib.suppress(OSError):
-            self._to.close()
+            self._stdin.close()
 
     def close(self) -> None:
         self.end_input()

@@ -31,21 +31,21 @@ from nodeready.transport.connection import (
     CONNECTING,
     HUNG_UP,
     TALKING,
-    Bounded,
+    BoundedTransport,
     JumpRefusal,
     Neighbours,
     Proxy,
-    by_socket,
-    carries_others,
     connect_error,
-    connected,
     error_text,
-    keep,
-    master,
-    restrict,
+    lift_byte_limit,
+    master_argv,
+    master_socket,
+    open_tcp,
+    restrict_algorithms,
+    set_keepalive,
 )
-from nodeready.transport.host_keys import HostKey, KnownHostsFiles
-from nodeready.transport.identities import Agent, Keys
+from nodeready.transport.host_keys import HostKeyPolicy, KnownHostsFiles
+from nodeready.transport.identities import Agent, LoginKeys
 from nodeready.transport.ssh_config import (
     Login,
     SshConfig,
@@ -53,46 +53,46 @@ from nodeready.transport.ssh_config import (
     SshSettings,
     expand,
     jump_of,
-    place,
+    parse_jump_host,
 )
 
 #: Handshakes with one address at once. sshd drops some of ten that have not logged in yet
 #: (MaxStartups 10:30:100), and others log in there, too.
 HANDSHAKES = 3
-#: Tries at an address that several names share, while it hangs up before its banner; and at one of
-#: a single node, which other people's logins can fill.
+#: Tries at an address that hangs up before its banner: an address that several names share, and
+#: the address of a single node, which other people's logins can fill.
 TRIES, TRIES_ALONE = 5, 3
-#: Ways on over one connection to a jump host: its sshd holds a descriptor for each, of 1,024.
+#: Forwards over one connection to a jump host: its sshd has 1,024 descriptors, one for each.
 FORWARDS = 250
 #: Seconds for which a jump host that could not be reached is not tried again.
 DOWN_S = 60.0
 #: Jump hosts in a row; more is a circle.
-_MOST_HOPS = 8
+_MAX_HOPS = 8
 
 
 # --- Turns at an address.
 
 
-class Patience:
-    """A deadline that stands still while others have their turn."""
+class PausableDeadline:
+    """A deadline that pauses while other connections have their turn."""
 
     def __init__(self, seconds: float) -> None:
-        self._left, self._began = seconds, 0.0
+        self._remaining_s, self._started = seconds, 0.0
         self._timer: gevent.Timeout | None = None
 
-    def __enter__(self) -> Patience:
-        self._began = time.monotonic()
-        self._timer = gevent.Timeout.start_new(max(0.001, self._left))
+    def __enter__(self) -> PausableDeadline:
+        self._started = time.monotonic()
+        self._timer = gevent.Timeout.start_new(max(0.001, self._remaining_s))
         return self
 
     def __exit__(self, *problem: object) -> None:
         if self._timer is not None:
             self._timer.close()
-        self._left -= time.monotonic() - self._began
+        self._remaining_s -= time.monotonic() - self._started
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Meanwhile, no time passes."""
+        """Pause the deadline meanwhile."""
         self.__exit__()
         try:
             yield
@@ -104,22 +104,22 @@ class Patience:
         return timeout is self._timer
 
 
-#: Errors of an address, for every connection to it.
-_NOBODY = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
+#: Errors that every connection to the address would have.
+_ADDRESS_ERRORS = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
 
 
 class HandshakeLimiter:
-    """One address, and the turns at it.
+    """The turns at one address.
 
-    failed: when, and why no connection succeeds
-    shared: several of the run's names lead there
+    failed: when the address failed for every connection, and why
+    shared: several names of the run lead there
     """
 
     def __init__(self) -> None:
         self._turns = Semaphore(HANDSHAKES)
-        self._left = HANDSHAKES
+        self._turn_count = HANDSHAKES
         self._clients: set[int] = set()
-        self._dropped = False
+        self._sshd_dropped = False
         self.failed: tuple[float, str] | None = None
 
     @property
@@ -127,12 +127,12 @@ class HandshakeLimiter:
         return len(self._clients) > 1
 
     @contextlib.contextmanager
-    def turn(self, client: Client, patience: Patience) -> Iterator[None]:
+    def turn(self, client: Client, deadline: PausableDeadline) -> Iterator[None]:
         """Wait for a turn. Raises OSError when an earlier turn found that the address is dead."""
         self._clients.add(id(client))
         asked_s = time.monotonic()
         if self._turns.locked():
-            with patience.paused():
+            with deadline.paused():
                 self._turns.acquire()
         else:
             self._turns.acquire()
@@ -145,46 +145,46 @@ class HandshakeLimiter:
                 self.failed = (time.monotonic(), client.stage)
             raise
         except OSError as problem:
-            if client.stage == CONNECTING and problem.errno in _NOBODY:
+            if client.stage == CONNECTING and problem.errno in _ADDRESS_ERRORS:
                 self.failed = (time.monotonic(), str(problem))
             raise
         finally:
-            if self._dropped and self._left > 1:
-                # Even these were too many at once: one turn less from now on.
-                self._left -= 1
+            if self._sshd_dropped and self._turn_count > 1:
+                # sshd dropped one of these: one turn less from now on.
+                self._turn_count -= 1
             else:
                 self._turns.release()
-            self._dropped = False
+            self._sshd_dropped = False
 
     def was_dropped(self) -> None:
-        """The sshd dropped the connection of this turn: it takes no more at once."""
-        self._dropped = True
+        """The sshd dropped the connection of this turn: too many handshakes at once."""
+        self._sshd_dropped = True
 
 
 # --- One login, and the jump host in front of it.
 
 
 class Client(SSHClient):
-    """paramiko's client, and the way that its connection goes.
+    """paramiko's client, with the route of its connection.
 
-    stage: how far it has come, in the words of `connect_error`
+    stage: how far the connection has come, in the words of `connect_error`
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.stage = CONNECTING
         self.settings: SshSettings | None = None
-        self.known = ""
-        self.identities = ""
+        self.known_hosts_file = ""
+        self.tried_keys = ""
         #: The jump host in front of the node, and the connection to it that is used.
-        self.jump: Jump | None = None
-        self.line: Client | None = None
+        self.jump_host: JumpHost | None = None
+        self.jump_client: Client | None = None
         self.proxy: Proxy | None = None
 
     @property
     def jump_is_gone(self) -> bool:
-        """Whether the connection ended because that to the jump host did."""
-        return self.line is not None and not _alive(self.line)
+        """Whether the connection ended with the connection to the jump host."""
+        return self.jump_client is not None and not _alive(self.jump_client)
 
     def close(self) -> None:
         super().close()
@@ -193,105 +193,105 @@ class Client(SSHClient):
             self.proxy = None
 
 
-class Jump:
+class JumpHost:
     """A jump host, and the connections to it that all nodes behind it share."""
 
-    def __init__(self, logins: SshLogins, login: Login, before: tuple[str, ...]) -> None:
-        self._logins, self._login, self._before = logins, login, before
-        self._lines: list[Client] = []
-        self._full: dict[int, int] = {}
-        self._making = BoundedSemaphore()
+    def __init__(self, logins: SshLogins, login: Login, route: tuple[str, ...]) -> None:
+        self._logins, self._login, self._route = logins, login, route
+        self._clients: list[Client] = []
+        self._max_forwards: dict[int, int] = {}
+        self._connect_lock = BoundedSemaphore()
         self._down: tuple[float, str] | None = None
 
     @property
     def name(self) -> str:
         return self._login.name
 
-    def _line(self, patience: Patience) -> Client:
-        """A connection with room, or a new one. Raises SshConfigError."""
-        connection = self._free()
-        if connection is not None:
-            return connection
-        with patience.paused(), self._making:
-            connection = self._free()
-            if connection is None:
+    def _client_with_room(self, deadline: PausableDeadline) -> Client:
+        """A client with room for another forward, or a new one. Raises SshConfigError."""
+        client = self._free_client()
+        if client is not None:
+            return client
+        with deadline.paused(), self._connect_lock:
+            client = self._free_client()
+            if client is None:
                 if self._down is not None and time.monotonic() - self._down[0] < DOWN_S:
                     raise SshConfigError(self._down[1])
                 try:
-                    connection = self._new_connection()
+                    client = self._new_client()
                 except SshConfigError as problem:
                     self._down = (time.monotonic(), str(problem))
                     raise
-                self._lines.append(connection)
-            return connection
+                self._clients.append(client)
+            return client
 
-    def _free(self) -> Client | None:
-        self._lines = [line for line in self._lines if _alive(line)]
-        for line in self._lines:
-            if self.count(line) < self._full.get(id(line), FORWARDS):
+    def _free_client(self) -> Client | None:
+        self._clients = [line for line in self._clients if _alive(line)]
+        for line in self._clients:
+            if self.forward_count(line) < self._max_forwards.get(id(line), FORWARDS):
                 return line
         return None
 
     @staticmethod
-    def count(line: Client) -> int:
-        """The ways on over this connection."""
-        return len(cast("Any", line.get_transport())._channels)
+    def forward_count(client: Client) -> int:
+        """The number of forwards over this client's connection."""
+        return len(cast("Any", client.get_transport())._channels)
 
-    def _new_connection(self) -> Client:
+    def _new_client(self) -> Client:
         client = Client()
         try:
-            with Patience(self._logins.limit_s) as patience:
-                self._logins.connect(client, self._login, patience, self._before, shared=True)
+            with PausableDeadline(self._logins.limit_s) as deadline:
+                self._logins.connect(client, self._login, deadline, self._route, shared=True)
         except gevent.Timeout as timeout:
-            if not patience.owns(timeout):
+            if not deadline.owns(timeout):
                 client.close()
                 raise
-            words = self._logins.words(client, self._login, client.stage)
+            reason = self._logins.failure_text(client, self._login, client.stage)
         except SshConfigError as problem:
-            words = str(problem)
+            reason = str(problem)
         except (ConnectError, SSHException, OSError, EOFError, ValueError) as problem:
-            words = self._logins.words(client, self._login, error_text(problem))
+            reason = self._logins.failure_text(client, self._login, error_text(problem))
         else:
             transport = client.get_transport()
-            keep(transport)
-            carries_others(transport)
+            set_keepalive(transport)
+            lift_byte_limit(transport)
             return client
         client.close()
         if client.settings is not None:
             host, port = client.settings.hostname, client.settings.port
-            words = words.removeprefix(f"{host}: ").removeprefix(f"[{host}]:{port}: ")
-        words = words.removeprefix(f"{self.name}: ")
+            reason = reason.removeprefix(f"{host}: ").removeprefix(f"[{host}]:{port}: ")
+        reason = reason.removeprefix(f"{self.name}: ")
         raise SshConfigError(
-            words if words.startswith("jump host ") else f"jump host {self.name}: {words}"
+            reason if reason.startswith("jump host ") else f"jump host {self.name}: {reason}"
         )
 
-    def by_master(self, target: SshSettings) -> Proxy | None:
-        """A way on over the connection that ssh has to the jump host already; None: it has none.
+    def proxy_by_master(self, target: SshSettings) -> Proxy | None:
+        """A proxy over ssh's own connection to the jump host; None where ssh has none.
 
         Raises SshConfigError.
         """
         settings = self._logins.settings(self._login)
-        path = master(settings)
+        path = master_socket(settings)
         if not path:
             return None
-        words = [*by_socket(settings, path), "-W", f"[{target.hostname}]:{target.port}"]
-        blame = f"jump host {self.name}: the master of ssh does not let us through"
-        return Proxy(shell.join([*words, "--", settings.name]), blame)
+        argv = [*master_argv(settings, path), "-W", f"[{target.hostname}]:{target.port}"]
+        error = f"jump host {self.name}: the master of ssh does not let us through"
+        return Proxy(shell.join([*argv, "--", settings.name]), error)
 
-    def open(self, settings: SshSettings, client: Client, patience: Patience) -> Channel:
-        """A way on to the host. Raises SshConfigError, SSHException, OSError, EOFError."""
+    def open(self, settings: SshSettings, client: Client, deadline: PausableDeadline) -> Channel:
+        """A channel to the host. Raises SshConfigError, SSHException, OSError, EOFError."""
         host = settings.hostname
         while True:
-            line = self._line(patience)
-            transport = cast("Bounded", line.get_transport())
-            client.jump = self
+            jump_client = self._client_with_room(deadline)
+            transport = cast("BoundedTransport", jump_client.get_transport())
+            client.jump_host = self
             try:
-                channel = transport.forward(host, settings.port, self._logins.limit_s)
+                channel = transport.open_forward(host, settings.port, self._logins.limit_s)
             except JumpRefusal as refusal:
-                count = self.count(line)
+                count = self.forward_count(jump_client)
                 if refusal.code != _CONNECT_FAILED and count > 0:
-                    # Not for what is asked: there are others, and it is one too many.
-                    self._full[id(line)] = count
+                    # The jump host refuses one more forward, whatever its target.
+                    self._max_forwards[id(jump_client)] = count
                     continue
                 if refusal.code != _CONNECT_FAILED:
                     raise SshConfigError(
@@ -299,14 +299,14 @@ class Jump:
                     ) from None
                 raise OSError(str(refusal)) from None
             except EOFError:
-                if not _alive(line):
+                if not _alive(jump_client):
                     raise SshConfigError(f"jump host {self.name}: connection lost") from None
                 raise
-            client.line, client.stage = line, BANNER
+            client.jump_client, client.stage = jump_client, BANNER
             return channel
 
     def close(self) -> None:
-        for line in self._lines:
+        for line in self._clients:
             line.close()
 
 
@@ -323,26 +323,26 @@ def _alive(client: Client | None) -> bool:
 
 
 class SshLogins:
-    """The ways from this machine to the nodes of a run, and what they share.
+    """The logins of a run, and what they share.
 
-    limit_s: seconds of our own for one connection
-    tell:    says one line to the user
+    limit_s: seconds for one connection
+    tell:    gets one line for the user
     """
 
     def __init__(self, limit_s: float, tell: Callable[[str], None] = lambda line: None) -> None:
         self.limit_s, self._tell = limit_s, tell
-        self._configs: dict[str, SshConfig] = {}
-        self._known: dict[tuple[str, ...], KnownHostsFiles] = {}
-        self._gates: dict[Any, HandshakeLimiter] = {}
-        self._jumps: dict[Login, Jump] = {}
+        self._config_by_path: dict[str, SshConfig] = {}
+        self._known_hosts: dict[tuple[str, ...], KnownHostsFiles] = {}
+        self._limiters: dict[Any, HandshakeLimiter] = {}
+        self._jump_hosts: dict[Login, JumpHost] = {}
         self._agents: dict[str, Agent] = {}
         self._neighbours = Neighbours(tell)
 
     def settings(self, login: Login) -> SshSettings:
         """What ssh_config says about it. Raises SshConfigError."""
-        if login.config not in self._configs:
-            self._configs[login.config] = SshConfig(login.config)
-        return self._configs[login.config].about(login.name, login.user, login.port)
+        if login.config not in self._config_by_path:
+            self._config_by_path[login.config] = SshConfig(login.config)
+        return self._config_by_path[login.config].settings_of(login.name, login.user, login.port)
 
     def agent(self, path: str) -> Agent:
         if path not in self._agents:
@@ -350,14 +350,14 @@ class SshLogins:
         return self._agents[path]
 
     def close(self) -> None:
-        """End what the nodes shared."""
-        for jump in self._jumps.values():
+        """Close the jump hosts and the agents."""
+        for jump in self._jump_hosts.values():
             jump.close()
         for agent in self._agents.values():
             agent.close()
 
-    def words(self, client: Client, login: Login, text: str) -> str:
-        """Why there is no connection: see `connect_error`."""
+    def failure_text(self, client: Client, login: Login, text: str) -> str:
+        """Why there is no connection; see `connect_error`."""
         settings = client.settings
         port = login.port or (settings.port if settings else 22)
         host = settings.hostname if settings else login.name
@@ -365,8 +365,8 @@ class SshLogins:
             text,
             host if port == 22 else f"[{host}]:{port}",
             user=login.user or (settings.user if settings else "") or getpass.getuser(),
-            key=login.key or client.identities or "any key of the agent or ~/.ssh",
-            known_hosts=client.known or "~/.ssh/known_hosts",
+            key=login.key or client.tried_keys or "any key of the agent or ~/.ssh",
+            known_hosts=client.known_hosts_file or "~/.ssh/known_hosts",
             limit_s=round(self.limit_s),
         )
 
@@ -374,15 +374,15 @@ class SshLogins:
         self,
         client: Client,
         login: Login,
-        patience: Patience,
-        before: tuple[str, ...] = (),
+        deadline: PausableDeadline,
+        route: tuple[str, ...] = (),
         shared: bool = False,
         **how: Any,
     ) -> None:
         """Connect and log in, as `ssh` would.
 
-        before: the names for which this is a jump host, in their order
-        shared: several nodes wait for it
+        route:  the names for which this is a jump host, in their order
+        shared: several nodes wait for this connection
         how:    further arguments of paramiko's SSHClient.connect
         Raises SshConfigError, ConnectError, SSHException, OSError, EOFError.
         """
@@ -390,84 +390,84 @@ class SshLogins:
         settings = client.settings = self.settings(login)
         for attempt in range(1, TRIES + 1):
             client.stage = CONNECTING
-            with self._sock(client, login, settings, patience, before) as (sock, gate):
+            with self._open_socket(client, login, settings, deadline, route) as (sock, limiter):
                 try:
                     self._log_in(client, login, settings, sock, how)
                     return
                 except (SSHException, OSError, EOFError) as problem:
                     proxy = client.proxy
                     max_tries = TRIES_ALONE if str(problem).startswith(HUNG_UP) else 1
-                    if shared or (gate is not None and gate.shared):
+                    if shared or (limiter is not None and limiter.shared):
                         max_tries = TRIES
-                    if gate is not None and client.stage == BANNER:
-                        gate.was_dropped()
+                    if limiter is not None and client.stage == BANNER:
+                        limiter.was_dropped()
                     if client.stage != BANNER or attempt >= max_tries:
                         if proxy is not None and client.stage == BANNER:
-                            raise SshConfigError(proxy.words()) from None
+                            raise SshConfigError(proxy.failure_text()) from None
                         raise
-            # Dropped before its banner: sshd has too many at once that have not logged in yet.
+            # Dropped before its banner: too many connections at that sshd have not logged in yet.
             client.close()
-            with patience.paused():
+            with deadline.paused():
                 gevent.sleep(random.uniform(0.2, 0.6) * attempt)
 
     @contextlib.contextmanager
-    def _sock(
+    def _open_socket(
         self,
         client: Client,
         login: Login,
         settings: SshSettings,
-        patience: Patience,
-        before: tuple[str, ...],
+        deadline: PausableDeadline,
+        route: tuple[str, ...],
     ) -> Iterator[tuple[Any, HandshakeLimiter | None]]:
-        """A connection to the sshd, not yet spoken over, and the turn at its address."""
-        jumps = login.jumps if login.jumps is not None else settings.first("proxyjump")
-        command = "" if jumps else settings.first("proxycommand")
+        """A fresh connection to the sshd, and the turn at its address."""
+        jumps = login.jumps if login.jumps is not None else settings.value("proxyjump")
+        command = "" if jumps else settings.value("proxycommand")
         if command:
             jumps, file = jump_of(command)
             login = replace(login, config=file) if jumps else login
         if jumps and jumps != login.name:
-            jump = self._jump(jumps, login, before)
-            gate = self._gates.setdefault(
+            jump = self._jump_host(jumps, login, route)
+            gate = self._limiters.setdefault(
                 (jump, settings.hostname, settings.port), HandshakeLimiter()
             )
-            with gate.turn(client, patience):
-                client.proxy = jump.by_master(settings)
+            with gate.turn(client, deadline):
+                client.proxy = jump.proxy_by_master(settings)
                 client.stage = BANNER
                 if client.proxy is None:
                     client.stage = CONNECTING
-                    yield jump.open(settings, client, patience), gate
+                    yield jump.open(settings, client, deadline), gate
                 else:
                     yield client.proxy.sock, gate
             return
         if command:
-            if settings.first("proxyusefdpass") == "yes":
+            if settings.value("proxyusefdpass") == "yes":
                 raise SshConfigError(f"{login.name}: nodeready has no ProxyUseFdpass")
-            gate = self._gates.setdefault(("command", command), HandshakeLimiter())
-            with gate.turn(client, patience):
+            gate = self._limiters.setdefault(("command", command), HandshakeLimiter())
+            with gate.turn(client, deadline):
                 blame = f"{login.name}: the ProxyCommand of the ssh configuration here fails"
                 client.proxy = Proxy(expand(command, settings.tokens()), blame)
                 client.stage = BANNER
                 yield client.proxy.sock, gate
             return
-        places = self._places(settings)
-        binding = settings.first("bindaddress"), settings.first("bindinterface")
-        gate = self._gates.setdefault((places[0][1][:2], binding), HandshakeLimiter())
-        with gate.turn(client, patience):
-            sock = connected(places, settings, self.limit_s)
+        addresses = self._addresses(settings)
+        binding = settings.value("bindaddress"), settings.value("bindinterface")
+        gate = self._limiters.setdefault((addresses[0][1][:2], binding), HandshakeLimiter())
+        with gate.turn(client, deadline):
+            sock = open_tcp(addresses, settings, self.limit_s)
             client.stage = BANNER
             yield sock, gate
 
-    def _places(self, settings: SshSettings) -> list[tuple[int, Any]]:
+    def _addresses(self, settings: SshSettings) -> list[tuple[int, Any]]:
         """The addresses of the host, in the resolver's order. Raises OSError, SshConfigError."""
         families = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
-        family_name = settings.first("addressfamily")
+        family_name = settings.value("addressfamily")
         family = families.get(family_name, socket.AF_UNSPEC)
-        ask = functools.partial(socket.getaddrinfo, settings.hostname, settings.port)
+        resolve = functools.partial(socket.getaddrinfo, settings.hostname, settings.port)
         try:
-            addresses = ask(family, socket.SOCK_STREAM)
+            addresses = resolve(family, socket.SOCK_STREAM)
         except socket.gaierror:
             # The resolver raises the same for an unknown name.
-            if not family or not ask(socket.AF_UNSPEC, socket.SOCK_STREAM):
+            if not family or not resolve(socket.AF_UNSPEC, socket.SOCK_STREAM):
                 raise
             raise SshConfigError(
                 f"{settings.name}: AddressFamily {family_name} of the ssh configuration here "
@@ -476,11 +476,11 @@ class SshLogins:
         self._neighbours.add(str(addresses[0][4][0]))
         return [(address[0], address[4]) for address in addresses]
 
-    def _jump(self, jumps: str, login: Login, before: tuple[str, ...]) -> Jump:
-        earlier_hops, _, last = jumps.rpartition(",")
-        user, host, port = place(last)
-        chain = (*before, login.name)
-        if host in before or len(chain) > _MOST_HOPS:
+    def _jump_host(self, jumps: str, login: Login, route: tuple[str, ...]) -> JumpHost:
+        earlier_hops, _, last_hop = jumps.rpartition(",")
+        user, host, port = parse_jump_host(last_hop)
+        new_route = (*route, login.name)
+        if host in route or len(new_route) > _MAX_HOPS:
             raise SshConfigError(
                 f"{login.name}: ProxyJump of the ssh configuration goes in a circle"
             )
@@ -489,30 +489,34 @@ class SshLogins:
             login.config,
             user,
             port,
-            further=login.known_hosts or login.further,
-            strict="yes" if login.strict == "yes" else "",
+            extra_known_hosts=login.known_hosts or login.extra_known_hosts,
+            host_key_checking="yes" if login.host_key_checking == "yes" else "",
             jumps=earlier_hops or None,
         )
-        if hop not in self._jumps:
-            self._jumps[hop] = Jump(self, hop, chain)
-        return self._jumps[hop]
+        if hop not in self._jump_hosts:
+            self._jump_hosts[hop] = JumpHost(self, hop, new_route)
+        return self._jump_hosts[hop]
 
-    def _host_key(self, login: Login, settings: SshSettings) -> HostKey:
-        alias = settings.first("hostkeyalias")
+    def _host_key_policy(self, login: Login, settings: SshSettings) -> HostKeyPolicy:
+        alias = settings.value("hostkeyalias")
         host, port = settings.hostname.lower(), settings.port
         if login.known_hosts:
             files: tuple[str, ...] = (os.path.expanduser(login.known_hosts),)
         else:
-            files = settings.files("userknownhostsfile") + settings.files("globalknownhostsfile")
-            files += (os.path.expanduser(login.further),) if login.further else ()
-        if files not in self._known:
-            self._known[files] = KnownHostsFiles(files, settings.files("globalknownhostsfile"))
-        strict = login.strict or settings.first("stricthostkeychecking")
-        if not login.strict:
+            files = settings.paths("userknownhostsfile") + settings.paths("globalknownhostsfile")
+            files += (
+                (os.path.expanduser(login.extra_known_hosts),) if login.extra_known_hosts else ()
+            )
+        if files not in self._known_hosts:
+            self._known_hosts[files] = KnownHostsFiles(
+                files, settings.paths("globalknownhostsfile")
+            )
+        strict = login.host_key_checking or settings.value("stricthostkeychecking")
+        if not login.host_key_checking:
             # No user answers questions about 1,000 nodes.
             strict = "yes" if strict in ("yes", "true") else "accept-new"
         name = alias or (host if port == 22 else f"[{host}]:{port}")
-        return HostKey(self._known[files], name, alias or host, strict)
+        return HostKeyPolicy(self._known_hosts[files], name, alias or host, strict)
 
     def _log_in(
         self,
@@ -522,18 +526,18 @@ class SshLogins:
         sock: Any,
         how: Mapping[str, Any],
     ) -> None:
-        judge = self._host_key(login, settings)
-        keys = Keys(self.agent, login, settings)
-        client.known = judge.known.files[0] if judge.known.files else ""
+        policy = self._host_key_policy(login, settings)
+        keys = LoginKeys(self.agent, login, settings)
+        client.known_hosts_file = policy.known_hosts.files[0] if policy.known_hosts.files else ""
 
         def bounded_transport(sock: Any, **words: Any) -> Any:
-            transport = (how.get("transport_factory") or Bounded)(sock, **words)
-            restrict(transport, settings)
-            if isinstance(transport, Bounded):
-                transport.host_key_order = judge.order(transport._preferred_keys)  # type: ignore[attr-defined]
+            transport = (how.get("transport_factory") or BoundedTransport)(sock, **words)
+            restrict_algorithms(transport, settings)
+            if isinstance(transport, BoundedTransport):
+                transport.host_key_order = policy.order(transport._preferred_keys)  # type: ignore[attr-defined]
             return transport
 
-        client.set_missing_host_key_policy(judge)
+        client.set_missing_host_key_policy(policy)
         arguments = {"transport_factory": bounded_transport, "auth_strategy": keys}
         if set(how) & _PARAMIKOS_OWN:
             del arguments["auth_strategy"]
@@ -549,8 +553,8 @@ class SshLogins:
             transport = client.get_transport()
             if transport is not None and transport.remote_version:
                 client.stage = TALKING
-            client.identities = ", ".join(keys.names)
+            client.tried_keys = ", ".join(keys.names)
 
 
-#: Arguments of `SSHClient.connect` that its own way of logging in alone understands.
+#: Arguments of `SSHClient.connect` that need paramiko's own login.
 _PARAMIKOS_OWN = frozenset({"gss_auth", "gss_kex", "pkey", "key_filename", "auth_strategy"})

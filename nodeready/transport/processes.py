@@ -240,8 +240,8 @@ class WorkerTransport(Transport):
                     if exchange is None:
                         continue
                     exchange.answer(answer)
-                    peer.send("next", call, key, None if exchange.over else exchange.request)
-                    if exchange.over:
+                    peer.send("next", call, key, None if exchange.is_over else exchange.request)
+                    if exchange.is_over:
                         yield key, exchanges.pop(key).value
             except Empty:
                 # The children have the same deadline, and are late themselves.
@@ -269,7 +269,7 @@ class WorkerTransport(Transport):
         first_requests: dict[WorkerProcess, list[tuple[Key, Request]]] = {}
         for key, exchange in list(exchanges.items()):
             exchange.begin()
-            if exchange.over:
+            if exchange.is_over:
                 yield key, exchanges.pop(key).value
                 continue
             peer = self.peer_of[node_of(key)]

@@ -26,7 +26,7 @@ from gevent.queue import Empty, Queue
 
 from nodeready import shell
 from nodeready.inventory.nodeset import fold
-from nodeready.transport.allocation import RunningJob, allocate, release, unusable
+from nodeready.transport.allocation import RunningJob, allocate, release, unusable_nodes
 from nodeready.transport.base import (
     ANSWER_BYTES,
     ERROR_BYTES,
@@ -116,9 +116,9 @@ class Srun(Transport):
         try:
             for key, exchange in list(exchanges.items()):
                 exchange.begin()
-                if not exchange.over and (reason := self.job.refused.get(node_of(key))):
+                if not exchange.is_over and (reason := self.job.refused.get(node_of(key))):
                     exchange.end(Failure(kind=UNREACHABLE, error=reason))
-                if exchange.over:
+                if exchange.is_over:
                     yield key, exchanges.pop(key).value
                 else:
                     turns.wait_for(key)
@@ -128,7 +128,7 @@ class Srun(Transport):
                     continue
                 key, answer = came
                 exchanges[key].answer(answer)
-                if exchanges[key].over:
+                if exchanges[key].is_over:
                     yield key, exchanges.pop(key).value
                 else:
                     turns.wait_for(key)
@@ -196,7 +196,7 @@ class Srun(Transport):
             step, is_whole = self._step(request, on_answer, waiting)
             bad = dict(step.unlaunched)
             if is_whole and step.waiting and not bad:
-                bad = step.lost = unusable(self.job, tuple(step.waiting))
+                bad = step.lost = unusable_nodes(self.job, tuple(step.waiting))
                 if bad and not request.reads:
                     began = {*step.names.values()} - bad.keys()
                     bad = {**bad, **dict.fromkeys(began, "")}

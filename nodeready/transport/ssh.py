@@ -75,8 +75,8 @@ from nodeready.transport.ssh_command import (
 )
 from nodeready.transport.sudo import judge_reply
 
-#: Nodes worked on at once. Each costs one socket and little memory; beyond this the controller's
-#: own CPU is the limit.
+#: Nodes asked at once. Each costs one socket and little memory; beyond this number the CPU of this
+#: machine is the limit.
 MAX_PARALLEL = 256
 
 
@@ -92,9 +92,9 @@ def _run(
             try:
                 return run_over_master(connector, words, data, mark, request.max_bytes)
             except MasterUnavailable:
-                connector.patience = logins.Patience(CONNECT_TIMEOUT_S)
-                with connector.patience:
-                    connector.connect_ourselves()
+                connector.deadline = logins.PausableDeadline(CONNECT_TIMEOUT_S)
+                with connector.deadline:
+                    connector.connect_directly()
         return run_over_ssh(host, words, data, mark, request.max_bytes)
     if isinstance(connector, LocalConnector):
         wrapped = shell.ShellCommand(wrap_command(host, command.line, arguments), command.stdin)
@@ -105,7 +105,7 @@ def _run(
     return Reply(output.stdout, output.stderr, rc=0 if ok else 1)
 
 
-def carry(host: Host, request: Request, tag: str, rights: HostRights | None = None) -> Answer:
+def ask_host(host: Host, request: Request, tag: str, rights: HostRights | None = None) -> Answer:
     """Ask a connected node, and wait for its answer. Never raises for a node's fault.
 
     The wait here is a little longer than the limit on the node: a node's own `timeout` may no
@@ -130,7 +130,9 @@ def carry(host: Host, request: Request, tag: str, rights: HostRights | None = No
     if not isinstance(answer, Reply):
         return answer
     if answer.rc is None and _is_connection_lost(host):
-        reason = f": {connection.ENDLESS}" if connection.endless(transport_of(host)) else ""
+        reason = (
+            f": {connection.ENDLESS}" if connection.sent_without_end(transport_of(host)) else ""
+        )
         reason = f" ({_jump_host_error(host)})" if _jump_host_error(host) else reason
         return Failure(answer.stdout, answer.stderr, seconds, LOST, f"connection lost{reason}")
     return judge_reply(replace(answer, seconds=seconds), limit_s, rights.sudo)
@@ -149,8 +151,8 @@ def _is_connection_lost(host: Host) -> bool:
 def _jump_host_error(host: Host) -> str:
     """The error where the jump host is lost; "" where it is not."""
     client = getattr(host.connector, "client", None)
-    if isinstance(client, logins.Client) and client.jump and client.jump_is_gone:
-        return f"jump host {client.jump.name}: connection lost"
+    if isinstance(client, logins.Client) and client.jump_host and client.jump_is_gone:
+        return f"jump host {client.jump_host.name}: connection lost"
     return ""
 
 
@@ -161,7 +163,7 @@ def _jump_host_error(host: Host) -> str:
 class NodeConnection:
     """A node and its connection, which the first conversation with the node makes.
 
-    peer:  what that connection saw
+    peer:  the node's sshd, as the connection saw it
     users: number of conversations and channels over it
     """
 
@@ -170,14 +172,14 @@ class NodeConnection:
     failure: Failure | None = None
     peer: SshPeer | None = None
     users: int = 0
-    making: BoundedSemaphore = field(default_factory=BoundedSemaphore)
+    connect_lock: BoundedSemaphore = field(default_factory=BoundedSemaphore)
 
     def connect(self, again: bool = True) -> Failure | None:
         """Connect if needed. Never raises for a node's fault.
 
         again: try once more after a connection that failed
         """
-        with self.making:
+        with self.connect_lock:
             if self.failure is not None and not again:
                 return self.failure
             if not self.host.connected:
@@ -197,15 +199,15 @@ _NO_DESCRIPTOR = Failure(
 
 
 class ConnectionSlots:
-    """How many nodes may be connected at once; idle ones make room for others.
+    """The nodes that are connected at once. An idle node makes room for another.
 
-    most: the number
+    maximum: of connected nodes
     """
 
     def __init__(self, maximum: int) -> None:
-        self.most = maximum
-        self._inside: dict[int, NodeConnection] = {}
-        self._left = Event()
+        self.maximum = maximum
+        self._connected_by_id: dict[int, NodeConnection] = {}
+        self._has_room = Event()
 
     def enter(self, link: NodeConnection, *, wait: bool = True) -> bool:
         """Count a conversation with the node, as soon as there is room for the connection.
@@ -213,37 +215,39 @@ class ConnectionSlots:
         wait: until another node is idle; else False when none is
         """
         link.users += 1
-        while id(link) not in self._inside and len(self._inside) >= self.most:
-            idle = next((key for key, link_ in self._inside.items() if not link_.users), None)
+        while id(link) not in self._connected_by_id and len(self._connected_by_id) >= self.maximum:
+            idle = next(
+                (key for key, link_ in self._connected_by_id.items() if not link_.users), None
+            )
             if idle is not None:
-                idle_link = self._inside.pop(idle)
+                idle_link = self._connected_by_id.pop(idle)
                 _disconnect(idle_link.host)
                 idle_link.host.connected = False
             elif wait:
-                self._left.clear()
-                self._left.wait()
+                self._has_room.clear()
+                self._has_room.wait()
             else:
                 link.users -= 1
                 return False
-        self._inside.setdefault(id(link), link)
+        self._connected_by_id.setdefault(id(link), link)
         return True
 
     def leave(self, link: NodeConnection) -> None:
         """End a conversation; the connection stays until another node needs its room."""
         link.users -= 1
         if not link.users:
-            # The idle one that was used last is the last to go.
-            self._inside.pop(id(link), None)
+            # The node that was used last is disconnected last.
+            self._connected_by_id.pop(id(link), None)
             if link.host.connected:
-                self._inside[id(link)] = link
-        self._left.set()
+                self._connected_by_id[id(link)] = link
+        self._has_room.set()
 
 
 class SlotStream:
-    """A Stream that says when it is closed."""
+    """A Stream that calls ``on_close`` once."""
 
-    def __init__(self, stream: Stream, closed: Callable[[], None]) -> None:
-        self._stream, self._closed, self._over = stream, closed, False
+    def __init__(self, stream: Stream, on_close: Callable[[], None]) -> None:
+        self._stream, self._on_close, self._is_closed = stream, on_close, False
         self.read, self.write = stream.read, stream.write
 
     def close(self) -> None:
@@ -251,9 +255,9 @@ class SlotStream:
         try:
             self._stream.close()
         finally:
-            if not self._over:
-                self._over = True
-                self._closed()
+            if not self._is_closed:
+                self._is_closed = True
+                self._on_close()
 
 
 class ConnectedHosts(Transport):
@@ -267,8 +271,8 @@ class ConnectedHosts(Transport):
         self._links = {str(host.name): NodeConnection(host) for host in hosts}
         super().__init__(self._links, run)
         # How many nodes are asked at once, over all calls of `converse`.
-        self._slots = BoundedSemaphore(MAX_PARALLEL)
-        self._room = ConnectionSlots(len(self._links) + 1)
+        self._parallel = BoundedSemaphore(MAX_PARALLEL)
+        self._slots = ConnectionSlots(len(self._links) + 1)
 
     def _connected(self) -> list[NodeConnection]:
         return [link for link in self._links.values() if link.host.connected]
@@ -280,9 +284,9 @@ class ConnectedHosts(Transport):
         by_node: dict[str, list[Key]] = {}
         for key in conversations:
             by_node.setdefault(node_of(key), []).append(key)
-        over: Queue[Key] = Queue()
+        ended_keys: Queue[Key] = Queue()
         jobs: list[Any] = []
-        stopped = False
+        is_interrupted = False
         try:
             for name, keys in by_node.items():
                 # One slot for a node with all its conversations.
@@ -290,12 +294,14 @@ class ConnectedHosts(Transport):
                 for key in keys:
                     connects_first = key is keys[0]
                     jobs.append(
-                        gevent.spawn(self._hold, name, exchanges[key], first, connects_first)
+                        gevent.spawn(
+                            self._run_conversation, name, exchanges[key], first, connects_first
+                        )
                     )
-                    jobs[-1].link(partial(_put, over, key))
+                    jobs[-1].link(partial(_put, ended_keys, key))
             while exchanges:
                 remaining_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-                key = over.get(timeout=remaining_s)
+                key = ended_keys.get(timeout=remaining_s)
                 yield key, exchanges.pop(key).value
         except Empty:
             gevent.killall(jobs, block=False)
@@ -303,18 +309,18 @@ class ConnectedHosts(Transport):
                 self.end(2)
             yield from end_all(exchanges, self._late)
         except KeyboardInterrupt:
-            self.interrupted = stopped = True
+            self.interrupted = is_interrupted = True
             gevent.killall(jobs, block=False)
             yield from end_all(exchanges, lambda key: interrupted())
         finally:
             gevent.killall(jobs, block=False)
-            if stopped:
+            if is_interrupted:
                 self.end()
 
     def _late(self, key: Key) -> Failure:
         return late(self._links[node_of(key)].host.connected)
 
-    def _hold(
+    def _run_conversation(
         self, name: str, exchange: Exchange[ResultT], first: Event, connects_first: bool
     ) -> None:
         """One conversation, from its first question to its end.
@@ -325,13 +331,13 @@ class ConnectedHosts(Transport):
         link = self._links[name]
         with contextlib.ExitStack() as after:
             if connects_first:
-                after.enter_context(self._slots)
+                after.enter_context(self._parallel)
                 after.callback(first.set)
             else:
                 first.wait()
             began = time.monotonic()
-            self._room.enter(link)
-            after.callback(self._room.leave, link)
+            self._slots.enter(link)
+            after.callback(self._slots.leave, link)
             try:
                 failure = link.connect(again=connects_first)
                 first.set()
@@ -349,22 +355,22 @@ class ConnectedHosts(Transport):
         """Answer all questions of the conversation; failure: why the node cannot be asked."""
         with ctx_host.use(link.host):
             exchange.begin()
-            while not exchange.over:
+            while not exchange.is_over:
                 assert exchange.request is not None
-                answer = failure or carry(link.host, exchange.request, self.tag, link.rights)
+                answer = failure or ask_host(link.host, exchange.request, self.tag, link.rights)
                 exchange.answer(replace(answer, seconds=time.monotonic() - began))
                 began = time.monotonic()
 
     def open(self, request: Request) -> LineChannel:
         """See Transport. The node is connected when it was not."""
         link = self._links[request.node]
-        failure = link.connect() if self._room.enter(link, wait=False) else _NO_DESCRIPTOR
+        failure = link.connect() if self._slots.enter(link, wait=False) else _NO_DESCRIPTOR
         rights = link.rights or HostRights(False, "", {})
         command = rights.apply(
             shell.command(request.script, request.limit_s, self.tag, request.payload)
         )
 
-        def begin() -> Stream:
+        def open_stream() -> Stream:
             if failure is not None:
                 raise ValueError(failure.error)
             with ctx_host.use(link.host):
@@ -377,15 +383,15 @@ class ConnectedHosts(Transport):
                 return piped(words)
             raise ValueError("needs ssh")
 
-        def held() -> Stream:
+        def open_counted_stream() -> Stream:
             try:
-                return SlotStream(begin(), partial(self._room.leave, link))
+                return SlotStream(open_stream(), partial(self._slots.leave, link))
             except BaseException:
                 if failure is not _NO_DESCRIPTOR:
-                    self._room.leave(link)
+                    self._slots.leave(link)
                 raise
 
-        return LineChannel(held, command.stdin, request.mark, sudo=rights.sudo)
+        return LineChannel(open_counted_stream, command.stdin, request.mark, sudo=rights.sudo)
 
     def ssh_peers(self) -> Mapping[str, SshPeer]:
         peers = {name: link.peer or ssh_peer(link.host) for name, link in self._links.items()}
@@ -403,7 +409,9 @@ class ConnectedHosts(Transport):
 
         def end(link: NodeConnection) -> None:
             with ctx_host.use(link.host):
-                carry(link.host, Request(link.host.name, script, 3), "nodeready:end", link.rights)
+                ask_host(
+                    link.host, Request(link.host.name, script, 3), "nodeready:end", link.rights
+                )
 
         closing = Pool(64)
         for link in self._connected():
@@ -434,8 +442,8 @@ class SshTransport(ConnectedHosts):
         tell = tell or _warn
         parallel = max(1, min(len(self.nodes), MAX_PARALLEL))
         if any(issubclass(link.host.connector_cls, SSHConnector) for link in self._links.values()):
-            self._room, parallel = _connection_slots(len(self.nodes), parallel, tell)
-            self._slots = BoundedSemaphore(parallel)
+            self._slots, parallel = _connection_slots(len(self.nodes), parallel, tell)
+            self._parallel = BoundedSemaphore(parallel)
         config = config or Config()
         config.PARALLEL = parallel
         self._state = State(inventory, config, check_for_changes=False)
@@ -473,16 +481,16 @@ def _connection_slots(
 ) -> tuple[ConnectionSlots, int]:
     """Room for as many nodes as this machine lets us have descriptors, and how many at once."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(os.listdir("/proc/self/fd")) + _OTHER_DESCRIPTORS
-    needed = used + _DESCRIPTORS_PER_NODE * nodes
-    top = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    if soft != resource.RLIM_INFINITY and soft < top:
+    used_count = len(os.listdir("/proc/self/fd")) + _OTHER_DESCRIPTORS
+    needed = used_count + _DESCRIPTORS_PER_NODE * nodes
+    new_limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < new_limit:
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))
-            soft = top
+            resource.setrlimit(resource.RLIMIT_NOFILE, (new_limit, hard))
+            soft = new_limit
     if soft == resource.RLIM_INFINITY or needed <= soft:
         return ConnectionSlots(nodes + 1), parallel
-    maximum = max(1, (soft - used) // _DESCRIPTORS_PER_NODE)
+    maximum = max(1, (soft - used_count) // _DESCRIPTORS_PER_NODE)
     if maximum < parallel:
         tell(
             f"{maximum} nodes at once and not {parallel}: this machine allows {soft} open files; "

@@ -114,7 +114,7 @@ def session(host: Host, limit_s: float | None = None) -> Iterator[Any]:
             if not isinstance(host.connector, SshConnector):
                 raise
             try:
-                client = host.connector.another()
+                client = host.connector.open_second_client()
             except (ConnectError, SSHException, OSError, EOFError) as problem:
                 raise OSError(
                     "sshd refuses a second session (MaxSessions), and a second connection fails: "
@@ -131,7 +131,7 @@ class _ChannelCommand:
 
     def __init__(self, channel: Any, command: str, max_bytes: int) -> None:
         self._channel = channel
-        connection.allow(channel.get_transport(), max_received_bytes(max_bytes))
+        connection.allow_bytes(channel.get_transport(), max_received_bytes(max_bytes))
         channel.exec_command(command)
 
     def read_output(self) -> bytes:
@@ -180,7 +180,7 @@ class MasterStream(Pipes):
         self._master = connector.master
         super().__init__(
             subprocess.Popen(
-                [*connection.by_socket(settings, self._master), "--", settings.name, command],
+                [*connection.master_argv(settings, self._master), "--", settings.name, command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE if separate_errors else subprocess.STDOUT,
@@ -219,7 +219,7 @@ class MasterStream(Pipes):
             return ""
         if _NOT_BEGUN.search(errors):
             raise MasterUnavailable(errors.strip().splitlines()[-1])
-        return "" if connection.answers(self._master) else "the master of ssh has ended"
+        return "" if connection.is_listening(self._master) else "the master of ssh has ended"
 
     def close(self) -> None:
         super().close()
@@ -248,7 +248,7 @@ class SshStream:
     def __init__(self, host: Host, command: str) -> None:
         with _as_connection_lost(), contextlib.ExitStack() as after:
             self.channel = after.enter_context(session(host, SEND_S))
-            connection.allow(self.channel.get_transport(), max_received_bytes(ANSWER_BYTES))
+            connection.allow_bytes(self.channel.get_transport(), max_received_bytes(ANSWER_BYTES))
             # Both outputs in one stream: an unread one of two would fill the window they share.
             self.channel.set_combine_stderr(True)
             self.channel.settimeout(SEND_S)

@@ -29,23 +29,23 @@ from nodeready import shell
 from nodeready.inventory.ssh_config_lines import ssh_lines
 from nodeready.subjects.ssh_client.config import matches
 
-# --- What the inventory says.
+# --- The settings of the inventory.
 
 
 @dataclass(frozen=True)
 class Login:
-    """How to log in to one sshd: what the inventory says, which goes before ssh_config.
+    """The inventory's settings of one login. They win over ssh_config.
 
-    name:    as a person would give it to ssh
-    config:  the file that stands for the user's and the system's; "": those
-    user, port: "" and 0 for ssh_config's
-    key:     the private key, alone; "": those of ssh_config and of the agent
-    phrase:  of that key
-    agent:   ask the agent; usual: try ~/.ssh/id_*
-    known_hosts: the known_hosts file, alone; "": ssh_config's
-    further: a known_hosts file beside ssh_config's
-    strict:  StrictHostKeyChecking; "": ssh_config's, where ``ask`` accepts a new one
-    jumps:   ProxyJump; None: ssh_config's
+    name:        as the argument of ssh
+    config:      one file in place of the user's and the system's; "": both
+    user, port:  "" and 0 for ssh_config's
+    key:         the only private key; "": those of ssh_config and of the agent
+    passphrase:  of that key
+    known_hosts: the only known_hosts file; "": ssh_config's
+    extra_known_hosts: a known_hosts file beside ssh_config's
+    uses_default_keys: try ~/.ssh/id_*
+    host_key_checking: StrictHostKeyChecking; "": ssh_config's, where ``ask`` accepts a new key
+    jumps:       ProxyJump; None: ssh_config's
     """
 
     name: str
@@ -53,28 +53,28 @@ class Login:
     user: str = ""
     port: int = 0
     key: str = ""
-    phrase: str = ""
+    passphrase: str = ""
     password: str = ""
-    agent: bool = True
-    usual: bool = True
+    uses_agent: bool = True
+    uses_default_keys: bool = True
     known_hosts: str = ""
-    further: str = ""
-    strict: str = ""
+    extra_known_hosts: str = ""
+    host_key_checking: str = ""
     jumps: str | None = None
 
 
-# --- What ssh_config says, as ssh reads it.
+# --- The settings of ssh_config, as ssh reads it.
 
 #: Files of ssh_config, and where their Include lines look for relative names (ssh_config(5)).
-_USERS = ("~/.ssh/config", "~/.ssh")
-_SYSTEMS = ("/etc/ssh/ssh_config", "/etc/ssh")
+_USER_CONFIG = ("~/.ssh/config", "~/.ssh")
+_SYSTEM_CONFIG = ("/etc/ssh/ssh_config", "/etc/ssh")
 #: `ssh -G` at once; each is one process of some milliseconds.
-_ASKING = BoundedSemaphore(max(2, os.cpu_count() or 2))
+_SSH_G_SLOTS = BoundedSemaphore(max(2, os.cpu_count() or 2))
 _TOKEN = re.compile(r"%([a-zA-Z%])")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
-#: What may stand where ssh takes a host: nothing that is an option, or that a shell reads.
+#: A host for ssh: no option, and nothing that a shell reads.
 _HOST = re.compile(r"(?!-)[^\s'\"`$\\;&<>|(){}\x00-\x1f\x7f]+")
-#: The same of a user (valid_ruser of OpenSSH).
+#: A user for ssh (valid_ruser of OpenSSH).
 _USER = re.compile(r"(?!-)[^\s'\"`;&<>|(){}\x00-\x1f\x7f]+")
 
 
@@ -94,7 +94,7 @@ def expand(text: str, tokens: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class SshSettings:
-    """What ssh_config says about a name.
+    """The settings of ssh_config for a name.
 
     values: keyword in small letters -> its lines; identities and agents with their tokens
     changed_keys: the keywords that have another value than without any file
@@ -107,12 +107,12 @@ class SshSettings:
     values: Mapping[str, tuple[str, ...]]
     changed_keys: frozenset[str] = frozenset()
 
-    def first(self, key: str) -> str:
+    def value(self, key: str) -> str:
         """The first value; "" for none."""
         value = (self.values.get(key) or ("",))[0]
         return "" if value.lower() == "none" else value
 
-    def files(self, key: str) -> tuple[str, ...]:
+    def paths(self, key: str) -> tuple[str, ...]:
         """The values as paths."""
         tokens = self.tokens()
         return tuple(
@@ -122,14 +122,14 @@ class SshSettings:
     def tokens(self, jump: bool = True) -> dict[str, str]:
         """ssh_config(5), TOKENS. jump: with the jump host in %C, as newer ssh has it"""
         local = socket.gethostname()
-        first = {
+        values = {
             "h": self.hostname, "n": self.name, "p": str(self.port), "r": self.user,
             "u": pwd.getpwuid(os.getuid()).pw_name, "i": str(os.getuid()), "d": _home(),
             "l": local, "L": local.partition(".")[0], "%": "%",
-            "k": self.first("hostkeyalias") or self.name, "j": self.first("proxyjump"),
+            "k": self.value("hostkeyalias") or self.name, "j": self.value("proxyjump"),
         }  # fmt: skip
-        parts = local + self.hostname + str(self.port) + self.user + (first["j"] if jump else "")
-        return {**first, "C": hashlib.sha1(parts.encode()).hexdigest()}
+        parts = local + self.hostname + str(self.port) + self.user + (values["j"] if jump else "")
+        return {**values, "C": hashlib.sha1(parts.encode()).hexdigest()}
 
 
 class SshConfig:
@@ -144,61 +144,71 @@ class SshConfig:
         path = shell.search_path(os.environ.get("PATH", ""))
         self._env = {**os.environ, "PATH": path}
         self._ssh = shutil.which("ssh", path=path)
-        sources = [(self.file, _USERS[1])] if file else [_USERS, _SYSTEMS]
+        sources = [(self.file, _USER_CONFIG[1])] if file else [_USER_CONFIG, _SYSTEM_CONFIG]
         self._lines = [
             line for name, base in sources for line in ssh_lines(os.path.expanduser(name), base)
         ]
         # ssh knows the home of the user's account alone, and not $HOME.
-        self._elsewhere = _home() != pwd.getpwuid(os.getuid()).pw_dir
-        self._named: int | None = None
-        self._rows: list[str] = []
-        self._found: dict[Any, tuple[SshSettings, Mapping[str, str]] | None] = {}
-        self._asking: dict[Any, BoundedSemaphore] = {}
-        self._usual: Mapping[str, tuple[str, ...]] | None = None
+        self._has_other_home = _home() != pwd.getpwuid(os.getuid()).pw_dir
+        self._config_number: int | None = None
+        self._config_rows: list[str] = []
+        self._settings_by_key: dict[Any, tuple[SshSettings, Mapping[str, str]] | None] = {}
+        self._locks: dict[Any, BoundedSemaphore] = {}
+        self._defaults: Mapping[str, tuple[str, ...]] | None = None
         self._index()
 
     def _index(self) -> None:
-        self._everywhere: list[int] = []
+        self._unconditional: list[int] = []
         #: Criterion -> the lines right below it; a literal name -> criteria; criteria with globs.
-        self._below: dict[str, list[int]] = {}
-        self._literal: dict[str, list[str]] = {}
-        self._globs: list[tuple[str, list[str]]] = []
+        self._lines_by_criterion: dict[str, list[int]] = {}
+        self._criteria_by_name: dict[str, list[str]] = {}
+        self._glob_criteria: list[tuple[str, list[str]]] = []
         #: Other criteria than names, each with those of names that must hold for it.
-        self._strange: set[tuple[str, ...]] = set()
+        self._other_criteria: set[tuple[str, ...]] = set()
         indexed: set[str] = set()
-        for at, line in enumerate(self._lines):
-            plain = tuple(
+        for index, line in enumerate(self._lines):
+            name_criteria = tuple(
                 criterion for criterion in line.when if criterion.startswith("originalhost ")
             )
-            if len(plain) < len(line.when):
-                self._strange.add(tuple(criterion for criterion in plain if _is_names(criterion)))
+            if len(name_criteria) < len(line.when):
+                self._other_criteria.add(
+                    tuple(criterion for criterion in name_criteria if _is_names(criterion))
+                )
             elif line.when:
-                self._below.setdefault(line.when[-1], []).append(at)
+                self._lines_by_criterion.setdefault(line.when[-1], []).append(index)
             else:
-                self._everywhere.append(at)
+                self._unconditional.append(index)
             if line.keyword == "canonicalizehostname":
-                self._strange.add(plain)
-            for criterion in {*plain} - indexed:
+                self._other_criteria.add(name_criteria)
+            for criterion in {*name_criteria} - indexed:
                 indexed.add(criterion)
                 patterns = _patterns(criterion)
                 if any(set(word) & set("*?!") for word in patterns):
-                    self._globs.append((criterion, patterns))
+                    self._glob_criteria.append((criterion, patterns))
                 else:
                     for word in patterns:
-                        self._literal.setdefault(word, []).append(criterion)
+                        self._criteria_by_name.setdefault(word, []).append(criterion)
 
     def _active(self, name: str) -> list[int] | None:
         """The lines that hold for the name; None where only ssh can tell."""
-        good = {*self._literal.get(name, ())}
-        good |= {criterion for criterion, patterns in self._globs if matches(patterns, name)}
-        if name != name.lower() or any(good.issuperset(criteria) for criteria in self._strange):
+        matching = {*self._criteria_by_name.get(name, ())}
+        matching |= {
+            criterion for criterion, patterns in self._glob_criteria if matches(patterns, name)
+        }
+        if name != name.lower() or any(
+            matching.issuperset(criteria) for criteria in self._other_criteria
+        ):
             return None
-        indexes = [at for criterion in good for at in self._below.get(criterion, ())]
-        indexes = [at for at in indexes if good.issuperset(self._lines[at].when)]
-        return sorted([*self._everywhere, *indexes])
+        indexes = [
+            index
+            for criterion in matching
+            for index in self._lines_by_criterion.get(criterion, ())
+        ]
+        indexes = [index for index in indexes if matching.issuperset(self._lines[index].when)]
+        return sorted([*self._unconditional, *indexes])
 
-    def about(self, name: str, user: str = "", port: int = 0) -> SshSettings:
-        """What holds for ``ssh [-l user] [-p port] name``. Raises SshConfigError."""
+    def settings_of(self, name: str, user: str = "", port: int = 0) -> SshSettings:
+        """The settings of ``ssh [-l user] [-p port] name``. Raises SshConfigError."""
         if not _HOST.fullmatch(name):
             raise SshConfigError(f"{name!r} can be no host of ssh")
         if user and not _USER.fullmatch(user):
@@ -209,37 +219,39 @@ class SshConfig:
             return self._without_ssh(name, user, port)
         active = self._active(name)
         if active is not None:
-            lines = [self._lines[at] for at in active]
+            lines = [self._lines[index] for index in active]
             first = next((line.value for line in lines if line.keyword == "hostname"), "%h")
             texts = tuple(line.text for line in lines if line.keyword != "hostname")
-            shared = self._once((texts, first == "%h", user, port), name, user, port, lines)
+            shared = self._cached_settings(
+                (texts, first == "%h", user, port), name, user, port, lines
+            )
             if shared is not None:
-                return _for(shared, name, first)
-        answer = self._once((name, user, port), name, user, port, [])
+                return _settings_for(shared, name, first)
+        answer = self._cached_settings((name, user, port), name, user, port, [])
         assert answer is not None
         return answer[0]
 
-    def _once(
+    def _cached_settings(
         self, key: Any, name: str, user: str, port: int, lines: list[Any]
     ) -> tuple[SshSettings, Mapping[str, str]] | None:
-        """The answer for this key, asked for once; None: it holds for this name alone."""
-        if key not in self._found:
-            with self._asking.setdefault(key, BoundedSemaphore()):
-                if key not in self._found:
+        """The settings for this key, asked for once; None: they hold for this name alone."""
+        if key not in self._settings_by_key:
+            with self._locks.setdefault(key, BoundedSemaphore()):
+                if key not in self._settings_by_key:
                     settings = self._settings(name, user, port)
-                    self._found[key] = _templates(settings, lines)
-        return self._found[key]
+                    self._settings_by_key[key] = _name_templates(settings, lines)
+        return self._settings_by_key[key]
 
     def _settings(self, name: str, user: str, port: int) -> SshSettings:
-        if self._usual is None:
+        if self._defaults is None:
             try:
-                self._usual = self._ask("nodeready", "", 0, "/dev/null")
+                self._defaults = self._run_ssh_g("nodeready", "", 0, "/dev/null")
             except SshConfigError:
                 # Another ssh than OpenSSH's, or one of before 6.8.
                 self._ssh = None
                 return self._without_ssh(name, user, port)
-        values = dict(self._ask(name, user, port, self._file()))
-        changed = {key for key, value in values.items() if self._usual.get(key) != value}
+        values = dict(self._run_ssh_g(name, user, port, self._config_path()))
+        changed = {key for key, value in values.items() if self._defaults.get(key) != value}
         if "userknownhostsfile" not in changed:
             # By $HOME, as all other defaults.
             values["userknownhostsfile"] = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
@@ -252,28 +264,30 @@ class SshConfig:
             frozenset(changed),
         )
 
-    def _file(self) -> str:
+    def _config_path(self) -> str:
         """The file for ssh to read; "": its default files."""
-        if not self._elsewhere:
+        if not self._has_other_home:
             return self.file
-        if self._named is None:
-            rows = self._rows
-            before = None
+        if self._config_number is None:
+            rows = self._config_rows
+            criteria = None
             for line in self._lines:
-                if line.when != before:
-                    before = line.when
-                    rows.append("Match " + (" ".join(before) or "all"))
+                if line.when != criteria:
+                    criteria = line.when
+                    rows.append("Match " + (" ".join(criteria) or "all"))
                 rows.append(re.sub(r"(?<![^\s\"=,])~/", lambda _: f"{_home()}/", line.text))
-            self._named = os.memfd_create("ssh_config", os.MFD_CLOEXEC)
-            with open(self._named, "wb", closefd=False) as file:
+            self._config_number = os.memfd_create("ssh_config", os.MFD_CLOEXEC)
+            with open(self._config_number, "wb", closefd=False) as file:
                 file.write("".join(f"{row}\n" for row in rows).encode("utf-8", "surrogateescape"))
-        return f"/proc/{os.getpid()}/fd/{self._named}"
+        return f"/proc/{os.getpid()}/fd/{self._config_number}"
 
-    def _ask(self, name: str, user: str, port: int, file: str) -> Mapping[str, tuple[str, ...]]:
+    def _run_ssh_g(
+        self, name: str, user: str, port: int, file: str
+    ) -> Mapping[str, tuple[str, ...]]:
         words = [self._ssh or "ssh", "-G", *(["-F", file] if file else [])]
         words += ["-l", user] if user else []
         words += ["-p", str(port)] if port else []
-        with _ASKING:
+        with _SSH_G_SLOTS:
             process = subprocess.Popen(
                 [*words, "--", name],
                 stdin=subprocess.DEVNULL,
@@ -286,7 +300,7 @@ class SshConfig:
             try:
                 output, errors = process.communicate()
             except BaseException:
-                # With what a Match exec has started.
+                # Also the processes that a Match exec has started.
                 with contextlib.suppress(OSError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -296,7 +310,7 @@ class SshConfig:
             lines = [line for line in lines if not line.startswith(("Pseudo", "terminating"))]
             reason = lines[0] if lines else "ssh -G fails"
             if match := re.match(r"/proc/\d+/fd/\d+:? line (\d+): ", reason):
-                reason = f"{self._rows[int(match[1]) - 1]}: {reason[match.end() :]}"
+                reason = f"{self._config_rows[int(match[1]) - 1]}: {reason[match.end() :]}"
             raise SshConfigError(f"the ssh configuration here: {reason}")
         values: dict[str, list[str]] = {}
         for row in output.decode("utf-8", "surrogateescape").splitlines():
@@ -307,7 +321,7 @@ class SshConfig:
         return {key: tuple(value) for key, value in values.items()}
 
     def _without_ssh(self, name: str, user: str, port: int) -> SshSettings:
-        """The same by pyinfra's reader, which knows less: this machine has no ssh."""
+        """The settings by pyinfra's simpler reader: this machine has no ssh."""
         read = get_ssh_config(self.file or None)
         values: dict[str, tuple[str, ...]] = {
             "identityfile": tuple(f"~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ed25519")),
@@ -342,10 +356,10 @@ def _is_names(criterion: str) -> bool:
     return criterion.startswith("originalhost ")
 
 
-def _templates(
+def _name_templates(
     settings: SshSettings, lines: list[Any]
 ) -> tuple[SshSettings, Mapping[str, str]] | None:
-    """The settings with what depends on the name in them; None where we cannot tell how."""
+    """The settings, with a template for each value that depends on the name; None: unknown."""
     first: dict[str, str] = {}
     for line in lines:
         first.setdefault(line.keyword, line.value)
@@ -354,10 +368,10 @@ def _templates(
         text_ = " ".join(settings.values.get(key, ()))
         if "%" not in raw or key == "hostname" or text_ == raw or key in _UNTOUCHED:
             continue
-        fitting = [jump for jump in (True, False) if expand(raw, settings.tokens(jump)) == text_]
-        if not fitting:
+        matching = [jump for jump in (True, False) if expand(raw, settings.tokens(jump)) == text_]
+        if not matching:
             return None
-        templates[key] = raw if fitting[0] else f"\0{raw}"
+        templates[key] = raw if matching[0] else f"\0{raw}"
     hostname = expand(
         first.get("hostname", "%h"), {"h": settings.name, "n": settings.name, "%": "%"}
     )
@@ -368,7 +382,9 @@ def _templates(
 _UNTOUCHED = frozenset({"identityfile", "certificatefile", "proxycommand", "remotecommand"})
 
 
-def _for(shared: tuple[SshSettings, Mapping[str, str]], name: str, hostname: str) -> SshSettings:
+def _settings_for(
+    shared: tuple[SshSettings, Mapping[str, str]], name: str, hostname: str
+) -> SshSettings:
     """The settings for this name, from those of another name for which the same lines hold."""
     settings, templates = shared
     host = expand(hostname, {"h": name, "n": name, "%": "%"})
@@ -385,7 +401,7 @@ def _for(shared: tuple[SshSettings, Mapping[str, str]], name: str, hostname: str
 # --- Jump hosts, as ssh writes them.
 
 
-def place(text: str) -> tuple[str, str, int]:
+def parse_jump_host(text: str) -> tuple[str, str, int]:
     """User, host and port of ``[user@]host[:port]`` or ``ssh://…``. Raises SshConfigError."""
     address = text.strip().removeprefix("ssh://").rstrip("/")
     user, _, address = address.rpartition("@")
@@ -396,7 +412,7 @@ def place(text: str) -> tuple[str, str, int]:
 
 
 #: A ProxyCommand that is ssh's own way through a jump host, in the form of before ProxyJump.
-_QUIET = frozenset({"-q", "-x", "-a", "-T", "-v", "-C", "-4", "-6"})
+_HARMLESS_OPTIONS = frozenset({"-q", "-x", "-a", "-T", "-v", "-C", "-4", "-6"})
 
 
 def jump_of(command: str) -> tuple[str, str]:
@@ -410,9 +426,11 @@ def jump_of(command: str) -> tuple[str, str]:
     for word in remaining:
         if word in options:
             options[word] = next(remaining, "")
-        elif (word.startswith("-") and word not in _QUIET) or (host and word not in _QUIET):
+        elif (word.startswith("-") and word not in _HARMLESS_OPTIONS) or (
+            host and word not in _HARMLESS_OPTIONS
+        ):
             return "", ""
-        elif word not in _QUIET:
+        elif word not in _HARMLESS_OPTIONS:
             host = word
     if not host or options["-W"] not in ("%h:%p", "[%h]:%p"):
         return "", ""

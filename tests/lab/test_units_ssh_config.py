@@ -61,7 +61,7 @@ def test_what_is_shared_between_names_is_what_ssh_says_of_each(seed: int, tmp_pa
     file.write_text("".join(rows))
     config = SshConfig(str(file))
     for name in NAMES:
-        found, right = config.about(name), told(["-F", str(file), "--", name])
+        found, right = config.settings_of(name), told(["-F", str(file), "--", name])
         for key in COMPARED:
             mine = list(found.values.get(key, ()))
             assert mine == right.get(key, []), (key, name, file.read_text(), inner.read_text())
@@ -74,18 +74,18 @@ def test_names_for_which_the_same_lines_hold_share_one_question(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    ask = SshConfig._ask
-    monkeypatch.setattr(SshConfig, "_ask", lambda *how: asked.append(how[1]) or ask(*how))
+    ask = SshConfig._run_ssh_g
+    monkeypatch.setattr(SshConfig, "_run_ssh_g", lambda *how: asked.append(how[1]) or ask(*how))
     file = tmp_path / "config"
     blocks = "".join(f"Host gpu{n}\nHostName 10.1.0.{n}\n" for n in range(200))
     file.write_text(f"{blocks}Host gpu*\nControlPath /run/%C\nHost gpu1?\nPort 2222\n")
     config = SshConfig(str(file))
-    found = {f"gpu{n}": config.about(f"gpu{n}") for n in range(200)}
+    found = {f"gpu{n}": config.settings_of(f"gpu{n}") for n in range(200)}
     # One without any file, one for each port.
     assert len(asked) == 3
     assert [found["gpu7"].hostname, found["gpu13"].hostname] == ["10.1.0.7", "10.1.0.13"]
     assert (found["gpu7"].port, found["gpu13"].port, found["gpu130"].port) == (22, 2222, 22)
-    assert len({one.first("controlpath") for one in found.values()}) == 200
+    assert len({one.value("controlpath") for one in found.values()}) == 200
     # Another user is another question, and so is each name of a file that asks for more.
-    assert config.about("gpu7", "bob").user == "bob"
+    assert config.settings_of("gpu7", "bob").user == "bob"
     assert len(asked) == 4

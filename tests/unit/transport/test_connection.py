@@ -23,19 +23,25 @@ from nodeready.inventory.ssh_config_lines import ssh_lines
 from nodeready.transport import ssh
 from nodeready.transport.base import Failure
 from nodeready.transport.connection import ASKING, Neighbours, connect_error, on_link, routes
-from nodeready.transport.host_keys import HostKey, HostKeyError, KnownHostsFiles
-from nodeready.transport.identities import SshIdentity, offered
-from nodeready.transport.logins import HANDSHAKES, Client, HandshakeLimiter, Patience
-from nodeready.transport.ssh_config import SshConfig, SshConfigError, expand, jump_of, place
+from nodeready.transport.host_keys import HostKeyError, HostKeyPolicy, KnownHostsFiles
+from nodeready.transport.identities import SshIdentity, offered_keys
+from nodeready.transport.logins import HANDSHAKES, Client, HandshakeLimiter, PausableDeadline
+from nodeready.transport.ssh_config import (
+    SshConfig,
+    SshConfigError,
+    expand,
+    jump_of,
+    parse_jump_host,
+)
 from tests.cases import cases
 
 
 def test_a_text_that_is_no_name_never_gets_to_ssh(monkeypatch):
-    monkeypatch.setattr(SshConfig, "_ask", lambda *how: pytest.fail(f"asked: {how}"))
+    monkeypatch.setattr(SshConfig, "_run_ssh_g", lambda *how: pytest.fail(f"asked: {how}"))
     for text in ("-oProxyCommand=x", "a b", "a;b", "$(x)", "a\nb", "a`b`", "a|b"):
         for name, user in ((text, ""), ("a", text), ("", "")):
             with pytest.raises(SshConfigError, match="can be no"):
-                SshConfig("/dev/null").about(name, user)
+                SshConfig("/dev/null").settings_of(name, user)
 
 
 def test_lines_of_included_files_hold_where_their_include_does(tmp_path):
@@ -53,9 +59,9 @@ def test_without_ssh_the_file_is_read_as_well_as_can_be(tmp_path, monkeypatch):
     file = tmp_path / "config"
     file.write_text("Host gpu1\nPort 2222\nUser bob\nHostName 10.0.0.1\n")
     monkeypatch.setenv("PATH", str(tmp_path))
-    settings = SshConfig(str(file)).about("gpu1")
+    settings = SshConfig(str(file)).settings_of("gpu1")
     assert (settings.hostname, settings.port, settings.user) == ("10.0.0.1", 2222, "bob")
-    assert settings.files("userknownhostsfile")[0].endswith("/.ssh/known_hosts")
+    assert settings.paths("userknownhostsfile")[0].endswith("/.ssh/known_hosts")
 
 
 #: A stand-in for `ssh -G`; it fails for a file called broken.
@@ -75,12 +81,12 @@ def test_the_answer_of_ssh_is_read_by_its_lines(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     for name in ("config", "broken"):
         (tmp_path / name).write_text("Host gpu1\nPort 2222\n")
-    settings = SshConfig(str(tmp_path / "config")).about("gpu1")
+    settings = SshConfig(str(tmp_path / "config")).settings_of("gpu1")
     assert (settings.hostname, settings.port, settings.user) == ("gpu1", 2222, "bob")
     assert settings.values["identityfile"] == ("~/.ssh/a b", "~/.ssh/c")
     assert settings.values["userknownhostsfile"] == ("/a", "/b c")
     with pytest.raises(SshConfigError, match="broken line 3: Bad configuration option: y"):
-        SshConfig(str(tmp_path / "broken")).about("gpu1")
+        SshConfig(str(tmp_path / "broken")).settings_of("gpu1")
 
 
 def key() -> Ed25519Key:
@@ -102,7 +108,7 @@ def judge(tmp_path, text: str, strict: str = "accept-new", name: str = "n1") -> 
     file.write_text(text)
     bare = name.strip("[").partition("]")[0]
     try:
-        HostKey(KnownHostsFiles([str(file)]), name, bare, strict).missing_host_key(
+        HostKeyPolicy(KnownHostsFiles([str(file)]), name, bare, strict).missing_host_key(
             Client(), name, OWN
         )
     except HostKeyError as problem:
@@ -140,7 +146,7 @@ def test_a_new_key_is_remembered_and_known_from_then_on(tmp_path):
 def test_a_new_key_makes_the_directory_of_its_user(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / ".ssh/known_hosts"
-    HostKey(KnownHostsFiles([str(file)]), "n1", "n1", "accept-new").missing_host_key(
+    HostKeyPolicy(KnownHostsFiles([str(file)]), "n1", "n1", "accept-new").missing_host_key(
         None, "n1", OWN
     )
     assert file.read_text() == f"{row('n1', OWN)}\n"
@@ -182,7 +188,7 @@ def test_a_certificate_holds_by_its_authority(tmp_path, kind, mark, changed, why
     own = authority_key(kind)
     public = own.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
     (tmp_path / "known").write_text(f"{mark} n* {public}\n" if mark else "")
-    host = HostKey(KnownHostsFiles([str(tmp_path / "known")]), "n1", "n1", "yes")
+    host = HostKeyPolicy(KnownHostsFiles([str(tmp_path / "known")]), "n1", "n1", "yes")
     if not why:
         host.missing_host_key(None, "n1", certificate(own))
         return
@@ -195,10 +201,10 @@ def test_keys_that_are_known_are_asked_for_first(tmp_path):
     file.write_text(f"{row('n1', RSA)}\n@cert-authority ca* {row('', OTHER).strip()}\n")
     wanted = ("ssh-ed25519", "rsa-sha2-512", "ssh-rsa")
     known = KnownHostsFiles([str(file)])
-    assert HostKey(known, "n1", "n1", "yes").order(wanted) == (
+    assert HostKeyPolicy(known, "n1", "n1", "yes").order(wanted) == (
         "rsa-sha2-512", "ssh-rsa", "ssh-ed25519",
     )  # fmt: skip
-    first = HostKey(known, "ca1", "ca1", "yes").order(wanted)
+    first = HostKeyPolicy(known, "ca1", "ca1", "yes").order(wanted)
     assert first[0] == "ssh-ed25519-cert-v01@openssh.com"
     assert first[-3:] == wanted
 
@@ -228,9 +234,9 @@ def test_keys_are_offered_in_the_order_of_ssh():
         SshIdentity("n.pub", None, named.asbytes()),
     ]
     agent = [Held(further), Held(named)]
-    blobs = [item.asbytes() for item in offered(identities, [], agent, only=False)]  # type: ignore[arg-type]
+    blobs = [item.asbytes() for item in offered_keys(identities, [], agent, only_named=False)]  # type: ignore[arg-type]
     assert blobs == [named.asbytes(), further.asbytes(), filed.asbytes()]
-    blobs = [item.asbytes() for item in offered(identities, [], agent, only=True)]  # type: ignore[arg-type]
+    blobs = [item.asbytes() for item in offered_keys(identities, [], agent, only_named=True)]  # type: ignore[arg-type]
     assert blobs == [named.asbytes(), filed.asbytes()]
 
 
@@ -241,7 +247,7 @@ def test_an_address_has_few_turns_and_is_dead_for_all_at_once():
         nonlocal at_once, most, tries
         client = Client()
         try:
-            with Patience(60) as patience, gate.turn(client, patience):
+            with PausableDeadline(60) as patience, gate.turn(client, patience):
                 at_once, tries = at_once + 1, tries + 1
                 most = max(most, at_once)
                 gevent.sleep(0.01)
@@ -268,11 +274,11 @@ def test_an_address_has_few_turns_and_is_dead_for_all_at_once():
 
 
 def test_a_deadline_stands_still_while_others_have_their_turn():
-    with Patience(0.5) as patience:
+    with PausableDeadline(0.5) as patience:
         with patience.paused():
             gevent.sleep(0.7)
         gevent.sleep(0)
-    patience = Patience(0.05)
+    patience = PausableDeadline(0.05)
     with pytest.raises(gevent.Timeout) as raised, patience:
         gevent.sleep(60)
     assert patience.owns(raised.value)
@@ -293,7 +299,7 @@ def test_room_for_as_many_nodes_as_there_are_descriptors(monkeypatch, limits, ro
     monkeypatch.setattr(ssh.resource, "getrlimit", lambda which: limits)
     monkeypatch.setattr(ssh.resource, "setrlimit", lambda which, pair: calls.append(pair))
     made, parallel = ssh._connection_slots(8, 4, told.append)
-    assert (made.most, parallel, calls) == (*room, [raised] * bool(raised))
+    assert (made.maximum, parallel, calls) == (*room, [raised] * bool(raised))
     assert [line.partition(";")[0] for line in told] == words
 
 
@@ -346,7 +352,7 @@ def test_a_text_is_read(case):
     if read == "causes":
         assert case["expected"] in causes(ASKING if text == "ASKING" else text)
     else:
-        assert [*{"jump_of": jump_of, "place": place}[read](text)] == case["expected"]
+        assert [*{"jump_of": jump_of, "place": parse_jump_host}[read](text)] == case["expected"]
 
 
 def test_a_path_is_filled_in(monkeypatch):
