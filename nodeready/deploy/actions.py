@@ -193,7 +193,7 @@ class StepChange:
 
     def script(self, run: str, holder: str, wait_s: int) -> str:
         """The shell text: lock the node, then act; the first failure ends it."""
-        lib = shell.library("told") + shell.library("change")
+        lib = shell.library("answer") + shell.library("change")
         lock = shell.join(["nr_lock", run, holder, str(wait_s)])
         body = "\n".join(action.sh() for action in self.actions)
         if any(isinstance(action, WriteFile) and action.user for action in self.actions):

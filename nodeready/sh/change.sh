@@ -1,12 +1,12 @@
-# The only way in which we change a node. Sourced in front of every change; runs as root.
+# All changes of a node go through these functions. Every change begins with this file; runs as root.
 
-# nr_fail TEXT: one line on standard error, and out. Nothing is left half-written.
+# nr_fail TEXT: print one line on standard error, and exit. No file stays half-written.
 nr_fail() {
     printf 'nodeready: %s\n' "$*" >&2
     exit 1
 }
 
-# nr_reason PATH TEXT: a tool's error in our words. A full or read-only file system is named by path.
+# nr_reason PATH TEXT: a tool's error in plain words, with the path of a full or read-only file system.
 nr_reason() {
     case $2 in
     *'No space left'*) printf 'no space left on %s' "$1" ;;
@@ -35,11 +35,11 @@ nr_start() {
     printf '%s' "${20}"
 }
 
-# nr_lives PID START: this very process still runs.
+# nr_lives PID START: this process, with this start time, still runs.
 nr_lives() { [ "${1:-0}" -gt 0 ] 2>/dev/null && [ "$(nr_start "$1")" = "$2" ]; }
 
-# nr_anchor: the nearest ancestor that is no shell: the connection's sshd, or the local program.
-# When the connection dies, it is gone, and the lock with it.
+# nr_anchor: the nearest ancestor that is no shell: the connection's sshd, or the local program. It
+# ends with the connection, and the lock becomes free.
 nr_anchor() {
     nr_pid=$PPID
     while [ "$nr_pid" -gt 1 ]; do
@@ -61,14 +61,14 @@ nr_anchor() {
     printf '0'
 }
 
-# nr_uptime: the seconds since boot, in nr_now; the clock of the day may leap while we wait.
+# nr_uptime: the seconds since boot, in nr_now; the clock may leap during a wait.
 nr_uptime() {
     read -r nr_now nr_x </proc/uptime || nr_fail '/proc/uptime cannot be read'
     nr_now=${nr_now%.*}
 }
 
-# nr_who PATH: whose this is, not following a link.
-nr_who() {
+# nr_owner_of PATH: the owner of the path; a link is not followed.
+nr_owner_of() {
     nr_x=$(stat -c '%U %u' -- "$1" 2>/dev/null) || nr_x=somebody
     case $nr_x in
     UNKNOWN*) printf 'uid %s' "${nr_x##* }" ;;
@@ -76,48 +76,50 @@ nr_who() {
     esac
 }
 
-# nr_judge: what the directory in which we stand allows, as nr_ground.
-#   ours    only root and we can change what is in it
-#   group   root's or ours, and a group of the distribution (staff) can write there, too
-#   shared  root's or ours, and everybody can write there; sticky: what is root's in it stays
-#   theirs  another's, without the sticky bit, or, for root, a group of persons can write there
-# nr_loose: from here on no link is followed, since others can replace a directory on the way.
-nr_judge() {
-    nr_out=$(nr_told stat -c '%u %g %a %d:%i' .) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
+# nr_inspect: who can write to the working directory, as nr_ground:
+#   private  only root and the current user
+#   group    owned by root or the current user; a group of the distribution (staff) can write, too
+#   shared   owned by root or the current user; all users can write, sticky: root's files stay
+#   foreign  owned by another user, or writable without the sticky bit, or, for root, by a group of
+#            persons
+# nr_loose: from here on no link is followed, since other users can replace a directory on the way.
+nr_inspect() {
+    nr_out=$(nr_answer stat -c '%u %g %a %d:%i' .) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
     # shellcheck disable=SC2086 # numbers
     set -- $nr_out
     nr_id=$4 nr_at=${PWD%/}
     if [ "$1" != 0 ] && [ "$1" != "$nr_me" ]; then
-        nr_ground=theirs
+        nr_ground=foreign
     elif [ $((0$3 & 02)) != 0 ]; then
         nr_ground=shared
-        if [ $((0$3 & 01000)) = 0 ]; then nr_ground=theirs; fi
+        if [ $((0$3 & 01000)) = 0 ]; then nr_ground=foreign; fi
     elif [ $((0$3 & 020)) = 0 ] || { [ "$nr_me" != 0 ] && [ "$2" = "$nr_group" ]; }; then
         # With a umask of 002, a user's own group can write to all directories of hers.
-        nr_ground=ours
+        nr_ground=private
     elif [ "$nr_me" = 0 ] && [ "$2" -ge 1000 ]; then
-        # login.defs(5), GID_MIN: any of them could swap the file that we are about to write.
-        nr_ground=theirs
+        # login.defs(5), GID_MIN: any member could replace the file before it is written.
+        nr_ground=foreign
     else
         nr_ground=group
         if [ $((0$3 & 01000)) = 0 ]; then nr_loose=1; fi
     fi
-    if [ "$nr_ground" = theirs ]; then nr_loose=1; fi
+    if [ "$nr_ground" = foreign ]; then nr_loose=1; fi
 }
 
-# nr_walk PATH MAKE: stand in the directory that holds PATH's last component, and name that nr_name
-# ('.': PATH is a directory, and we stand in it). Every component is entered from the one before it
-# and is the very directory that was looked at, so that whoever swaps one redirects nothing. A link
-# is followed only where root's or our own link cannot have been put or replaced by others.
-# MAKE: '1' makes the directories that lack, '0' fails with status 1 where one lacks.
+# nr_walk PATH MAKE: change to the directory of PATH's last component, and set nr_name to that
+# component ('.': PATH is a directory, and becomes the working directory). Each component is entered
+# from its parent, and is the directory that was inspected, so that a user who replaces a directory
+# redirects nothing. A link is followed only where it belongs to root or the current user, and other
+# users cannot have made or replaced it.
+# MAKE: '1' makes missing directories, '0' fails with status 1 where a directory is missing.
 nr_walk() {
-    # nr_own: what is left of PATH behind the first link; with more left, we are in a link's target.
+    # nr_own: the rest of PATH after the first link; a longer rest is within a link's target.
     nr_path=${1%/.} nr_rest=$1 nr_own=$1 nr_links=0 nr_loose=''
     nr_me=${nr_me:-$(id -u)} nr_group=${nr_group:-$(id -g)}
     cd -P / || nr_fail "$nr_path: cannot enter /"
-    nr_judge
+    nr_inspect
     while :; do
-        # Leading slashes and the components that say nothing.
+        # Skip leading slashes and components ".".
         while :; do
             case $nr_rest in
             /*) nr_rest=${nr_rest#/} ;;
@@ -134,7 +136,7 @@ nr_walk() {
             if ! nr_trusted; then
                 nr_where=$nr_path:
                 if [ "$nr_path" != "$nr_at/$nr_name" ]; then nr_where="$nr_path: $nr_at/$nr_name:"; fi
-                nr_owner=$(nr_who "./$nr_name")
+                nr_owner=$(nr_owner_of "./$nr_name")
                 nr_fail "$nr_where a link of $nr_owner: not followed"
             fi
             nr_links=$((nr_links + 1))
@@ -149,7 +151,7 @@ nr_walk() {
             case $nr_target in
             /*)
                 cd -P / || nr_fail "$nr_path: cannot enter /"
-                nr_judge
+                nr_inspect
                 ;;
             esac
             continue
@@ -173,17 +175,18 @@ nr_walk() {
     done
 }
 
-# nr_trusted: whether the link nr_name is root's or ours, and nobody else can have put it here.
+# nr_trusted: whether the link nr_name belongs to root or the current user, and no other user can
+# have made it.
 nr_trusted() {
     [ -z "$nr_loose" ] || return 1
-    # Elsewhere, a second name for a link of root's may have been made by anybody.
+    # Elsewhere, any user may have made a hard link to a link of root.
     case $nr_ground:$(stat -c '%u %h' -- "./$nr_name" 2>/dev/null) in
-    "ours:0 "* | "ours:$nr_me "* | *":0 1" | *":$nr_me 1") return 0 ;;
+    "private:0 "* | "private:$nr_me "* | *":0 1" | *":$nr_me 1") return 0 ;;
     esac
     return 1
 }
 
-# nr_in_target: whether the next component is one of a link's target, and not of the path itself.
+# nr_in_target: whether the next component belongs to a link's target, and not to the path itself.
 nr_in_target() { [ "${#nr_rest}" -gt "${#nr_own}" ]; }
 
 # nr_nowhere: a link does not lead to a file or directory.
@@ -192,25 +195,25 @@ nr_nowhere() { nr_fail "$nr_path: a link that leads nowhere"; }
 # nr_enter: go into the directory nr_name, which is no link.
 nr_enter() {
     nr_seen=
-    if [ "$nr_ground" != ours ]; then
-        # Others could put a link in its place now.
+    if [ "$nr_ground" != private ]; then
+        # Other users could replace it by a link now.
         nr_seen=$(stat -c %d:%i -- "./$nr_name" 2>/dev/null) || nr_seen=-
     fi
     cd -P "./$nr_name" 2>/dev/null || nr_fail "$nr_path: cannot enter $nr_at/$nr_name"
-    nr_judge
+    nr_inspect
     if [ -n "$nr_seen" ] && [ "$nr_seen" != "$nr_id" ]; then
         nr_fail "$nr_path: $nr_at: replaced while we looked: not followed"
     fi
 }
 
-# nr_holder_of PATH: the process that holds PATH's flock, in words; nothing when nobody is seen.
+# nr_holder_of PATH: the process that holds PATH's flock, in words; nothing when none is visible.
 nr_holder_of() {
     nr_inode=$(stat -c %i -- "$1" 2>/dev/null) || return 0
     while read -r nr_x nr_x nr_x nr_x nr_number nr_where nr_x; do
         case $nr_where in *":$nr_inode")
             if [ -d "/proc/$nr_number" ]; then
                 nr_x=$(tr -s '[:cntrl:]' ' ' <"/proc/$nr_number/cmdline" 2>/dev/null | head -c 120)
-                printf 'process %s of %s (%s)' "$nr_number" "$(nr_who "/proc/$nr_number")" "${nr_x% }"
+                printf 'process %s of %s (%s)' "$nr_number" "$(nr_owner_of "/proc/$nr_number")" "${nr_x% }"
                 return
             fi
             ;;
@@ -218,15 +221,15 @@ nr_holder_of() {
     done </proc/locks
 }
 
-# nr_lock RUN WHO WAIT: this node is ours until our connection ends and with it the change that it
-# was making (a cut connection does not stop one), or fail naming the holder.
-# Only root may open the file: whoever can read a file can hold its flock.
+# nr_lock RUN USER WAIT: lock this node until the connection and its change have ended (a cut
+# connection does not stop a change), or fail with the name of the holder.
+# Only root may open the file: every user who can read a file can hold its flock.
 nr_lock() {
     [ "$(id -u)" = 0 ] || nr_fail 'not root: run with sudo'
     command -v flock >/dev/null 2>&1 || nr_fail 'flock is not installed (util-linux)'
     nr_file=/run/nodeready.lock
     nr_walk "${nr_file%/*}/." 0 || nr_fail "$nr_file: there is no such directory"
-    [ "$nr_ground" = ours ] || nr_fail "$nr_at: others than root can write there: no lock is safe in it"
+    [ "$nr_ground" = private ] || nr_fail "$nr_at: others than root can write there: no lock is safe in it"
     nr_name=${nr_file##*/}
     [ ! -L "./$nr_name" ] || nr_fail "$nr_file: is no regular file"
     nr_uptime
@@ -245,19 +248,19 @@ nr_lock() {
             nr_out=$(nr_holder_of "./$nr_name")
             nr_fail "cannot lock $nr_file: ${nr_out:-somebody} holds it; waited 10 s"
         fi
-        # Whoever found an older file has put a new one in its place.
+        # Another run may have replaced the file.
         if [ "$(stat -c %d:%i "./$nr_name" 2>/dev/null)" != "$(stat -Lc %d:%i /proc/self/fd/9)" ]; then
             exec 9>&-
             continue
         fi
-        nr_run='' nr_holder='' nr_hstart='' nr_worker='' nr_wstart='' nr_whose='' nr_since=''
-        read -r nr_run nr_holder nr_hstart nr_worker nr_wstart nr_whose nr_since <"./$nr_name" || :
+        nr_run='' nr_holder='' nr_hstart='' nr_worker='' nr_wstart='' nr_holder_user='' nr_since=''
+        read -r nr_run nr_holder nr_hstart nr_worker nr_wstart nr_holder_user nr_since <"./$nr_name" || :
         if [ -n "$nr_run" ] && [ "$nr_run" != "$1" ] &&
             { nr_lives "$nr_holder" "$nr_hstart" || nr_lives "$nr_worker" "$nr_wstart"; }; then
             exec 9>&-
             nr_uptime
             if [ "$nr_now" -ge "$nr_until" ]; then
-                nr_fail "locked by $nr_whose since $nr_since; waited $3 s"
+                nr_fail "locked by $nr_holder_user since $nr_since; waited $3 s"
             fi
             sleep 1
             continue
@@ -265,40 +268,41 @@ nr_lock() {
         if [ "$nr_run" != "$1" ]; then
             nr_holder=$(nr_anchor)
             nr_hstart=$(nr_start "$nr_holder")
-            nr_whose=$2
+            nr_holder_user=$2
             nr_since=$(date +%Y-%m-%dT%H:%M:%S)
         fi
         printf '%s %s %s %s %s %s %s\n' "$1" "$nr_holder" "${nr_hstart:--}" "$$" \
-            "$(nr_start $$)" "$nr_whose" "$nr_since" >"./$nr_name" || nr_fail "no space left on $nr_file"
+            "$(nr_start $$)" "$nr_holder_user" "$nr_since" >"./$nr_name" || nr_fail "no space left on $nr_file"
         exec 9>&-
         cd -P / || nr_fail 'cannot enter /'
         return
     done
 }
 
-# nr_renew: a lock file that others could open becomes a new one with the same words, which nobody
-# holds open. In /run, which is root's alone.
+# nr_renew: replace a lock file that other users could open by a new file with the same content,
+# which no process has open. In /run, where only root can write.
 nr_renew() {
     rm -f -- ./.nodeready.??????
-    nr_out=$(nr_told mktemp ./.nodeready.XXXXXX) || nr_fail "$(nr_reason "$nr_file" "$nr_out")"
+    nr_out=$(nr_answer mktemp ./.nodeready.XXXXXX) || nr_fail "$(nr_reason "$nr_file" "$nr_out")"
     nr_tmp=$nr_out
     cat "./$nr_name" >"$nr_tmp" || nr_fail "no space left on $nr_file"
     mv -f -- "$nr_tmp" "./$nr_name" || nr_fail "cannot write $nr_file"
     nr_tmp=
 }
 
-# nr_write PATH MODE BASE64 OLD [VALIDATOR...]: the file becomes exactly these bytes, or stays as it was.
-# A link of root's keeps standing and its target is replaced; mode and owner of an existing file stay.
-# OLD is the sha256 of what the plan was made from ('-': no such file, '*': whatever is there).
-# BASE64 '-' takes the content, packed by gzip, from file descriptor 3. The validator gets the new file as last word.
+# nr_write PATH MODE BASE64 OLD [VALIDATOR...]: the file gets exactly these bytes, or stays unchanged.
+# A link of root stays, and its target is replaced; mode and owner of an existing file stay.
+# OLD is the sha256 of the content in the plan ('-': no such file, '*': any content).
+# BASE64 '-': the content comes from file descriptor 3, packed by gzip. The validator's last argument
+# is the new file.
 nr_write() {
     nr_walk "$1" 1
     nr_mode=$2 nr_data=$3 nr_old=$4
     shift 4
     [ "$nr_name" != . ] || nr_fail "$nr_path: is a directory"
     case $nr_ground in
-    shared | theirs)
-        nr_owner=$(nr_who .)
+    shared | foreign)
+        nr_owner=$(nr_owner_of .)
         nr_fail "$nr_path: ${nr_at:-/}, a directory of $nr_owner: others can write there"
         ;;
     esac
@@ -312,14 +316,14 @@ nr_write() {
         [ "${nr_out%% *}" = "$nr_old" ] || nr_fail "$nr_path: changed since it was looked at; run again"
         ;;
     esac
-    # What a killed run of ours left here.
+    # Files of a killed run.
     rm -f -- ./.nodeready.??????
-    nr_out=$(nr_told mktemp ./.nodeready.XXXXXX) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
+    nr_out=$(nr_answer mktemp ./.nodeready.XXXXXX) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
     nr_tmp=$nr_out
     nr_there=
     if [ -e "$nr_target" ]; then
         nr_there=1
-        # No setuid: what we write is no program that was given such a right.
+        # No setuid: the new content has not been given this right.
         nr_mode=$(stat -c %a -- "$nr_target")
         nr_mode=$(printf '%o' $((0$nr_mode & 0777)))
         chown "$(stat -c %u:%g -- "$nr_target")" "$nr_tmp" || nr_fail "$nr_path: cannot keep the owner"
@@ -343,10 +347,10 @@ nr_write() {
     cd -P / || nr_fail 'cannot enter /'
 }
 
-# nr_remove PATH: the file is gone. Only for files of ours. A link in its place is removed itself.
+# nr_remove PATH: remove a file of nodeready. Of a link, the link itself is removed.
 nr_remove() {
     case ${1%/*} in
-    '' | "$1") nr_fail "$1: no file of ours" ;;
+    '' | "$1") nr_fail "$1: no file of nodeready" ;;
     esac
     if nr_walk "${1%/*}/." 0; then
         nr_out=$(rm -f -- "./${1##*/}" 2>&1) || nr_fail "$(nr_reason "$1" "$nr_out")"
@@ -354,19 +358,19 @@ nr_remove() {
     cd -P / || nr_fail 'cannot enter /'
 }
 
-# nr_directory PATH MODE: the directory is there with this mode, and root's.
+# nr_directory PATH MODE: the directory exists with this mode, and belongs to root.
 nr_directory() {
     nr_walk "$1/." 1
-    nr_out=$(nr_told stat -c %u .) || nr_fail "$(nr_reason "$1" "$nr_out")"
+    nr_out=$(nr_answer stat -c %u .) || nr_fail "$(nr_reason "$1" "$nr_out")"
     if [ "$nr_out" != 0 ] && [ "$nr_out" != "$nr_me" ]; then
-        nr_owner=$(nr_who .)
+        nr_owner=$(nr_owner_of .)
         nr_fail "$1: a directory of $nr_owner: not changed"
     fi
     nr_out=$(chmod -- "$2" . 2>&1) || nr_fail "$(nr_reason "$1" "$nr_out")"
     cd -P / || nr_fail 'cannot enter /'
 }
 
-# nr_do WHAT COMMAND...: run it; its last line of output is the reason when it fails.
+# nr_do ACTION COMMAND...: run it; where it fails, its last line of output is the reason.
 nr_do() {
     nr_what=$1
     shift

@@ -1,18 +1,18 @@
-# nr_compile PYTHON BUNDLE COMPILED NOTE SHA256: BUNDLE compiled for this Python stands as COMPILED, whole or not at all.
-# NOTE says of what it was made, and is the last to be there: without it, it is made again.
-# Nothing of a BUNDLE is run that has not this SHA256.
+# nr_compile PYTHON BUNDLE COMPILED NOTE SHA256: compile BUNDLE for this Python into COMPILED, completely
+# or not at all. NOTE describes the source and is written last: without NOTE, COMPILED is made again.
+# A BUNDLE with another SHA256 is never run.
 nr_compile() {
     nr_walk "$3" 0 || nr_fail "$3: there is no such directory"
     [ "$nr_name" != . ] || nr_fail "$3: is a directory"
-    [ "$nr_ground" = ours ] || nr_fail "$nr_at: others can write there"
+    [ "$nr_ground" = private ] || nr_fail "$nr_at: others can write there"
     nr_out=$(sha256sum <"$2") || nr_fail "$2: cannot be read"
     [ "${nr_out%% *}" = "$5" ] || nr_fail "$2: is not what was put there; run again"
-    # What a killed run of ours left here.
+    # Files of a killed run.
     rm -f -- ./.nodeready.??????
-    nr_out=$(nr_told mktemp ./.nodeready.XXXXXX) || nr_fail "$(nr_reason "$3" "$nr_out")"
+    nr_out=$(nr_answer mktemp ./.nodeready.XXXXXX) || nr_fail "$(nr_reason "$3" "$nr_out")"
     nr_tmp=$nr_out
     nr_code='import sys; sys.path.insert(0, sys.argv[1]); from nodeready.healthcheck import main; main.compile_bundle(*sys.argv[1:])'
-    nr_note=$(nr_told "$1" -I -S -B -c "$nr_code" "$2" "$nr_tmp" "$3") || nr_fail "$(nr_reason "$3" "$nr_note")"
+    nr_note=$(nr_answer "$1" -I -S -B -c "$nr_code" "$2" "$nr_tmp" "$3") || nr_fail "$(nr_reason "$3" "$nr_note")"
     nr_out=$("$1" -I -S -B "$nr_tmp" --version 2>&1) || nr_fail "$3: it does not run"
     chmod 0644 "$nr_tmp" || nr_fail "$3: cannot set the mode"
     nr_out=$(sync -- "$nr_tmp" 2>&1) || nr_fail "$(nr_reason "$3" "$nr_out")"

@@ -1,5 +1,5 @@
-# Install packages with the distribution's manager: one refresh of the index at most, a limit on
-# waiting for its lock, and one line that says what went wrong, in the mirror's own words.
+# Install packages with the distribution's manager: at most one refresh of the index, a limit on the
+# wait for its lock, and one line about a failure, in the mirror's own words.
 
 # nr_left: the seconds until the wait for locks is over.
 nr_left() {
@@ -7,20 +7,20 @@ nr_left() {
     if [ "$nr_now" -lt "$nr_until" ]; then printf '%s' "$((nr_until - nr_now))"; else printf 0; fi
 }
 
-# nr_line PATTERN...: the first line of nr_out that matches the first pattern that any line does.
+# nr_line PATTERN...: the first line of nr_out that matches a pattern; earlier patterns first.
 nr_line() {
     for nr_pattern in "$@"; do
         if printf '%s\n' "$nr_out" | grep -E -m 1 -e "$nr_pattern"; then return; fi
     done
 }
 
-# nr_locked: fail, naming who holds the lock that nr_out complains about.
+# nr_locked: fail with the name of the process that holds the lock in nr_out.
 nr_locked() {
     nr_text=$(nr_line 'Could not get lock' 'locked by' 'System management is locked' 'pid [0-9]' 'lock')
     nr_pid=$(printf '%s\n' "$nr_out" | sed -nE 's/.*(process|pid|locked by) ([0-9]+).*/\2/p' | head -n 1)
     nr_file=$(printf '%s\n' "$nr_text" | sed -nE 's/.*Could not get lock (\/[^ ]*[^ .]).*/\1/p')
     if [ -z "$nr_pid" ] && [ -n "$nr_file" ]; then
-        # Older apt names nobody: the kernel's table of locks does.
+        # Older apt names no process: the kernel's table of locks has it.
         nr_inode=$(stat -Lc %i -- "$nr_file" 2>/dev/null)
         while read -r nr_x nr_x nr_x nr_x nr_number nr_where nr_x; do
             case $nr_where in *":$nr_inode") nr_pid=$nr_number ;; esac
@@ -36,7 +36,7 @@ nr_locked() {
     nr_fail "the package manager is locked: $nr_text; waited $nr_wait s"
 }
 
-# nr_try COMMAND...: run it, its words in nr_out; again while it is locked out, until the limit.
+# nr_try COMMAND...: run it, with its output in nr_out; repeat while it waits for a lock.
 nr_try() {
     while :; do
         nr_rc=0
@@ -53,9 +53,9 @@ nr_try() {
     done
 }
 
-# The three managers. needrestart must not restart services that hold jobs; an administrator's
-# changed configuration files stay; a package that would push others out is not installed. A name is
-# a name: apt would take one that it does not know for a pattern of others.
+# The three managers. needrestart must not restart services with jobs. Configuration files that an
+# administrator changed stay. A package that would remove other packages is not installed. Apt must
+# not treat an unknown name as a pattern.
 nr_apt() {
     DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 NEEDRESTART_MODE=l UCF_FORCE_CONFFOLD=1 \
         apt-get -q -y -o DPkg::Lock::Timeout="$(nr_left)" -o Dpkg::Use-Pty=0 -o APT::Cmd::Pattern-Only=true \
@@ -84,9 +84,9 @@ nr_install() {
 nr_unknown='Unable to locate package|has no installation candidate|Unable to find a match|No match for argument|No package .* available|not found in package names|No provider of'
 nr_network='Failed to fetch|[Cc]url error|curl#|Error message: |Status code: |Cannot download'
 
-# nr_refused: what a mirror said that did not give what nr_out asks for; nothing when all did.
+# nr_refused: the answer of a mirror that refused a file in nr_out; nothing when all answered.
 nr_refused() {
-    # apt tells the cause in the line below "Err:1 URL"; without a warning it tried again and got it.
+    # Apt prints the cause below "Err:1 URL"; without a warning, a second try has succeeded.
     nr_text=
     if [ -n "$(nr_line '^(E: |W: Failed to fetch|W: Some index files failed)')" ]; then
         nr_text=$(printf '%s\n' "$nr_out" |
@@ -95,12 +95,12 @@ nr_refused() {
     if [ -n "$nr_text" ]; then printf '%s\n' "$nr_text"; else nr_line "$nr_network"; fi
 }
 
-# nr_cause: why the last installation failed, in one line of the tool's own.
+# nr_cause: why the last installation failed, in one line of the tool's output.
 nr_cause() {
     nr_text=$(nr_refused)
     if [ -z "$nr_text" ]; then nr_text=$(nr_line 'dpkg: error'); fi
     if [ -z "$nr_text" ]; then
-        # With a mirror down, the index lacks what it would have brought.
+        # While a mirror is down, its packages are missing in the index.
         nr_text=$(nr_line "$nr_unknown" '^(E:|Error)' '[^[:space:]].*')
         nr_text=${nr_mirror:+$nr_mirror; then }${nr_text#E: }
     fi
@@ -108,14 +108,14 @@ nr_cause() {
     printf '%s\n' "$nr_text" | sed -E 's/^[[:space:]-]*((E|W|Error): )?//; s/[[:space:]]+/ /g'
 }
 
-# nr_packages MANAGER WAIT NAME...: have them all installed, or as many as can be, and say which not.
+# nr_packages MANAGER WAIT NAME...: install all packages, or as many as possible, and name the rest.
 nr_packages() {
     nr_manager=$1 nr_wait=$2 nr_mirror=
     nr_uptime
     nr_until=$((nr_now + $2))
     shift 2
     if [ "$nr_manager" = apt-get ]; then
-        # A mirror that is down only makes warnings here: the index of last time may do.
+        # A mirror that is down only causes warnings here: the old index may suffice.
         nr_try nr_apt update || :
         nr_mirror=$(nr_refused)
         if [ -z "$nr_mirror" ]; then nr_mirror=$(nr_line '^E: '); fi
@@ -123,7 +123,7 @@ nr_packages() {
     if nr_install "$@"; then return; fi
     nr_why=$(nr_cause) nr_missing=$*
     if [ $# -gt 1 ] && [ -z "$(nr_line "$nr_network")" ]; then
-        # One that cannot be had must not keep the others away.
+        # A missing package must not prevent the other packages.
         nr_why='' nr_missing=''
         for nr_name in "$@"; do
             if ! nr_install "$nr_name"; then
@@ -142,10 +142,10 @@ nr_packages() {
     nr_fail "not installed: ${nr_missing# }: $nr_why"
 }
 
-# --- Packages whose files are gone or do not start.
+# --- Packages with missing or broken programs.
 
-# nr_owner PATH: the package that has the file, by the package manager's own records. Where /bin is
-# a link to /usr/bin, dpkg may know either name.
+# nr_owner PATH: the package with the file, by the package manager's records. Where /bin is a link to
+# /usr/bin, dpkg may have either name.
 nr_owner() {
     if command -v dpkg-query >/dev/null 2>&1; then
         for nr_name in "$1" "${1#/usr}" "/usr$1"; do
@@ -162,7 +162,7 @@ nr_owner() {
     fi
 }
 
-# nr_of_library SONAME: the package that has the library.
+# nr_of_library SONAME: the package with the library.
 nr_of_library() {
     if command -v dpkg-query >/dev/null 2>&1; then
         nr_owner "*/$1"
@@ -171,12 +171,12 @@ nr_of_library() {
     fi
 }
 
-# nr_lacks PATH: what keeps the program from starting, in the loader's words; nothing when it starts.
+# nr_lacks PATH: why the program does not start, in the loader's words; nothing when it starts.
 nr_lacks() {
     for nr_loader in /lib64/ld-linux-x86-64.so.2 /lib/ld-linux-aarch64.so.1 /lib64/ld64.so.2 \
         /lib/ld-linux-riscv64-lp64d.so.1; do
         [ -x "$nr_loader" ] || continue
-        nr_out=$(nr_told "$nr_loader" --list "$1") || case $nr_out in
+        nr_out=$(nr_answer "$nr_loader" --list "$1") || case $nr_out in
         *'loading shared libraries: '"$1:"*) ;;
         *' not found (required by '*)
             nr_out=${nr_out%% not found \(required by *}
@@ -188,8 +188,8 @@ nr_lacks() {
     done
 }
 
-# nr_reinstall NAME: the package's files become those of the package. A version that no mirror has
-# any more is replaced by the one that is there.
+# nr_reinstall NAME: restore the package's files. A version that no mirror has any more is replaced by
+# an available version.
 nr_reinstall() {
     case $nr_manager in
     apt-get) nr_try nr_apt --no-install-recommends --no-remove --reinstall install -- "$1" ;;
@@ -198,8 +198,8 @@ nr_reinstall() {
     esac
 }
 
-# nr_again MANAGER WAIT NAME PATH...: each program of a package is there and starts afterwards. PATH
-# '-': the package is installed again, whatever it brings. MANAGER '': the one that is there.
+# nr_again MANAGER WAIT NAME PATH...: reinstall packages until each program exists and starts. PATH
+# '-': reinstall the package in any case. MANAGER '': the installed manager.
 nr_again() {
     nr_manager=$1 nr_wait=$2 nr_done=' '
     nr_uptime
@@ -214,7 +214,7 @@ nr_again() {
         nr_package=$1 nr_program=$2
         shift 2
         nr_count=0
-        # A program can lack several libraries, and names one at a time.
+        # A program can lack several libraries; the loader names one at a time.
         while [ "$nr_count" -lt 6 ]; do
             nr_count=$((nr_count + 1)) nr_library=''
             if [ -s "$nr_program" ]; then

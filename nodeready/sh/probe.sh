@@ -1,6 +1,6 @@
-# Read-only helpers of the probes. NR is the random word of this run: a line that begins with it
-# is ours. Whatever is not ours (a file, a tool's output) stands behind a word of ours in its line,
-# or is encoded, so that no content can begin a line of ours even if it knew that word.
+# Read-only helpers of the probes. NR is the random word of this run: it begins the lines that a probe
+# itself writes. Foreign content (a file, a tool's output) follows a word of the probe in its line,
+# or is encoded: it cannot imitate a line of the probe, even with that word.
 
 # nr_trap: print the exit status of this (sub)shell as its last line.
 nr_trap() {
@@ -10,8 +10,8 @@ nr_trap() {
 }
 
 # nr_value NAME FILE: "NAME=first line of FILE", or nothing when it cannot be read. An empty line is
-# a value. Not for a number of /proc/sys: it can be read only at once, and dash, which reads byte by
-# byte, would see "1" of "1024". (A text there, and one digit, can be read so.)
+# a value. Not for a number in /proc/sys, which must be read at once: dash reads byte by byte, and
+# would see "1" of "1024". (A text there, and a single digit, are readable.)
 nr_value() {
     nr_line=
     if { IFS= read -r nr_line <"$2"; } 2>/dev/null || [ -n "$nr_line" ]; then
@@ -25,8 +25,8 @@ nr_say() {
 *}"
 }
 
-# nr_writable PATH: nr_at, the nearest directory that is there, of PATH and those above it. Where not
-# even root can write in it, says "nowhere=", "nodir=" or "fixed=" with what is in the way, and fails.
+# nr_writable PATH: set nr_at to the nearest existing directory of PATH and its parents. Where not even
+# root can write in it, print "nowhere=", "nodir=" or "fixed=" with the obstacle, and fail.
 nr_writable() {
     nr_at=$1
     while [ ! -e "$nr_at" ] && [ ! -L "$nr_at" ]; do
@@ -41,8 +41,8 @@ nr_writable() {
     return 1
 }
 
-# nr_said TEXT: each line of a tool's output behind a bar, without the empty ones.
-nr_said() {
+# nr_bar_lines TEXT: each line of a tool's output after a bar, without empty lines.
+nr_bar_lines() {
     set -f
     IFS='
 '
@@ -52,12 +52,15 @@ nr_said() {
     set +f
 }
 
-# nr_lines KIND FILE...: FILE:LINE:TEXT of the lines of the files that are there. KIND: all; raw:
-# all, without their numbers; set: without comments and empty lines; few: those with one of the
-# patterns that nr_few PATTERN adds, for any section; routes: of /proc/net, without numbers and
-# without link-local and multicast networks, routes to this node itself and to containers, and all
-# of fib_trie but its leaves and this node's own addresses. In the shell of many sections, one process reads the files of all of them
-# at the end (NR_LATER): until then, what the section says of its files is a mark.
+# nr_lines KIND FILE...: FILE:LINE:TEXT of the lines of the existing files. KIND:
+# - all;
+# - raw: all, without line numbers;
+# - set: without comments and empty lines;
+# - few: the lines with a pattern of nr_few, of any section;
+# - routes: of /proc/net, without line numbers; without link-local and multicast networks, routes to
+#   this node itself and to containers; of fib_trie only leaves and this node's addresses.
+# In a shell with many sections, one process reads the files of all sections at the end (NR_LATER):
+# until then, a mark stands for the section's files.
 nr_lines() {
     nr_kind=$1
     shift
@@ -65,17 +68,17 @@ nr_lines() {
     nr_grep "$@"
     :
 }
-# (What $NR_LATER has in it is among the few.)
+# (The line of $NR_LATER is among the few.)
 nr_few='^Linux$'
 nr_few() {
     nr_few="$nr_few
 $1"
 }
-# Nothing of $nr_beside is like a line of a file that somebody writes.
+# No line of a configuration file matches $nr_beside.
 nr_comment='^[[:space:]]*([#;]|$)'
 nr_beside='^f[ef][0-9a-f]{30}|^(cali|veth|lxc|gke|azv)[^[:space:]]*([[:space:]][0-9A-F]{8}){2}'
 nr_beside="$nr_beside|^[0-9a-f]{32} .*[[:space:]]lo\$|^ *\\+-- |^ +/[0-9]+ .*(UNI|BROAD|MULTI)CAST\$"
-# A status above 125: it was not run.
+# A status above 125: grep was not run.
 nr_grep() {
     case $nr_kind in
     all) grep -asHn '' "$@" /dev/null ;;
@@ -86,8 +89,8 @@ nr_grep() {
     esac
     [ $? -le 125 ]
 }
-# nr_later FILE...: the files are noted for NR_LATER, with a file of one line in front that tells
-# the sections apart. Fails for a name that would not be one word in the list.
+# nr_later FILE...: note the files for NR_LATER, after a file of one line that separates the sections.
+# Fails for a name that would not be one word in the list.
 nr_later_all='' nr_later_set='' nr_later_few=''
 nr_later() {
     set -f
@@ -115,8 +118,8 @@ nr_is_count() {
     [ $# = "$nr_count" ]
 }
 
-# nr_exact FILE...: the bytes of each file, in base64, between two lines of ours. Of a small file
-# whose size is known, its size and its lines, which need no process of their own.
+# nr_exact FILE...: the bytes of each file, in base64, between two marks. Of a small file with a known
+# size, its size and its lines, which need no further process.
 nr_exact() {
     for nr_file in "$@"; do
         if [ -f "$nr_file" ] && [ -r "$nr_file" ]; then
@@ -133,9 +136,9 @@ nr_exact() {
 }
 
 # nr_rights FILE...: "at=MODE UID GID SIZE PATH" (MODE in hexadecimal, with the type) of each file
-# and of every directory on the way to it, links followed; "link=FILE PATH" of a link, with nothing
-# behind the space where the link leads nowhere. A name with other characters is passed over. The
-# same of $nr_folders, patterns of directories with all directories on the way to them.
+# and of every directory on the way to it, with links followed; "link=FILE PATH" of a link, without
+# a PATH where its target does not exist. A name with other characters is skipped. The same for
+# $nr_folders, patterns of directories with all directories on the way to them.
 nr_folders='' nr_rows=''
 nr_rights() {
     nr_all=" $nr_folders "
@@ -163,8 +166,8 @@ nr_rights() {
 "
 }
 
-# nr_seen_at PATH: nr_mode (a number, without the type), nr_uid, nr_gid and nr_size, where nr_rights
-# has asked for the path in this shell: what it saw then costs no further process.
+# nr_seen_at PATH: nr_mode (a number, without the type), nr_uid, nr_gid and nr_size, from the output of
+# nr_rights in this shell, without a further process; fails for a path that is not in it.
 nr_seen_at() {
     case $nr_rows in
     *" $1
@@ -189,8 +192,8 @@ nr_have() {
     done
 }
 
-# nr_is_roots /proc/PID: root started it: its real user is root. A program that is setuid runs as
-# root, by whatever name its user gave it.
+# nr_is_roots /proc/PID: whether root started the process: its real user is root. Any user can start a
+# setuid program, under any name.
 nr_is_roots() {
     nr_real=
     while read -r nr_key nr_real nr_rest; do

@@ -1,4 +1,4 @@
-# The first lines of every script of ours on a node.
+# The first lines of every script on a node.
 LC_ALL=C
 LANG=C
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:$PATH

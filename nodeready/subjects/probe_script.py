@@ -225,7 +225,7 @@ def make_script(
     limit = min(run_s, max([TOGETHER_S, *(s.timeout_s for s in shared if not s.quick)]))
     if quick:
         limit = max(1, min(int(run_s * _QUICK_PART), max(limit, QUICK_S)))
-    library = f"NR={nonce}\n{shell.library('told')}{shell.library('probe')}"
+    library = f"NR={nonce}\n{shell.library('answer')}{shell.library('probe')}"
     lines = [
         f"NR={nonce}",
         "exec 3<&-",

@@ -45,7 +45,7 @@ def run_on(
     for name in ("proc", "sys", "dev/nvidia["):
         script = script.replace(f"/{name}", f"{root}/{name}")
     done = subprocess.run(
-        [*shell, "-c", f"{library('told')}{library('probe')}\n{minify(script)}"],
+        [*shell, "-c", f"{library('answer')}{library('probe')}\n{minify(script)}"],
         env={"PATH": f"{root}/bin:{os.environ['PATH']}", "NR": NONCE, "LC_ALL": "C"},
         stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="surrogateescape",
         check=False, **more,

@@ -150,7 +150,7 @@ class Pair:
     def looked(self, peers: bool) -> Firewall:
         """What the look tells of the rules."""
         text = self.node.run(
-            "sh", "-c", f"NR={NONCE}\n{library('told')}{rule_listing.SECTION.script(POLICY)}"
+            "sh", "-c", f"NR={NONCE}\n{library('answer')}{rule_listing.SECTION.script(POLICY)}"
         )
         known = tuple(one for some in self.ways.values() for one in some) if peers else ()
         output = Output(text, 0, nonce=NONCE)

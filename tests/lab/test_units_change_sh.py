@@ -33,7 +33,7 @@ def change(request, tmp_path):
         path = str(tools)
 
     def run(line: str) -> str:
-        text = f"umask 022\n{shell.library('told')}{shell.library('change')}{line}\n"
+        text = f"umask 022\n{shell.library('answer')}{shell.library('change')}{line}\n"
         how = {"env": {"PATH": path}, "cwd": tmp_path, "capture_output": True, "text": True}
         done = subprocess.run([*words, "-c", text], check=False, **how)
         assert bool(done.returncode) == bool(done.stderr), done

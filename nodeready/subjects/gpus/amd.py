@@ -47,7 +47,7 @@ def _script(policy: Policy) -> str:
     nr_run() {{
         printf '\n@%s run %s\n' "$NR" "$1"
         shift
-        nr_told "$@"
+        nr_answer "$@"
         printf '\n@%s ran %s\n' "$NR" "$nr_status"
         return $nr_status
     }}

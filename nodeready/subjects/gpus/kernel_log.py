@@ -191,9 +191,9 @@ def _script(policy: Policy) -> str:
         + _SCAN
         + r"""'
     }
-    if { nr_told dmesg; printf '\n@%s status %s\n' "$NR" $?; } | nr_scan dmesg; then exit 0; fi
+    if { nr_answer dmesg; printf '\n@%s status %s\n' "$NR" $?; } | nr_scan dmesg; then exit 0; fi
     command -v journalctl >/dev/null || exit 0
-    { nr_told journalctl -k -b -o short-monotonic --no-pager -q
+    { nr_answer journalctl -k -b -o short-monotonic --no-pager -q
       printf '\n@%s status %s\n' "$NR" $?; } | nr_scan journalctl
     exit 0
     """

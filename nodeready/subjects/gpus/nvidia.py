@@ -89,7 +89,7 @@ PREPARE = rf"""
 
 
 def _script(policy: Policy) -> str:
-    return f"{PREPARE}\n    nr_told nvidia-smi -q -x\n"
+    return f"{PREPARE}\n    nr_answer nvidia-smi -q -x\n"
 
 
 SECTION = Section("nvidia_smi", _script, 20, 1048576, parallel=True, when=WHEN)

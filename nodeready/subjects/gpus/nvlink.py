@@ -52,7 +52,7 @@ _STATES = {"inactive": "inactive", "active": "active", "sleep": "active"}
 
 
 def _nvlink_script(policy: Policy) -> str:
-    return f"{PREPARE}\n    nr_told nvidia-smi nvlink --status\n"
+    return f"{PREPARE}\n    nr_answer nvidia-smi nvlink --status\n"
 
 
 # A separate section: where the fabric is broken, this command hangs and ``-q`` does not.

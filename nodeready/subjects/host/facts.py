@@ -43,7 +43,7 @@ CLOCK_SCRIPT = rf"""
 nr_ask() {{
     printf 'clock=%s\n' "$1"
     shift
-    nr_told timeout -k 1 3 "$@"
+    nr_answer timeout -k 1 3 "$@"
     printf '\nclock_rc=%s\n' "$?"
 }}
 nr_any() {{

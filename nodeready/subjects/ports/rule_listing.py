@@ -92,14 +92,14 @@ _SCRIPT = r"""
     nr_tool() {
         printf '\n@%s tool %s\n' "$NR" "$1"
         shift
-        nr_told "$@"
+        nr_answer "$@"
         printf '\n@%s status %s\n' "$NR" "$?"
     }
     # Lines of a table of NAT beyond 64 KiB are left out.
     nr_saved() {
         printf '\n@%s tool %s\n' "$NR" "$1"
         shift
-        { nr_told "$@"; printf '\n@%s status %s\n' "$NR" "$?"; } | awk -v most=65536 '
+        { nr_answer "$@"; printf '\n@%s status %s\n' "$NR" "$?"; } | awk -v most=65536 '
             /^(\*|table )/ { nat = /^\*nat/ || /^table ip6? nat / ; size = 0 }
             /^@/ { nat = 0 }
             nat && (size += length($0) + 1) > most { if (!cut++) print "# cut"; next }
@@ -152,7 +152,7 @@ _SCRIPT = r"""
     esac
     if [ -n "$nr_nft" ] && command -v nft >/dev/null; then
         nr_rc=0
-        nr_tables=$(nr_told nft list tables) || nr_rc=$?
+        nr_tables=$(nr_answer nft list tables) || nr_rc=$?
         if [ "${#nr_tables}" -gt 65536 ]; then nr_rc=1 nr_tables='too many tables'; fi
         nr_compat='' nr_nats=''
         set --

@@ -71,11 +71,11 @@ def _effective(policy: Policy) -> str:
         printf 'ask=%s %s\n' "$1" "$2"
         nr_rc=0
         if [ "$1" = own ]; then
-            nr_line=$(nr_told ssh -GT -- "$2" </dev/null) || nr_rc=$?
+            nr_line=$(nr_answer ssh -GT -- "$2" </dev/null) || nr_rc=$?
         else
             nr_line='setpriv: none'
             if [ -n "$nr_user" ]; then
-                nr_line=$(nr_told $nr_user ssh -GT -- "$2" </dev/null \
+                nr_line=$(nr_answer $nr_user ssh -GT -- "$2" </dev/null \
                     3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-) || nr_rc=$?
             fi
             # Where root may not become another user.
@@ -83,11 +83,11 @@ def _effective(policy: Policy) -> str:
             'setpriv: failed to execute'*) ;;
             'setpriv: '*)
                 nr_user='' nr_rc=0
-                nr_line=$(nr_told ssh -GT -F {MAIN} -- "$2" </dev/null) || nr_rc=$?
+                nr_line=$(nr_answer ssh -GT -F {MAIN} -- "$2" </dev/null) || nr_rc=$?
                 ;;
             esac
         fi
-        nr_said "$nr_line"
+        nr_bar_lines "$nr_line"
         printf 'rc=%s\n' "$nr_rc"
     }}
     while read -r nr_key nr_x nr_me nr_x; do

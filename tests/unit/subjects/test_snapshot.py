@@ -153,7 +153,7 @@ def test_a_value_is_read_whole_whatever_the_shell(answer, tmp_path):
 def test_the_messages_of_a_program_are_no_part_of_its_answer(answer):
     loader = "ERROR: ld.so: object '/x.so' from /etc/ld.so.preload cannot be preloaded: ignored."
     says = f"echo {shell.quote(loader)} >&2; echo broken >&2; echo a=1; exit $0"
-    tool = f"nr_told sh -c {shell.quote(says)}"
+    tool = f"nr_answer sh -c {shell.quote(says)}"
     script = f"echo {shell.quote(loader)} >&2\n{tool} 0\n{tool} 3"
     sections = [section("near", script), section("beside", script, parallel=True)]
     for output in parse_answer(answer(sections), sections, NONCE).values():

@@ -1,6 +1,6 @@
-# nr_told COMMAND...: run it; its messages are no part of its answer: they are printed behind it,
-# and only where it fails, without those of the loader about a stale /etc/ld.so.preload.
-nr_told() {
+# nr_answer COMMAND...: run it and print its standard output. Its messages follow, only where the
+# command fails, without the loader's messages about a stale /etc/ld.so.preload.
+nr_answer() {
     { nr_message=$("$@" 2>&1 >&3 3>&-); } 3>&1
     nr_status=$?
     if [ "$nr_status" != 0 ] && [ -n "$nr_message" ]; then
