@@ -1,11 +1,15 @@
-"""A function's docstring names the exceptions that it raises."""
+"""A function's docstring names the exceptions that it raises, and its examples hold."""
 
 from __future__ import annotations
 
 import ast
 import builtins
+import doctest
+import importlib
 import re
 from collections.abc import Iterator
+
+import pytest
 
 from tests.paths import ROOT
 
@@ -78,3 +82,17 @@ def test_a_docstring_that_does_not_is_reported():
     caught = "def f():\n    try:\n        raise FileExistsError\n    except {}:\n        raise X\n"
     assert silent(caught.format("(KeyError, OSError)")) == ["f: X"]
     assert silent(caught.format("KeyError")) == ["f: FileExistsError", "f: X"]
+
+
+EXAMPLES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in sorted((ROOT / "nodeready").rglob("*.py"))
+    if re.search(r"^ *>>> ", path.read_text(), re.M)
+]
+
+
+@pytest.mark.parametrize("module", EXAMPLES)
+def test_an_example_gives_what_the_docstring_says(module):
+    outcome = doctest.testmod(importlib.import_module(module))
+    assert outcome.attempted
+    assert not outcome.failed, "the captured output has the difference"
