@@ -43,13 +43,13 @@ def _files(snapshot: Snapshot, policy: Policy, *paths: str) -> Iterator[Action]:
     for path in paths:
         content, old = contents(policy, bundle.program)[path], snapshot.files.get(path)
         program = path in PROGRAMS
-        if path in gate.there and old == content:
+        if path in gate.existing and old == content:
             # An existing file keeps its mode when it is written.
             if program and path not in gate.runs:
                 yield RunCommand(("chmod", "0755", path))
             continue
         yield WriteFile(path, content, old, mode="0755" if program else "0644", owned=True)
-        if program and path in gate.there:
+        if program and path in gate.existing:
             yield RunCommand(("chmod", "0755", path))
 
 
@@ -58,7 +58,7 @@ def leftover(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Take the node's own check away, what starts it first; never what slurm.conf still names."""
     gate: Gate = snapshot["gate"]
     staying = required_programs(gate)
-    gone = [path for path in FILES if path in gate.there and path not in staying]
+    gone = [path for path in FILES if path in gate.existing and path not in staying]
     if gate.systemd and TIMER in gone:
         yield RunCommand(("systemctl", "disable", "--now", "nodeready.timer"))
     for path in gone:
@@ -94,7 +94,7 @@ def program(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
         yield WriteFile(
             BUNDLE,
             contents(policy, bundle.program)[BUNDLE],
-            b"" if BUNDLE in gate.there else None,
+            b"" if BUNDLE in gate.existing else None,
             validator=("sh", "-c", test, gate.python),
             large=True,
         )
@@ -120,7 +120,7 @@ def timer(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
         yield from _files(snapshot, policy, RECORD, CRON)
         obsolete = [WANTED, TIMER, SERVICE]
     for path in obsolete:
-        if path in gate.there:
+        if path in gate.existing:
             yield RemoveFile(path, snapshot.files.get(path, b""))
 
 

@@ -36,7 +36,7 @@ def _recorded(value: Any) -> Any:
 def wrong(check: Check, read: frozenset[str], result: Result) -> list[str]:
     """What this check did and does not declare. read: the fields of the policy and the fleet"""
     found = [f"reads {name}" for name in sorted(read - {*check.settings, *check.fleet})]
-    whos = {remedy.who for remedy in check.remedies}
+    whos = {remedy.actor for remedy in check.remedies}
     if result.check != check.id:
         found.append(f"gives the result {result.check}")
     if result.fixable and not check.fixed_by and DEPLOY not in whos:

@@ -163,13 +163,13 @@ class Script(_WithoutDiff):
 
     library: str
     argv: tuple[str, ...]
-    what: str
+    description: str
 
     def sh(self) -> str:
         return f"{shell.library(self.library)}{shell.join(self.argv)}"
 
     def describe(self) -> str:
-        return self.what
+        return self.description
 
 
 Action = WriteFile | RemoveFile | MakeDirectory | RunCommand | Script

@@ -76,14 +76,16 @@ class DeployOutcome:
     done:     steps that ran well, in order; a later snapshot can ask for more than were planned
     failed:   step -> one line why
     cut:      the step during which the connection was lost or the run was interrupted, or ""
-    left:     results that the operations should have repaired, and that are still there
+    unrepaired: results that the operations should have repaired
     complete: the node was looked at again after its last change
     """
+
+    JSON_KEYS: ClassVar = {"unrepaired": "left"}
 
     done: tuple[str, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     cut: str = ""
-    left: tuple[Result, ...] = ()
+    unrepaired: tuple[Result, ...] = ()
     complete: bool = False
 
 
@@ -151,7 +153,7 @@ class DeployedNode:
         outcome = self.outcome or DeployOutcome()
         steps = {*self.refused, *outcome.failed}
         planned = {result.check for change in self.changes for result in change.checks}
-        remaining = {result.check for result in outcome.left}
+        remaining = {result.check for result in outcome.unrepaired}
         checks = (check for subject in SUBJECTS.values() for check in subject.checks)
         return planned | remaining | {check.id for check in checks if check.fixed_by in steps}
 
@@ -163,7 +165,7 @@ class DeployedNode:
     @property
     def failed(self) -> bool:
         """Whether something failed that is not the connection."""
-        if self.outcome and (self.outcome.failed or self.outcome.left):
+        if self.outcome and (self.outcome.failed or self.outcome.unrepaired):
             return True
         return bool(self.error) and not self.unreachable
 

@@ -173,8 +173,8 @@ def _from_directory(directory: Path, version: str, machine: str) -> bytes:
     return content
 
 
-# Runs $2 ... with the directory $1. Standard input is a pipe of ours: when we are gone, however
-# that came, the program is ended and the directory removed.
+# Runs $2 ... with the directory $1. Standard input is a pipe from this process: when the process
+# ends for any reason, the program is ended and the directory removed.
 _WATCHED = """
 directory=$1
 shift

@@ -187,7 +187,7 @@ class _DeployTable(TableLayout):
             ((result.check, result_text(result)), node.name)
             for node, outcome in done
             if not outcome.failed
-            for result in outcome.left
+            for result in outcome.unrepaired
         ]
         changed = [
             ((", ".join(outcome.done),), node.name) for node, outcome in done if outcome.done

@@ -1,8 +1,8 @@
-"""What an ordinary user of a node may read and run, by the modes of files and directories.
+"""The files that an ordinary user of a node may read and run, by their modes.
 
-A look is root's, and root may read everything. So the look brings the mode of each file that
-users' programs read, of each program that users run, and of every directory on the way there. A
-user who is neither the owner nor in the group has the bits for others (path_resolution(7)).
+A probe runs as root, and root may read everything. So the probe reads the mode of each file that
+users' programs read, of each program that users run, and of every directory above them. The bits
+for others apply to a user who is neither the owner nor in the group (path_resolution(7)).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from nodeready.subjects.base import Output, Section, frozen
 
@@ -139,15 +139,15 @@ class Barrier:
 
     path:    the file, or the directory on the way to it
     words:   what is wrong, with the path
-    members: the members of a group that is not root's are let through: somebody chose who may
-    ours:    the mode alone is wrong, and what has it is root's
+    members: the members of a group that is not root's may use it: an administrator's choice
+    is_roots: root owns the path, and only the mode is wrong
     dangling: it is a link that leads nowhere
     """
 
     path: str
     words: str
     members: bool = False
-    ours: bool = True
+    is_roots: bool = True
     dangling: bool = False
 
 
@@ -155,12 +155,14 @@ class Barrier:
 class Access:
     """The modes of what users read and run.
 
-    seen:     path -> what is there, links followed; without what is not there
+    inodes:   path -> the inode, links followed; a path that does not exist is missing
     links:    path -> the real path of a link; "": the link leads nowhere
     unloaded: program -> why it does not start, in the loader's words
     """
 
-    seen: Mapping[str, Inode] = field(default_factory=dict)
+    JSON_KEYS: ClassVar = {"inodes": "seen"}
+
+    inodes: Mapping[str, Inode] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
     unloaded: Mapping[str, str] = field(default_factory=dict)
 
@@ -176,27 +178,27 @@ class Access:
         real = self.links.get(path)
         if real == "":
             words = f"{path} is a link that leads nowhere"
-            yield Barrier(path, words, ours=False, dangling=True)
+            yield Barrier(path, words, is_roots=False, dangling=True)
             return
         for directory in (*parents(path), *(parents(real) if real else ())):
-            inode = self.seen.get(directory)
+            inode = self.inodes.get(directory)
             if inode is not None and not inode.mode & EXECUTE:
                 yield _closed(directory, inode, EXECUTE, "enter")
-        inode = self.seen.get(path)
+        inode = self.inodes.get(path)
         if inode is not None and not inode.directory and inode.mode & bits != bits:
             yield _closed(path, inode, bits, "run" if bits & EXECUTE else "read")
 
     def programs(self, name: str) -> list[str]:
         """The programs of this name in the directories of PATH, in the order of PATH; behind them
         the links that lead nowhere."""
-        paths = dict.fromkeys((*self.seen, *self.links))
+        paths = dict.fromkeys((*self.inodes, *self.links))
         return [
             path for path in paths if path.endswith(f"/{name}") and not self._is_directory(path)
         ]
 
     def _is_directory(self, path: str) -> bool:
-        there = self.seen.get(path)
-        return there is not None and there.directory
+        inode = self.inodes.get(path)
+        return inode is not None and inode.directory
 
 
 def parents(path: str) -> list[str]:
@@ -218,7 +220,7 @@ def chmod_mends(barrier: Barrier, path: str) -> bool:
     """Whether a deploy opens what keeps users from ``path``, a path that this program chose: the
     file, or a directory of root's on the way to it."""
     near = barrier.path == path or barrier.path in parents(path)
-    return near and barrier.ours and not barrier.members
+    return near and barrier.is_roots and not barrier.members
 
 
 #: Where a package puts its programs; a person put there what stands elsewhere.
@@ -241,7 +243,7 @@ class Stuck:
     path:   of the program, or of the directory on the way to it
     words:  what is wrong
     mend:   ``chmod``: of the path; ``reinstall``: of the package that has the file; "": a person
-    chosen: somebody let the members of a group alone run it
+    chosen: only the members of a group may run it: an administrator's choice
     """
 
     path: str
@@ -253,11 +255,11 @@ class Stuck:
 def stuck(access: Access, program: str) -> Stuck | None:
     """What keeps ordinary users from running the program that their shell finds; None: nothing.
 
-    A shell takes the first file of PATH that its user may run, whatever is in it (execvp(3)).
+    A shell takes the first file of PATH that its user may run, with any content (execvp(3)).
     """
     first, closed = None, ""
     for path in access.programs(program):
-        inode = access.seen.get(path)
+        inode = access.inodes.get(path)
         # A shell reads its script.
         script = inode is not None and inode.size_bytes < SCRIPT_BYTES
         barrier = access.barrier(path, EXECUTE | READ if script else EXECUTE)
@@ -280,7 +282,7 @@ def stuck(access: Access, program: str) -> Stuck | None:
 
 
 def parse_access(outputs: Mapping[str, Output]) -> Access:
-    """The modes; none where nobody asked. Raises ProbeError when the section did not end well."""
+    """The modes; none without the section. Raises ProbeError for a section that failed."""
     output = outputs.get(ACCESS.name)
     return Access() if output is None else _access(output)
 

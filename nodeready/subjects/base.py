@@ -277,12 +277,12 @@ def cached_per_node(make: Callable[..., Made]) -> Callable[..., Made]:
     last: list[tuple[tuple[Any, ...], Made]] = []
 
     @wraps(make)
-    def made(*arguments: Any) -> Made:
+    def cached(*arguments: Any) -> Made:
         if not last or not all(map(is_, last[0][0], arguments)):
             last[:] = [(arguments, make(*arguments))]
         return last[0][1]
 
-    return made
+    return cached
 
 
 def cached_per_fleet(make: Callable[[tuple[str, ...]], Made]) -> Callable[[tuple[str, ...]], Made]:

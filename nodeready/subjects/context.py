@@ -137,7 +137,7 @@ class FleetContext:
     addresses:   those that exactly one of the nodes has; None: fewer than two nodes were probed
     known_hosts: node -> the lines of its block of host keys
     host_keys:   node -> the key with which its sshd answered this run
-    gate_files:  node -> (path, sha256) of every file of its own check
+    gate_files:  node -> (path, sha256) of every file of its gate
     """
 
     policies: Mapping[str, Policy]
@@ -147,7 +147,7 @@ class FleetContext:
     gate_files: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
     def about(self, node: str) -> FleetFacts:
-        """What the other nodes tell about this node."""
+        """The facts about this node that other nodes tell."""
         return FleetFacts(
             addresses=self.addresses,
             known_hosts=self.known_hosts.get(node),
@@ -219,22 +219,24 @@ def context_of(
     """
     lines_of: dict[tuple[str, ...], Callable[[str], tuple[str, ...]]] = {}
     files_of: dict[int, tuple[tuple[str, str], ...]] = {}
-    known, gate_files = {}, {}
+    lines_of_node, files_of_node = {}, {}
     for name, policy in policies.items():
         extra = policy.ssh_known_hosts
         if policy.ssh_client_mode == "known_hosts":
             if extra not in lines_of:
                 lines_of[extra] = _known_hosts(snapshots, extra, endpoints, fetch)
-            known[name] = lines_of[extra](name)
+            lines_of_node[name] = lines_of[extra](name)
         if policy.gate:
             # Imported here, because it imports the templates, which a probe does not need.
             from nodeready.subjects.gate.files import digests
 
             if id(policy) not in files_of:
                 files_of[id(policy)] = digests(policy, program)
-            gate_files[name] = files_of[id(policy)]
+            files_of_node[name] = files_of[id(policy)]
     host_keys = {name: endpoint.key for name, endpoint in endpoints.items() if endpoint.key}
-    return FleetContext(policies, known_hosts=known, host_keys=host_keys, gate_files=gate_files)
+    return FleetContext(
+        policies, known_hosts=lines_of_node, host_keys=host_keys, gate_files=files_of_node
+    )
 
 
 def _known_hosts(

@@ -30,8 +30,8 @@ class FleetFacts:
                  gathered
     host_key:    the key with which the node's sshd answered this run, ``type base64``; "": not
                  known
-    gate_files:  (path, sha256) of every file of the node's own check; None: not known, as on the
-                 node itself
+    gate_files:  (path, sha256) of every file of the node's gate; None: not known, as on the node
+                 itself
     counters:    subject -> its counters in an earlier snapshot
     mesh_passed: all tried peers reached the node on the job's ports, and it reached them
     """

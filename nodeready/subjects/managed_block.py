@@ -1,8 +1,8 @@
-"""A marked block of ours in a file of somebody else: bytes in, bytes out.
+"""nodeready's marked block in a file that an administrator or user owns: bytes in, bytes out.
 
-Everything outside the block stays byte for byte: other people's line ends, a missing final
-newline, bytes that are no UTF-8. The block itself always has plain newlines, which the readers of
-these files accept, also where the other lines end in CRLF.
+Everything outside the block stays byte for byte: its line ends, a missing final newline, bytes
+that are no UTF-8. The block itself always has plain newlines, which the readers of these files
+accept, also in a file with CRLF.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _line_end(content: bytes) -> bytes:
 
 
 def find(content: bytes) -> bytes | None:
-    """The lines between our marks, as they stand, or None when there is no whole block."""
+    """The lines between the marks, unchanged; None without a whole block."""
     return _parts(content).inner
 
 
@@ -75,15 +75,15 @@ def put(content: bytes, inner: bytes, place: str) -> bytes:
     if place not in PLACES:
         raise ValueError(f"place must be one of {', '.join(PLACES)}")
     block = BEGIN + b"\n" + inner + _line_end(inner) + END + b"\n"
-    before, found, after = _parts(content)
+    before, old_inner, after = _parts(content)
     if place == "top":
         return block + before + after
-    if place == "end" or found is None:
+    if place == "end" or old_inner is None:
         before, after = before + after, b""
     return before + _line_end(before) + block + after
 
 
 def remove(content: bytes) -> bytes:
-    """``content`` without our block, and without stray marks of ours."""
+    """``content`` without nodeready's block and without stray marks."""
     before, _, after = _parts(content)
     return before + after

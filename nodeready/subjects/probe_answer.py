@@ -18,7 +18,7 @@ from nodeready.subjects.probe_script import SEPARATOR, mark
 # number, as `cat -n` prints it, or a bar. All other sections print only fixed words, text behind
 # such a word, or base64 (nodeready/sh/probe.sh).
 
-#: Maximum bytes of one node's answer, so that one node cannot fill the memory.
+#: Maximum bytes of one node's answer: no node can fill the memory.
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 
 
@@ -163,7 +163,7 @@ def _complete_outputs(
     parts = {
         name: output.text.split(f"\n@{output.nonce} later ") for name, output in waiting.items()
     }
-    marks = [part.partition("\n")[0] for pieces in parts.values() for part in pieces[1:]]
+    marks = [part.partition("\n")[0] for _, *later in parts.values() for part in later]
     noted = Counter(_LATER.get(mark, ("", False))[0] for mark in marks)
     remaining = {
         kind: iter(lines) for kind, lines in files.items() if len(lines) == noted.get(kind, 0) + 1

@@ -30,31 +30,27 @@ _QUICK_PART = 2 / 3
 SEPARATOR = "//proc/sys/kernel/ostype"
 
 
-# First all sections run in one shell, one after the other, as functions: a process costs more than
-# what most sections do. When that shell does not end well (a section hangs, prints without end, or
-# ends the shell), each section runs once more in a shell of its own, under its own timeout and
-# cap; of two outputs the later one counts. A section's status is its last line (in a shell of its
-# own, the exit trap of the probe library prints it): a section without it was cut off or ended.
-# Busybox's timeout ends only its child and leaves the child's children: there, we end the session.
-# $nr_limit is mostly a program, not a function of ours, so that no further shell is needed. The
-# text of a shell, with the nonce, is in its environment, which its user alone can read, and not in
-# its arguments, which everybody can read; what the shell starts has it no more. nr_shell is called
-# in a subshell only.
-#
-# A parallel section is started first, in the background of the left side of a
-# pipe. On the right side all other sections run; then the output that came through the pipe is
-# taken, within a limit. So nothing waits for a program in state D, which no signal ends and for
-# which `timeout` would wait: the program is left behind with a pipe without a reader. This needs
-# no file, and a section with nothing to run costs no process.
-#
-# All that costs seven processes, more than most parallel sections need. So those
-# that are mostly quick run as the last ones in the one shell, each in a subshell with a pipe of
-# its own: when a program hangs there, it holds that pipe and not the shell's output, which
-# therefore ends with the shell. Only when the shell did not end well do they run beside the
-# others.
-#
-# The files that the sections of the one shell want to see (nr_lines) are noted, and read at the
-# end: a process for all of a kind. Its lines stand in a section of their own, =KIND.
+# - The shared shell. First all sections run in one shell, in order, as functions: a process costs
+#   more than the work of most sections. The shell fails when a section hangs, prints without end
+#   or ends the shell. Then each section runs again in a separate shell, under its own timeout and
+#   cap, and the later of the two outputs counts.
+# - A section's status is its last line; in a separate shell the exit trap of the probe library
+#   prints it. A section without this line was cut off or ended.
+# - Busybox's timeout ends only its child and leaves the child's children: nr_session ends the
+#   whole session instead. Otherwise $nr_limit is a program and no function, which saves a shell.
+# - The text of a shell, with the nonce, is in the shell's environment, which only its user can
+#   read; every user can read arguments. The programs that the shell starts do not inherit the
+#   text. nr_shell is only called in a subshell.
+# - A parallel section is started first, in the background of the left side of a pipe. The other
+#   sections run on the right side; then the pipe is read, within a limit. So nothing waits for a
+#   program in state D, which no signal ends and for which `timeout` would wait: the program is
+#   left behind with a pipe without a reader. This needs no file, and a section with nothing to run
+#   costs no process.
+# - A parallel section costs seven processes, more than most of them need. So the quick ones run
+#   last in the shared shell, each in a subshell with a separate pipe: a program that hangs holds
+#   this pipe and not the shell's output. They run in parallel only when the shared shell failed.
+# - The shared shell collects the files that its sections read by nr_lines, and reads them at the
+#   end: one process per kind. The lines of a kind are the section =KIND.
 _RUN = r"""
 nr_timeout=
 IFS=:
@@ -72,7 +68,7 @@ fi
 nr_session() {
     nr_seconds=$1
     shift
-    # What runs in the background has no standard input, unless it is told.
+    # Without a redirection, a background process has no standard input.
     { setsid "$@" <&6 & } 6<&0
     nr_pid=$!
     (sleep "$nr_seconds"; kill -TERM -- -$nr_pid; sleep 1; kill -KILL -- -$nr_pid) \
@@ -98,7 +94,7 @@ $NR_BODIES
 nr_in_$1" 2>&1 | head -c "$3" | sed 's/^/      |/'
     printf '\n@%s end\n' "$NR"
 }
-# nr_soon SECONDS: nr_soon, so many, but no more than the whole look has left.
+# nr_soon SECONDS: nr_soon, these seconds, at most the rest of the whole probe's time.
 nr_soon() {
     read -r nr_up nr_x </proc/uptime
     nr_soon=$((nr_end - ${nr_up%%.*}))
@@ -138,9 +134,9 @@ $NR_CALLS" 2>&1 4>&- 5>&-; echo $? >&4; } |
 """
 
 
-# In the one shell: a section, and one that is mostly quick. The latter's trap prints its status.
-# This shell's own trap keeps it there as long as a program does not heed TERM, so that `timeout`
-# kills both. `exec`: a redirection of dash's keeps what was there before, the shell's output.
+# nr_run and nr_quick run a section in the shared shell; the trap of nr_quick prints the status.
+# The trap of this shell keeps the shell alive while a program ignores TERM, so that `timeout`
+# kills both. `exec`: a redirection of dash's would keep the shell's output open.
 _CALLS = r"""
 trap 'exit 143' TERM
 nr_run() {
@@ -248,7 +244,7 @@ def make_script(
         'if [ "$nr_ended" != 0 ]; then',
         "(read -r nr_begin nr_x </proc/uptime",
         "nr_begin=${nr_begin%%.*}",
-        # What is left behind must not hold the answer's pipe.
+        # A program that is left behind must not hold the answer's pipe.
         f"nr_again_{len(quick)}) 5>&-",
         "fi",
         "} 5>&1",

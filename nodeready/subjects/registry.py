@@ -49,14 +49,14 @@ CHANGED = tuple(name for name, subject in SUBJECTS.items() if subject.changed)
 #: The subjects from which a policy can be learnt.
 LEARNED = tuple(name for name, subject in SUBJECTS.items() if subject.learnable)
 
-#: The subjects of which a check needs the fleet.
+#: The subjects with a check that needs the fleet.
 NEEDS_FLEET = frozenset(name for name, subject in SUBJECTS.items() if subject.needs_fleet)
 
-#: The subjects with counters, which are judged beside those of an earlier look at the same boot.
-#: The subject "host" tells the boot.
+#: The subjects with counters, which are compared with those of an earlier audit at the same boot.
+#: The subject "host" has the boot's id.
 COUNTING = tuple(name for name, subject in SUBJECTS.items() if subject.counters)
 
-#: The probes of a snapshot: each subject's, and the probe of our own files.
+#: The probes of a snapshot: each subject's, and the probe of nodeready's own files.
 PROBES: tuple[Probe, ...] = (
     *(subject.probe for subject in SUBJECTS.values() if subject.probe),
     own_files(path for subject in SUBJECTS.values() for path in subject.files),
@@ -119,7 +119,7 @@ class CheckSelection:
 
 
 def _matching(option: str, words: str, subjects: Iterable[str]) -> set[str]:
-    """The ids that one option's words, separated by commas, select. Raises SelectionError."""
+    """The ids that the words of an option, with commas, select. Raises SelectionError."""
     ids = _ids(subjects)
     selected: set[str] = set()
     for word in (part.strip() for part in words.split(",")):

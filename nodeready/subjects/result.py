@@ -15,12 +15,12 @@ from nodeready.policy import Policy
 from nodeready.subjects.base import Probe
 from nodeready.subjects.fleet import ALONE, FleetFacts
 
-#: The statuses, worst first. ``unknown`` may hide a failure: it stops a job as that does.
+#: The statuses, worst first. ``unknown`` may hide a failure, and stops a job like ``fail``.
 STATUSES: tuple[str, ...] = ("fail", "unknown", "warn", "waived", "ok", "na")
 
-#: The owner of a Result that one of our operations repairs.
+#: The owner of a Result that an operation repairs.
 NODEREADY = "nodeready"
-#: The owner of a Result that only a person can repair: a reboot, a restart, somebody's file.
+#: The owner of a Result that only a person can repair: by a reboot, a restart, another's file.
 ADMIN = "admin"
 
 
@@ -34,7 +34,7 @@ class Result:
     actual:   what was observed; live and next-boot value where the two can differ; of ``na`` and
               ``unknown`` the reason
     source:   where the actual value comes from (``/etc/sysctl.d/10-ptrace.conf:3``), or ""
-    fix:      what repairs it: an operation of ours, a command, a person's act; or ""; of
+    fix:      the repair: an operation of nodeready, a command, a person's work; or ""; of
               ``waived`` the reason
     owner:    who repairs it: ``nodeready`` where ``nodeready deploy`` does, else ``admin``, a
               person; "" when ok
@@ -50,7 +50,7 @@ class Result:
 
     @property
     def bad(self) -> bool:
-        """Whether something has to be done or looked at: not ok and not ``na``."""
+        """Whether a person or a deploy must act: not ``ok``, ``na`` or ``waived``."""
         return self.status not in ("ok", "na", "waived")
 
     @property
@@ -100,12 +100,12 @@ def fail(check: str, expected: str, actual: str, source: str = "", fix: str = ""
 
 
 def held(check: str, expected: str, actual: str, source: str, remedy: str) -> Result:
-    """A failure that a deploy repairs as soon as a person has done this."""
+    """A failure that a deploy repairs after a person has applied ``remedy``."""
     return fail(check, expected, actual, source, f"{remedy}, then {_deploy(check)}")
 
 
 def warn(check: str, expected: str, actual: str, source: str = "", fix: str = "") -> Result:
-    """Something that a person should do or know, by ``fix``, but that stops no job."""
+    """A finding that a person should know or repair, by ``fix``; it stops no job."""
     return Result(check, "warn", expected, actual, source, fix, ADMIN)
 
 
@@ -119,7 +119,11 @@ def worst(results: Iterable[Result]) -> str:
 
 
 def some(texts: Iterable[str], joint: str = "; ", maximum: int = 4) -> str:
-    """The first ``most`` texts and how many more there are: ``a; b; c; d and 3 more``."""
+    """The first texts, and the number of the others.
+
+    >>> some("abcdef")
+    'a; b; c; d and 2 more'
+    """
     listed = list(texts)
     remaining = f" and {len(listed) - maximum} more" if len(listed) > maximum else ""
     return joint.join(listed[:maximum]) + remaining
@@ -138,13 +142,16 @@ DEPLOY = "Repaired by"
 
 
 class Remedy(NamedTuple):
-    """What repairs a finding, and who does it. A word in capitals stands for the node's value."""
+    """The repair of a finding. A word in capitals stands for the node's value.
 
-    who: str
-    what: str
+    actor: PERSON or DEPLOY
+    """
+
+    actor: str
+    action: str
 
     def __str__(self) -> str:
-        return f"{self.who}: {self.what}"
+        return f"{self.actor}: {self.action}"
 
 
 def deploy(command: str) -> Remedy:

@@ -1,8 +1,8 @@
-"""Snapshot: everything that was observed on one node in one round trip.
+"""Snapshot: all observations of one node in one round trip.
 
 The sections of all subjects become one script (`probe_script`), and its answer (`probe_answer`)
 becomes a Snapshot. `judging` turns the Snapshot into Results. A subject is Unknown when its
-section failed, timed out or cannot be parsed; the other subjects stay known.
+section failed, timed out or cannot be parsed, and no other subject is affected.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ _shared_bytes = 0
 
 
 def _without_nonce(output: Output) -> Output:
-    """The same output with the shared nonce in place of its own."""
+    """The output with the shared nonce in place of the run's."""
     if not output.nonce or output.nonce == _SHARED_NONCE:
         return output
     text = (
@@ -154,11 +154,11 @@ def read(answer: str, chosen: tuple[Probe, ...], policy: Policy, nonce: str) -> 
     outputs = {name: _without_nonce(output) for name, output in printed.items()}
     for probe in chosen:
         observations[probe.subject] = _shared_observation(probe, outputs, policy)
-    own: OwnFiles | Unknown = observations.get("ours", Unknown(""))
+    own_files: OwnFiles | Unknown = observations.get("ours", Unknown(""))
     return (
         Snapshot(observations)
-        if isinstance(own, Unknown)
-        else Snapshot(observations, own.files, own.refused)
+        if isinstance(own_files, Unknown)
+        else Snapshot(observations, own_files.files, own_files.refused)
     )
 
 

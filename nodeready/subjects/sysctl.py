@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import (
@@ -116,8 +116,10 @@ SECTION = Section("sysctl", _script)
 class Setting:
     """An assignment: the value as written, and its line, ``/path:number``."""
 
+    JSON_KEYS: ClassVar = {"source": "where"}
+
     value: str
-    where: str
+    source: str
 
     @property
     def shown(self) -> str:
@@ -132,9 +134,9 @@ class BootSetting:
     winner:    what the node's own boot takes: a line of a file, or of the kernel's command line;
                None when nothing sets the key
     conflict:  the line of /etc/sysctl.conf that `sysctl --system` would take instead, or None
-    last_name: base name of the last of other people's files that set or exclude this very key
-               and behind which a file of ours can be; "" for none
-    remedy:    what a person must do before a file of ours in /etc/sysctl.d can win; "": nothing
+    last_name: base name of the last foreign file that sets or excludes this key, and that a file
+               of nodeready can follow; "" for none
+    remedy:    what a person must do before nodeready's file in /etc/sysctl.d can win; "": nothing
     """
 
     winner: Setting | None
@@ -144,7 +146,7 @@ class BootSetting:
 
     @property
     def beatable(self) -> bool:
-        """Whether a file of ours in /etc/sysctl.d can win over the winner."""
+        """Whether nodeready's file in /etc/sysctl.d can override the winner."""
         return not self.remedy
 
 
@@ -324,7 +326,7 @@ def _remove(source: str) -> str:
 
 
 def _rival(files: SysctlFiles, path: str) -> str:
-    """What a person must do before a file of ours in /etc/sysctl.d can set this path, or ""."""
+    """What a person must do before nodeready's file in /etc/sysctl.d can set this path, or ""."""
     if files.masked:
         return f"systemctl unmask {_UNIT}"
     written = files.options.get(path)
@@ -335,7 +337,7 @@ def _rival(files: SysctlFiles, path: str) -> str:
     for later in (files.ufw, {} if files.reapply else files.tuned):
         setting = _setting(later, path)
         if setting is not None:
-            return _remove(setting.where)
+            return _remove(setting.source)
     return ""
 
 
@@ -345,7 +347,7 @@ def boot_value(files: SysctlFiles, key: str) -> BootSetting:
     winner = None if files.masked else _setting(files.options, path)
     tuned = _setting(files.tuned, path)
     if tuned is not None and not (
-        files.reapply and winner is not None and winner.where.startswith(_REAPPLIED)
+        files.reapply and winner is not None and winner.source.startswith(_REAPPLIED)
     ):
         winner = tuned
     winner = _setting(files.ufw, path) or winner
@@ -358,7 +360,7 @@ def boot_value(files: SysctlFiles, key: str) -> BootSetting:
         if "nodeready" not in name and beatable(name) and path_of_file != SYSCTL_CONF
     ]
     by_hand = _setting(files.manual, path)
-    conflict = by_hand if by_hand and by_hand.where.startswith(f"{SYSCTL_CONF}:") else None
+    conflict = by_hand if by_hand and by_hand.source.startswith(f"{SYSCTL_CONF}:") else None
     return BootSetting(
         winner,
         conflict if conflict != winner else None,
@@ -394,4 +396,4 @@ def contradicted(check: str, key: str, boot: BootSetting, expected_value: str) -
     if conflict is None or sets(conflict.value, expected_value):
         return ok(check, expected)
     actual = f"{key} = {conflict.shown} wins under sysctl --system"
-    return warn(check, expected, actual, conflict.where, _remove(conflict.where))
+    return warn(check, expected, actual, conflict.source, _remove(conflict.source))

@@ -22,5 +22,5 @@ def _environment() -> Environment:
 
 
 def render(template: str, **values: Any) -> bytes:
-    """The bytes of a file of ours. Raises jinja2.UndefinedError for a value that is missing."""
+    """The bytes of a file from its template. Raises jinja2.UndefinedError."""
     return _environment().get_template(template).render(**values).encode()

@@ -6,8 +6,8 @@ cannot know the nonce. A large answer is packed, and `unpack` and `load_json` op
 
 An answer is a stranger's data, also years later in a file. So it has bounds: bytes, and what they
 would take as objects, before anything is made of them; depth; each key once; numbers that are
-finite and within what their field can be; texts no longer than their field's. Whatever is outside
-is a `DecodeError`, one line, and costs the node that said it.
+finite and within the bounds of their field; texts no longer than their field's. Anything else is a
+`DecodeError`, one line, and costs the answer of its node.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ Seen = TypeVar("Seen")
 #: The answer of a node that has no Python for the program.
 NO_PYTHON = "no Python 3.9 or newer"
 
-# --- What a field can hold. A dataclass names one of these as the type of its field; a plain int,
-# float or str has the bounds of its own name below. A bound is wide where an ordinary user of the
-# node chooses the value (a file's time, a number in a file's name): what a user writes must not
-# make the answer of the node one that is refused.
+# --- The values of a field. A dataclass names one of these as the type of its field; a plain int,
+# float or str has the bounds of the same name below. A bound is wide where an ordinary user of the
+# node chooses the value (a file's time, a number in a file's name): no user may make the node's
+# answer invalid.
 
 Count = int  # how many there are of something
 Pid = int
 Port = int
-Uid = int  # -1: nobody
+Uid = int  # -1: no such user
 Number = int  # of 64 bits, without a sign: a size, an inode, an address
 Seconds = float
 Name = str  # of a host, a user, a program, a function
@@ -71,11 +71,11 @@ _TEXTS = {
 
 
 class DecodeError(ProbeError):
-    """An answer that makes no sense. what: the words in brackets, such as ``nested too deep``"""
+    """An invalid answer. defect: the words in brackets, such as ``nested too deep``"""
 
-    def __init__(self, what: str, evidence: str = "") -> None:
-        super().__init__(f"the answer makes no sense ({what})", evidence)
-        self.what = what
+    def __init__(self, defect: str, evidence: str = "") -> None:
+        super().__init__(f"the answer makes no sense ({defect})", evidence)
+        self.defect = defect
 
 
 # --- JSON within bounds.
@@ -127,7 +127,7 @@ def _int(text: str) -> int:
     return int(text) if len(text) <= 20 else _no_number(text)
 
 
-# Where Python has no such limit of its own, one number could take hours.
+# In a Python without a limit of digits, one number could take hours.
 _LIMITED = 0 < getattr(sys, "get_int_max_str_digits", int)() <= 5000
 _DECODER = json.JSONDecoder(
     parse_int=None if _LIMITED else _int,
@@ -205,8 +205,8 @@ def _colons(text: str) -> int:
     """How many colons stand outside of the texts of an ASCII JSON text. -1: it may be nested too
     deep or have a number that is too large.
 
-    A look at the bytes takes a third of the time of one at each of the objects (29 us of 75, for
-    the trace of a node). What it says of a text that is no JSON, the decoder says otherwise.
+    Counting in the bytes takes a third of the time of counting the objects (29 us of 75, for the
+    trace of a node). The count of a text that is no JSON means nothing: the decoder refuses it.
     """
     if "\\" in text:
         text = text.replace("\\\\", "").replace('\\"', "")
@@ -236,7 +236,7 @@ def _check_cost(text: str, max_cost: int) -> None:
 
 
 def _check(decoded: Any, surrogates: bool) -> None:
-    """Raises DecodeError for what is nested too deep, or has a number or a text that is none."""
+    """Raises DecodeError for data that is nested too deep or has an invalid number or text."""
     level: list[Any] = [decoded]
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []
@@ -285,9 +285,9 @@ def line(nonce: str, name: str, observed: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Nonsense:
-    """What stands in place of a line's data that is outside of the bounds; `decode` raises it."""
+    """In place of a line's data outside the bounds; `decode` raises a DecodeError of it."""
 
-    what: str
+    defect: str
 
 
 def lines(text: str, nonce: str) -> Iterator[tuple[str, Any]]:
@@ -309,7 +309,7 @@ def lines(text: str, nonce: str) -> Iterator[tuple[str, Any]]:
             yield name, load_json(data)
         except DecodeError as problem:
             if end >= 0:
-                yield name, Nonsense(problem.what)
+                yield name, Nonsense(problem.defect)
 
 
 def decode(kind: type[Seen], data: Any) -> Seen:
@@ -319,7 +319,7 @@ def decode(kind: type[Seen], data: Any) -> Seen:
     ``X | None``, ``tuple[X, ...]`` and ``tuple[X, Y]``. Raises DecodeError when the data has
     another shape, or a value that its field cannot have.
     """
-    # A class is hashable, whatever its own __hash__ is.
+    # A class is hashable, even one whose instances are not.
     value: Seen = _reader(kind)(data)  # type: ignore[arg-type]
     return value
 
@@ -338,7 +338,7 @@ def _reader(kind: type[Any]) -> Reads:
 
     def read(data: Any) -> Any:
         if isinstance(data, Nonsense):
-            raise DecodeError(data.what)
+            raise DecodeError(data.defect)
         if not isinstance(data, Mapping) or data.keys() != fields.keys():
             raise DecodeError(f"no {kind.__name__}", shown(data))
         # By position: by name takes a third longer.
@@ -419,7 +419,7 @@ def plain(observed: Any) -> Any:
     """An observation as dicts, lists, text and numbers.
 
     A subject that could not be observed is ``{"unknown": reason}``; a file's content is only
-    counted; what is no number in JSON (infinity) is None.
+    counted; infinity, which JSON cannot hold, is None.
     """
     if observed is None or isinstance(observed, (str, int)):
         return observed

@@ -66,8 +66,8 @@ def result() -> Deploy:
     done, lost, failed, *others = planned()
     left = (replace(PY_SPY, actual="0.3.0"),)
     cut = DeployOutcome(cut="ptrace.sysctl")
-    some = DeployOutcome(("ptrace.sysctl",), NO_USER, left=left, complete=True)
-    not_fixed = DeployOutcome(left=(SCOPE,), complete=True)
+    some = DeployOutcome(("ptrace.sysctl",), NO_USER, unrepaired=left, complete=True)
+    not_fixed = DeployOutcome(unrepaired=(SCOPE,), complete=True)
     nodes = (
         replace(done, outcome=DeployOutcome(("ptrace.sysctl",), complete=True)).judged([IOMMU]),
         replace(lost, error="lost in ptrace.sysctl", unreachable=True, outcome=cut),

@@ -456,7 +456,7 @@ def from_json(data: bytes) -> tuple[Any, bool]:
         text = data.decode("utf-8", "replace")
         begin = _ENTRIES.search(text)
         if begin is None:
-            raise NoDumpError(f"it is no dump ({problem.what})") from None
+            raise NoDumpError(f"it is no dump ({problem.defect})") from None
     entries, at, decoder = [], begin.end(), json.JSONDecoder()
     until = time.process_time() + _READ_S
     with contextlib.suppress(ValueError, RecursionError):

@@ -58,7 +58,7 @@ def pattern(observed: CoreDumps, policy: Policy) -> Result:
     """
     check, expected = "core_dumps.pattern", _expected_pattern(observed, policy)
     winner = observed.boot.winner
-    source = winner.where if winner else ""
+    source = winner.source if winner else ""
     live = observed.live or "empty"
     if not expected:
         return fail(
@@ -232,11 +232,11 @@ def size(observed: CoreDumps, policy: Policy) -> Result:
         setting = observed.coredump.get(name)
         if setting is None or setting.value != "infinity":
             differences.append(f"{name}={setting.value if setting else 'default'}")
-            source = source or (setting.where if setting else "")
+            source = source or (setting.source if setting else "")
     storage = observed.coredump.get("Storage")
     if storage is not None and storage.value != "external":
         differences.append(f"Storage={storage.value}")
-        source = source or storage.where
+        source = source or storage.source
     if differences:
         return fixable(check, "infinity, Storage=external", ", ".join(differences), source)
     return ok(check, "infinity, Storage=external")

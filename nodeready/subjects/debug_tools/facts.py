@@ -305,7 +305,7 @@ def _missing_companion(observed: DebugTools, package: str, program: str) -> Stuc
     if program == package or observed.access.programs(program):
         return None
     script = next(iter(observed.access.programs(package)), "")
-    inode = observed.access.seen.get(script)
+    inode = observed.access.inodes.get(script)
     is_debians = package in observed.registered and script == f"/usr/bin/{package}"
     if not is_debians or inode is None or inode.size_bytes >= SCRIPT_BYTES:
         return None

@@ -36,7 +36,7 @@ def required_programs(observed: Gate) -> dict[str, str]:
     """
     programs = {}
     for program in (PROLOG, HEALTH_CHECK):
-        if program not in observed.there:
+        if program not in observed.existing:
             continue
         if observed.slurm_conf is None and observed.slurm:
             programs[program] = "no slurm.conf was found that could name it"
@@ -54,14 +54,14 @@ def required_programs(observed: Gate) -> dict[str, str]:
 def leftover(observed: Gate, policy: Policy) -> Result:
     """Nothing of the node's own check is left on a node whose policy does not want it.
 
-    A timer that nobody asked for judges by a policy that is no more. What slurm.conf still names
+    A leftover timer judges by an obsolete policy. What slurm.conf still names
     stays until a person has taken the line out: Slurm drains a node whose prolog is missing.
     """
     check, expected = "gate.leftover", "none of its files"
     if policy.gate:
         return na(check, "gate is True")
     staying = required_programs(observed)
-    gone = [path for path in observed.there if path not in staying]
+    gone = [path for path in observed.existing if path not in staying]
     if gone:
         return fixable(check, expected, ", ".join(gone))
     if staying:
@@ -69,7 +69,7 @@ def leftover(observed: Gate, policy: Policy) -> Result:
         quoted = " ".join(map(quote, staying))
         fix = f"take the lines out of slurm.conf, scontrol reconfigure, rm {quoted}"
         return warn(check, expected, actual, "", fix)
-    return na(check, OFF) if not observed.there else ok(check, expected)
+    return na(check, OFF) if not observed.existing else ok(check, expected)
 
 
 @check(
@@ -173,7 +173,7 @@ def timer(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     check = "gate.timer"
     if observed.systemd:
         result = _installed(check, observed, policy, fleet, (RECORD, SERVICE, TIMER))
-        if result.status == "ok" and WANTED not in observed.there:
+        if result.status == "ok" and WANTED not in observed.existing:
             return fixable(check, "enabled at boot", "nodeready.timer is not enabled", TIMER)
         unused = [CRON]
     elif observed.cron or not policy.gate or fleet.gate_files is None:
@@ -182,7 +182,7 @@ def timer(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     else:
         expected = "a timer of systemd, or cron"
         return fail(check, expected, "neither runs here", "", "install cron, or start record")
-    twice = [path for path in unused if path in observed.there]
+    twice = [path for path in unused if path in observed.existing]
     if result.status == "ok" and twice:
         return fixable(check, "one timer", f"also {', '.join(twice)}")
     return result

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import ClassVar
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import (
@@ -141,7 +142,7 @@ class SlurmConf:
 class Gate:
     """The node's own check, as far as it is installed.
 
-    there:      our files that exist, in the order of FILES
+    existing:   our files that exist, in the order of FILES
     digests:    path -> sha256 of these files; None where the policy wants no gate
     runs:       our programs that may be executed
     systemd:    systemd runs as the init
@@ -158,7 +159,9 @@ class Gate:
     since_s:    seconds since the bundle was installed; None: it is not installed
     """
 
-    there: tuple[str, ...] = ()
+    JSON_KEYS: ClassVar = {"existing": "there"}
+
+    existing: tuple[str, ...] = ()
     digests: Mapping[str, str] | None = None
     runs: tuple[str, ...] = ()
     systemd: bool = False
@@ -252,7 +255,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
         raise ProbeError("date +%s printed no time", text)
     conf = values.get("slurm", "")
     return Gate(
-        there=tuple(path for path in FILES if path in existing),
+        existing=tuple(path for path in FILES if path in existing),
         digests=digests if policy.gate else None,
         runs=tuple(path for path in PROGRAMS if path in executable),
         systemd="systemd" in values,

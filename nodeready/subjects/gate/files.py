@@ -28,12 +28,12 @@ from nodeready.subjects.gate.facts import (
 )
 from nodeready.subjects.templates import render
 
-#: Seconds for a look of the timer, for which nobody waits: more than the look's own limit
+#: Seconds for a probe of the timer, which delays no job: more than the probe's own limit
 #: (healthcheck/here.py) and that of a file server (audit/verdict.py).
 RECORD_S = 85
 #: Seconds of the health check for asking and telling Slurm.
 SLURM_S = 10
-#: Slurm ends a health check after 60 s, whatever HealthCheckTimeout says in newer ones.
+#: Slurm ends a health check after 60 s, also with a longer HealthCheckTimeout in newer versions.
 MOST_S = 58
 
 

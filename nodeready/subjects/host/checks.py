@@ -60,7 +60,7 @@ def mounts(observed: Host, policy: Policy) -> Result:
     if late:
         actual = f"not mounted: {named([entry.path for entry in late])}"
         fix = f"mount {quote(late[0].path)}, or remove the line"
-        return warn(check, f"what {FSTAB} mounts at boot", actual, late[0].where, fix)
+        return warn(check, f"what {FSTAB} mounts at boot", actual, late[0].source, fix)
     return ok(check, expected, "all mounted", TABLE)
 
 
@@ -312,7 +312,7 @@ MUNGE_MS = 300_000
 
 
 def _exactly(check: str, expected: str, actual: str, source: str, fix: str) -> Result:
-    """The value is the one that the policy names, or any where the policy names none."""
+    """The value is the policy's; without a policy, any value passes."""
     if not expected:
         return ok(check, "any", actual or "not shown", source)
     if not actual:
@@ -389,9 +389,9 @@ def clock(observed: Host, policy: Policy) -> Result:
         fix = "wait until it has been corrected, or chronyc makestep while no job runs"
         judge = fail if abs(clock_state.offset_ms) >= MUNGE_MS else warn
         return judge(check, f"at most {OFFSET_MS} ms off", actual, clock_state.source, fix)
-    if clock_state.own or (clock_state.error_ms or 0.0) > OFFSET_MS:
+    if clock_state.uses_local_clock or (clock_state.error_ms or 0.0) > OFFSET_MS:
         actual = "follows the node's own clock"
-        if not clock_state.own:
+        if not clock_state.uses_local_clock:
             actual = f"may be {(clock_state.error_ms or 0.0) / 1000:.1f} s off: no server answers"
         fix = f"see why {clock_state.source} reaches no time server"
         return warn(
@@ -484,7 +484,7 @@ def numa_balancing(observed: Host, policy: Policy) -> Result:
             return fail(check, str(expected_value), "no NUMA balancing in this kernel")
         return ok(check, "any" if expected_value is None else "0", "none in this kernel")
     winner = observed.numa_balancing_boot.winner
-    source = winner.where if winner else "/proc/sys/kernel/numa_balancing"
+    source = winner.source if winner else "/proc/sys/kernel/numa_balancing"
     actual = f"{live}, next boot {winner.shown if winner else 'unset'}"
     if expected_value is None:
         return ok(check, "any", actual, source)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from nodeready.policy import Policy
 from nodeready.subjects import sysctl
@@ -78,16 +78,18 @@ class Clock:
                   other service
     offset_ms:    how far the clock was from its time server's, where the service tells
     error_ms:     by how much the clock may be off at most, as the service estimates it
-    own:          the service follows the node's own clock, and no other
+    uses_local_clock: the service follows the node's own clock, and no other
     detail:       the service's message, in short
     """
+
+    JSON_KEYS: ClassVar = {"uses_local_clock": "own"}
 
     synchronised: bool | None
     source: str = "none"
     offset_ms: float | None = None
     detail: str = ""
     error_ms: float | None = None
-    own: bool = False
+    uses_local_clock: bool = False
 
 
 #: The reference of a service that follows the node's own clock: 7F7F0101 is 127.127.1.1
@@ -122,8 +124,8 @@ def _chrony(text: str, rc: int) -> Clock:
         status.split()[0]
     )
     error_ms = round(bounds[0] / 2 + bounds[1], 3) if all(parts) else None
-    own = _OWN_CHRONY.search(text) is not None
-    return Clock(synchronised, "chrony", offset_ms, status, error_ms, own)
+    uses_local_clock = _OWN_CHRONY.search(text) is not None
+    return Clock(synchronised, "chrony", offset_ms, status, error_ms, uses_local_clock)
 
 
 def _ntpd(text: str, rc: int) -> Clock:
@@ -137,8 +139,8 @@ def _ntpd(text: str, rc: int) -> Clock:
     offset = re.search(r"\boffset=([-+]?[0-9.]{1,20})", text)
     offset_ms = _milliseconds(offset[1], 1.0) if offset else None
     synchronised = leap[1] != "alarm" and not re.search(r"\bsync_unspec\b|\bstratum=16\b", text)
-    own = _OWN_NTPD.search(text) is not None
-    return Clock(synchronised, "ntpd", offset_ms, f"leap_{leap[1]}", None, own)
+    uses_local_clock = _OWN_NTPD.search(text) is not None
+    return Clock(synchronised, "ntpd", offset_ms, f"leap_{leap[1]}", None, uses_local_clock)
 
 
 def _milliseconds(text: str, factor: float) -> float:
@@ -157,10 +159,10 @@ def parse_clock(text: str) -> Clock:
     sections = re.split(r"^clock=(\w+)$", text, flags=re.M)
     answers: dict[str, tuple[str, int]] = {}
     for name, section in zip(sections[1::2], sections[2::2]):
-        said, end, rc = section.partition("\nclock_rc=")
+        output, end, rc = section.partition("\nclock_rc=")
         status = re.match(r"\d{1,3}$", rc, re.M)
         if end and status:
-            answers.setdefault(name, (said[:_MOST], int(status[0])))
+            answers.setdefault(name, (output[:_MOST], int(status[0])))
     if "chronyc" in answers:
         return _chrony(*answers["chronyc"])
     if "ntpq" in answers:
@@ -322,7 +324,7 @@ class Host:
 
 
 def _number(text: str) -> int | None:
-    """A whole number, or None: a file that makes no sense leaves the other ones readable."""
+    """A whole number, or None: an invalid file does not hide the others."""
     return int(text) if re.fullmatch(r"-?\d{1,19}", text.strip()) else None
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import ClassVar, Optional
 
 from nodeready import shell
 from nodeready.policy import Policy
@@ -25,7 +25,7 @@ TABLE = "/proc/self/mounts"
 
 #: Seconds that a mount has to answer.
 ANSWER_S = 3
-#: At most so many network mounts are asked: where there are more, an automounter made most.
+#: Maximum network mounts that are asked: of more, an automounter made most.
 MOST = 256
 
 LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "fuseblk")
@@ -84,8 +84,8 @@ def table_script(policy: Policy) -> str:
     return f"{_read(policy)}printf '%s\\n' \"$nr_table\"\n"
 
 
-# A file system may be mounted in many places: a local one is asked once. A mount that lies below a
-# network mount is asked like a network mount, since the path to it leads through that one.
+# A file system may be mounted in many places: a local one is asked once. A mount below a network
+# mount is asked like a network mount, because its path leads through the network mount.
 _CHOOSE = rf"""
 set -f
 nr_local=' '
@@ -114,7 +114,7 @@ for nr_row in $nr_table; do
     overlay) if [ "$nr_path" = / ]; then nr_kind=local; fi ;;
     esac
     case $nr_path in {"|".join(_SKIPPED)}) nr_kind= ;; esac
-    # A path with a newline in it would print lines of its own choice.
+    # A path with a newline could print any line.
     case $nr_path in *\\012*) continue ;; esac
     if [ -n "$nr_wanted" ]; then
         nr_kind=${{nr_kind:-net}}
@@ -141,7 +141,7 @@ done
 unset IFS
 """
 
-# The processes of the network mounts hold a pipe of their own. It is read until all processes have
+# The processes of the network mounts share a separate pipe. It is read until all processes have
 # ended, or for ANSWER_S and the time to kill: so the section ends even when a process never does.
 _ASK = rf"""
 nr_path() {{
@@ -219,20 +219,20 @@ class Mount:
 
 @dataclass(frozen=True)
 class Answers:
-    """What the mounts answered. The paths of ``together``, ``alone`` and ``over`` are spelt as in
-    the kernel's table.
+    """The answers of the mounts. The paths of the first three fields are spelt as in the kernel's
+    table.
 
-    together: the mounts that one process asked, all at once
-    alone:    the mounts that each had a process of their own
-    over:     the mounts that were too many to ask
+    asked_together: the mounts that one process asked, all at once
+    asked_separately: the mounts that each had a separate process
+    not_asked: the mounts that were too many to ask
     sizes:    path -> MiB, free per cent, free inodes per cent
     errors:   path -> the error's text
-    ended:    how far the look came: "" (not to the mounts), begin, local, end
+    ended:    the last stage of the probe: "" (before the mounts), begin, local, end
     """
 
-    together: frozenset[str] = frozenset()
-    alone: frozenset[str] = frozenset()
-    over: frozenset[str] = frozenset()
+    asked_together: frozenset[str] = frozenset()
+    asked_separately: frozenset[str] = frozenset()
+    not_asked: frozenset[str] = frozenset()
     sizes: Mapping[str, Size] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
     ended: str = ""
@@ -287,13 +287,13 @@ def _state(raw: str, path: str, answers_read: Answers) -> tuple[str, str]:
     if error is not None:
         stale = ("Stale", "Transport endpoint is not connected", "Host is down")
         return ("stale" if error.startswith(stale) else "failed"), error
-    if raw in answers_read.over:
+    if raw in answers_read.not_asked:
         return "not asked", f"more than {MOST} network mounts"
-    if raw in answers_read.alone:
+    if raw in answers_read.asked_separately:
         if answers_read.ended == "end":
             return "hung", f"no answer in {ANSWER_S} s"
         return "not asked", "the look was cut off"
-    if raw in answers_read.together:
+    if raw in answers_read.asked_together:
         if answers_read.ended == "begin":
             return "hung", "this one or another local file system does not answer"
         return "failed", "no answer"
@@ -306,9 +306,9 @@ def fold(lines: Iterable[Line], answers_read: Answers, policy: Policy) -> tuple[
     A mount that another one above it hides, so that no path leads there, is left out.
     """
     chosen = (
-        answers_read.together
-        | answers_read.alone
-        | answers_read.over
+        answers_read.asked_together
+        | answers_read.asked_separately
+        | answers_read.not_asked
         | {escaped(path) for path in policy.mounts}
     )
     chosen |= {"/dev/shm"}
@@ -351,10 +351,10 @@ def is_network(fstype: str) -> bool:
 FSTAB = "/etc/fstab"
 
 
-#: Options by which systemd mounts when somebody looks into the directory (systemd.mount(5)).
+#: Options by which systemd mounts at the first access to the directory (systemd.mount(5)).
 _AUTOMOUNT = ("x-systemd.automount", "comment=systemd.automount")
-#: File systems that nobody can write: the disk's error made none of them read-only. An image that
-#: boots (ostree with composefs) is mounted in place of what fstab names.
+#: File systems that are always read-only: no error of a disk made them so. A boot image (ostree
+#: with composefs) is mounted in place of fstab's file system.
 _IMAGES = ("squashfs", "erofs", "iso9660", "cramfs", "romfs", "udf")
 _IMAGE_DEVICES = ("composefs", "overlayroot")
 
@@ -367,20 +367,22 @@ class FstabEntry:
     read_only: that mount is read-only
     """
 
+    JSON_KEYS: ClassVar = {"source": "where"}
+
     path: str
     device: str
     fstype: str
     options: tuple[str, ...]
-    where: str
+    source: str
     mounted: bool
     read_only: bool = False
 
     @property
     def at_boot(self) -> bool:
-        """Whether it is to be mounted without anybody asking for it.
+        """Whether the boot mounts it.
 
-        A local disk with ``nofail`` may be missing by right (a cloud's temporary disk). A network
-        mount with ``nofail`` may not: that its server was down at boot is no reason to go without.
+        A local disk with ``nofail`` may be missing (a cloud's temporary disk). A network mount
+        with ``nofail`` may not: its server may have been down at boot alone.
         """
         late = {"noauto", *_AUTOMOUNT, *(() if is_network(self.fstype) else ("nofail",))}
         return not late & set(self.options)

@@ -1,18 +1,18 @@
 """Processes that no signal ends (state D), and zombies.
 
-A process passes through state D with every read of a disk. So two looks a second apart count: a
-process is stuck that is in D both times and has used no CPU time in between. How long it has been
-waiting is told by ``se.exec_start`` of /proc/PID/sched, the time at which the process last ran,
-beside the same value of a process that runs now; the kernel keeps no other record. Without that
+A process passes through state D with every read of a disk. So the states are read twice, a second
+apart: a process is stuck that is in D both times and has used no CPU time in between. The time of
+waiting follows from ``se.exec_start`` of /proc/PID/sched, the time at which the process last ran,
+and from the same value of a process that runs now; the kernel keeps no other record. Without that
 file the duration is not known.
 
-Only the first thread of a process is looked at: thousands of threads would cost more than the
-whole look. Kernel threads wait in D by trade and are left out. A process that a cgroup (v1) has
-frozen is in D too: Slurm's suspended jobs are.
+Only the first thread of a process is read: thousands of threads would cost more than the whole
+probe. Kernel threads normally wait in D and are left out. A process that a cgroup (v1) has frozen
+is in D too: Slurm's suspended jobs are.
 
 Any user can start thousands of processes in these states. So the node counts zombies and sends
-none, looks at some processes of each user, and reads no file that waits for a lock of a process
-(cmdline, environ, stack), but of its own user's processes.
+none, and reads a limited number of processes of each user. Of a process of another user it reads
+no file that waits for a lock of the process (cmdline, environ, stack).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-#: Marks our own look at a mount (nodeready.subjects.host.mounts) in /proc/PID/cmdline.
+#: Marks nodeready's own probe of a mount (nodeready.subjects.host.mounts) in /proc/PID/cmdline.
 MARK = "nr_fs="
-#: At most so many processes in state D are looked at twice, and so many of one user; those of the
-#: system's users come first.
+#: Maximum processes in state D that are read twice, and maximum of one user; those of the system's
+#: users come first.
 MOST, MOST_OF_USER = 256, 32
 #: The first user who is a person (UID_MIN of login.defs(5)).
 FIRST_USER = 1000
@@ -110,10 +110,10 @@ BEGIN {{
 }}
 """
 
-# mawk gives up when a process ends between the opening of its file and the reading (ESRCH). Then
-# awk begins anew, and a look that never comes through says so.
+# mawk fails when a process ends between the opening and the reading of its file (ESRCH). Then awk
+# starts again, and a probe that never succeeds reports it.
 #
-# The script leaves in nr_hung, a line each, the mounts at which an earlier look of ours hangs.
+# The script sets nr_hung: the mounts at which an earlier probe hangs, a line each.
 SCRIPT = rf"""
 nr_hung=
 nr_failed=
@@ -179,9 +179,9 @@ _AT_WILL = (
     (r"request_wait_answer|_*fuse_\w+", "for a program that serves files (FUSE)"),
     (r"coredump_wait|do_coredump|coredump_task_exit|exit_mm", "for its core to be written"),
 )
-# Where processes wait for what is the node's, whoever started them: network storage, GPUs, RDMA,
-# disks. Elsewhere a user's process may wait for another one of that user's: who serves a file
-# system to himself (FUSE) can have it hold any lock of the kernel's on its files.
+# Kernel functions in which processes of any user wait for a resource of the node: network storage,
+# GPUs, RDMA, disks. In other functions a process may wait for another process of the same user: a
+# FUSE server of the user can hold any kernel lock on its files.
 _NODES = re.compile(
     r"_*(rpc|nfs4?|nlm|xprt|smb2?|cifs|ceph|rbd|ldlm|ptlrpc|osc|obd|cl|ll|lov|mdc|v9fs|p9|afs"
     r"|gpfs|mmfs|cxi\w*|beegfs|weka|nv|os|uvm|nvidia|rm|amdgpu|kfd|kgd|ttm|drm|dma_fence|ib|mlx[45]"
@@ -210,10 +210,10 @@ class StuckProcess:
 
     @property
     def at_will(self) -> str:
-        """What it waits for, when its user can make it wait on a healthy node; "": nobody can.
+        """What it waits for, if its user can cause the wait on a healthy node; "" if not.
 
-        A person's process counts as waiting at will wherever the kernel does not name a place that
-        is the node's: the verdict about the node must not be that person's to make.
+        A person's process counts as waiting at will unless the kernel names a resource of the
+        node: no user may decide the verdict about a node.
         """
         for pattern, words in _AT_WILL:
             if re.fullmatch(pattern, self.wchan):
@@ -236,7 +236,7 @@ class Parent:
 class HostProcesses:
     """What is wrong with the processes of a node.
 
-    looked:  whether the look came to its end; if not, the other fields tell nothing
+    looked:  the probe was completed; if not, the fields below mean nothing
     unseen:  processes in state D that were too many to be looked at twice
     parents: of the zombies, those with the most first, five at most
     """
@@ -268,10 +268,10 @@ def parse(text: str) -> HostProcesses:
     """The processes in what SCRIPT printed; never raises."""
     sections = re.split(r"^processes=(1|2|end)$", text, flags=re.M)
     parts = dict(zip(sections[1::2], sections[2::2]))
-    begun, second = parts.get("1", ""), parts.get("2", "")
-    first = {stat.pid: stat for stat in _stats(begun)}
-    names = dict(re.findall(r"^parent_(\d{1,10})=(.*)$", begun, re.M))
-    counts = {name: int(n) for name, n in re.findall(r"^(\w+)=(\d{1,10})$", begun, re.M)}
+    first_text, second = parts.get("1", ""), parts.get("2", "")
+    first = {stat.pid: stat for stat in _stats(first_text)}
+    names = dict(re.findall(r"^parent_(\d{1,10})=(.*)$", first_text, re.M))
+    counts = {name: int(n) for name, n in re.findall(r"^(\w+)=(\d{1,10})$", first_text, re.M)}
     owners = {int(name[4:]): uid for name, uid in counts.items() if re.match(r"uid_\d+$", name)}
     reapers = [name[6:] for name in counts if re.match(r"reaps_\d+$", name)][:5]
     users = dict(re.findall(r"^user_(\d{1,10})=([^\n]{1,64})$", second, re.M))
@@ -292,7 +292,7 @@ def parse(text: str) -> HostProcesses:
         stuck.append(
             StuckProcess(stat.pid, stat.name, wchan, seconds, wchan in _FROZEN, uid, user)
         )
-    counted = set(re.findall(r"^(zombies|unseen|more)=", begun, re.M))
+    counted = set(re.findall(r"^(zombies|unseen|more)=", first_text, re.M))
     return HostProcesses(
         looked="end" in parts and counted <= counts.keys(),
         stuck=tuple(stuck),

@@ -74,7 +74,7 @@ def refused(observed: Limits, policy: Policy, item: str) -> str:
         return f"{NR_OPEN} is {observed.nr_open}"
     boot = observed.nr_open_boot.winner
     if boot is not None and boot.value.isdigit() and limit > int(boot.value):
-        return f"{NR_OPEN} is {boot.value} from the next boot on ({boot.where})"
+        return f"{NR_OPEN} is {boot.value} from the next boot on ({boot.source})"
     return ""
 
 

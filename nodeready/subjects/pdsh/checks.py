@@ -53,8 +53,8 @@ _SETS = re.compile(
     ),
 )
 def installed(observed: Pdsh, policy: Policy) -> Result:
-    """pdsh is there, with its ssh module (a package of its own on RHEL and SLES), and every user
-    can run it."""
+    """pdsh is there, with its ssh module (a separate package on RHEL and SLES), and every user can
+    run it."""
     check = "pdsh.installed"
     programs = ("pdsh", *COMPANIONS["pdsh"])
     trouble = next(filter(None, (stuck(observed.access, program) for program in programs)), None)
@@ -253,7 +253,7 @@ def has_block(user: PdshUser, policy: Policy) -> bool:
     fixed_by="pdsh.pdshrc",
 )
 def pdshrc(observed: Pdsh, policy: Policy) -> Result:
-    """The policy's users have our block in ~/.pdshrc, beside whatever else is there.
+    """The policy's users have nodeready's block in ~/.pdshrc; their own lines stay.
 
     A non-interactive shell leaves most .bashrc files at once: ``pdsh … '. ~/.pdshrc; …'`` is how
     jobs get their PATH and environment. A person can take the block out of the own file at any

@@ -57,13 +57,12 @@ def _script(policy: Policy) -> str:
 # --- The ~/.pdshrc of the policy's users.
 #
 # It is read with the user's rights: a link in a home directory then shows nothing that the user
-# could not read, and a home on NFS that is closed to root can be read. That process is the user's:
-# the user may stop it, trace it, take its descriptors and write what the user likes (ptrace(2)),
-# and the file may be a FIFO, on a file system of the user's own (fuse(4)) or under a lease
-# (fcntl(2)). So nothing of ours is in its reach: no descriptor but a pipe of its own, an empty
-# environment, a session of its own. What comes through the pipe goes to root's `base64`, for a
-# limited time, and root's `head` takes it from there, up to a limited size. All users are asked
-# at once and nothing waits for their processes, so that one of them costs the others nothing.
+# could not read, and a home on NFS that is closed to root can be read. The reading process is the
+# user's: the user may stop it, trace it, take its descriptors and write anything (ptrace(2)). The
+# file may be a FIFO, on the user's file system (fuse(4)) or under a lease (fcntl(2)). So the
+# process has no descriptor but a separate pipe, an empty environment and a separate session.
+# root's `base64` reads the pipe for a limited time, and root's `head` takes a limited size of it.
+# All users are asked at once and nothing waits for their processes: no user delays another.
 
 #: Seconds that a home directory has to answer.
 ANSWER_S = 3

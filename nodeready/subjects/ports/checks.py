@@ -141,7 +141,7 @@ def ephemeral(observed: Ports, policy: Policy) -> Result:
     range_boot = (parse_range(range_line.value) if range_line else None) or KERNEL_EPHEMERAL
     reserved_boot = (parse_ranges(reserved_line.value) if reserved_line else None) or ()
     boot = overlap(without(range_boot, reserved_boot), *ports)
-    source = ", ".join(line.where for line in (range_line, reserved_line) if line)
+    source = ", ".join(line.source for line in (range_line, reserved_line) if line)
     actual = (
         f"ephemeral {range_text(*observed.ephemeral)}, reserved {text_of(reserved) or 'none'}; "
         f"next boot {range_text(*range_boot)}, reserved {text_of(reserved_boot) or 'none'}"

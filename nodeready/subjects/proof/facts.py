@@ -1,4 +1,4 @@
-"""What the proofs of one node saw: plain data, filled on the node and judged by the checks."""
+"""The observations of the proofs of one node: plain data from the node, for the checks."""
 
 from __future__ import annotations
 
@@ -522,7 +522,7 @@ class Trouble:
     tried: with how many peers logins were tried, in that direction
     cause: a key of `nodeready.subjects.ssh_client.checks.CAUSES`
     message: ssh's message with the cause, or the host name that answered
-    back:  whether the other direction works; None: it was not tried
+    back:  whether the opposite direction works; None: it was not tried
     """
 
     JSON_KEYS: ClassVar = {"message": "said"}
@@ -604,7 +604,7 @@ class Blocked:
     peers: the peers with which the connections fail
     tried: with how many peers connections were tried, in that direction
     cause: one line
-    back:  whether the other direction works; None: it was not tried
+    back:  whether the opposite direction works; None: it was not tried
     """
 
     kind: str
@@ -717,7 +717,7 @@ class ProofConfig:
                running for a while, so that an interrupt finds it
     user:      the job's user; "": the login's user
     proofs:    which of SESSION
-    peers:     the other nodes to which ssh and pdsh are tried, by the names of the inventory
+    peers:     the nodes to which ssh and pdsh are tried, by the names of the inventory
     limit_s:   seconds after which it must have ended
     py_spy:    the path of py-spy; "": where the user's PATH finds it
     machine:   this is a further session on the machine of this name (`session.identity`), with
@@ -785,30 +785,30 @@ class ProofRequest(Protocol):
     def proofs(self) -> tuple[str, ...]: ...
 
 
-def all_unknown(reason: str, asked: ProofRequest) -> Proved:
+def all_unknown(reason: str, request: ProofRequest) -> Proved:
     """The proofs of a node that gave no answer."""
     unknown: Any = Unknown(reason)
-    return Proved(unknown, **dict.fromkeys(asked.proofs, unknown))
+    return Proved(unknown, **dict.fromkeys(request.proofs, unknown))
 
 
-def read(text: str, asked: ProofRequest) -> Proved:
+def read(text: str, request: ProofRequest) -> Proved:
     """The proofs in a node's answer. Never raises: a proof that cannot be read is Unknown."""
-    if f"{asked.nonce} {wire.NO_PYTHON}" in text:
-        return all_unknown(f"{wire.NO_PYTHON} on the node: the proofs need it", asked)
-    found: dict[str, Any] = {}
+    if f"{request.nonce} {wire.NO_PYTHON}" in text:
+        return all_unknown(f"{wire.NO_PYTHON} on the node: the proofs need it", request)
+    proofs: dict[str, Any] = {}
     try:
-        for name, data in wire.lines(text, asked.nonce):
-            if name in _KINDS and name not in found:
-                found[name] = _decode(name, data)
+        for name, data in wire.lines(text, request.nonce):
+            if name in _KINDS and name not in proofs:
+                proofs[name] = _decode(name, data)
     except wire.DecodeError as problem:
-        return all_unknown(problem.reason, asked)
-    user = found.get("user", Unknown(UNFINISHED))
+        return all_unknown(problem.reason, request)
+    user = proofs.get("user", Unknown(UNFINISHED))
     if isinstance(user, User) and user.error:
         # Without a session there is nothing to prove: the reason is given once.
-        return Proved(user, logins=found.get("logins"))
-    for name in asked.proofs:
-        found.setdefault(name, Unknown(UNFINISHED))
-    return Proved(**{**found, "user": user})
+        return Proved(user, logins=proofs.get("logins"))
+    for name in request.proofs:
+        proofs.setdefault(name, Unknown(UNFINISHED))
+    return Proved(**{**proofs, "user": user})
 
 
 def _decode(name: str, data: Any) -> Any:

@@ -46,9 +46,9 @@ _ALONE = "no other node to try"
 def ssh(observed: Proved, policy: Policy) -> Result:
     """The job's user logs in from this node to others and back by ssh, without being asked.
 
-    A launcher (pdsh, mpirun, DeepSpeed) stands still at the first question. Each login is made
-    as a person would, with the user's own keys and configuration, and must end at the host that
-    was asked for. A node that fails with several others is named once; the others are excused.
+    A launcher (pdsh, mpirun, DeepSpeed) hangs at the first question. Each login is a user's
+    ordinary login, with the user's keys and configuration, and must end at the host that
+    was asked for. A node that fails with several peers is reported once; the peers are excused.
     """
     check = "proof.ssh"
     reach = observed.reach if isinstance(observed.reach, Reach) else None
@@ -116,12 +116,12 @@ def _words(trouble: Trouble, user: str) -> str:
     ),
 )
 def pdsh(observed: Proved, policy: Policy) -> Result:
-    """pdsh brings an answer of its own from every peer that ssh reaches, and they from it.
+    """pdsh brings a separate answer from every peer that ssh reaches, and the peers' from it.
 
     Its exit status tells nothing (0 for a refused connection), so the answers are counted. It is
-    run as the user would: with the remote command that it takes in the user's own login shell and
-    in an interactive one, whatever gives it there. One other than ssh fails when it brings no
-    answer; rsh is not tried. A ~/.pdshrc, which commands over pdsh read first, does not end them.
+    run as the user would: with the default remote command of the user's login shell and of an
+    interactive one. A remote command other than ssh fails when it brings no answer; rsh is not
+    tried. A ~/.pdshrc, which commands over pdsh read first, does not end them.
     """
     check = "proof.pdsh"
     if isinstance(observed.reach, Reach) and observed.reach.pdsh_by:

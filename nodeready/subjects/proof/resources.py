@@ -20,7 +20,7 @@ def _unusable(place: JobDirectory, home: str) -> str:
     return ""
 
 
-#: Shared memory is memory, whatever the size of its file system.
+#: Shared memory uses memory, even in a file system with a larger size.
 _MEMORY = "see what takes the memory: `free -m`, and memory.max of the user's slice"
 
 

@@ -129,8 +129,9 @@ def _pam_limits(service: Service | None) -> list[PamLine]:
 
 
 def _other_file(service: Service | None) -> tuple[str, str]:
-    """The one file that pam_limits reads by its option conf= (pam_limits(8)), and that option's
-    line; "": pam_limits reads limits.conf and limits.d."""
+    """The file of pam_limits' option conf= (pam_limits(8)) and the option's line.
+
+    "": pam_limits reads limits.conf and limits.d."""
     for line in _pam_limits(service):
         other = re.search(r"\bconf=(\S+)", line.words)
         if other and other[1] != "/etc/security/limits.conf":

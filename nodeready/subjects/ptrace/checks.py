@@ -36,7 +36,7 @@ def scope(observed: Ptrace, policy: Policy) -> Result:
     if observed.live is None:
         return na(check, "no Yama in this kernel: the classic rules apply")
     winner = observed.boot.winner
-    source = winner.where if winner else ""
+    source = winner.source if winner else ""
     actual = f"{observed.live}, next boot {winner.shown if winner else 'unset'}"
     is_boot_wrong = winner is None or not sets(winner.value, expected)
     is_live_wrong = observed.live not in (policy.ptrace_scope, 3)

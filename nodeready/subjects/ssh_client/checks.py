@@ -33,7 +33,7 @@ GLOBAL_FILE = "globalknownhostsfile"
 #: OpenSSH 7.6 knows accept-new; older ones refuse the whole configuration.
 ACCEPT_NEW = (7, 6)
 #: A block that was not sent is replaced only by one of at least this share of its size: a smaller
-#: one is of a run that saw a part of the fleet, and would lose the keys of the other nodes.
+#: block comes from a run over a part of the fleet, and would lose the keys of the rest.
 SHRINK = 0.9
 
 # Mode -> what ssh -G prints for the option: versions of OpenSSH have different words.
@@ -118,7 +118,7 @@ def known_hosts(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Resul
     if result.status == "na" or (result.status == "fail" and not result.fixable):
         return result
     check = result.check
-    file_mode = observed.access.seen.get(KNOWN_HOSTS)
+    file_mode = observed.access.inodes.get(KNOWN_HOSTS)
     barrier = observed.access.barrier(KNOWN_HOSTS)
     if barrier is not None:
         if barrier.path == KNOWN_HOSTS or chmod_mends(barrier, KNOWN_HOSTS):
@@ -176,7 +176,7 @@ def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Resul
     surplus = held - block.lines
     strange = sum(_strange(line, block) for line in surplus)
     if strange > len(held) - strange:
-        # Of an inventory that has a part of the fleet: it would lose the keys of the other nodes.
+        # This inventory has a part of the fleet: its block would lose the keys of the rest.
         return warn(
             check,
             expected,
@@ -252,7 +252,7 @@ def _unsent(observed: SshClient, block: FleetBlock, expected: str) -> Result:
 
 @check("ssh_client.leftover", settings=("ssh_client_mode",), fixed_by="ssh_client.leftover")
 def leftover(observed: SshClient, policy: Policy) -> Result:
-    """In the other modes, no block of ours is left in ssh_known_hosts.
+    """Without the mode known_hosts, ssh_known_hosts has no block of nodeready.
 
     Nothing keeps it right there: a node that is re-imaged would be refused for ever.
     """
@@ -350,9 +350,9 @@ def options(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
 
     In ssh_config the first value wins (ssh_config(5)): a ``Host *`` above ours, a drop-in that
     sorts before it or the user's own file decides, so ``ssh -G`` is asked for the effective one,
-    by a user who is not root. It is asked as well about the hosts of the policy that somebody's
-    ``Host`` and ``Match`` lines name: no such line may send ssh to another port, host or user, ask
-    for a key that is not known, or forbid the login by key.
+    by a user who is not root. ssh is also asked about the policy's hosts in foreign ``Host`` and
+    ``Match`` lines: no such line may send ssh to another port, host or user, ask for a key that is
+    not known, or forbid the login by key.
     """
     check = "ssh_client.options"
     our = our_lines(observed)
@@ -411,7 +411,7 @@ def _judge_effective(
         if DROPIN in broken.error:
             return fixable(check, expected, broken.error, DROPIN)
         return refused(check, expected, broken.error)
-    # Where root has no file of its own, root sees what a user without a file of his own sees.
+    # A root without ~/.ssh/config has the options of a user without one.
     system = [answer for answer in observed.effective if not answer.as_prober]
     system = system or list(observed.effective)
     for answer in system:
@@ -478,47 +478,47 @@ def _astray(
     usual:     the options of the first of the policy's patterns
     host_keys: name -> its keys, in the block that the node shall have
     """
-    said = answer.values
+    values = answer.values
 
-    def found(status: str, option: str) -> tuple[str, EffectiveOptions, str]:
-        return status, answer, f"{option} {said.get(option, '')}"
+    def finding(status: str, option: str) -> tuple[str, EffectiveOptions, str]:
+        return status, answer, f"{option} {values.get(option, '')}"
 
     no, methods = ("no", "false"), ("hostbasedauthentication", "gssapiauthentication")
-    other = any(said.get(method, "no") not in no for method in methods)
+    other = any(values.get(method, "no") not in no for method in methods)
     usual_allows = usual.values.get("pubkeyauthentication") not in no
-    if said.get("pubkeyauthentication") in no and (usual_allows or not other):
-        yield found("fail", "pubkeyauthentication")
-    preferred = said.get("preferredauthentications", "publickey")
+    if values.get("pubkeyauthentication") in no and (usual_allows or not other):
+        yield finding("fail", "pubkeyauthentication")
+    preferred = values.get("preferredauthentications", "publickey")
     if not re.search(r"publickey|hostbased|gssapi", preferred):
-        yield found("fail", "preferredauthentications")
-    if said.get("remotecommand", "none") != "none":
-        yield found("fail", "remotecommand")
-    if said.get("sessiontype", "default") != "default":
-        yield found("fail", "sessiontype")
-    if said.get("user") != usual.values.get("user") and said.get("user") != policy.job_user:
-        yield found("fail", "user")
+        yield finding("fail", "preferredauthentications")
+    if values.get("remotecommand", "none") != "none":
+        yield finding("fail", "remotecommand")
+    if values.get("sessiontype", "default") != "default":
+        yield finding("fail", "sessiontype")
+    if values.get("user") != usual.values.get("user") and values.get("user") != policy.job_user:
+        yield finding("fail", "user")
     for option in _PECULIAR:
-        if said.get(option, "none") != usual.values.get(option, "none"):
-            yield found("warn", option)
-    port, name = said.get("port", "22"), said.get("hostname", answer.host)
+        if values.get(option, "none") != usual.values.get(option, "none"):
+            yield finding("warn", option)
+    port, name = values.get("port", "22"), values.get("hostname", answer.host)
     at_port = host_keys.get(f"[{answer.host}]:{port}", set())
     keys = host_keys.get(answer.host, set()) | at_port
     if port != usual.values.get("port", "22") and not at_port:
-        yield found("fail", "port")
+        yield finding("fail", "port")
     elif port != "22" and host_keys and not any(name.endswith(f"]:{port}") for name in host_keys):
-        yield found("warn", "port")
+        yield finding("warn", "port")
     if keys and name != answer.host:
         our = host_keys.get(name, set()) | host_keys.get(f"[{name}]:{port}", set())
         if not our & keys:
-            yield found("fail", "hostname")
-    alias = said.get("hostkeyalias", "none")
+            yield finding("fail", "hostname")
+    alias = values.get("hostkeyalias", "none")
     if alias != "none" and keys and not host_keys.get(alias, set()) & keys:
-        yield found("fail", "hostkeyalias")
+        yield finding("fail", "hostkeyalias")
     kinds = {key.partition(" ")[0] for key in keys or set[str]().union(*host_keys.values())}
-    offered = set(said.get("hostkeyalgorithms", "").split(","))
+    offered = set(values.get("hostkeyalgorithms", "").split(","))
     usable = kinds & offered or ("ssh-rsa" in kinds and _RSA & offered)
-    if kinds and "hostkeyalgorithms" in said and not usable:
-        yield found("fail", "hostkeyalgorithms")
+    if kinds and "hostkeyalgorithms" in values and not usable:
+        yield finding("fail", "hostkeyalgorithms")
 
 
 def _source(observed: SshClient, answer: EffectiveOptions, setting_text: str) -> str:
@@ -530,11 +530,11 @@ def _source(observed: SshClient, answer: EffectiveOptions, setting_text: str) ->
             observed.root_lines[0].path, {**observed.files, **root_files}, answer.host, option
         )
         if result:
-            return result.where
+            return result.source
     main = MAIN if MAIN in observed.files else VENDOR
     result = winner(main, observed.files, answer.host, option)
     if result:
-        return result.where
+        return result.source
     # A line below criteria that ssh alone can judge (Match user, exec, final).
     value = setting_text.partition(" ")[2].lower()
     directives = (directive(line) for lines in observed.files.values() for line in lines)

@@ -83,7 +83,7 @@ def _folder(pattern: str) -> str:
 
 
 def included(pattern: str, files: Files) -> list[str]:
-    """The files that one word of an Include line names, in the order in which ssh reads them."""
+    """The files of one word of an Include line, in the order in which ssh reads them."""
     folder, name = _folder(pattern), pattern.rpartition("/")[2]
     return sorted(
         path

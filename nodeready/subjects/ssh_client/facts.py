@@ -57,10 +57,10 @@ def samples(policy: Policy) -> tuple[str, ...]:
 def _effective(policy: Policy) -> str:
     """The shell text that asks ssh itself, as an ordinary user.
 
-    A user without a file of his own sees the system's options, where the modes of the files let
-    him. root's own file wins over the system's: where root has one, root asks as well. Beside the
-    samples, ssh is asked about the hosts of the policy that a Host or Match line of somebody's
-    names: their options can differ from everybody else's.
+    A user without ~/.ssh/config has the system's options, as far as the modes of the files allow.
+    root's file overrides the system's: where root has one, root asks as well. Besides the samples,
+    ssh is asked about the hosts of the policy that a foreign Host or Match line names: their
+    options can differ.
     """
     hosts = shell.join(samples(policy) or (NO_HOST,))
     version = 'printf "version=%s\\n" "$(ssh -V 2>&1)"' if "accept" in _mode(policy) else ":"
@@ -267,8 +267,8 @@ class KnownHosts:
     """The node's ssh_known_hosts.
 
     content: its bytes; without our block when ``sent`` is False; None: no such file
-    lines:   the lines of our block; None: there is none, or it was not sent
-    digest:  sha256 of our block with its marks, hexadecimal; "" when there is none
+    lines:   the lines of our block; None: no block, or it was not sent
+    digest:  sha256 of our block with its marks, hexadecimal; "" without a block
     size:    bytes of the file
     sent:    whether the block came along (see SENT_BYTES)
     is_complete: False when even the lines outside our block are more than SENT_BYTES

@@ -12,8 +12,8 @@ A node may claim its own names and addresses only, by these rules:
 - Of a node's addresses, only the address of this run's connection counts. Another address could be
   a login node's or a gateway's: ``ssh_names`` lists the addresses of further interfaces.
 - A node's keys count when the key with which its sshd answered this run is among them.
-- Lines about a node that this run did not observe stay: every node keeps these lines of its own
-  block, and gets none from another node's block.
+- Lines about a node that this run did not observe stay: a node keeps such lines of its block, and
+  gets none from another node's block.
 - A name of the policy's own lines cannot be claimed with another key.
 """
 
@@ -251,7 +251,7 @@ class FleetHostKeys:
         targets = {
             target for name in own_domain_names for target in self._names.claimed(node, name)
         }
-        # Behind a forwarded port somebody else may have the address.
+        # Behind a forwarded port, another machine may have the address.
         if endpoint.port == 22 and reached in identity.addresses:
             targets.add(reached)
         return targets

@@ -19,7 +19,7 @@ class LoginCause:
 
     key:     the cause's name, in `nodeready.subjects.proof.facts.Trouble`
     pattern: matches ssh's message; "": another sign than a message tells the cause
-    words:   what is wrong; ``{user}`` is the job's user, ``{said}`` ssh's message
+    words:   the fault; ``{user}`` is the job's user, ``{said}`` ssh's message
     fix:     what a person does about the cause; ``{file}`` is the file that the message names
     deploy:  a deploy of the subject ssh_client repairs the cause
     """
@@ -88,7 +88,7 @@ _ALL = (
     ),
     LoginCause(
         "library",
-        # Of ssh itself: a peer's login shell says the same of its own libraries.
+        # "ssh:" in front: a peer's login shell prints the same message about its libraries.
         r"^(\S*/)?ssh: (error while loading shared libraries|(symbol lookup|relocation) error)",
         "ssh does not start ({said})",
         deploy=True,
@@ -269,9 +269,9 @@ _NAMED = re.compile(r"(?:^|[\s'\"])(/[^\s'\":]+)")
 def cause_of(messages: str) -> tuple[str, str]:
     """The key of the cause that ssh's messages tell, and the message that tells it.
 
-    "other" and ssh's last message when no known cause is among them. Where ssh's own message only
-    says that it ends, what was said before it tells why: the command of a ProxyCommand, a line of
-    the configuration, the text of /etc/nologin.
+    "other" and ssh's last message without a known cause. Where ssh's message only reports its end,
+    an earlier line has the reason: the command of a ProxyCommand, a line of the configuration, the
+    text of /etc/nologin.
     """
     lines = [line.strip() for line in messages.splitlines() if line.strip()]
     for cause in _ALL:

@@ -304,5 +304,5 @@ def _error(lines: Sequence[str]) -> str:
 
 
 def _decode_problem(problem: Exception) -> str:
-    place = problem.what if isinstance(problem, wire.DecodeError) else "of another form"
+    place = problem.defect if isinstance(problem, wire.DecodeError) else "of another form"
     return f"its answer makes no sense ({place[:MAX_LINE]})"

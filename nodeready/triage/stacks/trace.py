@@ -329,7 +329,7 @@ def _unread(text: str | bytes, problem: wire.DecodeError) -> str:
         return "it is empty"
     cause = problem.__cause__
     if not isinstance(cause, json.JSONDecodeError):
-        return f"it is no trace of nodeready: {problem.what}"
+        return f"it is no trace of nodeready: {problem.defect}"
     ended = cause.pos >= len(cause.doc.rstrip()) or "Unterminated" in cause.msg
     if ended and cause.doc.lstrip().startswith("{"):
         return "it is cut off (half-written?)"

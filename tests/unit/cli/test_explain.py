@@ -21,7 +21,7 @@ def test_every_check_can_be_explained(check_id):
     assert {step.name for step in STEPS if check_id in step.fixes} == {page.fixed_by} - {""}
     keys = [field.name for field in fields(Policy)]
     assert [key for key in keys if key in page.settings] == list(page.settings)
-    assert all(remedy.what.strip() for remedy in page.remedies)
+    assert all(remedy.action.strip() for remedy in page.remedies)
 
 
 def test_who_repairs_and_what_decides_is_what_the_check_declares():

@@ -39,13 +39,13 @@ CONF = SlurmConf(
 )  # fmt: skip
 A, B = "a" * 64, "b" * 64
 GOOD = Gate(
-    there=tuple(path for path in FILES if path != probe.CRON), runs=PROGRAMS, systemd=True,
+    existing=tuple(path for path in FILES if path != probe.CRON), runs=PROGRAMS, systemd=True,
     digests={**DIGESTS, probe.COMPILED: A, probe.NOTE: B}, cron=True, slurm=True, slurm_conf=CONF,
     python="python3", magic="a70d0d0a", note=(DIGESTS[probe.BUNDLE], A, "a70d0d0a"), age_s=10,
     since_s=4000,
 )  # fmt: skip
 UNITS = (probe.TIMER, probe.SERVICE, probe.WANTED)
-BY_CRON = replace(GOOD, there=tuple({*GOOD.there, probe.CRON} - {*UNITS}), systemd=False)
+BY_CRON = replace(GOOD, existing=tuple({*GOOD.existing, probe.CRON} - {*UNITS}), systemd=False)
 
 
 def planned(observed: Gate, policy: Policy = ON, **files: bytes) -> list[Any]:
@@ -73,7 +73,7 @@ def observe(case: dict[str, Any]) -> Gate:
         key: paths(value) if isinstance(value, list) else value
         for key, value in case.get("change", {}).items()
     }
-    there = (*changes.pop("there", good.there), *paths(case.get("also", [])))
+    there = (*changes.pop("existing", good.existing), *paths(case.get("also", [])))
     if "conf" in case:
         conf = dict(case["conf"] or {})
         if program := conf.get("prolog"):
@@ -82,7 +82,7 @@ def observe(case: dict[str, Any]) -> Gate:
     known = {**(good.digests or {}), **digests}
     return replace(
         good,
-        there=tuple(path for path in there if path not in gone),
+        existing=tuple(path for path in there if path not in gone),
         digests={path: sha256 for path, sha256 in known.items() if path not in gone},
         **({**changes, "note": (B, A, "a70d0d0a")} if changes.get("note") else changes),
     )
@@ -137,7 +137,7 @@ def test_the_prolog_that_slurm_conf_names_is_never_taken_away():
     )
     assert {probe.PROLOG, probe.HEALTH_CHECK}.isdisjoint(named)
     assert named[0] == probe.WANTED
-    assert set(GOOD.there) <= set(gone)
+    assert set(GOOD.existing) <= set(gone)
 
 
 def test_the_node_reads_the_policy_back_as_it_was_declared():
@@ -184,7 +184,7 @@ def test_a_node_without_the_gate_starts_no_program_for_it():
     done = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     observed = probe.parse({"gate": Output(done.stdout, 0)}, OFF)
-    assert (observed.there, observed.digests) == ((), None)
+    assert (observed.existing, observed.digests) == ((), None)
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/slurm_conf.json"))
@@ -214,7 +214,7 @@ def test_nothing_but_our_own_files_is_taken_from_an_answer():
         "runs=/bin/sh", f"file=1900 0 644 {probe.BUNDLE}", f"file=2500 0 644 {probe.VERDICT}",
         f"file=1 0 666 {probe.COMPILED}", "file=1 7 755 /usr/local",
     )  # fmt: skip
-    assert (observed.there, observed.runs) == ((probe.BUNDLE,), ())
+    assert (observed.existing, observed.runs) == ((probe.BUNDLE,), ())
     assert observed.digests == {probe.BUNDLE: A}
     assert (observed.since_s, observed.age_s) == (100, 0)
     assert observed.exposed == (probe.COMPILED,)

@@ -7,7 +7,7 @@ import pytest
 from nodeready.policy import Policy
 from nodeready.policy.policy import check_settings
 from nodeready.subjects.base import Output, ProbeError
-from nodeready.subjects.debug_tools import facts as packages
+from nodeready.subjects.debug_tools import package_versions as packages
 from nodeready.subjects.host import facts as host
 from tests.builders.host import FILES, judged, node, wrong
 from tests.cases import cases

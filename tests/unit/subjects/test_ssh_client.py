@@ -145,7 +145,7 @@ def test_the_first_value_wins(case):
     files = {path: ssh_client.lines_of(path, text.encode()) for path, text in texts.items()}
     winner = config.winner(MAIN, files, "gpu1", "stricthostkeychecking")
     where = f"/etc/ssh/{case['where']}" if "where" in case else None
-    assert (winner.where if winner else None) == where
+    assert (winner.source if winner else None) == where
     assert config.speaks_first(MAIN, files, ("stricthostkeychecking",)) is case["first"]
 
 

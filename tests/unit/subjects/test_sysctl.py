@@ -37,9 +37,9 @@ def test_what_sets_a_key_at_the_next_boot(case):
     printed = "".join(f"{line}\n" for line in (*(f"file={path}" for path in listed), *more))
     parsed = sysctl.parse(Output(grep_lines(files) + printed, 0))
     boot = sysctl.boot_value(parsed, case.get("key", YAMA))
-    winner = (boot.winner.value, boot.winner.where) if boot.winner else (None, "")
+    winner = (boot.winner.value, boot.winner.source) if boot.winner else (None, "")
     assert winner == (case["value"], expand(case.get("where", "")))
-    conflict = boot.conflict.where if boot.conflict else ""
+    conflict = boot.conflict.source if boot.conflict else ""
     assert (conflict, boot.remedy) == (case.get("conflict", ""), case.get("remedy", ""))
     assert boot.last_name == case.get("last", boot.last_name)
 
