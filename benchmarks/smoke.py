@@ -41,7 +41,7 @@ Named = set[tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class SearchResult:
+class SearchCost:
     tests: int
     rounds: int
     named: Named
@@ -50,11 +50,11 @@ class SearchResult:
 # --- The searches.
 
 
-def nodeready(fleet: Fleet) -> SearchResult:
+def nodeready(fleet: Fleet) -> SearchCost:
     """nodeready's own search, up to the sweep."""
     result = fleet.search(until=SWEEP)
     rounds = sum(tests[0].purpose != "alone" for tests in fleet.rounds)
-    return SearchResult(result.tests, rounds, {suspect.nodes for suspect in result.suspects})
+    return SearchCost(result.tests, rounds, {suspect.nodes for suspect in result.suspects})
 
 
 class _TestCounter:
@@ -71,7 +71,7 @@ class _TestCounter:
         return [self.fleet.outcome(test).ok for test in tests]
 
 
-def all_pairs(fleet: Fleet) -> SearchResult:
+def all_pairs(fleet: Fleet) -> SearchCost:
     """Test every two nodes together; name the node with the most failures first."""
     counter = _TestCounter(fleet)
     failing: dict[str, set[str]] = {name: set() for name in fleet.nodes}
@@ -88,7 +88,7 @@ def all_pairs(fleet: Fleet) -> SearchResult:
         for peer in peers:
             failing[peer].discard(worst)
         failing[worst] = set()
-    return SearchResult(counter.tests, counter.rounds, named)
+    return SearchCost(counter.tests, counter.rounds, named)
 
 
 def _rounds(nodes: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
@@ -100,7 +100,7 @@ def _rounds(nodes: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
         ring = [ring[0], ring[-1], *ring[1:-1]]
 
 
-def halving(fleet: Fleet) -> SearchResult:
+def halving(fleet: Fleet) -> SearchCost:
     """Test all nodes together; split what fails into halves."""
     counter = _TestCounter(fleet)
     named: Named = set()
@@ -141,10 +141,10 @@ def halving(fleet: Fleet) -> SearchResult:
         pair = [*sides[0], *sides[1]]
         if not counter.passes([pair], CONFIRM)[0]:
             named.add(tuple(sorted(pair)))
-    return SearchResult(counter.tests, counter.rounds, named)
+    return SearchCost(counter.tests, counter.rounds, named)
 
 
-SEARCHES: dict[str, Callable[[Fleet], SearchResult]] = {
+SEARCHES: dict[str, Callable[[Fleet], SearchCost]] = {
     "nodeready": nodeready,
     "all pairs": all_pairs,
     "halving": halving,

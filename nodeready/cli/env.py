@@ -38,7 +38,7 @@ def _installed(
     return {
         name: debug_variables.read_installed(answer.stdout, nonce)
         if answer.ok
-        else debug_variables.InstalledTorch(why=answer.reason() or "no answer")
+        else debug_variables.InstalledTorch(reason=answer.reason() or "no answer")
         for name, answer in answers.items()
     }
 

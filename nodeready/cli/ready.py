@@ -135,7 +135,11 @@ def _collective(
 
     policies = {name: task.policies[name] for name in names}
     smoke_task = SmokeTask(
-        task.transport, policies, task.deadline, task.budget_s, given=task.given
+        task.transport,
+        policies,
+        task.deadline,
+        task.budget_s,
+        inventory_addresses=task.inventory_addresses,
     )
     return collective_proofs(run.smoke(smoke_task, screen.note, screen.progress))
 
@@ -198,9 +202,10 @@ def ready(
 ) -> int:
     """Prove for every node of INVENTORY whether a job may start: go or no-go.
 
-    The audit, and beside it: stacks are taken and a core is made as the job's user, ssh and pdsh
-    go from node to node, and the nodes connect over the job's ports. Only processes, files and
-    listeners of its own are touched. What does not finish within the budget is unknown: no-go.
+    The audit, and these proofs: as the job's user, nodeready takes stacks and makes a core; ssh
+    and pdsh work between nodes; the nodes connect over the job's ports. nodeready touches only its
+    own processes, files and listeners. A check without a result within the budget is unknown:
+    no-go.
 
     \b
     Examples:

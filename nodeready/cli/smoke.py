@@ -240,7 +240,7 @@ def smoke(
             python=path,
             prefix=words,
             environment=environment,
-            given=given_addresses(nodes.all) if nodes.inventory is not None else {},
+            inventory_addresses=given_addresses(nodes.all) if nodes.inventory is not None else {},
         )
         document = run.smoke(
             task, screen.note, screen.progress, lambda names: ask_password(nodes.transport, names)

@@ -23,12 +23,12 @@ class InstalledTorch:
 
     torch: its version; "": not known
     cuda:  it was built for NVIDIA's GPUs; None: not known
-    why:   why the version is not known, one line; "": it is
+    reason: why the version is not known, one line; "": it is known
     """
 
     torch: str = ""
     cuda: bool | None = None
-    why: str = ""
+    reason: str = ""
 
 
 # Without importing torch, which takes seconds: Python finds its directory, and version.py has its
@@ -82,7 +82,7 @@ def read_installed(output: str, nonce: str) -> InstalledTorch:
             values.setdefault(name, value.strip()[:200])
     torch = values.get("version", "none")
     if release(torch) is None:
-        return InstalledTorch(why=values.get("why") or "it does not tell its version of torch")
+        return InstalledTorch(reason=values.get("why") or "its version of torch is unknown")
     return InstalledTorch(torch, values.get("cuda", "none") != "none")
 
 
@@ -162,7 +162,7 @@ def debug_variables(
     suggested = {node: _debugging(on_node, directory, word) for node, on_node in installed.items()}
     names = dict.fromkeys(name for by_name in suggested.values() for name in by_name)
     unknown = nodes_by_error(
-        {node: on_node.why for node, on_node in installed.items() if on_node.why}
+        {node: on_node.reason for node, on_node in installed.items() if on_node.reason}
     )
     suggestions = []
     for name in names:

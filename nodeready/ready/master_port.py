@@ -22,15 +22,15 @@ from nodeready.subjects.ports.port_ranges import (
     without,
 )
 
-#: The maximum of reasons why other ports are not chosen.
-_MOST = 6
+#: Maximum notes about ports that are not chosen.
+_MAX_NOTES = 6
 
 Ranges = tuple[Range, ...]
 
 
 @dataclass(frozen=True)
 class PortChoice:
-    """The port for a job, or why there is none.
+    """The port for a job, or the reason for its absence.
 
     port:    None when none is free on all nodes
     reason:  why this port, or why none
@@ -99,8 +99,8 @@ def _objection_lines(groups: Objections, first: int, last: int) -> tuple[str, ..
             ports = ", ".join(range_text(*part) for part in inside[:4])
             suffix = ", ..." if len(inside) > 4 else ""
             texts.append(f"not {ports}{suffix} on {fold(names)}: {reason}")
-    remainder = f"and {len(texts) - _MOST} more reasons against ports"
-    return (*texts[:_MOST], remainder) if len(texts) > _MOST else tuple(texts)
+    remainder = f"and {len(texts) - _MAX_NOTES} more reasons against ports"
+    return (*texts[:_MAX_NOTES], remainder) if len(texts) > _MAX_NOTES else tuple(texts)
 
 
 def choose(
@@ -123,7 +123,7 @@ def choose(
             by_range.setdefault(span, []).append(name)
         notes = tuple(f"{range_text(*span)} on {fold(names)}" for span, names in by_range.items())
         reason = "the nodes' policies have no port in common: --ports FIRST-LAST"
-        return PortChoice(None, reason, notes[:_MOST], {})
+        return PortChoice(None, reason, notes[:_MAX_NOTES], {})
     unknown = {
         name: reason
         for name, observation in observed.items()
@@ -134,8 +134,8 @@ def choose(
     for name, observation in observed.items():
         if isinstance(observation, Unknown):
             continue
-        for why, ports in _taken(observation, fleet, first, last).items():
-            taken.setdefault((why, ports), []).append(name)
+        for reason, ports in _taken(observation, fleet, first, last).items():
+            taken.setdefault((reason, ports), []).append(name)
         ephemeral = observation.ephemeral
         sources = without(ephemeral, observation.reserved or ()) if ephemeral else ()
         if inside := overlap(sources, first, last):

@@ -93,8 +93,8 @@ def claimed_addresses(claimed: Mapping[str, Iterable[str]]) -> dict[str, tuple[s
     }
 
 
-#: The maximum of named nodes that claim one address.
-_NAMED = 3
+#: Maximum named nodes that claim one address.
+_MAX_NAMED = 3
 
 
 class Owners:
@@ -127,8 +127,8 @@ class Owners:
     def claimers(self, address: str) -> str:
         """The nodes that claim it, in words."""
         names = self._claimers.get(address, [])
-        suffix = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
-        return " and ".join(filter(None, (", ".join(names[:_NAMED]), *suffix)))
+        suffix = [f"{len(names) - _MAX_NAMED} more"] if len(names) > _MAX_NAMED else []
+        return " and ".join(filter(None, (", ".join(names[:_MAX_NAMED]), *suffix)))
 
 
 class ResolvedName(Protocol):

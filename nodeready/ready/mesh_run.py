@@ -40,7 +40,7 @@ def run_mesh(
     deadline: float,
     *,
     full: bool = False,
-    given: Mapping[str, str] = MappingProxyType({}),
+    inventory_addresses: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Mesh | Unknown]:
     """The mesh of each node on these ports, at the deadline at the latest.
 
@@ -48,11 +48,11 @@ def run_mesh(
     ports:    first and last
     deadline: on the monotonic clock
     full:     every node tries every other one; else the ring and skips that double
-    given:    address -> the node to which the inventory gives it
+    inventory_addresses: address -> its node by the inventory
 
     Never raises for a node's fault; an interrupt also ends what runs on the nodes.
     """
-    run = MeshRun(transport, tuple(nodes), ports, deadline, given)
+    run = MeshRun(transport, tuple(nodes), ports, deadline, inventory_addresses)
     try:
         run.listen()
         run.rounds(full)
@@ -69,11 +69,11 @@ class MeshRun:
         nodes: tuple[str, ...],
         ports: tuple[int, int],
         deadline: float,
-        given: Mapping[str, str] = MappingProxyType({}),
+        inventory_addresses: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.transport, self.nodes, self.ports = transport, nodes, ports
         self.channels = Channels(transport, deadline, "the mesh")
-        self.given = given
+        self.inventory_addresses = inventory_addresses
         self.listening: dict[str, Listening] = {}
         self.seen = mesh.Rounds(len(nodes), ports, {})
         self.made = 0
@@ -97,7 +97,7 @@ class MeshRun:
 
         self.channels.for_each(start, self.nodes)
         present = {name: self.listening[name] for name in self.nodes if name in self.listening}
-        known_owners = mesh.known_owners(self.given, self.transport.ssh_peers())
+        known_owners = mesh.known_owners(self.inventory_addresses, self.transport.ssh_peers())
         self.seen = mesh.Rounds(len(self.nodes), self.ports, present, known_owners)
 
     def rounds(self, full: bool) -> None:
@@ -151,7 +151,7 @@ class MeshRun:
             self.seen.drop(name)
 
     def results(self) -> dict[str, Mesh | Unknown]:
-        """The mesh of each node, or why there is none."""
+        """The mesh of each node, or the reason for its absence."""
         results: dict[str, Mesh | Unknown] = {**self.seen.meshes(), **self.channels.lost}
         late = Unknown("did not finish in time")
         return {name: results.get(name, late) for name in self.nodes}

@@ -87,18 +87,18 @@ class ReadyTask:
     subjects: to probe
     budget_s: the user's, for messages; deadline: the moment of time.monotonic() at which
               everything has ended
-    given:    address -> the node to which the inventory gives it
-    together: makes a collective over these nodes, until the deadline: the smoke test
+    inventory_addresses: address -> its node by the inventory
+    collective: runs the smoke test of these nodes until the deadline
     """
 
     transport: Transport
     policies: Mapping[str, Policy]
     subjects: tuple[str, ...]
-    wanted: WantedProofs
+    proofs: WantedProofs
     budget_s: int
     deadline: float
-    given: Mapping[str, str] = field(default_factory=dict)
-    together: Callable[[tuple[str, ...]], Mapping[str, ProvedCollective]] | None = None
+    inventory_addresses: Mapping[str, str] = field(default_factory=dict)
+    collective: Callable[[tuple[str, ...]], Mapping[str, ProvedCollective]] | None = None
 
     @property
     def left_s(self) -> float:
@@ -108,7 +108,7 @@ class ReadyTask:
     @property
     def peers(self) -> dict[str, tuple[str, ...]]:
         """The nodes that each node tries by ssh; none when no check needs it."""
-        if "peers" not in self.wanted.session:
+        if "peers" not in self.proofs.session:
             return {}
         names = list(self.policies)
         return mesh.peers_of(names, mesh.ring_and_skips(len(names))[:MAX_PEERS])
@@ -148,7 +148,7 @@ def prove(
     if asking and not task.transport.interrupted and password(asking):
         waiting |= {*asking}
         _round(task, asking, add, results)
-    return _with_proofs(task, results, meshes, _together(task, results))
+    return _with_proofs(task, results, meshes, _collectives(task, results))
 
 
 def _round(
@@ -175,7 +175,7 @@ def _prove_node(task: ReadyTask, name: str, peers: tuple[str, ...]) -> Conversat
         nonce=new_nonce(),
         tag=task.transport.tag,
         user=policy.job_user,
-        proofs=task.wanted.session,
+        proofs=task.proofs.session,
         peers=peers,
         limit_s=max(1, int(task.left_s) - _MARGIN_S),
         py_spy=PY_SPY if policy.py_spy_version else "",
@@ -218,7 +218,7 @@ def _replies(
 
 
 def _meshes(task: ReadyTask, reached: Iterable[str]) -> Meshes:
-    if not task.wanted.mesh:
+    if not task.proofs.mesh:
         return {}
     by_ports: dict[tuple[int, int], list[str]] = {}
     for name in reached:
@@ -227,20 +227,25 @@ def _meshes(task: ReadyTask, reached: Iterable[str]) -> Meshes:
     until = task.deadline - _MARGIN_S / 2
     for ports, names in by_ports.items():
         meshes |= run_mesh(
-            task.transport, names, ports, until, full=task.wanted.full, given=task.given
+            task.transport,
+            names,
+            ports,
+            until,
+            full=task.proofs.full,
+            inventory_addresses=task.inventory_addresses,
         )
     return meshes
 
 
-def _together(
+def _collectives(
     task: ReadyTask, results: Mapping[Key, SnapshotReply | Proved | Failure]
 ) -> Mapping[str, ProvedCollective]:
     """The collective of each node. It begins when all other proofs have ended, which would slow it
     down and use the same ports."""
-    if not task.wanted.collective or task.together is None or task.transport.interrupted:
+    if not task.proofs.collective or task.collective is None or task.transport.interrupted:
         return {}
     names = tuple(reply.name for reply in _replies(task, results) if reply.reached)
-    return task.together(names) if len(names) > 1 else dict.fromkeys(names, ProvedCollective(1))
+    return task.collective(names) if len(names) > 1 else dict.fromkeys(names, ProvedCollective(1))
 
 
 def _ordered_peers(peers: Peers, names: tuple[str, ...]) -> Peers:
@@ -257,11 +262,11 @@ def _with_proofs(
     task: ReadyTask,
     results: Mapping[Key, SnapshotReply | Proved | Failure],
     meshes: Meshes,
-    together: Mapping[str, ProvedCollective],
+    collectives: Mapping[str, ProvedCollective],
 ) -> list[SnapshotReply]:
     """The snapshots, each with the node's proofs and what only all nodes show as the subject
     "proof"."""
-    replies, session, peers = _replies(task, results), task.wanted.session, task.peers
+    replies, session, peers = _replies(task, results), task.proofs.session, task.peers
     observed = {
         node_of(key): observation
         for key, observation in results.items()
@@ -284,10 +289,10 @@ def _with_proofs(
         if "peers" in session:
             late_too = proved.peers if isinstance(proved.peers, Unknown) else None
             proved = replace(proved, reach=reach_by_node.get(reply.name, late_too))
-        if task.wanted.mesh:
+        if task.proofs.mesh:
             proved = replace(proved, mesh=meshes.get(reply.name, late))
-        if task.wanted.collective:
-            proved = replace(proved, collective=together.get(reply.name, late))
+        if task.proofs.collective:
+            proved = replace(proved, collective=collectives.get(reply.name, late))
         subjects = {**reply.snapshot.subjects, "proof": proved}
         completed.append(replace(reply, snapshot=replace(reply.snapshot, subjects=subjects)))
     return completed

@@ -150,7 +150,7 @@ def smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Iterator[str]:
     for node in smoke_test.nodes:
         rows = blamed.get(node.name, [])
         bad = node.status in ("unreachable", "untested")
-        reason = (node.why or node.status) if bad else ""
+        reason = (node.reason or node.status) if bad else ""
         suites.append(
             _tested(
                 node.name,

@@ -85,7 +85,7 @@ class _SmokeTable(TableLayout):
             return f"{counted(len(smoke.suspects), 'suspect')} among {tested}"
         untested = [f"{smoke.summary[status]} {status}" for status in (UNREACHABLE, UNTESTED)]
         untested = [text for text in untested if not text.startswith("0 ")]
-        if not smoke.tests and not smoke.alone:
+        if not smoke.tests and not smoke.single_node_tests:
             return f"nothing was tested on {tested}"
         return f"{' and '.join(untested)} of {tested}" if untested else tested
 
@@ -173,7 +173,7 @@ class _SmokeTable(TableLayout):
         for status, style in ((UNREACHABLE, "unreachable"), (UNTESTED, "unknown")):
             yield self.unknown(
                 (f"{status}  ", STYLES[style]),
-                [(node.name, node.why) for node in self.smoke.nodes if node.status == status],
+                [(node.name, node.reason) for node in self.smoke.nodes if node.status == status],
             )
 
     def unknown(self, word: tuple[str, str], node_reasons: list[tuple[str, str]]) -> RowSection:
@@ -210,9 +210,9 @@ class _SmokeTable(TableLayout):
         yield f"{_CLASSES.get(link.name, link.name)}: median {_figure(link.median_gbps)}, "
         slow = link.least_gbps < link.floor_gbps
         yield (f"least {_figure(link.least_gbps)}", STYLES["warn"] if slow else "")
-        if link.where:
+        if link.slowest_nodes:
             yield " ("
-            yield nodes(link.where, NO_LIMIT if self.verbose else 40)
+            yield nodes(link.slowest_nodes, NO_LIMIT if self.verbose else 40)
             yield ")"
         if link.floor_gbps:
             yield f", {'below the ' if slow else ''}floor {_figure(link.floor_gbps)}"

@@ -1,4 +1,4 @@
 """One collective over all nodes before the job starts; names the faulty node, GPU or path.
 
-`participants` and `rounds` talk with the nodes; the other modules are pure.
+`participants` and `rounds` ask the nodes; all further modules are pure.
 """

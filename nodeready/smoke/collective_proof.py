@@ -25,7 +25,7 @@ def collective_proofs(smoke: SmokeReport) -> dict[str, CollectiveProof]:
     rows = {}
     for node in smoke.nodes:
         is_out = node.status in (UNTESTED, UNREACHABLE)
-        reason = (node.why or "not tested") if is_out else smoke.stopped
+        reason = (node.reason or "not tested") if is_out else smoke.stopped
         rows[node.name] = CollectiveProof(
             nodes=len(smoke.nodes),
             engine=smoke.engine,

@@ -30,17 +30,19 @@ class SmokeNode:
     status:   suspect: a suspect names it; unreachable: it was not reached, or the connection was
               lost; untested: nothing could be tested there; warned: it passed, and something got
               worse during the test
-    why:      of a node that was not reached or not tested; ""
-    ranks:    that it ran in each test
-    gpus:     that its ranks had
-    engine:   such as ``torch 2.13.0 over gloo``; "" where none was found
-    warnings: what got worse during the test (errors of a GPU, of a port), or is slow
-    slots:    the job's processes that it holds: its GPUs, also those that took no part; 0: unknown
+    reason:   why it was not reached or not tested; "": it was tested
+    ranks:    number of its ranks in each test
+    gpus:     of its ranks
+    engine:   such as ``torch 2.13.0 over gloo``; "": none was found
+    warnings: values that got worse during the test (errors of a GPU, of a port), or are slow
+    slots:    maximum processes of a job: its GPUs, with those that took no part; 0: unknown
     """
+
+    JSON_KEYS: ClassVar = {"reason": "why"}
 
     name: str
     status: Annotated[str, {"enum": NODE_STATUSES}]
-    why: str = ""
+    reason: str = ""
     ranks: int = 0
     gpus: tuple[int, ...] = ()
     engine: str = ""
@@ -53,33 +55,36 @@ class LinkBandwidth:
     """The bandwidth of one class of links, in Gbit/s of bus bandwidth.
 
     name:       ``inside``: between the GPUs or ranks of a node; ``between``: between nodes
-    least_gbps: of all tests that passed; where: the nodes of that test
-    floor_gbps: the policy's; 0: it has none
+    least_gbps: the minimum of all tests that passed
+    slowest_nodes: of the test with the minimum
+    floor_gbps: minimum of the policy; 0: it has none
     """
+
+    JSON_KEYS: ClassVar = {"slowest_nodes": "where"}
 
     name: str
     tests: int
     median_gbps: float
     least_gbps: float
-    where: tuple[str, ...]
+    slowest_nodes: tuple[str, ...]
     floor_gbps: float = 0.0
 
 
 @dataclass(frozen=True)
 class SmokeReport:
-    """The document of `nodeready smoke`. Text is one line without control characters; bytes that
-    are no UTF-8 stand in it as \\xNN.
+    """The document of `nodeready smoke`. Texts are lines without control characters; bytes that
+    are no UTF-8 are escapes: \\xNN.
 
-    started:  when it began, UTC
-    finished: when it ended, UTC
+    started:  UTC
+    finished: UTC
     complete: False when it was interrupted
     engine:   the program that ran the collectives, such as ``torch 2.13.0 over gloo``; "": none
-    proves:   what its pass proves
-    control:  the engine of the control arm; "": there was none
-    budget_s: maximum of seconds that it was allowed to take
-    tests:    collectives of several nodes
-    alone:    tests of one node
-    rounds:   of tests that ran side by side
+    proves:   what a pass of this engine proves
+    control:  the engine of the control tests; "": there were none
+    budget_s: maximum duration in seconds
+    tests:    number of collectives of several nodes
+    single_node_tests: number of tests of one node
+    rounds:   number of rounds of simultaneous tests
     links:    the bandwidth of each class of links
     stopped:  why it ended early, such as the budget; "": it did not
     """
@@ -87,9 +92,10 @@ class SmokeReport:
     SCHEMA: ClassVar = "smoke"
     JSON: ClassVar = (
         *("started", "finished", "verdict", "complete", "stopped", "engine", "proves", "control"),
-        *("budget_s", "tests", "alone", "rounds", "go", "exclude"),
+        *("budget_s", "tests", "single_node_tests", "rounds", "go", "exclude"),
         *("suspects", "nodes", "links", "summary"),
     )
+    JSON_KEYS: ClassVar = {"single_node_tests": "alone"}
 
     started: Moment
     finished: Moment
@@ -99,7 +105,7 @@ class SmokeReport:
     control: str
     budget_s: Positive
     tests: Count
-    alone: Count
+    single_node_tests: Count
     rounds: Count
     nodes: tuple[SmokeNode, ...]
     suspects: tuple[SmokeSuspect, ...]
@@ -109,8 +115,8 @@ class SmokeReport:
     @property
     def exclude(self) -> tuple[Name, ...]:
         """The fewest nodes that explain every failure, in the order of the inventory: suspects,
-        nodes that were not reached or not tested, and of pairs the nodes in which most of them
-        meet. A suspect of kind scale excludes none."""
+        nodes that were not reached or not tested, and of pairs the nodes of most pairs. A suspect
+        of kind scale excludes none."""
         excluded = {node.name for node in self.nodes if node.status in (UNREACHABLE, UNTESTED)}
         pairs: list[tuple[str, str]] = []
         for suspect in self.suspects:
@@ -169,7 +175,7 @@ def _cover(pairs: Iterable[tuple[str, str]], names: list[str]) -> set[str]:
 
 
 def code(smoke: SmokeReport) -> int:
-    """The exit code: 0 GO, 3 NO-GO, and the others as everywhere."""
+    """The exit code: 0 GO, 3 NO-GO; see `nodeready.exit_codes`."""
     return exit_code(
         interrupted=not smoke.complete,
         usage=not smoke.nodes,

@@ -21,23 +21,23 @@ MISSING_ENGINE = tuple(f"no {title}" for title in _TITLES.values())
 class EngineChoice:
     """The engine of a run.
 
-    engine, backend: "" where no node has one
+    engine, backend: "": no node has one
     name:    ``torch 2.13.0 over gloo``
-    proves:  what its pass proves
-    alone:   engine and backend of the tests of one node
-    control: engine and backend of the control tests; None: there is no second one on all nodes
-    out:     the nodes that cannot take part, each with the reason
-    instead: why it is not a better engine that nobody asked for by name; ""
+    proves:  what a pass of it proves
+    single_node: engine and backend of the tests of one node
+    control: engine and backend of the control tests; None: not all nodes have a second engine
+    excluded: the nodes that cannot take part, each with the reason
+    fallback_reason: why the best engine was not chosen; "": it was
     """
 
     engine: str = ""
     backend: str = ""
     name: str = ""
     proves: str = ""
-    alone: Kind = ("", "")
+    single_node: Kind = ("", "")
     control: Kind | None = None
-    out: Mapping[str, str] = field(default_factory=dict)
-    instead: str = ""
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    fallback_reason: str = ""
 
     @property
     def kind(self) -> Kind:
@@ -51,47 +51,51 @@ def engine_name(engine: Engine) -> str:
     return f"{engine.name}{version} over {sanitise(engine.backend, 40)}"
 
 
-def choose(hellos: Mapping[str, Hello], wanted: str = "", has_gpus: bool = False) -> EngineChoice:
-    """The best engine that most nodes have, and the nodes that have another one or none.
+def choose(
+    hellos: Mapping[str, Hello], requested: str = "", has_gpus: bool = False
+) -> EngineChoice:
+    """The best engine that most nodes have, and the nodes without it.
 
-    wanted:   ``torch``, ``torch:gloo``, ``nccl-tests``, ``ring``; "": the best
+    requested: ``torch``, ``torch:gloo``, ``nccl-tests``, ``ring``; "": the best
     has_gpus: GPUs are tested
 
     nccl-tests need MPI between nodes: they test each node alone, and the ring tests several.
     """
-    out = {name: sanitise(hello.reason, 200) for name, hello in hellos.items() if hello.reason}
-    able = {name: hello for name, hello in hellos.items() if name not in out}
-    name, _, backend = wanted.partition(":")
+    excluded = {
+        name: sanitise(hello.reason, 200) for name, hello in hellos.items() if hello.reason
+    }
+    able = {name: hello for name, hello in hellos.items() if name not in excluded}
+    name, _, backend = requested.partition(":")
     kinds = [_NCCL, _GLOO, _RING] if has_gpus else [_GLOO, _RING]
     if name == NCCL_TESTS or (has_gpus and len(hellos) == 1):
         kinds.insert(1, _TESTS)
     kinds = [kind for kind in kinds if name in ("", kind[0]) and backend in ("", kind[1])]
     if not kinds:
-        reason = f"{wanted} needs GPUs, and none takes part"
-        return EngineChoice(out={**dict.fromkeys(hellos, reason), **out})
+        reason = f"{requested} needs GPUs, and none takes part"
+        return EngineChoice(excluded={**dict.fromkeys(hellos, reason), **excluded})
     engines = {kind: _engines(able, kind) for kind in kinds}
     by_majority = (kind for kind in kinds if 2 * len(engines[kind]) > len(able))
     kind = next(by_majority, None) or max(kinds, key=lambda kind: len(engines[kind]))
-    usable, instead = engines[kind], ""
+    usable, fallback_reason = engines[kind], ""
     if kind != kinds[0]:
         lacks = Counter(
             _missing_reason(hello, kinds[0])
             for name, hello in able.items()
             if name not in engines[kinds[0]]
         )
-        instead = lacks.most_common(1)[0][0]
-    out |= {n: _missing_reason(hello, kind) for n, hello in able.items() if n not in usable}
-    out |= _other_versions(usable)
-    chosen = [name for name in usable if name not in out]
-    alone_kind = kind
+        fallback_reason = lacks.most_common(1)[0][0]
+    excluded |= {n: _missing_reason(hello, kind) for n, hello in able.items() if n not in usable}
+    excluded |= _other_versions(usable)
+    chosen = [name for name in usable if name not in excluded]
+    single_node = kind
     if kind == _TESTS and len(hellos) > 1:
         kind = _RING
-        out |= {n: _missing_reason(able[n], kind) for n in chosen if not _find(able[n], kind)}
-        chosen = [name for name in chosen if name not in out]
+        excluded |= {n: _missing_reason(able[n], kind) for n in chosen if not _find(able[n], kind)}
+        chosen = [name for name in chosen if name not in excluded]
     elif kind[1] != "nccl" and has_gpus and all(_find(able[name], _TESTS) for name in chosen):
-        alone_kind = _TESTS
+        single_node = _TESTS
     if not chosen:
-        return EngineChoice(out=out)
+        return EngineChoice(excluded=excluded)
     engine = _find(able[chosen[0]], kind)
     assert engine is not None
     controls = (
@@ -103,10 +107,10 @@ def choose(hellos: Mapping[str, Hello], wanted: str = "", has_gpus: bool = False
         *kind,
         name=engine_name(engine),
         proves=engine.proves,
-        alone=alone_kind,
+        single_node=single_node,
         control=next(controls, None),
-        out={name: out[name] for name in hellos if name in out},
-        instead=instead,
+        excluded={name: excluded[name] for name in hellos if name in excluded},
+        fallback_reason=fallback_reason,
     )
 
 
@@ -129,7 +133,7 @@ def _missing_reason(hello: Hello, kind: Kind) -> str:
 
 
 def _other_versions(usable: Mapping[str, Engine]) -> dict[str, str]:
-    """The nodes with another version than most nodes; of as many, the first node's counts. Two
+    """The nodes whose version is not the most common one; of equal counts, the first node's. Two
     versions of PyTorch or NCCL in one job fail at its start, or hang."""
     versions = Counter((engine.version, engine.library) for engine in usable.values())
     if len(versions) < 2:
@@ -147,7 +151,7 @@ def _other_versions(usable: Mapping[str, Engine]) -> dict[str, str]:
     return reasons
 
 
-# --- How long a test may take.
+# --- The limit of a test.
 
 #: Seconds of a start: of the ring three connections with their time-outs (4.5 s each); of gloo a
 #: fork, a store and a connection between every two ranks; of NCCL the driver's context on each
@@ -156,8 +160,8 @@ _START_S = {_RING: 15.0, _GLOO: 20.0, _NCCL: 40.0, _TESTS: 60.0}
 _MAX_START_S = 60.0
 #: Reading PyTorch's gigabyte over NFS at 30 MB/s.
 _COLD_S = 40.0
-#: Seconds for each additional rank: the store of rank 0 answers them one after the other, and
-#: around a ring a small collective takes two steps for each.
+#: Seconds for each additional rank: the store of rank 0 answers one rank at a time, and a small
+#: collective around a ring takes two steps per rank.
 _PER_RANK_S = 0.05
 #: The lowest Gbit/s that a test waits for: a tenth of the slowest port in use (1 Gbit/s), and of
 #: the slowest between GPUs of several nodes (10 Gbit/s).

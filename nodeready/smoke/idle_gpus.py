@@ -42,7 +42,7 @@ def idle_gpus(
         if isinstance(observed, Gpus):
             observed_gpus[name] = observed
         else:
-            error = reply.error or "nobody looked"
+            error = reply.error or "not probed"
             reason = observed.reason if isinstance(observed, Unknown) else error
             reasons[name] = f"its GPUs are not known: {sanitise(reason, 200)}"
     nodes_with_gpus = sum(
@@ -93,7 +93,7 @@ def _missing_reason(
     shown = {gpu.pci_address for gpu in devices.values()}
     hidden = [gpu.address for gpu in findings.unshown_gpus(observed) if gpu.address not in shown]
     if hidden and not observed.gpus:
-        return f"nobody can tell which GPUs are idle: {findings.unshown_reason(observed)}"
+        return f"the idle GPUs cannot be determined: {findings.unshown_reason(observed)}"
     if hidden:
         return f"{count}: its tool does not show {some(hidden, ', ')}"
     if not devices or (expected is not None and len(devices) < expected):
@@ -154,8 +154,8 @@ def _use(gpu: Gpu, busy: bool) -> tuple[str, tuple[str, ...]]:
         return _BUSY, processes
     hidden = [reason for name, reason in gpu.unread if name == "processes"]
     if hidden or (gpu.vendor == "amd" and gpu.idle is None):
-        return _BUSY, ("or not: its tool cannot tell its processes", *hidden)
+        return _BUSY, ("or not: its tool does not show its processes", *hidden)
     used, total = gpu.memory_used_mb or 0, gpu.memory_total_mb or 0
     if not gpu.processes and used * 100 > total * _OCCUPIED_PERCENT:
-        return _BUSY, (f"{used} MiB in use, by nobody whom this node shows",)
+        return _BUSY, (f"{used} MiB in use, by no process that this node shows",)
     return "", ()

@@ -1,4 +1,4 @@
-"""What a search knows: the tests, their outcomes, and the suspects. Pure."""
+"""The results of a search so far: the tests, their outcomes, and the suspects. Pure."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class SmokeOutcome:
     ms, gbps:    the slowest rank's; 0: unknown
     lost:        nodes whose connection ended: they are not tested again
     barred:      nodes that another user keeps from the test: not tested again, not suspected
-    culprits:    nodes that report a fault of their own (a rank that died at start, a wrong sum, a
-                 missing GPU): the search begins with them, and tests each of them
+    culprits:    nodes that report an own fault (a rank that died at start, a wrong sum, a missing
+                 GPU): the search begins with them, and tests each of them
     retransmits: TCP segments that the source of a sweep sent again; 0 where it is unknown
     """
 
@@ -143,7 +143,7 @@ def with_cause(cause: str) -> str:
 
 
 class Knowledge:
-    """What a search knows; complete at any moment, so that a search can be stopped.
+    """The results of a search so far; consistent at any moment, so that it can be stopped.
 
     positions:   of each node in the inventory
     finished:    the tests with their outcomes
@@ -261,7 +261,7 @@ class Knowledge:
         return suspects
 
     def result(self) -> SearchResult:
-        """What is known now."""
+        """The result so far."""
         self._recheck_limit()
         doubted = [
             SmokeSuspect(NODE, (name,), (), (f"not confirmed: {reason}",))

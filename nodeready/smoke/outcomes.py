@@ -1,6 +1,6 @@
 """The outcome of a test, from the answers of its nodes. Pure.
 
-An answer can make its own node fail. What it says of another node is a hint, which a test of that
+An answer can make its own node fail. A report about another node is a hint, which a test of that
 node has to confirm.
 """
 
@@ -43,7 +43,7 @@ _NAME_SERVICE = re.compile(r"(?i)resolve|resolution|name or service")
 #: Messages of a connected rank that received too little: of our ring and of TCP's counters.
 _PATH = re.compile(r"acknowledge|small messages pass|bit/s from|something|bytes in \w+, not")
 #: Messages of a rank that received nothing: of gloo's pair.cc, PyTorch's TCPStore and watchdog,
-#: NCCL's ncclRemoteError and the retries of its InfiniBand part; or that we ended.
+#: NCCL's ncclRemoteError and the retries of its InfiniBand part; or that nodeready ended it.
 _WAITED = re.compile(
     r"(?i)\btime[sd]?[ -]?out|connection (?:was )?(?:closed|reset|aborted)|closed the connection"
     r"|broken pipe|end of file|\bEOF\b|failed to recv|remote process|remote ?error|network error"
@@ -60,19 +60,19 @@ class _NamedRank:
     """One rank of a node.
 
     title:          ``gpu03``, ``gpu03 GPU 5``, ``gpu03 local rank 1``: the same in all tests
-    message, wrong: the rank's own, with the titles of other ranks
+    message, mismatch: the rank's own, with the titles of other ranks
     """
 
     node: str
     title: str
     rank: RankResult
     message: str
-    wrong: str
+    mismatch: str
 
     @property
     def failed_alone(self) -> bool:
         """Whether it failed in a phase in which it needs no other rank."""
-        return self.rank.phase in _OWN_PHASES and not self.wrong
+        return self.rank.phase in _OWN_PHASES and not self.mismatch
 
     @property
     def own_failure(self) -> str:
@@ -85,7 +85,7 @@ class _NamedRank:
             or any(pattern.search(message) for pattern in (_UNCONNECTED, _PATH, _WAITED))
         ):
             message = ""
-        message = self.wrong or message
+        message = self.mismatch or message
         return f"{self.title}: {message}" if message else ""
 
 
@@ -155,7 +155,7 @@ def collective_outcome(
 
 
 def port_holder(answer: CollectiveAnswer | PairAnswer | str) -> str:
-    """The other user's process that has rank 0's port, by the answer of its node; "": none."""
+    """The process of another user that has rank 0's port, by its node's answer; "": none."""
     return _line(answer.port_holder) if isinstance(answer, CollectiveAnswer) else ""
 
 
@@ -202,7 +202,7 @@ def _are_possible(ms: float, gbps: float) -> bool:
 
 
 def _waiting_cause(failed: list[_NamedRank], awaited: list[str]) -> str:
-    """Why ranks fail that need others: no connection, too little data, or their last phase."""
+    """Why ranks that wait for ranks fail: no connection, too little data, or their last phase."""
     for pattern in (_UNCONNECTED, _PATH):
         counts = Counter(named.message for named in failed if pattern.search(named.message))
         if counts:
@@ -269,8 +269,8 @@ def _behind(ranks: list[_NamedRank]) -> set[str]:
 #: The outcome of the data of a `PairAnswer` -> why it fails.
 _DATA_CAUSES = {
     OK: "",
-    "": "it can be connected to, and there was no time for data",
-    "small": "it can be connected to, and then no data comes back",
+    "": "the connection succeeds, and there was no time for data",
+    "small": "the connection succeeds, and no data comes back",
     "large": "small messages come back and large ones do not: full packets are dropped on the way "
     "(a smaller MTU there, and no ICMP that says so)",
 }

@@ -42,10 +42,10 @@ _MIN_LEFT_S = 3.0
 #: that may be cold. The program gives up after 80.
 _MAIN = "nodeready.node.smoke.program"
 _START_S = 85.0
-#: When most nodes have started, the others get a multiple of the slowest one's time, and at least
-#: these seconds.
+#: When most nodes have started, the remaining nodes get this multiple of the slowest start, and at
+#: least these seconds.
 _START_TIMES, _MIN_START_S = 4, 20.0
-#: Seconds between two looks at which nodes have started.
+#: Seconds between two checks of which nodes have started.
 _TICK_S = 0.2
 #: Listeners and ranks outlive the deadline by this at most, if the connection does not end them.
 _LONGER_S = 5
@@ -60,13 +60,13 @@ class SmokeTask:
     policies:    of the nodes, by name, in the inventory's order
     deadline:    the moment of time.monotonic() at which everything has ended
     budget_s:    the user's, for messages
-    engine:      ``torch``, ``torch:gloo``, ``nccl-tests``, ``ring``; "": the best there is
-    gpus:        which, or how many of each node; None: all
+    engine:      ``torch``, ``torch:gloo``, ``nccl-tests``, ``ring``; "": the best available
+    gpus:        their numbers, or their count on each node; None: all
     ranks:       of a node without GPUs
-    busy:        use GPUs that others use
+    busy:        use GPUs that other processes use
     full:        every pair, not only ring and skips
     python, prefix, environment: of the job, see `orders.SmokeConfig`; empty: the policy's
-    given:       address -> the node to which the inventory gives it
+    inventory_addresses: address -> its node by the inventory
     """
 
     transport: Transport
@@ -81,7 +81,7 @@ class SmokeTask:
     python: str = ""
     prefix: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
-    given: Mapping[str, str] = field(default_factory=dict)
+    inventory_addresses: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def left_s(self) -> float:
@@ -90,7 +90,7 @@ class SmokeTask:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """The engines to search for: the one that is wanted, and the ring beside it."""
+        """The engines to search for: the requested engine and the ring."""
         name = self.engine.partition(":")[0]
         return tuple(engine for engine in ENGINES if not name or engine in (name, RING))
 
@@ -98,11 +98,11 @@ class SmokeTask:
 class Participants:
     """The nodes, from the first snapshot to the last.
 
-    out:       node -> why it takes no part
+    excluded:  node -> why it takes no part
     names:     of the nodes that take part, in the inventory's order
-    gpus:      node -> the numbers of its GPUs that are tested; without GPUs it is empty
+    gpus:      node -> the numbers of its tested GPUs; empty without GPUs
     ports:     node -> the ports on which it listens
-    addresses: node -> its own, that no other node has as well
+    addresses: node -> its addresses that no other node has
     """
 
     def __init__(self, task: SmokeTask, tell: Callable[[str], object], progress: Progress) -> None:
@@ -111,7 +111,7 @@ class Participants:
         self.before: dict[str, SnapshotReply] = {}
         self.after: dict[str, SnapshotReply] = {}
         self.hellos: dict[str, Hello] = {}
-        self.out: dict[str, str] = {}
+        self.excluded: dict[str, str] = {}
         self.names: tuple[str, ...] = ()
         self.choice = EngineChoice()
         self.gpus: dict[str, Numbers] = {}
@@ -187,7 +187,7 @@ class Participants:
             self.hellos[name] = hello
 
     def _wait_for_hellos(self) -> None:
-        """Wait for the first lines, no longer than stragglers of most nodes may take."""
+        """Wait for the first line of each node; kill stragglers after most nodes have started."""
         limit_s, total = min(_START_S, self.task.left_s / 2), len(self._starting)
         durations: list[float] = []
         with self.progress("starting", [*self._starting]) as done:
@@ -214,39 +214,43 @@ class Participants:
         hellos = {name: self.hellos[name] for name in task.policies if name in self.hellos}
         for name, reply in self.before.items():
             if not reply.reached:
-                self.out[name] = reply.error
+                self.excluded[name] = reply.error
             elif name not in hellos:
-                self.out[name] = lost[name].reason if name in lost else "did not start in time"
+                self.excluded[name] = (
+                    lost[name].reason if name in lost else "did not start in time"
+                )
         self._assign_addresses(hellos)
-        present = {name: self.before[name] for name in hellos if name not in self.out}
+        present = {name: self.before[name] for name in hellos if name not in self.excluded}
         counts = {name: task.policies[name].gpu_count for name in present}
         self.gpus, without_gpus = idle_gpus(present, task.gpus, task.busy, counts)
-        self.out |= without_gpus
+        self.excluded |= without_gpus
         able = {name: hellos[name] for name in present if name not in without_gpus}
         if able:
             self.choice = choose(able, task.engine, any(self.gpus.values()))
-            self.out |= self.choice.out
-        self.names = tuple(name for name in able if name not in self.out)
-        if "nccl" not in (self.choice.backend, self.choice.alone[1]):
+            self.excluded |= self.choice.excluded
+        self.names = tuple(name for name in able if name not in self.excluded)
+        if "nccl" not in (self.choice.backend, self.choice.single_node[1]):
             self.gpus = {}
-        self.report_out()
+        self.report_excluded()
 
     def _assign_addresses(self, hellos: Mapping[str, Hello]) -> None:
         """The ports and addresses of each node, as far as they can be its own."""
         claimed = mesh.claimed_addresses({name: h.addresses for name, h in hellos.items()})
-        known_owners = mesh.known_owners(self.task.given, self.task.transport.ssh_peers())
+        known_owners = mesh.known_owners(
+            self.task.inventory_addresses, self.task.transport.ssh_peers()
+        )
         self.owners = owners = mesh.Owners(claimed, known_owners)
         for name, hello in hellos.items():
             ordered = mesh.chosen_ports(*self.task.policies[name].port_range)
             self.ports[name] = tuple(port for port in ordered if port in {*hello.ports})
             self.addresses[name] = tuple(a for a in claimed[name] if owners.of(a) == name)
             if hello.reason:
-                self.out[name] = hello.reason
+                self.excluded[name] = hello.reason
             elif not self.ports[name]:
-                self.out[name] = "it listens on none of its ports"
+                self.excluded[name] = "it listens on none of its ports"
             elif not self.addresses[name] and len(hellos) > 1:
                 claims = [f" ({a}: {owners.claimers(a)})" for a in claimed[name][:1]]
-                self.out[name] = f"it has no address of its own{''.join(claims)}"
+                self.excluded[name] = f"it has no address of its own{''.join(claims)}"
 
     def close(self) -> None:
         """End the programs on the nodes, and the jobs that wait for them."""
@@ -254,11 +258,11 @@ class Participants:
         self._starting.clear()
         self.channels.close()
 
-    def report_out(self) -> None:
+    def report_excluded(self) -> None:
         """Report the nodes that newly take no part: a line for each reason."""
         lost = {name: loss.reason for name, loss in self.channels.lost.items()}
         by_reason: dict[str, list[str]] = {}
-        for name, reason in {**lost, **self.out}.items():
+        for name, reason in {**lost, **self.excluded}.items():
             if name not in self._reported:
                 by_reason.setdefault(reason, []).append(name)
         for reason, names in by_reason.items():

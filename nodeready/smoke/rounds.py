@@ -42,7 +42,7 @@ from nodeready.smoke.participants import Participants
 from nodeready.transport.base import bug_text
 from nodeready.transport.channels import join_all
 
-#: Bytes of the collectives whose results are checked, and of the one whose bandwidth counts.
+#: Bytes of a collective with checked results, and of one with a measured bandwidth.
 _SMALL = 4 << 10
 _LARGE, _LARGE_GPU = 8 << 20, 256 << 20
 #: Bytes of a pair's large message: in a sweep all nodes send at once, and full packets are all
@@ -98,9 +98,9 @@ class _OrderedTest:
 class _TestRound:
     """Tests side by side.
 
-    min_s:   the time that every test has, however fast the others are
+    min_s:   minimum time of every test
     half_s:  the time until half of them had passed
-    end_at:  the moment at which the remaining ones are ended
+    end_at:  the moment at which the remaining tests are ended
     queues:  of the tests' answers; an empty answer wakes a test
     """
 
@@ -113,7 +113,7 @@ class _TestRound:
     queues: list[Queue[_Answer]] = field(default_factory=list)
 
     def count_pass(self) -> None:
-        """Count a test that passed: half of them, and then most, bound the others."""
+        """Count a test that passed: half of them, and then most, limit the remaining tests."""
         self.passed += 1
         if not 2 * self.passed >= self.total > 1:
             return
@@ -165,14 +165,14 @@ class TestRounds:
         durations = self._durations.get(likeness, {})
         # PyTorch itself is read when the node says hello; the libraries for its GPUs are not.
         is_first = not durations and kind[1] == "nccl"
-        wanted_s = engine_choice.limit_s(*kind, world, large, first=is_first)
+        desired_s = engine_choice.limit_s(*kind, world, large, first=is_first)
         if durations:
             # The slowest of those with as many ranks or more; scaled where none has as many.
             maximum = max(durations)
             comparable = [s for ranks, s in durations.items() if ranks >= min(world, maximum)]
             like_s = max(comparable) * max(1.0, world / maximum)
-            wanted_s = min(wanted_s, max(2 * MIN_TEST_S, STRAGGLER_TIMES * like_s))
-        limit_s, head = min(wanted_s, room_s), self._peer(test.nodes[0])
+            desired_s = min(desired_s, max(2 * MIN_TEST_S, STRAGGLER_TIMES * like_s))
+        limit_s, head = min(desired_s, room_s), self._peer(test.nodes[0])
         following = [*test.nodes[1:], test.nodes[0]] if len(rows) > 1 else [None]
         ordered = {
             name: CollectiveOrder(
@@ -191,7 +191,7 @@ class TestRounds:
             )
             for (name, first, ranks, gpus), next_name in zip(rows, following, strict=True)
         }
-        return _OrderedTest(test, likeness, world, limit_s, room_s < wanted_s, ordered)
+        return _OrderedTest(test, likeness, world, limit_s, room_s < desired_s, ordered)
 
     def ranks_of(self, test: Test, kind: Kind) -> tuple[list[tuple[str, int, int, Numbers]], int]:
         """Each node with its first rank, its number of ranks, and their GPUs; and all ranks."""
@@ -206,13 +206,13 @@ class TestRounds:
         return rows, world
 
     def _peer(self, name: str, step: int = 0) -> SmokePeer:
-        """step: the ring's port is the one after rank 0's, which is lent to the ranks"""
+        """A node with the port of its turn. step: 1 for the ring, whose port follows rank 0's"""
         ports = self.nodes.ports[name]
         port = ports[(self.turn + step) % len(ports)]
         return SmokePeer(name, self.nodes.addresses[name], port, self.nodes.hellos[name].token)
 
     def _ask(self, name: str, order: CollectiveOrder | PairOrder, queue: Queue[_Answer]) -> None:
-        """Send the order, and queue the answer, or the reason why there is none."""
+        """Send the order, and queue the answer or the reason for its absence."""
         answer: CollectiveAnswer | PairAnswer | None = None
         # The test's own deadline comes first.
         limit_s = order.limit_s + 2 * _MARGIN_S
@@ -225,7 +225,7 @@ class TestRounds:
             if answer is not None and answer.number != order.number:
                 self.channels.lose(name, "the answer makes no sense (another test)")
                 answer = None
-        except Exception as problem:  # noqa: BLE001 - a mistake of ours costs this node alone
+        except Exception as problem:  # noqa: BLE001 - a bug of nodeready costs this node alone
             self.channels.lose(name, bug_text(problem))
         lost = self.channels.lost.get(name)
         queue.put((name, answer or (lost.reason if lost else "no answer in time")))
@@ -299,7 +299,7 @@ class TestRounds:
                 ordered = replace(ordered, orders=repeated)
                 answers = self._answers(ordered, test_round, done)
             if reason := port_holder(answers[head]):
-                self.nodes.out[head] = reason
+                self.nodes.excluded[head] = reason
                 self.channels.lose(head, reason)
                 return SmokeOutcome(False, f"{head}: {reason}", barred=(head,))
             if test.purpose == SWEEP:
@@ -311,7 +311,7 @@ class TestRounds:
                 ran = cast("Mapping[str, CollectiveAnswer | str]", answers)
                 collectives = cast("Mapping[str, CollectiveOrder]", ordered.orders)
                 outcome = collective_outcome(test, ran, collectives)
-        except Exception as problem:  # noqa: BLE001 - a mistake of ours makes no suspect
+        except Exception as problem:  # noqa: BLE001 - a bug of nodeready makes no suspect
             self.channels.lose_all(test.nodes, bug_text(problem))
             return SmokeOutcome(False, bug_text(problem), lost=test.nodes)
         seconds = time.monotonic() - began
@@ -335,7 +335,7 @@ class TestRounds:
         ready = [
             self._order(
                 test,
-                kind or (choice.alone if len(test.nodes) == 1 else choice.kind),
+                kind or (choice.single_node if len(test.nodes) == 1 else choice.kind),
                 max(room_s, 0.1),
             )
             for test in tests
@@ -359,10 +359,10 @@ class TestRounds:
             self.channels.drop_dead()
         self.count += 1
         self.last = max([self.last, *(test.number for test in tests)])
-        self.nodes.report_out()
+        self.nodes.report_excluded()
         outcomes = {}
         for test in tests:
-            now_lost = self.channels.lost.keys() - self.nodes.out.keys()
+            now_lost = self.channels.lost.keys() - self.nodes.excluded.keys()
             names = tuple(name for name in test.nodes if name in now_lost)
             outcome = results.get(test.number, SmokeOutcome(False, f"{', '.join(names)} is lost"))
             if outcome is None:

@@ -105,7 +105,7 @@ class _SmokeRun:
                 verb = "was" if doubts == 1 else "were"
                 self.stopped += f": {counted(doubts, 'suspect')} {verb} not confirmed"
             elif untested:
-                self.stopped += f": nothing can be said of {counted(untested, 'node')}"
+                self.stopped += f": {counted(untested, 'node')} without a result"
             self.nodes.tell(self.stopped)
 
     def _tell_plan(self) -> None:
@@ -118,8 +118,8 @@ class _SmokeRun:
         # Alone, in groups, all together; then the pairs.
         usual_s = best.rounds * _USUAL_S.get(choice.kind, _USUAL_RING_S)
         usual_s += best.sweeps * _USUAL_RING_S
-        if choice.instead:
-            self.nodes.tell(f"{choice.name}, for there is {choice.instead}")
+        if choice.fallback_reason:
+            self.nodes.tell(f"engine {choice.name}: {choice.fallback_reason}")
         together = [f"{counted(best.tests, 'test')} of several"] * bool(best.tests)
         pairs = [counted(best.sweeps, "round") + " of pairs"] * bool(best.sweeps)
         steps = ", ".join(["each alone", *together, *pairs])
@@ -232,7 +232,7 @@ class _SmokeRun:
                 document.SmokeNode(
                     name=name,
                     status=status,
-                    why=reason,
+                    reason=reason,
                     ranks=self._rank_count(name) if takes_part else 0,
                     gpus=nodes.gpus.get(name, ()) if takes_part else (),
                     engine=nodes.engine(name, choice.kind),
@@ -249,7 +249,7 @@ class _SmokeRun:
             control=self.control_engine,
             budget_s=task.budget_s,
             tests=result.tests,
-            alone=sum(len(test.nodes) == 1 for test, _ in self.knowledge.finished),
+            single_node_tests=sum(len(test.nodes) == 1 for test, _ in self.knowledge.finished),
             rounds=self.rounds.count,
             nodes=tuple(rows),
             suspects=tuple(suspects),
@@ -267,7 +267,7 @@ class _SmokeRun:
     def _status(self, name: str, blamed: set[str], result: SearchResult) -> tuple[str, str]:
         """A node's status; and the reason, if it was not reached or not tested."""
         reply, lost = self.nodes.before.get(name), self.channels.lost.get(name)
-        is_out = name in self.nodes.out
+        is_out = name in self.nodes.excluded
         takes_part = name in self.nodes.names
         if reply is None or not reply.reached:
             is_unreachable = reply is not None and reply.unreachable
@@ -276,11 +276,11 @@ class _SmokeRun:
         if name in blamed:
             return document.SUSPECT, f"lost: {lost.reason}" if lost else ""
         if takes_part and is_out:
-            return document.UNTESTED, self.nodes.out[name]
+            return document.UNTESTED, self.nodes.excluded[name]
         if lost and (takes_part or lost.reason.startswith("connection lost")):
             return document.UNREACHABLE, f"lost: {lost.reason}"
         if name in result.passed:
             return document.PASSED, ""
-        unknown = "its tests failed, and nothing tells by whom"
-        reason = self.nodes.out.get(name) or self.common_control or self.stopped or unknown
+        unknown = "its tests failed for an unknown reason"
+        reason = self.nodes.excluded.get(name) or self.common_control or self.stopped or unknown
         return document.UNTESTED, reason

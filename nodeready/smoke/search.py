@@ -673,8 +673,8 @@ class _FaultSearch:
     def _suspect_set(
         self, nodes: Collection[str], among: Sequence[Trial], majority: Sequence[str]
     ) -> None:
-        """Suspect nodes that pass among themselves and not with the others; where the others are
-        fewer, suspect those."""
+        """Suspect the smaller part: these nodes, which pass among themselves and fail with the
+        supposed majority, or that majority."""
         knowledge = self.knowledge
         crossing = [self.confirmed[n] for n in knowledge.sorted(nodes) if n in self.confirmed]
         evidence = [f"pass among themselves {cite_trials(among)}"] if among else []
@@ -693,7 +693,7 @@ class _FaultSearch:
 
     def _merge(self, groups: list[list[str]]) -> Steps[None]:
         """Merge groups that passed; the nodes that pass together become the good ones. The faults
-        between the groups are searched, one after the other."""
+        between the groups are searched one at a time."""
         knowledge = self.knowledge
         aside: set[str] = set()
         for _ in range(_MAX_FAULTS):
@@ -781,7 +781,7 @@ class _FaultSearch:
                 outsiders = [name for name in self._live() if name not in part]
                 self._suspect_set(part, among, outsiders)
 
-    # --- A GPU of a node that fails with other nodes only: each GPU may have a port of its own.
+    # --- A GPU of a node that fails only with other nodes: each GPU may have its own port.
 
     def _gpu_with_peers(self, node: str) -> Hunt:
         """Halve its GPUs beside good nodes, while one half fails and the other half passes."""
@@ -835,7 +835,7 @@ def search(
     nodes:     in the inventory's order
     gpus:      the numbers of the GPUs of each node's ranks; none: ranks without GPUs
     full:      all pairs in the sweep, not only ring and skips
-    knowledge: is filled as the search goes on, for a caller that stops before the end
+    knowledge: filled during the search, for a caller that stops before its end
     """
     knowledge = knowledge if knowledge is not None else Knowledge()
     return _FaultSearch(nodes, gpus, full, knowledge).run()

@@ -49,7 +49,7 @@ ENVIRONMENTS = {
         ("gpu001",),
         (),
         debug_variables.debug_variables(
-            {"gpu001": debug_variables.InstalledTorch(why=EVIL)}, "/share/fr", "0a1b"
+            {"gpu001": debug_variables.InstalledTorch(reason=EVIL)}, "/share/fr", "0a1b"
         ),
     ),
     "taken": environment([node(ports=ports(*(socket(p, f"j{p}") for p in range(29500, 29511))))]),

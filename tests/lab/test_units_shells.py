@@ -65,7 +65,7 @@ def test_root_runs_no_python_of_another_user(tmp_path):
         ["sh", "-c", question(str(path), "N")], capture_output=True, text=True, check=True
     )
     installed = read_installed(done.stdout, "N")
-    assert installed.why == f"root does not run {path}, which is not root's"
+    assert installed.reason == f"root does not run {path}, which is not root's"
     assert not (tmp_path / "ran").exists()
 
 

@@ -72,7 +72,9 @@ def test_nodes_with_several_versions_get_the_names_of_all():
     assert by_name["TORCH_FR_BUFFER_SIZE"].nodes_by_value == (("2000", ("gpu2",)),)
     assert all(variable.settled and variable.reason for variable in by_name.values())
     # A node without a version is named.
-    by_name = variables(InstalledTorch("2.15.0", True), InstalledTorch(why="there is no python3"))
+    by_name = variables(
+        InstalledTorch("2.15.0", True), InstalledTorch(reason="there is no python3")
+    )
     assert "gpu2: there is no python3" in by_name["TORCH_FR_BUFFER_SIZE"].notes
     assert by_name["NCCL_DEBUG"].notes == ()
 
@@ -118,7 +120,7 @@ def environment(tmp_path_factory):
 
 def test_a_nodes_python_answers_without_importing_torch(environment):
     path = environment(None)
-    assert query(path) == InstalledTorch(why=f"{path} finds no torch")
+    assert query(path) == InstalledTorch(reason=f"{path} finds no torch")
     for text, torch, cuda in (
         ("__version__ = '2.15.0+cu132'\ncuda: Optional[str] = '13.2'\n", "2.15.0+cu132", True),
         ("__version__ = '2.7.0+rocm6.3'\ncuda = None\nhip = '6.3.1'\n", "2.7.0+rocm6.3", False),
@@ -129,13 +131,13 @@ def test_a_nodes_python_answers_without_importing_torch(environment):
     for text in ("", "__version__ = 3\n", "__version__ = '$(reboot)'\n"):
         assert query(environment(text)).torch == ""
     assert query("/no/such/python; reboot") == InstalledTorch(
-        why="there is no /no/such/python; reboot"
+        reason="there is no /no/such/python; reboot"
     )
 
 
 def test_an_answer_that_makes_no_sense():
     for answer in ("", " version", " version \x1b[2J", " version 2", " why"):
         installed = read_installed(f"N{answer}", "N")
-        assert (installed.torch, bool(installed.why)) == ("", True)
-    assert read_installed("", "N").why
-    assert read_installed("X version 2.15.0", "N").why
+        assert (installed.torch, bool(installed.reason)) == ("", True)
+    assert read_installed("", "N").reason
+    assert read_installed("X version 2.15.0", "N").reason

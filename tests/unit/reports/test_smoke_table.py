@@ -59,7 +59,7 @@ def made(count: int = 12, *suspects: SmokeSuspect, **more: object) -> SmokeRepor
         "control": "ring",
         "budget_s": 300,
         "tests": 19,
-        "alone": 12,
+        "single_node_tests": 12,
         "rounds": 11,
         "nodes": tuple(
             SmokeNode(name, SUSPECT if name in blamed else PASSED, ranks=2, engine=ENGINE)
@@ -132,7 +132,7 @@ def mixed() -> SmokeReport:
     return made(
         0, GPU, PAIR, pair, engine=engine, proves=NCCL,
         links=(LinkBandwidth("between", 16, 371.2, 344.0, ("node05", "node06"), 300.0),),
-        nodes=tuple(nodes.values()), tests=23, alone=13, rounds=12,
+        nodes=tuple(nodes.values()), tests=23, single_node_tests=13, rounds=12,
     )  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def gpus() -> SmokeReport:
     ]
     return made(
         0, replace(GPU, nodes=("node033",)), engine=engine, nodes=tuple(nodes), links=(fast,),
-        tests=31, rounds=17, alone=512,
+        tests=31, rounds=17, single_node_tests=512,
     )  # fmt: skip
 
 
@@ -191,7 +191,15 @@ def nothing() -> SmokeReport:
     why = "no PyTorch in /usr/bin/python3, and no nccl-tests"
     nodes = tuple(SmokeNode(name, UNTESTED, why) for name in names(3))
     return made(
-        0, nodes=nodes, engine="", proves="", control="", tests=0, alone=0, rounds=0, links=()
+        0,
+        nodes=nodes,
+        engine="",
+        proves="",
+        control="",
+        tests=0,
+        single_node_tests=0,
+        rounds=0,
+        links=(),
     )
 
 

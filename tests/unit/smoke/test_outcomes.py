@@ -241,14 +241,14 @@ def test_the_best_engine_that_most_nodes_have(case):
     choice = choose(hellos(case["hellos"]), case.get("wanted", ""), case.get("gpus", False))
     assert " ".join(filter(None, (choice.engine, choice.backend))) == case["engine"]
     assert " ".join(choice.control or ()) == case.get("control", "")
-    assert choice.out == case.get("out", {})
-    assert " ".join(choice.alone) == case.get("alone", " ".join(choice.alone))
-    assert choice.instead == case.get("instead", choice.instead)
+    assert choice.excluded == case.get("out", {})
+    assert " ".join(choice.single_node) == case.get("alone", " ".join(choice.single_node))
+    assert choice.fallback_reason == case.get("instead", choice.fallback_reason)
 
 
 def test_a_node_with_many_versions_does_not_outvote_the_others():
     lies = hellos({"liar": [1, " ".join(f"gloo/9.{number}" for number in range(9)) + " ring"]})
-    assert choose({**lies, **hellos({"n": [2, "gloo ring"]})}).out.keys() == {"liar00"}
+    assert choose({**lies, **hellos({"n": [2, "gloo ring"]})}).excluded.keys() == {"liar00"}
 
 
 # --- Idle GPUs.
@@ -304,7 +304,7 @@ def test_amd_without_the_kernels_list_of_processes_may_be_busy():
     card = Gpu(0, "amd", "0000:05:00.0")
     bus = PciGpu("0000:05:00.0", "amd", "74a1", "amdgpu", pci_class="120000")
     seen = Gpus(pci=(bus,), amd=(card,), amd_tool=Tool("amd-smi", "ok"))
-    assert "its tool cannot tell its processes" in idle_gpus(replies(n=seen))[1]["n"]
+    assert "its tool does not show its processes" in idle_gpus(replies(n=seen))[1]["n"]
     assert idle_gpus(replies(n=replace(seen, amd=(replace(card, idle=True),))))[0] == {"n": (0,)}
 
 

@@ -237,7 +237,7 @@ class Run:
 
     def of(self, *status: str) -> dict[str, str]:
         """The nodes of this status, with why."""
-        return {node.name: node.why for node in self.found.nodes if node.status in status}
+        return {node.name: node.reason for node in self.found.nodes if node.status in status}
 
 
 @pytest.fixture(autouse=True)
@@ -276,7 +276,7 @@ def test_nodes_that_are_well(clock, count):
     assert {*done.of("passed")} == {*cluster.names}
     assert (done.found.complete, done.found.stopped, done.found.control) == (True, "", "")
     assert (done.found.engine, done.found.proves) == ("torch 2.13.0 over gloo", "PyTorch over TCP")
-    assert done.found.alone == count
+    assert done.found.single_node_tests == count
     assert {(node.ranks, node.gpus, node.engine) for node in done.found.nodes} == {
         (2, (), "torch 2.13.0 over gloo")
     }
@@ -449,7 +449,7 @@ def test_when_the_budget_is_over_what_is_known_is_said(clock):
     # A test that the budget cuts off tells nothing.
     done = Run(clock, Cluster(named(4), more_s=25.0), budget_s=25)
     assert done.suspects == []
-    end = "was over in round 3: nothing can be said of 4 nodes"
+    end = "was over in round 3: 4 nodes without a result"
     assert done.found.stopped == f"the budget of 25 s {end}"
 
 
@@ -544,7 +544,7 @@ def test_only_the_wanted_engine_is_looked_for(clock):
     assert {(order.engine, order.ranks) for order in cluster.of(CollectiveOrder)} == {("ring", 1)}
     assert {node.ranks for node in done.found.nodes} == {1}
     lacking = Run(clock, Cluster(named(3), engines=(replace(GLOO, reason="no torch"), RING)))
-    assert lacking.lines[0] == "ring over tcp, for there is no PyTorch over gloo: no torch"
+    assert lacking.lines[0] == "engine ring over tcp: no PyTorch over gloo: no torch"
 
 
 # --- Nodes that lie.
@@ -555,7 +555,7 @@ def test_a_node_cannot_send_others_to_an_address_that_is_not_its_own(clock):
     lies = {"n03": ("10.0.0.1",), "n04": ("10.0.0.1", "10.0.0.4", "10.9.9.9")}
     hellos = {name: {"addresses": addresses} for name, addresses in lies.items()}
     cluster = Cluster(named(4), hellos=hellos)
-    done = Run(clock, cluster, given={"10.0.0.1": "n01", "10.0.0.4": "n04"})
+    done = Run(clock, cluster, inventory_addresses={"10.0.0.1": "n01", "10.0.0.4": "n04"})
     why = "it has no address of its own (10.0.0.1: n01, n03, n04)"
     assert done.of("untested") == {"n03": why}
     assert {*done.of("passed")} == {"n01", "n02", "n04"}
