@@ -1,5 +1,5 @@
-"""PROGRAMS FOR NODES: run there with Python 3.9 and nothing else, print what they saw.
+"""PROGRAMS FOR NODES: they need only Python 3.9, observe a node, and print their observations.
 
-They are carried as one text (`payload`), end with every process that they started (`runtime`), and
-never judge: the subjects' checks and the control machine do.
+A program travels as one text (`payload`), and ends with all its processes (`runtime`). It never
+judges: the subjects' checks and the control machine do.
 """

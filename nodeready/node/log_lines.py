@@ -5,37 +5,42 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-#: Characters of a line that are kept; a mark stands for the rest.
+#: Maximum characters of a line; a longer line is cut, and gets a mark.
 MAX_LINE = 2000
 
 
 class LastLines(NamedTuple):
-    """lines: the oldest first; matches: of the expression, in what was read"""
+    """Lines of a log.
+
+    lines:   the oldest first
+    matches: number of lines with the expression; None: no expression
+    """
 
     lines: tuple[str, ...]
     matches: int | None
 
 
 def text_lines(data: bytes, *, is_whole: bool) -> list[bytes] | None:
-    """The lines of the end of a file, without the blank ones; None: this is no text.
+    """The non-blank lines of the end of a file; None: it is no text.
 
-    whole: this is all of the file; else the first line began before it, and is left out unless it
-    is the only one.
+    A progress bar, which restarts after each carriage return, becomes a line of its last state.
+    NUL bytes at the beginning are skipped, because a file that was truncated under its writer has
+    them; other NUL bytes mean that it is no text.
 
-    Of a progress bar, which begins again and again after a carriage return, the last state. A file
-    that was truncated while its writer went on begins with NUL bytes; others make it no text.
+    is_whole: the data is the whole file; otherwise the first line is incomplete, and is left out
+              unless it is the only line
     """
     rows: list[bytes] = []
     first, *further = data.split(b"\n")
     for row in [first, *further] if is_whole else further:
         if not _add(rows, row):
             return None
-    # More than what was read, and the line ends only there: part of it is better than nothing.
+    # The only line began before the data: part of it is better than no line.
     return rows if rows or is_whole or _add(rows, first) else None
 
 
 def _add(rows: list[bytes], line: bytes) -> bool:
-    """Keep a line, unless it is blank; whether it is text."""
+    """Add a line unless it is blank. Whether it is text."""
     states = (state for state in reversed(line.lstrip(b"\0").split(b"\r")) if state.strip())
     row = next(states, b"")
     if row:
@@ -44,7 +49,7 @@ def _add(rows: list[bytes], line: bytes) -> bool:
 
 
 def last_lines(rows: list[bytes], count: int, like: re.Pattern[str] | None = None) -> LastLines:
-    """The last ``count`` of these lines, or of those in which the expression is found."""
+    """The last ``count`` of these lines, or of the lines that contain the expression."""
     if like is None:
         return LastLines(tuple(_text(row) for row in rows[-count:]), None)
     texts = (row.decode("utf-8", "replace") for row in rows)

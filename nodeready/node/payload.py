@@ -171,7 +171,7 @@ class Program(NamedTuple):
     """A program for a node.
 
     script: the POSIX sh text that finds a Python there and starts it
-    text:   what the script's Python reads before all else from its file descriptor: the program
+    text:   the program, which the script's Python reads first from its file descriptor
     """
 
     script: str
@@ -208,12 +208,12 @@ def program(
 ) -> Program:
     """The program, and the script that finds a Python on the node and runs it there.
 
-    config:     as for `text`; its ``limit_s`` bounds the program, and a line that begins with its
-                ``nonce`` is all that is printed where there is no such Python
-    stdin:      the program reads what follows its text
-    first:      the path of the Python to try first: that of the program that starts this one,
-                watches over it, and sends its text
-    descriptor: where the text is read
+    config:     as for `text`; its ``limit_s`` limits the program. If the node has no such Python,
+                only a line that begins with its ``nonce`` is printed
+    stdin:      the program reads the data after its text
+    first:      the path of the Python to try first, which runs the program that starts this
+                program, watches it, and sends its text
+    descriptor: from which the text is read
     """
     within = "" if first else f"timeout -k {KILL_AFTER_S} {config.limit_s + 1} "
     old = "import sys; sys.exit(sys.version_info < (3, 9))"

@@ -499,7 +499,7 @@ class ForkedWorker:
     A thread that hangs in the kernel would keep its process from ending; a fork is left behind.
 
     limit_s: seconds after which it certainly ends, unless it hangs in the kernel
-    keep:    descriptors that stay open beside the pipe; None: all
+    keep:    descriptors that stay open in addition to the pipe; None: all
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Secrets are left out of texts and documents: by their name, by their form, by their place."""
+"""Remove secrets from texts and documents, by their name, their form and their place."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-#: What stands in the place of a secret.
+#: The replacement of a secret.
 LEFT_OUT = "(left out)"
-# Words of a name, however they are joined: `apiKey`, `API_KEY`, `x-api-key`.
+# The words of a name in any style: `apiKey`, `API_KEY`, `x-api-key`.
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _STRONG = frozenset(
     (
@@ -20,7 +20,7 @@ _STRONG = frozenset(
         "connectionstring", "netrc", "pgpass", "pgpassword",
     )
 )  # fmt: skip
-#: Words that name a secret, or a tensor, a mask, a number: `key`, `max_token`, `auth`.
+#: Words that may name a secret, or a tensor, a mask or a number: `key`, `max_token`, `auth`.
 _WEAK = frozenset(
     (
         "key", "keys", "token", "auth", "authtoken", "jwt", "session", "signature", "salt",
@@ -28,14 +28,14 @@ _WEAK = frozenset(
     )
 )  # fmt: skip
 # Values that are no secret under a weak name: a number, True, None, an object without its text,
-# or a list of such.
+# or a list of these.
 _PLAIN = re.compile(
     r"\s*(?:[-+]?[0-9][0-9.eE+-]*|True|False|true|false|None|<[^<>\"']*>|\[[-+0-9., eE]*\]?"
     r"|\([-+0-9., eE]*\)?|\{\}|\.\.\.|[\"']{2})\s*"
 )
 # The last word of a name whose value is a secret: HF_TOKEN, --api-key, db.password, WANDB_API_KEY.
-# What training logs name (pad_token, num_tokens, token_id) is no secret, but for the first, which
-# costs nothing.
+# Names in training logs such as num_tokens and token_id are no secrets. pad_token is taken for
+# one, which is harmless.
 _SECRET = (
     r"(?:token|secret|passwd|password|passphrase|pass|pw|credentials?|cookie|dsn|webhook"
     r"|authorization|auth|signature|sig|connection[_-]?string"
@@ -43,16 +43,16 @@ _SECRET = (
     r"|wandb|comet|neptune|clearml|mlflow|hf|huggingface|openai|anthropic|aws|gcp|azure|s3|storage)"
     r"[_-]?key(?:[_-]?id)?|secret[_-]?access[_-]?key)"
 )
-_NAMED = (
+_SECRET_NAME = (
     rf"(?:[A-Za-z0-9]+[_.-]){{0,12}}{_SECRET}|[A-Za-z]{{0,30}}(?:PASSWORD|Password|Token|ApiKey)"
 )
 _VALUE = (
-    # What is left out already stays as it is.
+    # A value that is already replaced is not replaced again.
     r"(?![\"']?(?:[A-Za-z]{5,9}\s{1,3})?\(left out\))"
     r"(?:\"(?:[^\"\\]|\\.){0,4000}\"?|'(?:[^'\\]|\\.){0,4000}'?|[^\s,;&)\]}\"']+)"
 )
-#: How tokens of vendors begin: the prefixes that gitleaks 8 and detect-secrets 1.5 know, by the
-#: vendors' own pages. Behind one come 12 characters and more.
+#: Prefixes of the vendors' tokens, from gitleaks 8, detect-secrets 1.5 and the vendors' pages. At
+#: least 12 characters follow a prefix.
 _PREFIXES = (
     # Models and experiments.
     *("hf_", "api_org_", "nvapi-", "sk-", "pplx-", "gsk_", "xai-", "r8_", "rpa_", "wandb_v1_"),
@@ -80,14 +80,14 @@ def _either(is_name: bool) -> str:
 
 
 _KNOWN = re.compile(
-    # Where a prefix may begin the name of a function, letters and digits alone follow at first.
+    # After a prefix that a function's name may have, the first characters are letters and digits.
     rf"(?<![A-Za-z0-9])(?:(?:{_either(True)})[A-Za-z0-9]{{12}}|(?:{_either(False)})[\w.=-]{{12}})"
     r"[\w.=-]*"
-    # A JSON Web Token; a hash of crypt(5), and of those that took on its form.
+    # A JSON Web Token; a hash of crypt(5), and hashes of the same form.
     r"|\beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?|hooks\.slack\.com/services/[\w/]+"
     r"|\$(?:[1567]|2[abxy]?|g?y|sm3|sha1|md5|apr1|argon2i?d?|scrypt|pbkdf2[\w-]{0,20})"
     r"\$[A-Za-z0-9./+=,$-]{8,}"
-    # A private key, as far as it goes.
+    # A private key, up to its end or the end of the text.
     r"|-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----.*?"
     r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----|\Z)",
     re.DOTALL,
@@ -101,31 +101,31 @@ _URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,30}://)[^\s/?#@'\"]{1,4000}@")
 _OPTION = re.compile(rf"(?i)(?<![\w-])(--?(?:[A-Za-z0-9]+[_-]){{0,12}}{_SECRET}[ \t]+)({_VALUE})")
 
 _ASSIGN = re.compile(
-    rf"(?i)(?<![A-Za-z0-9])((?:{_NAMED})[\"']?\s{{0,3}}(?:=|:)\s{{0,3}}"
+    rf"(?i)(?<![A-Za-z0-9])((?:{_SECRET_NAME})[\"']?\s{{0,3}}(?:=|:)\s{{0,3}}"
     rf"(?:(?:bearer|basic|token)\s{{1,3}})?)({_VALUE})"
 )
 
-# Variables alone: a word with a _KEY at its end has no other meaning there.
+# Variables: only there, a name that ends in _KEY is always a secret.
 _VARIABLE = re.compile(
     rf"(?<![A-Za-z0-9_])([A-Z][A-Z0-9_]{{0,60}}_(?:KEY|PAT|PWD|CREDS?)=)({_VALUE})"
 )
 
-# Where a tool's password is a separate word, or the end of one: curl -u NAME:PASSWORD.
-_ON = r"\b[^|;&\n]{0,400}?[ \t]"
+# Tools whose password is a separate word, or the end of a word: curl -u NAME:PASSWORD.
+_OPTIONS_BEFORE = r"\b[^|;&\n]{0,400}?[ \t]"
 
 _TOOLS = (
-    rf"(?:sshpass|(?:docker|podman|helm) login|mongo\w{{0,9}}){_ON}-p[ \t]*",
-    rf"(?:mysql|mariadb)\w{{0,9}}{_ON}-p(?=\S)",
-    rf"redis-cli{_ON}-a[ \t]+",
-    rf"ldap[a-z]{{2,9}}{_ON}-w[ \t]+",
-    rf"curl{_ON}(?:-[uU]|--(?:proxy-)?user)[ \t=]*[\"']?[^\s:\"']{{1,100}}:",
-    rf"openssl{_ON}-pass(?:in|out)?[ \t]+pass:",
+    rf"(?:sshpass|(?:docker|podman|helm) login|mongo\w{{0,9}}){_OPTIONS_BEFORE}-p[ \t]*",
+    rf"(?:mysql|mariadb)\w{{0,9}}{_OPTIONS_BEFORE}-p(?=\S)",
+    rf"redis-cli{_OPTIONS_BEFORE}-a[ \t]+",
+    rf"ldap[a-z]{{2,9}}{_OPTIONS_BEFORE}-w[ \t]+",
+    rf"curl{_OPTIONS_BEFORE}(?:-[uU]|--(?:proxy-)?user)[ \t=]*[\"']?[^\s:\"']{{1,100}}:",
+    rf"openssl{_OPTIONS_BEFORE}-pass(?:in|out)?[ \t]+pass:",
 )
 
 _TOOL = re.compile(rf"(?<![\w.-])({'|'.join(_TOOLS)})({_VALUE})")
 
-# A text without one of these has no secret by its form, and without a hint none by its place: most
-# have none, and this is quick.
+# A text without a mark has no secret by its form, and a text without a hint has none by its place.
+# Most texts have neither, so this test is fast.
 _MARKS = (*_PREFIXES, "eyJ", "$", "hooks.slack", "-----BEGIN")
 
 _HINT = re.compile(
@@ -140,7 +140,7 @@ _RANDOM = re.compile(
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a value is left out for its name alone: `api_key`, `HF_TOKEN`, `password`."""
+    """Whether a value is a secret by its name: `api_key`, `HF_TOKEN`, `password`."""
     words = [word.lower() for word in _WORD.findall(name[-200:])]
     joined = {"".join(pair) for pair in zip(words, words[1:])}
     if _STRONG & {*words, *joined}:
@@ -149,11 +149,11 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def redact(name: str, value: str) -> str:
-    """The value without what must not be shown.
+    """The value without secrets.
 
-    name: of a variable, an attribute, an option; "": the value is a text, such as a line of a log
-          or a command line. There a word of letters and digits may be a commit or a function, and
-          only what is a secret by its name, by its form, or by its place in a URL is left out
+    name: of a variable, an attribute or an option; "": the value is a text, such as a log's line
+          or a command line. There a long word of letters and digits may be a commit or a
+          function, so only secrets by their name, form or place are removed
     """
     if name and is_secret(name, value):
         return LEFT_OUT
@@ -162,42 +162,42 @@ def redact(name: str, value: str) -> str:
     if _HINT.search(value):
         value = _URL.sub(rf"\1{LEFT_OUT}@", value)
         value = _SCHEME.sub(rf"\1\2{LEFT_OUT}", value)
-        value = _VARIABLE.sub(_hidden, _ASSIGN.sub(_hidden, value))
-        value = _TOOL.sub(_hidden, _OPTION.sub(_hidden, value))
+        value = _VARIABLE.sub(_replace, _ASSIGN.sub(_replace, value))
+        value = _TOOL.sub(_replace, _OPTION.sub(_replace, value))
     return _RANDOM.sub(LEFT_OUT, value) if name else value
 
 
-def _hidden(match: re.Match[str]) -> str:
+def _replace(match: re.Match[str]) -> str:
     value = match[2]
     quote = value[0] if value[0] in "\"'" else ""
     end = quote if quote and len(value) > 1 and value.endswith(quote) else ""
     return f"{match[1]}{quote}{LEFT_OUT}{end}"
 
 
-Kept = TypeVar("Kept")
+Value = TypeVar("Value")
 
 #: The first and the last line of a private key.
 _KEY_BEGINS, _KEY_ENDS = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----"), "-----END "
 
-#: Characters of a text that is remembered with what became of it.
-_REMEMBERED = 4096
+#: Maximum characters of a text whose result is cached.
+_MAX_CACHED = 4096
 
-#: The same texts come again and again: 10,000 ranks have one command line.
+#: The same texts repeat: 10,000 ranks have one command line.
 _redact = lru_cache(maxsize=65536)(partial(redact, ""))
 
 
-def redacted(value: Kept) -> Kept:
+def redacted(value: Value) -> Value:
     """The same value with `redact` applied to all texts in it: a dataclass, or plain data.
 
-    The value of a key that names a secret goes whole. No text is longer than it was, or than
-    `LEFT_OUT`.
+    The whole value of a key that names a secret is replaced. No text becomes longer than it was,
+    or than `LEFT_OUT`.
     """
     return _redacted(value)  # type: ignore[no-any-return]
 
 
 def _redacted(value: Any) -> Any:
     if isinstance(value, str):
-        safe = _redact(value) if len(value) < _REMEMBERED else redact("", value)
+        safe = _redact(value) if len(value) < _MAX_CACHED else redact("", value)
         return safe[: max(len(value), len(LEFT_OUT))]
     if isinstance(value, Mapping):
         return {
@@ -209,7 +209,7 @@ def _redacted(value: Any) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(_redacted, value))
     if isinstance(value, (list, tuple)):
-        return type(value)(_listed(value))
+        return type(value)(_without_private_keys(value))
     if isinstance(value, frozenset):
         return frozenset(map(_redacted, value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -219,15 +219,15 @@ def _redacted(value: Any) -> Any:
     return value
 
 
-def _listed(values: Iterable[Any]) -> Iterator[Any]:
-    """The values of a list; the lines of a private key are left out."""
-    within = False
+def _without_private_keys(values: Iterable[Any]) -> Iterator[Any]:
+    """The values of a list without the lines of a private key."""
+    is_in_key = False
     for value in values:
         if isinstance(value, str):
-            if within or _KEY_BEGINS.search(value):
-                within = _KEY_ENDS not in value
+            if is_in_key or _KEY_BEGINS.search(value):
+                is_in_key = _KEY_ENDS not in value
                 yield LEFT_OUT
                 continue
         else:
-            within = False
+            is_in_key = False
         yield _redacted(value)

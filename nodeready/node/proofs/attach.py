@@ -90,7 +90,7 @@ def attempt(
     refused = bool(complaint and _REFUSED.search(ended.err))
     answered = responds(canary)
     if not answered:
-        # A killed canary needs a moment until it is gone.
+        # A killed canary needs a moment to end.
         with contextlib.suppress(subprocess.TimeoutExpired):
             canary.wait(1)
     after = status(canary.pid) if canary.returncode is None else Status("", 0)

@@ -44,7 +44,7 @@ _BACKLOG = 1024
 
 
 def listener(port: int) -> socket.socket:
-    """Listen as torchrun's TCPStore does: on all addresses, of both families where there are two.
+    """Listen as torchrun's TCPStore does: on all addresses of IPv4, and of IPv6 if it is enabled.
 
     Raises OSError.
     """

@@ -175,7 +175,7 @@ def _other_sessions(
 
 
 def _as_user(supervisor: ProcessSupervisor, config: ProofConfig) -> None:
-    """The user's session, and root's control beside it."""
+    """Run the user's session, and root's control in parallel."""
     try:
         uid = pwd.getpwnam(config.user).pw_uid
     except KeyError:

@@ -146,7 +146,7 @@ def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> SessionLimits:
 
 
 def name_of(uid: int) -> str:
-    """The user's name, or the number where it has none."""
+    """The user's name; the number if it has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

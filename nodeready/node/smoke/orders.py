@@ -62,7 +62,7 @@ class Engine:
 
     name:    one of `ENGINES`
     backend: ``nccl`` (RCCL with AMD's GPUs), ``gloo``, ``tcp``
-    version: of the engine, such as ``2.13.0+cu130``; "" where it has none
+    version: of the engine, such as ``2.13.0+cu130``; ""
     library: of the data's transport, such as ``NCCL 2.28.3``; ""
     path:    of the program or of the Python
     proves:  what a pass proves

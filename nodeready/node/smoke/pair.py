@@ -115,7 +115,7 @@ def run_pair(
     ms = gbps = 0.0
     retransmits = -1
     tries: list[Try] = []
-    # When the time is over, the answer has what is known by then.
+    # When the time is over, the answer has the results so far.
     with contextlib.suppress(TestOver, OSError):
         resolved, error = mesh.resolve(peer.name, deadline.join)
         address = mesh.peer_address(resolved, peer.addresses, own_addresses)

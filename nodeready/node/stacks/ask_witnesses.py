@@ -1,4 +1,4 @@
-"""Asks the witnesses beside the stacks (`nodeready.node.witnesses`) while the ranks run.
+"""Ask the witnesses (`nodeready.node.witnesses`) while the ranks run.
 
 A file that a rank's user may have made is read in a fork (`processes.probe_each`). Tools run under
 the `ProcessSupervisor`, each in its own thread with its own limit, so that they cost no more time
@@ -281,7 +281,7 @@ def release(version: str) -> tuple[int, int] | None:
 
 
 def buffer_variable(torch: tuple[int, int] | None) -> str:
-    """The variable with the recorder's size; its old name where the version is not known."""
+    """The variable with the recorder's size; its old name if the version is not known."""
     is_renamed = torch is not None and torch >= RECORDER_RENAMED
     return "TORCH_FR_BUFFER_SIZE" if is_renamed else "TORCH_NCCL_TRACE_BUFFER_SIZE"
 
@@ -313,7 +313,7 @@ class Settings:
     nccl:        version of NCCL; "": not known; None: not loaded
     cuda:        it has loaded the driver of NVIDIA's GPUs
     core_bytes:  its soft limit of a core; -1: unlimited; None: not known
-    core_place:  where the kernel sends a core (kernel.core_pattern)
+    core_place:  kernel.core_pattern
     core_wrong:  why a core would not be written there; "": no obstacle is known
     dump_place:  the path of its flight recorder's dump, without the rank; "": rank not known
     dump_wrong:  why it cannot write there; "": it can
@@ -408,7 +408,7 @@ def _core_limit(text: str) -> int | None:
 
 
 def _core_problem(pid: int, uid: int, pattern: str) -> str:
-    """Why a core would not be written where the pattern sends it (core(5)); "": no obstacle."""
+    """Why a core would not be written by this pattern (core(5)); "": no obstacle."""
     if not pattern:
         return "kernel.core_pattern is empty"
     if pattern.startswith("|"):

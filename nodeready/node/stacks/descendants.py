@@ -411,7 +411,7 @@ _FORK_SERVER = re.compile(r"from multiprocessing\.forkserver import main")
 
 
 def _readable(process: ScannedProcess) -> bool:
-    """Whether py-spy may read the process: the rules for a rank, as far as known here."""
+    """Whether py-spy may read the process, by the rules that are known here."""
     return not process.hangs and os.geteuid() in (0, process.uid)
 
 

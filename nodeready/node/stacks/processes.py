@@ -35,7 +35,7 @@ KEYS = frozenset(
     + ["LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]
     # Ray gives its workers this, and no rank.
     + ["RAY_JOB_ID"]
-    # Where a rank's witnesses are.
+    # The sources of a rank's witnesses.
     + ["HOME", "XDG_CACHE_HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"]
     + ["NCCL_RAS_ADDR", "NCCL_RAS_ENABLE", "NCCL_DEBUG", "NCCL_DEBUG_FILE"]
     + ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"]
@@ -68,8 +68,12 @@ HANGS: Any = "hangs"
 
 @dataclass(frozen=True)
 class Stat:
-    """/proc/PID/stat. start_s: seconds since boot; cpu_s: user and system, of all its threads;
-    exiting: its main thread has left the program for good."""
+    """The fields of /proc/PID/stat.
+
+    start_s: seconds since boot
+    cpu_s:   user and system time of all threads
+    exiting: the main thread has left the program
+    """
 
     pid: int
     name: str
@@ -84,7 +88,7 @@ class Stat:
 
 @dataclass(frozen=True)
 class ScannedProcess:
-    """What is needed of one process to find ranks.
+    """The properties of a process by which ranks are found.
 
     command:     its arguments, joined by spaces
     program:     the name of the file that it runs; "": not permitted
@@ -197,7 +201,7 @@ def kernel_stack(text: str) -> tuple[str, ...]:
 
 def main_cpu_s(schedstat: str, task_stat: str) -> float:
     """CPU seconds of one thread. /proc/PID/task/TID/schedstat counts nanoseconds (sched-stats.rst
-    of Linux), where the kernel has it; else ``stat`` of the thread counts ticks."""
+    of Linux), if the kernel has it; else ``stat`` of the thread counts ticks."""
     words = schedstat.split()
     if len(words) == 3 and words[0].isdigit():
         return round(int(words[0]) / 1e9, 4)
@@ -305,7 +309,7 @@ def _outer_fields(pid: int) -> dict[str, Any] | None:
 
 
 def _uid(status: str) -> int | None:
-    """The real user, who has called the program even where that is setuid."""
+    """The real user, who has called even a setuid program."""
     match = re.search(r"^Uid:\s+(\d{1,10})\b", status, re.M)
     return int(match[1]) if match else None
 
@@ -434,7 +438,7 @@ def observe(
 ) -> dict[int, Facts | None]:
     """The facts of these processes; None: ended. Those not reached in time are left out.
 
-    threads: process -> the thread to probe, where that is not the main one
+    threads: process -> the thread to probe, if that is not the main thread
     """
     thread_by_pid = threads or {}
     answers = probe_each(

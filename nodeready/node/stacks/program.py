@@ -479,7 +479,7 @@ def _observe_descendants(
     scanned: Sequence[processes.ScannedProcess],
     own_pids: set[int],
 ) -> dict[int, waits.WaitCall]:
-    """Observe the descendants of the targets, and what all wait for; their calls by process."""
+    """Observe the descendants, and set `waits_on` of all targets. Returns the calls by pid."""
     descendants.find(targets, scanned, own_pids, _deadline(supervisor, supervisor.left_s / 2))
     started = [descendant for target in targets for descendant in target.descendants]
     _observe(supervisor, started)
@@ -626,7 +626,7 @@ def _user_names(supervisor: ProcessSupervisor, uids: Sequence[int] | set[int]) -
 def _describe(
     supervisor: ProcessSupervisor, pythons: Sequence[processes.ScannedProcess]
 ) -> list[str]:
-    """The processes to show where no rank was found, one line each."""
+    """The processes to show if no rank was found, one line each."""
     facts_by_pid = processes.observe([process.pid for process in pythons], supervisor.deadline)
     facts = {pid: observation for pid, observation in facts_by_pid.items() if observation}
     names = _user_names(supervisor, {live_facts.uid for live_facts in facts.values()})

@@ -99,8 +99,8 @@ class Dump:
     locals:  variables of the innermost calls of the user's code in the main thread, on request:
              ``function: name = value``, without secrets
     holds_gil: the main thread holds the interpreter's lock
-    thread:  number of the thread that is shown as the main one, where the main thread only serves:
-             a worker of Ray Train trains in another thread; 0: the main thread is shown
+    thread:  number of the thread that is shown in place of the main thread; 0: the main thread is
+             shown. A worker of Ray Train trains in another thread
     spawned: index of the process among those that torch.multiprocessing started; else -1
     spawns:  processes that it has started by torch.multiprocessing and waits for; else -1
     """

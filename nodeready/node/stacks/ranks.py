@@ -58,7 +58,7 @@ _OURS = "MAIN='nodeready."
 CLAIMS, ELSEWHERE = "claims job ", ", which Slurm runs on other nodes: not looked into"
 #: Maximum strangers of a node that are named.
 MAX_STRANGERS = 100
-#: Maximum processes that are named where no rank is found.
+#: Maximum processes that are named if no rank is found.
 MAX_INSTEAD = 10
 
 
@@ -190,7 +190,7 @@ def _lightning(process: ScannedProcess, identity: RankIdentity) -> _Lightning | 
     values = process.environment or {}
     names = ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     node, local, world, size = (_number(values.get(name)) for name in names)
-    # Where a user copies the numbers of Slurm or mpirun into these, both name the same ranks.
+    # If a user copies the numbers of Slurm or mpirun into these, both name the same ranks.
     if (
         node is None
         or local is None

@@ -53,7 +53,7 @@ def witness_gpus(
 ) -> WitnessedGpus:
     """The node's GPUs, with the Xids since the job began.
 
-    pids:    of the job: where a GPU has many processes, these are listed first
+    pids:    of the job; if a GPU has too many processes, these are listed first
     since_s: seconds ago that the job began; limit_s: seconds for everything
     """
     until = system_tools.tool_deadline(supervisor, limit_s)
@@ -189,8 +189,8 @@ def _percent(node: Any, path: str) -> int | None:
     return int(match[1]) if match and int(match[1]) <= 100 else None
 
 
-#: What a GPU draws, under the names of several schemas.
-_DRAWS = (
+#: The power of a GPU, by the names of several schemas.
+_POWER_PATHS = (
     "gpu_power_readings/instant_power_draw",
     "gpu_power_readings/average_power_draw",
     "gpu_power_readings/power_draw",
@@ -199,14 +199,14 @@ _DRAWS = (
 
 
 def _watts(node: Any) -> int | None:
-    for path in _DRAWS if node is not None else ():
+    for path in _POWER_PATHS if node is not None else ():
         match = re.fullmatch(r"\s*(\d{1,5})(?:\.\d+)? W\s*", node.findtext(path) or "")
         if match:
             return int(match[1])
     return None
 
 
-# --- AMD's: amd-smi, or rocm-smi where there is no amd-smi; the processes are the kernel's word.
+# --- AMD's GPUs: amd-smi, else rocm-smi; the processes come from the kernel.
 
 _KFD = "/sys/class/kfd/kfd"
 
@@ -272,8 +272,8 @@ def _rocm_smi(printed: str) -> Iterator[WitnessedGpu]:
     from nodeready.subjects.gpus import amd_json, rocm_smi
 
     for index, card in sorted(rocm_smi.cards(printed).items()):
-        # ROCm 5 and 6 name what is drawn differently.
-        watts = next((value for key, value in card.items() if _DRAWN.fullmatch(key)), None)
+        # ROCm 5 and 6 have different names for the power.
+        watts = next((value for key, value in card.items() if _POWER_KEY.fullmatch(key)), None)
         yield WitnessedGpu(
             index,
             amd_json.text(card.get("card series")) or "",
@@ -287,7 +287,9 @@ def _rocm_smi(printed: str) -> Iterator[WitnessedGpu]:
         )
 
 
-_DRAWN = re.compile(r"(average|current) (graphics package|socket graphics package) power \(w\)")
+_POWER_KEY = re.compile(
+    r"(average|current) (graphics package|socket graphics package) power \(w\)"
+)
 
 
 def _kfd_processes(until: float) -> dict[str, list[int]]:

@@ -114,7 +114,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 def witness_log(supervisor: ProcessSupervisor, since_s: float, limit_s: float) -> KernelLog:
     """The kernel's messages about faults that kill or hang jobs, since the job began.
 
-    The oldest message comes first; where there are too many, the newest are kept.
+    The oldest message comes first. Of too many messages, the newest are kept.
 
     since_s: seconds ago that the job began; limit_s: seconds for it
     """
@@ -163,7 +163,7 @@ _XID = re.compile(
 
 
 def xids(lines: Iterable[tuple[float, str]]) -> Iterator[tuple[str, int]]:
-    """PCI address (in sysfs' form, as far as the message has it) and code of each Xid."""
+    """The PCI address (in the form of sysfs, without the function) and the code of each Xid."""
     for _, text in _record_lines(list(lines)):
         match = _XID.match(text)
         if match:

@@ -122,7 +122,7 @@ _LOST = re.compile(
     r"(?:Connection reset by peer|Broken pipe))"
     r"|NCCL WARN .{0,200}(?:Connection closed by remote peer|Connection reset by peer)"
 )
-# The process that holds the store, rank 0, is gone (socket.cpp, ProcessGroupNCCL.cpp).
+# Rank 0, which holds the store, has ended (socket.cpp, ProcessGroupNCCL.cpp).
 _STORE_LOST = re.compile(
     r"(?:recvValue|sendBytes|recvBytes) failed on Socket|flag on TCPStore, \("
 )

@@ -1,6 +1,6 @@
 """Does the job move? Counters of its ranks, read from /proc alone, and of the node's ports.
 
-The probe of `nodeready watch`. It is a separate program, because it runs every minute beside a
+The probe of `nodeready watch`. It is a separate program, because it runs every minute during a
 healthy job. It takes no stack, runs no tool, and keeps nothing; every value is a counter that only
 grows, so that two snapshots show the change between them. proc(5) describes the files.
 """

@@ -48,7 +48,7 @@ _MAX_BYTES = 32 << 20
 #: Maximum memory and CPU seconds of the fork.
 _MEMORY, _CPU_S = 1 << 30, 20
 #: Bytes of a library that are searched for its version: it stands before the code for the GPUs.
-_SEARCHED = 64 << 20
+_SEARCHED_BYTES = 64 << 20
 _CHUNK = 1 << 20
 #: Maximum bytes of a list of maps, and of sockets; maximum descriptors read of a process.
 _MAX_MAPS, _MAX_SOCKETS, _MAX_DESCRIPTORS = 16 << 20, 16 << 20, 65536
@@ -249,7 +249,7 @@ def _query(
             f"crashed jobs: {_ALLOW}"
         )
     ras = _fetch_report(listener, until)
-    rank_by_pid = {number: rank for pid, _, rank in ranks for number in _numbers_of(pid)}
+    rank_by_pid = {number: rank for pid, _, rank in ranks for number in _all_pids(pid)}
     listed_pids = {
         member.pid for group in ras.communicators for member in group.members if member.host
     }
@@ -333,13 +333,15 @@ def _library(pids: Iterable[int], uid: int) -> str:
 
 
 def _version(pid: int, uid: int, path: str, inode: str) -> str:
-    """The version of this library: what stands in the very file that is mapped, else what its name
-    or its package says; "": not known."""
+    """The version of a library, from the mapped file, else from its name or its package.
+
+    "": not known
+    """
     with contextlib.suppress(OSError), held_path(pid, uid, path) as (number, file_stat):
         if not stat.S_ISREG(file_stat.st_mode) or str(file_stat.st_ino) != inode:
             return ""
         with open(f"/proc/self/fd/{number}", "rb", buffering=0) as file:
-            if version := _searched(file):
+            if version := _find_version(file):
                 return version
     if named := _NAMED.search(path):
         return named[1]
@@ -354,9 +356,9 @@ def _version(pid: int, uid: int, path: str, inode: str) -> str:
     return ""
 
 
-def _searched(file: Any) -> str:
+def _find_version(file: Any) -> str:
     tail = b""
-    for _ in range(_SEARCHED // _CHUNK):
+    for _ in range(_SEARCHED_BYTES // _CHUNK):
         chunk = file.read(_CHUNK)
         if not chunk:
             return ""
@@ -375,8 +377,8 @@ def _read(path: str, maximum: int) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _numbers_of(pid: int) -> set[int]:
-    """The numbers of a process: its own, and those in the containers that it is in (NSpid)."""
+def _all_pids(pid: int) -> set[int]:
+    """The pids of a process: on the node, and in its containers (NSpid)."""
     pid_numbers = {pid}
     with contextlib.suppress(OSError):
         row = re.search(r"^NSpid:((?:\s+\d+)+)$", _read(f"/proc/{pid}/status", 65536), re.M)
@@ -477,7 +479,7 @@ def _fetch_report(listener: tuple[str, int], until: float) -> Ras:
             dialogue = _RasDialogue(connection, until)
             first = dialogue.ask("CLIENT PROTOCOL 2")
             if not first.upper().startswith(b"SERVER PROTOCOL "):
-                raise _Absent(f"what listens at {place} is no RAS port: {_first(first)}")
+                raise _Absent(f"what listens at {place} is no RAS port: {_beginning(first)}")
             leg_s = max(1, min(_LEG_S, int(_remaining_s(until) / 2)))
             if dialogue.ask(f"TIMEOUT {leg_s}").strip() != b"OK":
                 raise _Absent(f"the RAS port at {place} takes no time limit")
@@ -491,7 +493,9 @@ def _fetch_report(listener: tuple[str, int], until: float) -> Ras:
         raise _Absent(f"the RAS port at {place} broke off: {reason}") from None
     ras = read_json(text) if json else read_text(text)
     if ras is None:
-        raise _Absent(f"the RAS port at {place} said what makes no sense: {_first(text.encode())}")
+        raise _Absent(
+            f"the RAS port at {place} said what makes no sense: {_beginning(text.encode())}"
+        )
     return ras
 
 
@@ -502,7 +506,7 @@ def _remaining_s(until: float) -> float:
     return remaining_s
 
 
-def _first(data: bytes) -> str:
+def _beginning(data: bytes) -> str:
     """The first bytes of the data."""
     return ascii(data[:60].decode("utf-8", "replace"))[1:-1] or "nothing"
 

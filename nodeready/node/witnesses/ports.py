@@ -19,7 +19,7 @@ class WitnessedPort:
     """One network or RDMA port between two samples.
 
     kind:   ``ethernet``, ``infiniband`` or ``roce``
-    state:  ``up``, ``down``, ``gone`` or another state of the kernel's
+    state:  ``up``, ``down``, ``gone`` or another state of the kernel
     received, sent: bytes between the samples
     errors: counters that rose, and by how much: ((``symbol_error``, 3), ...)
     gbps:   the rate of the link, Gb/s; 0: unknown
@@ -151,7 +151,7 @@ def _interface(path: str) -> dict[str, Any]:
             **_values(f"{path}/statistics", _NET_ERRORS),
             **_values(path, ("carrier_changes",)),
         },
-        # Mb/s; -1, or no answer, where the driver does not know.
+        # Mb/s; -1, or an error, if the driver does not know it.
         "gbps": _values(path, ("speed",)).get("speed", 0) / 1000,
     }
 

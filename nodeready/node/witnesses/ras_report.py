@@ -257,7 +257,7 @@ def bounded(groups: Sequence[Communicator]) -> tuple[Communicator, ...]:
     return tuple(shown[index] for index in sorted(shown))
 
 
-# --- The report as text (before 2.28.7): a table of groups of communicators, then what is wrong.
+# --- The report as text (before 2.28.7): a table of groups of communicators, then errors.
 
 _GROUP = re.compile(
     r" *(\d{1,9}) +(\d{1,9}) +(\d{1,9}) +(\d{1,9}(?:-\d{1,9})?) +(\d{1,9}) +(\d{1,9}) +"
