@@ -32,13 +32,13 @@ _VALUES = 4
 #: Maximum of findings of one node that are shown whole.
 _ALONE = 30
 #: Minimum of lines for the findings.
-_LEAST = 12
+_MIN_ROWS = 12
 #: The last line of a table that was cut.
-REST = "all of it: -v, | less, or --format json; these nodes again: --limit @last-failed"
+MORE_TEXT = "all of it: -v, | less, or --format json; these nodes again: --limit @last-failed"
 #: Columns of the words on the left, and at most of the names of checks.
 _INDENT, _NAME = 9, 26
 #: Reasons of no-go that are shown without -v.
-_WHYS = 8
+_MAX_REASONS = 8
 
 
 class _AuditTable(TableLayout):
@@ -202,12 +202,12 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[StyledLine]:
         table.section(waived),
         table.section(healthy),
     ]
-    room = 0 if every or not options.lines else max(_LEAST, options.lines - len(tail) - 1)
+    room = 0 if every or not options.lines else max(_MIN_ROWS, options.lines - len(tail) - 1)
     # One node's findings are all worth their lines.
     yield from fitted(sections, room, options.width, _ALONE if table.alone else 0)
     yield from tail
     if table.cut:
-        yield line((REST, "dim"))
+        yield line((MORE_TEXT, "dim"))
 
 
 def _recorded(audit: Audit, recorded: Recorded, verbose: int) -> Iterator[StyledLine]:
@@ -238,7 +238,7 @@ def show_ready(ready: Ready, options: Options = PLAIN) -> Iterator[StyledLine]:
     """The ready nodes, the rest with their reasons, then the findings of the audit."""
     head = list(_go(ready, options))
     yield from head
-    remaining = max(_LEAST, options.lines - len(head)) if options.lines else 0
+    remaining = max(_MIN_ROWS, options.lines - len(head)) if options.lines else 0
     yield from show_audit(ready.audit, replace(options, lines=remaining))
 
 
@@ -266,7 +266,7 @@ def _no_go_reasons(ready: Ready, is_whole: bool, room: int) -> Iterator[StyledLi
         for name, reasons in ready.no_go.items()
     )
     rows = grouped(pairs)
-    maximum = len(rows) if is_whole else _WHYS
+    maximum = len(rows) if is_whole else _MAX_REASONS
     for checks, names in rows[:maximum]:
         shown = nodes(names, NO_LIMIT) if is_whole else fits(names, max(20, room // 3))
         who_: list[Part] = [] if len(rows) == 1 else [(shown, "bold"), "  "]

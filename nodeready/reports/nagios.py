@@ -18,9 +18,9 @@ from nodeready.text import counted, sanitise
 #: The words of the exit codes 0 to 3.
 STATES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 #: Bytes of the whole output; the rest of the 8 KiB is left to the command around the plugin.
-_ROOM = 7000
+_MAX_CHARACTERS = 7000
 #: Bytes of one line.
-_LINE = 400
+_MAX_LINE = 400
 
 
 def nagios_code(audit: Audit) -> int:
@@ -41,9 +41,9 @@ def nagios_code(audit: Audit) -> int:
 def _line(text: str) -> str:
     """``text`` as one line of at most _LINE bytes, without the ``|`` of performance data."""
     safe = sanitise(text).replace("|", "\\x7c")
-    if len(safe.encode()) <= _LINE:
+    if len(safe.encode()) <= _MAX_LINE:
         return safe
-    return safe.encode()[: _LINE - 3].decode(errors="ignore") + "..."
+    return safe.encode()[: _MAX_LINE - 3].decode(errors="ignore") + "..."
 
 
 def _headline(audit: Audit) -> str:
@@ -98,7 +98,7 @@ def nagios(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     head = _line(f"NODEREADY {STATES[nagios_code(audit)]}: {_headline(audit)}")
     first = f"{head} | {_performance(audit)}\n"
     yield first
-    room, rows = _ROOM - len(first.encode()), list(_detail_lines(audit))
+    room, rows = _MAX_CHARACTERS - len(first.encode()), list(_detail_lines(audit))
     for count, row in enumerate(rows):
         text = _line(row) + "\n"
         room -= len(text.encode())

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from nodeready.smoke.document import SmokeReport
 
 #: The statuses of results with a series.
-_LISTED = ("fail", "unknown", "warn", "waived")
+_LISTED_STATUSES = ("fail", "unknown", "warn", "waived")
 #: Characters of a label's value: a scrape can be configured to refuse longer ones.
-_LABEL = 200
+_MAX_LABEL = 200
 Sample = tuple[dict[str, str], float]
 
 
 def _label(text: str) -> str:
     """A label's value: sanitised, then with the format's three escapes."""
-    safe = sanitise(text, _LABEL)
+    safe = sanitise(text, _MAX_LABEL)
     return safe.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
@@ -70,7 +70,7 @@ def _results(audit: Audit) -> Iterator[Sample]:
 def _checks(audit: Audit) -> Iterator[Sample]:
     for node in audit.nodes:
         for result in node.results:
-            if result.status in _LISTED:
+            if result.status in _LISTED_STATUSES:
                 yield {"node": node.name, "check": result.check, "status": result.status}, 1
 
 

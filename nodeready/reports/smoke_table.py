@@ -22,7 +22,7 @@ _SUSPECTS, _EVIDENCE, _REASONS = 30, 4, 8
 #: Maximum of suspects, warnings and reasons that are shown whole.
 _FEW = 5
 #: Characters of the list of nodes to leave out that are shown without -v: some lines to paste.
-_PASTED = 1200
+_MAX_PASTED = 1200
 _CLASSES = {"inside": "inside nodes", "between": "between nodes"}
 
 
@@ -232,7 +232,7 @@ class _SmokeTable(TableLayout):
         yield self.head(word, "ok", names, f"  {count}")
         if smoke.exclude:
             words = f"--exclude={quote(fold(smoke.exclude))}"
-            if len(words) > _PASTED and not self.is_whole:
+            if len(words) > _MAX_PASTED and not self.is_whole:
                 words = counted(len(smoke.exclude), "node")
                 words += ": --exclude-out FILE writes them, --limit @last-failed tests them again"
             yield self.head("without", "na", (Safe(sanitise(words, len(words))), "bold"))

@@ -84,14 +84,14 @@ def expected_nodes(
 # --- Which group waits for which.
 
 #: Words in reasons of `no-data` that concern nodeready, not the process.
-_OURS = (
+_LIBRARY_PARTS = (
     "permi", "ptrace", "py-spy", "another user", "no time", "others took", "too large",
     "no stack was taken", "makes no sense",
 )  # fmt: skip
 #: Groups about these wait for no other rank, and no rank waits for them.
-_ASIDE = frozenset({"idle", "agent", "worker"})
+_NEUTRAL_ACTIVITIES = frozenset({"idle", "agent", "worker"})
 
-_STANDS = {
+_STANDING_TEXTS = {
     "missing": "nobody has found it",
     "dead": "it has ended",
     "stopped": "a signal holds it",
@@ -173,7 +173,7 @@ def _role(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
     if is_waiting(group):
         all_wait = waiting == job.everything
         return "victim", "waits for other ranks" + (", as all do" if all_wait else "")
-    if group.activity in _ASIDE or not waiting + children:
+    if group.activity in _NEUTRAL_ACTIVITIES or not waiting + children:
         return None, ""
     if group.verdict == "progressing":
         if group.activity in hints.FOR_RANKS or not job.standing:
@@ -209,14 +209,14 @@ def _without_stack(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
     waiting = job.ranks + job.children
     size = max(group.processes, len(group.ranks), len(group.nodes))
     reason = group.no_stack_reason.lower()
-    is_ours = 2 * size > job.everything or any(word in reason for word in _OURS)
+    is_ours = 2 * size > job.everything or any(word in reason for word in _LIBRARY_PARTS)
     if group.kind == "no-data" and is_ours:
         return None, ""
     if job.moving and not waiting:
         # Other ranks progress: no rank waits for this one.
         return None, ""
     waiting_text = f"; {_count(waiting, 'rank')} {_verb(waiting)} for others" if waiting else ""
-    return "suspect", _STANDS[group.kind] + waiting_text
+    return "suspect", _STANDING_TEXTS[group.kind] + waiting_text
 
 
 # --- Equal calls on all nodes, at different lines.
@@ -311,7 +311,7 @@ _MAX_NAMED = 5
 #: A group with at most this fraction of the ranks is a minority.
 _MINORITY = 0.25
 #: Maximum characters of a rank set.
-_WIDE = 60
+_MAX_SET = 60
 
 
 def _ranks(group: Group) -> str:
@@ -323,8 +323,8 @@ def _ranks(group: Group) -> str:
 def few_ranks(ranks: Collection[int]) -> str:
     """A few ranks in words, as in ``rank 3``, ``ranks 0-2``; of very many, the first."""
     text = fold_ranks(ranks)
-    if len(text) > _WIDE:
-        text = text[: text.rfind(",", 0, _WIDE)] + ",..."
+    if len(text) > _MAX_SET:
+        text = text[: text.rfind(",", 0, _MAX_SET)] + ",..."
     return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
@@ -380,7 +380,7 @@ def _repeated_ranks(processes: Sequence[Rank]) -> Iterator[str]:
         )
 
 
-_OF_KINDS = {
+_KIND_ADVICE = {
     "missing": (
         "{ranks}: no node has them: they ended or never started. Look at dmesg there (out of "
         "memory, Xid), `nodeready cores INVENTORY`, `nodeready tail INVENTORY` and the launcher's "
@@ -409,7 +409,7 @@ _MISSING_STACK_KINDS = (
 
 
 def _kinds(groups: Sequence[Group]) -> Iterator[str]:
-    for kind, text in _OF_KINDS.items():
+    for kind, text in _KIND_ADVICE.items():
         kind_groups = [group for group in groups if group.kind == kind]
         if kind_groups:
             ranks = sorted({rank for group in kind_groups for rank in group.ranks})
@@ -437,7 +437,7 @@ def _same_place_advice(group: Group, several: bool) -> Iterator[str]:
     """Advice where one group has all ranks."""
     activity = group.activity
     if is_waiting(group) and several:
-        noun = _WORDS.get(activity, "collective")
+        noun = _ACTIVITY_NOUNS.get(activity, "collective")
         yield (
             f"all {group.processes} ranks stand in the same {noun}: nobody is elsewhere, "
             "so look at the network: `nodeready audit INVENTORY --only rdma.errors,nics.errors`, "
@@ -455,7 +455,7 @@ def _same_place_advice(group: Group, several: bool) -> Iterator[str]:
         yield f"all {group.processes} ranks stand at the same place: no rank is the odd one"
 
 
-_WORDS = {
+_ACTIVITY_NOUNS = {
     "collective": "collective",
     "peer": "wait for a peer",
     "backward": "backward pass",

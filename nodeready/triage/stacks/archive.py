@@ -239,13 +239,13 @@ def parse_dump(text: str, name: str) -> list[dict[str, Any]]:
 # --- The directory of ``-o``, and of ``--from``.
 
 #: The files of such a directory.
-_OURS = re.compile(r"trace-[A-Za-z0-9_.-]+\.json|stacks(\.[a-z]+){1,2}")
+_OWN_FILES = re.compile(r"trace-[A-Za-z0-9_.-]+\.json|stacks(\.[a-z]+){1,2}")
 #: Collected texts of ``py-spy dump``.
 _TEXTS = (".txt", ".out")
 #: Mode of every file: stacks show a job's work, which only its user may read.
 _MODE = 0o600
 #: Maximum characters of a node's name in a file name, which stays below NAME_MAX.
-_MOST = 200
+_MAX_NAME = 200
 
 
 class ForeignStacksDirectory(Exception):
@@ -254,7 +254,7 @@ class ForeignStacksDirectory(Exception):
 
 def file_name(node: str) -> str:
     """The file of a node's trace. No two nodes have the same, and none is a path."""
-    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", node)[:_MOST]
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", node)[:_MAX_NAME]
     if plain != node:
         plain += "-" + hashlib.sha256(node.encode("utf-8", "replace")).hexdigest()[:8]
     return f"trace-{plain}.json"
@@ -268,7 +268,7 @@ def prepare(directory: Path) -> None:
     if os.path.lexists(directory) and not directory.is_dir():
         raise ForeignStacksDirectory(f"{directory}: is no directory")
     own_directory(directory, file_name("of-any-node"))
-    foreign = [path.name for path in directory.iterdir() if not _OURS.fullmatch(path.name)]
+    foreign = [path.name for path in directory.iterdir() if not _OWN_FILES.fullmatch(path.name)]
     if foreign:
         raise ForeignStacksDirectory(
             f"{directory}: holds other files ({min(foreign)}): name a new directory"
@@ -329,7 +329,7 @@ def read(path: Path) -> tuple[Iterator[Trace], dict[str, str]]:
         return _from_texts([path], errors, is_single=True), errors
     names = _listed(path)
     texts = sorted(name for name in names if name.suffix in _TEXTS and name.is_file())
-    if any(_OURS.fullmatch(name.name) for name in names):
+    if any(_OWN_FILES.fullmatch(name.name) for name in names):
         traces, errors = load(path)
         return _without_errors(traces, errors), errors
     if not texts:

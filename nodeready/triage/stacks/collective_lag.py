@@ -46,24 +46,26 @@ class CollectiveReader(StatementBuilder):
     # --- The flight recorder.
 
     def recorder(self) -> None:
-        heads = self.seen.recording_heads.all
+        heads = self.evidence.recording_heads.all
         absent = [head.absent for head in heads]
         dumps: dict[int, KeptRecording] = {}
         for place in self.places:
-            recording = self.seen.recordings.get(place[:2])
+            recording = self.evidence.recordings.get(place[:2])
             if recording is None:
                 continue
             rank = place.rank
             if absent[recording.head]:
                 self.absent["flight_recorder"].setdefault(absent[recording.head], []).append(place)
-            elif rank in self.all and rank is not None:
+            elif rank in self.all_ranks and rank is not None:
                 dumps[rank] = recording
         if not dumps:
             return
-        self.found.without_recording = tuple(sorted(self.all - dumps.keys()))
+        self.report.without_recording = tuple(sorted(self.all_ranks - dumps.keys()))
         partial = sorted(rank for rank, dump in dumps.items() if heads[dump.head].partial)
         if partial:
-            self.say("flight_recorder", "its dump is cut off: calls may be missing", partial)
+            self.add_statement(
+                "flight_recorder", "its dump is cut off: calls may be missing", partial
+            )
         lags, common, waits = [], [], False
         elsewhere: dict[int, str] = {}
         for members in self._communicators(dumps):
@@ -79,27 +81,28 @@ class CollectiveReader(StatementBuilder):
             # No further rank of the group is known: the recorder does not show the awaited rank.
             if not group_lags and not members.group.ranks and not members.is_default_group:
                 elsewhere.update(
-                    dict.fromkeys(difference.waiting, members.waits(self.seen.entries.all))
+                    dict.fromkeys(difference.waiting, members.waits(self.evidence.entries.all))
                 )
         lags = self._kept_waiting(lags, common, elsewhere)
         lags += self._unmatched(dumps)
         late = {rank for lag in lags for rank in lag.ranks}
         for lag in lags:
             if lag.weight > 1:
-                self.found.called.update(dict.fromkeys(set(lag.waiting) - late, lag.call))
+                self.report.called.update(dict.fromkeys(set(lag.waiting) - late, lag.call))
         if common and all(lag.chained for lag in lags):
             # The group with the most ranks is the most informative.
             call, ranks = max(common, key=lambda call_ranks: len(call_ranks[1]))
-            if len(ranks) == len(self.all) or lags:
-                self.found.common = call
+            if len(ranks) == len(self.all_ranks) or lags:
+                self.report.common = call
                 # gloo only reports that a call was scheduled, even if it has just ended: that
                 # clears no rank that stands elsewhere.
                 started = (rank for rank in ranks if rank in self._started)
-                self.found.called.update(dict.fromkeys(started, call))
-            self.say("flight_recorder", f"has called {call}, as all of its group", ranks)
+                self.report.called.update(dict.fromkeys(started, call))
+            self.add_statement("flight_recorder", f"has called {call}, as all of its group", ranks)
         if not lags and not waits:
-            self.say("flight_recorder", "waits in nothing: all that was called has completed",
-                     dumps)  # fmt: skip
+            self.add_statement(
+                "flight_recorder", "waits in no call: all its calls have completed", dumps
+            )
         self.add_lags(lags)
 
     @staticmethod
@@ -121,13 +124,13 @@ class CollectiveReader(StatementBuilder):
                 kept_lags.append(lag)
         return kept_lags
 
-    def _communicators(self, dumps: Mapping[int, KeptRecording]) -> list[GroupMembers]:
+    def _communicators(self, dumps: Mapping[int, KeptRecording]) -> list[ProcessGroupMembers]:
         """The process groups in which a rank waits, each with the progress of all its ranks.
 
         Two groups may have one name (split_group): the name and the ranks together are the key.
         """
-        communicators: dict[tuple[str, tuple[int, ...]], GroupMembers] = {}
-        by_number = list(self.seen.calls)
+        communicators: dict[tuple[str, tuple[int, ...]], ProcessGroupMembers] = {}
+        by_number = list(self.evidence.calls)
         #: Ranks with equal calls in equal groups are in the same lists.
         rows: dict[tuple[tuple[int, ...], tuple[int, ...]], list[list[int]]] = {}
         lists_of: dict[tuple[int, tuple[int, ...]], list[int]] = {}
@@ -135,7 +138,7 @@ class CollectiveReader(StatementBuilder):
         pending = {entries: self._pending(entries) for entries in different}
         # Nearly every rank has private groups; a group without a waiting rank is irrelevant.
         names = {name for calls in pending.values() for name in calls}
-        held = {at for at, group in enumerate(self.seen.groups.all) if group.name in names}
+        held = {at for at, group in enumerate(self.evidence.groups.all) if group.name in names}
         for rank, dump in dumps.items():
             groups, entries = by_number[dump.calls]
             key = (tuple([number for number in groups if number in held]), entries)
@@ -150,13 +153,13 @@ class CollectiveReader(StatementBuilder):
         """Name of a group -> its entries that have not completed."""
         calls: dict[str, tuple[int, ...]] = {}
         for number in entries:
-            entry = self.seen.entries.all[number]
+            entry = self.evidence.entries.all[number]
             if entry.state != "completed":
                 calls[entry.group] = (*calls.get(entry.group, ()), number)
         return calls
 
     def _lists(
-        self, communicators: dict[tuple[str, tuple[int, ...]], GroupMembers],
+        self, communicators: dict[tuple[str, tuple[int, ...]], ProcessGroupMembers],
         lists_of: dict[tuple[int, tuple[int, ...]], list[int]],
         groups: Iterable[int], pending: Mapping[str, tuple[int, ...]],
     ) -> list[list[int]]:  # fmt: skip
@@ -168,7 +171,7 @@ class CollectiveReader(StatementBuilder):
         calls = dict(pending)
         made_lists = []
         for number in groups:
-            group = self.seen.groups.all[number]
+            group = self.evidence.groups.all[number]
             key = (number, calls.pop(group.name, ()))
             ranks = lists_of.get(key)
             if ranks is None:
@@ -180,16 +183,18 @@ class CollectiveReader(StatementBuilder):
         return made_lists
 
     def _like(
-        self, communicators: dict[tuple[str, tuple[int, ...]], GroupMembers], group: ProcessGroup,
+        self,
+        communicators: dict[tuple[str, tuple[int, ...]], ProcessGroupMembers],
+        group: ProcessGroup,
         numbers: Sequence[int],
-    ) -> list[int]:  # fmt: skip
+    ) -> list[int]:
         members = communicators.get((group.name, group.ranks))
         if members is None:
-            members = communicators[group.name, group.ranks] = GroupMembers(group)
-        return members.like(group, numbers, self.seen.entries.all)
+            members = communicators[group.name, group.ranks] = ProcessGroupMembers(group)
+        return members.like(group, numbers, self.evidence.entries.all)
 
     def _compare(
-        self, members: GroupMembers, difference: CallDifference,
+        self, members: ProcessGroupMembers, difference: CallDifference,
         dumps: Mapping[int, KeptRecording],
         partial: frozenset[int],
     ) -> tuple[list[Lag], list[tuple[str, list[int]]]]:  # fmt: skip
@@ -199,7 +204,7 @@ class CollectiveReader(StatementBuilder):
         kinds: dict[str, list[int]] = defaultdict(list)
         for (_, calls), ranks in members.states.items():
             # An earlier call may have ended without being marked yet.
-            known_entries = (self.seen.entries.all[number] for number in calls)
+            known_entries = (self.evidence.entries.all[number] for number in calls)
             entry = next((entry for entry in known_entries if entry.sequence == first), None)
             if entry is not None:
                 kinds[entry.operation] += ranks
@@ -229,8 +234,8 @@ class CollectiveReader(StatementBuilder):
         # Ranks of the group in the job without a recording.
         known_ranks = [rank for (call, _), ranks in members.states.items() for rank in ranks
                 if call.top is not None]  # fmt: skip
-        expected = members.group.ranks or (self.all if members.is_default_group else ())
-        silent = tuple(sorted(self.all.intersection(expected).difference(known_ranks)))
+        expected = members.group.ranks or (self.all_ranks if members.is_default_group else ())
+        silent = tuple(sorted(self.all_ranks.intersection(expected).difference(known_ranks)))
         if silent and len(silent) < len(waiting):
             lag = Lag("flight_recorder", silent, waiting, call, site, weight=1, silent=True)
             return [lag], []
@@ -267,8 +272,8 @@ class CollectiveReader(StatementBuilder):
     def _unmatched(self, dumps: Mapping[int, KeptRecording]) -> Iterator[Lag]:
         """Note sends and receives without the peer's matching call. A peer is named by its number
         in the group; ``?`` is any."""
-        groups, entries = self.seen.groups.all, self.seen.entries.all
-        by_number = list(self.seen.calls)
+        groups, entries = self.evidence.groups.all, self.evidence.entries.all
+        by_number = list(self.evidence.calls)
         pairs = {
             at for at, entry in enumerate(entries)
             if entry.is_p2p and entry.state != "completed" and _P2P.fullmatch(entry.operation)
@@ -285,7 +290,7 @@ class CollectiveReader(StatementBuilder):
                 if pair is None:
                     continue
                 group = names.get(entry.group)
-                ranks = sorted(group.ranks) if group and group.ranks else sorted(self.all)
+                ranks = sorted(group.ranks) if group and group.ranks else sorted(self.all_ranks)
                 one_end, other_end = int(pair[2]), int(pair[4])
                 if max(one_end, other_end) >= len(ranks):
                     continue
@@ -295,7 +300,7 @@ class CollectiveReader(StatementBuilder):
         for (name, desc, sender, receiver), called in posted.items():
             for rank, entry in called.items():
                 peer = receiver if rank == sender else sender
-                if peer in called or rank not in (sender, receiver) or peer not in self.all:
+                if peer in called or rank not in (sender, receiver) or peer not in self.all_ranks:
                     continue
                 verb = "recv from" if rank == sender else "send to"
                 weight = self._weight([peer], [rank], dumps, frozenset()) if peer in dumps else 1
@@ -322,9 +327,9 @@ class CollectiveReader(StatementBuilder):
     # --- The logs.
 
     def logs(self) -> None:
-        heads = self.seen.log_heads.all
-        lists = list(self.seen.report_lists)
-        logs = self.seen.logs
+        heads = self.evidence.log_heads.all
+        lists = list(self.evidence.report_lists)
+        logs = self.evidence.logs
         known_logs = [(place, log) for place in self.places if (log := logs.get(place[:2]))]
         #: A file of a node -> number of processes whose log it is.
         files = Counter([(place.node, log.path) for place, log in known_logs if log.path])
@@ -335,7 +340,7 @@ class CollectiveReader(StatementBuilder):
             node, _, rank = place
             if absent[log.head]:
                 self.absent["logs"].setdefault(absent[log.head], []).append(place)
-            elif rank is not None and rank in self.all:
+            elif rank is not None and rank in self.all_ranks:
                 if files.get((node, log.path)) == 1:
                     own_logs[rank] = log
                 if log.reports not in done:
@@ -353,10 +358,10 @@ class CollectiveReader(StatementBuilder):
     def _reports(self, reports: Iterable[tuple[int | None, int]], own_rank: int) -> None:
         for rank, number in reports:
             of = own_rank if rank is None else rank
-            if of in self.all:
+            if of in self.all_ranks:
                 targets = self._kept.get(number)
                 if targets is None:
-                    targets = self._kept[number] = self._keep(self.seen.reports.all[number])
+                    targets = self._kept[number] = self._keep(self.evidence.reports.all[number])
                 # A later line of the same rank replaces an earlier one.
                 for ranks, item in targets:
                     ranks[of] = item
@@ -396,7 +401,7 @@ class CollectiveReader(StatementBuilder):
                 lag = Lag("logs", late, waiting, call_text, behind=behind, weight=weight)
                 if not late and timeouts:
                     # A rank that waits in no collective writes nothing: a sign, not a proof.
-                    silent = tuple(sorted(self.all - calls.keys()))
+                    silent = tuple(sorted(self.all_ranks - calls.keys()))
                     lag = lag._replace(ranks=silent if len(silent) < len(waiting) else (),
                                        weight=min(1, weight), behind=1, silent=True)  # fmt: skip
                 lags += [lag] if lag.ranks else []
@@ -406,10 +411,10 @@ class CollectiveReader(StatementBuilder):
             for call, ranks in ranks_of_call.items():
                 done = call.at - 1 if call.at is not None else call.top
                 text = f"watchdog: last completed {done}, enqueued {call.top} of {name}"
-                self.say("logs", text, ranks)
+                self.add_statement("logs", text, ranks)
             for rank, (at, word) in timeouts.items():
                 text = f"watchdog: {word or 'collective'} #{at} of {name} has timed out"
-                self.say("logs", text, [rank])
+                self.add_statement("logs", text, [rank])
         self.add_lags(lags)
 
     def _named(self) -> None:
@@ -418,28 +423,32 @@ class CollectiveReader(StatementBuilder):
         for (kind, call), ranks in self.named.items():
             late = tuple(sorted(ranks))
             come = self.named.get(("reached", call))
-            missing = tuple(sorted((self.all if come is None else come.keys()) - ranks.keys()))
+            missing = tuple(
+                sorted((self.all_ranks if come is None else come.keys()) - ranks.keys())
+            )
             weight = 0 if self.moving else 2
             if kind == "missing":
                 lags.append(Lag("logs", late, missing, call, weight=weight))
             elif kind == "mismatch":
-                if len(ranks) * 2 < len(self.all) or len(self.all) == 2:
+                if len(ranks) * 2 < len(self.all_ranks) or len(self.all_ranks) == 2:
                     lags.append(Lag("logs", late, missing, call, other="another collective",
                                     weight=min(1, weight)))  # fmt: skip
             elif kind != "reached":
-                self.say("logs", _REPORT_TEXTS[kind], late, weight=1 if kind == "stuck" else 0)
+                self.add_statement(
+                    "logs", _REPORT_TEXTS[kind], late, weight=1 if kind == "stuck" else 0
+                )
         self.add_lags(lags)
 
     # --- NCCL's RAS port.
 
     def ras(self) -> None:
         by_name: dict[tuple[str, int], list[int]] = defaultdict(list)
-        for (node, pid), rank in self.rank_of.items() if self.seen.ras else ():
+        for (node, pid), rank in self.rank_of.items() if self.evidence.ras else ():
             if rank is not None:
                 by_name[host_of(node), pid].append(rank)
         lags: list[Lag] = []
-        for node, answer in self.seen.ras.items():
-            if node not in self.of_node:
+        for node, answer in self.evidence.ras.items():
+            if node not in self.ranks_of_node:
                 continue
             if answer.absent:
                 self.absent["nccl_ras"].setdefault(answer.absent, []).append(node)
@@ -448,7 +457,7 @@ class CollectiveReader(StatementBuilder):
                 counts: dict[int, dict[str, int]] = {}
                 for member in communicator.members:
                     ranks = by_name.get((host_of(member.host), member.pid), [])
-                    if member.world_rank in self.all:
+                    if member.world_rank in self.all_ranks:
                         # NCCL names a node by an address.
                         ranks = [member.world_rank]
                     place = f"process {member.pid} on {member.host[:MAX_NAME]}"
@@ -458,14 +467,19 @@ class CollectiveReader(StatementBuilder):
                     host = [node for node in self.nodes if host_of(node) == host_of(member.host)]
                     for word in filter(None, (member.missing, member.problem)):
                         strong = word == "dead" and not ranks
-                        self.say("nccl_ras", f"{place} is {word[:MAX_LINE]} for NCCL", ranks,
-                                  host[:1], weight=2 if strong else 1)  # fmt: skip
+                        self.add_statement(
+                            "nccl_ras",
+                            f"{place} is {word[:MAX_LINE]} for NCCL",
+                            ranks,
+                            host[:1],
+                            weight=2 if strong else 1,
+                        )
                 lags += self._counts(
                     counts, dict(communicator.usual), communicator.hash[:MAX_NAME]
                 )
             if answer.timeouts:
                 peers = counted(answer.timeouts, "peer")
-                self.say("nccl_ras", f"{peers} gave the port no answer")
+                self.add_statement("nccl_ras", f"{peers} gave the port no answer")
         self.add_lags(lags)
 
     def _counts(
@@ -505,7 +519,7 @@ class CollectiveReader(StatementBuilder):
                 or bool(usual_count and usual_count[0] > least)
             )
             yield Lag(
-                "nccl_ras", tuple(late), tuple(ahead) or tuple(sorted(self.all - {*late})),
+                "nccl_ras", tuple(late), tuple(ahead) or tuple(sorted(self.all_ranks - {*late})),
                 f"{operation[:MAX_NAME]} #{highest} of communicator {name}", other=instead,
                 behind=highest - least, weight=2 if few else 1,
             )  # fmt: skip
@@ -513,7 +527,7 @@ class CollectiveReader(StatementBuilder):
                 return
 
 
-class GroupMembers:
+class ProcessGroupMembers:
     """The ranks of a process group with their progress in it."""
 
     def __init__(self, group: ProcessGroup) -> None:

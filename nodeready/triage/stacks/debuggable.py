@@ -87,8 +87,8 @@ def code(document: Debuggable, *, unreachable: bool = False, failed: bool = Fals
 
 #: Result, observation, what to do.
 Judged = tuple[str, str, str]
-_UNSEEN: Judged = ("unknown", "it could not be seen", "look as its user, or with --sudo")
-_ENV = "nodeready env --debug exports it"
+_UNSEEN_RESULT: Judged = ("unknown", "it could not be seen", "look as its user, or with --sudo")
+_ENV_ADVICE = "nodeready env --debug exports it"
 
 # --- The results of one process.
 
@@ -110,7 +110,7 @@ def _stack(process: Mapping[str, Any]) -> Judged:
 def _log(process: Mapping[str, Any]) -> Judged:
     log = process["witnesses"].get("logs")
     if not isinstance(log, dict):
-        return _UNSEEN
+        return _UNSEEN_RESULT
     if log.get("path") and not log.get("absent"):
         return "ok", "its output is in a file", ""
     reason = str(log.get("absent") or "its output is in no file")[:200]
@@ -139,13 +139,17 @@ def _recorder(settings: Mapping[str, Any]) -> Judged:
         return "warn", f"PyTorch {settings['torch']} has none", "PyTorch 2.2 or newer"
     size = variables.get("TORCH_FR_BUFFER_SIZE", variables.get("TORCH_NCCL_TRACE_BUFFER_SIZE"))
     if size is not None and (not size.strip().isdecimal() or int(size[:9]) == 0):
-        return "fail", f"it is off: {buffer_variable(torch)}={size}", _ENV
+        return "fail", f"it is off: {buffer_variable(torch)}={size}", _ENV_ADVICE
     if size is None and (torch is None or torch < RECORDER_ON):
         name = buffer_variable(torch)
-        return "fail", f"PyTorch {settings['torch']} may have it off: {name} is not set", _ENV
+        return (
+            "fail",
+            f"PyTorch {settings['torch']} may have it off: {name} is not set",
+            _ENV_ADVICE,
+        )
     dump = variables.get("TORCH_NCCL_DUMP_ON_TIMEOUT")
     if (dump is not None and _is_off(dump)) or (dump is None and (torch or (0, 0)) < RECORDER_ON):
-        return "fail", "it dumps nothing on a timeout: TORCH_NCCL_DUMP_ON_TIMEOUT", _ENV
+        return "fail", "it dumps nothing on a timeout: TORCH_NCCL_DUMP_ON_TIMEOUT", _ENV_ADVICE
     return "ok", "it is on", ""
 
 
@@ -181,7 +185,7 @@ def _ras(settings: Mapping[str, Any]) -> Judged:
 def _core(settings: Mapping[str, Any]) -> Judged:
     limit, pattern = settings["core_bytes"], settings["core_place"]
     if limit is None:
-        return _UNSEEN
+        return _UNSEEN_RESULT
     if settings["core_wrong"]:
         fix = "nodeready deploy sets a place for cores (core_dumps)"
         return "fail", f"{pattern or 'no core'}: {settings['core_wrong']}", fix
@@ -198,7 +202,7 @@ def _set(settings: Mapping[str, Any], name: str, without: str) -> Judged:
     value = _set_variables(settings).get(name, "")
     if value.strip() and not _is_off(value):
         return "ok", f"{name}={value}", ""
-    return "warn", f"{without}: {name} is not set", _ENV
+    return "warn", f"{without}: {name} is not set", _ENV_ADVICE
 
 
 def _faulthandler(settings: Mapping[str, Any]) -> Judged:
@@ -218,7 +222,7 @@ def _nccl_log(settings: Mapping[str, Any]) -> Judged:
     return _set(settings, "NCCL_DEBUG", "NCCL does not say what fails")
 
 
-_OF_SETTINGS = {
+_SETTING_JUDGES = {
     "recorder": _recorder,
     "dump": _dump,
     "ras": _ras,
@@ -233,12 +237,12 @@ def _judged(process: Mapping[str, Any]) -> Iterator[tuple[str, Judged]]:
     yield "stack", _stack(process)
     yield "log", _log(process)
     settings = process["witnesses"].get("settings")
-    for item, judge in _OF_SETTINGS.items():
+    for item, judge in _SETTING_JUDGES.items():
         try:
             # The answer of a node: an invalid value only fails this item.
-            yield item, judge(settings) if isinstance(settings, dict) else _UNSEEN
+            yield item, judge(settings) if isinstance(settings, dict) else _UNSEEN_RESULT
         except (KeyError, TypeError, ValueError, AttributeError):
-            yield item, _UNSEEN
+            yield item, _UNSEEN_RESULT
 
 
 def judge(

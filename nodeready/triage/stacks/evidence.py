@@ -195,7 +195,7 @@ class Evidence:
             return KeptLog(
                 head, reports, path[:MAX_LINE], age, last[:MAX_LINE], _error(lines)[:MAX_LINE]
             )
-        except _UNREAD as problem:
+        except _UNREADABLE as problem:
             head = self.log_heads.number(wire.plain(RankLog(_decode_problem(problem))))
             return KeptLog(head, self.report_lists.setdefault((), 0), "", 0, "", "")
 
@@ -228,7 +228,7 @@ class Evidence:
             entries = self.entries.numbers(value["entries"])
             calls = self.calls.setdefault((groups, entries), len(self.calls))
             return KeptRecording(head, age, calls)
-        except _UNREAD as problem:
+        except _UNREADABLE as problem:
             head = self.recording_heads.number(wire.plain(Recording(_decode_problem(problem))))
             return KeptRecording(head, 0, self.calls.setdefault(((), ()), len(self.calls)))
 
@@ -240,7 +240,7 @@ class Evidence:
         if "kernel" in witnesses:
             try:
                 self.kernels[node] = self.kernel_logs.number(witnesses["kernel"])
-            except _UNREAD as problem:
+            except _UNREADABLE as problem:
                 absent = {"absent": _decode_problem(problem), "messages": []}
                 self.kernels[node] = self.kernel_logs.number(absent)
         if "nccl_ras" in witnesses:
@@ -253,7 +253,7 @@ class Evidence:
         try:
             head = self.gpus_heads.all[self.gpus_heads.number(value)]
             return head.absent, tuple(map(self._gpu, value["devices"]))
-        except _UNREAD as problem:
+        except _UNREADABLE as problem:
             return _decode_problem(problem), ()
 
     def _gpu(self, value: Mapping[str, Any]) -> KeptGpu:
@@ -280,16 +280,16 @@ class Evidence:
                 number = self.ports.number(port)
                 ports.append((number, max(0, received) + max(0, sent)))
             return KeptNetwork(head.absent, seconds, tuple(ports))
-        except _UNREAD as problem:
+        except _UNREADABLE as problem:
             return KeptNetwork(_decode_problem(problem), 0.0, ())
 
 
 #: Exceptions of reading an answer of another form.
-_UNREAD = (wire.DecodeError, TypeError, KeyError, AttributeError, ValueError)
+_UNREADABLE = (wire.DecodeError, TypeError, KeyError, AttributeError, ValueError)
 
 
 #: Words, one of which is in every error; and the errors.
-_HINTS = ("rror", "xception", "out of memory", "Segmentation")
+_ERROR_WORDS = ("rror", "xception", "out of memory", "Segmentation")
 _ERROR = re.compile(
     r"^\S*(?:Error|Exception)\b|\bCUDA error|\b\w+Error: |out of memory|Segmentation fault"
 )
@@ -298,7 +298,7 @@ _ERROR = re.compile(
 def _error(lines: Sequence[str]) -> str:
     """The last line that is an error; "": none."""
     for line in reversed(lines):
-        if any(word in line for word in _HINTS) and _ERROR.search(line):
+        if any(word in line for word in _ERROR_WORDS) and _ERROR.search(line):
             return line
     return ""
 

@@ -80,7 +80,7 @@ class _ProcessRow:
 _NUMBERS = re.compile(r"\d+")
 _PIDS = re.compile(r"\b(pids?|child) \d+(, \d+)*")
 #: Maximum different values of a field that are kept of a group.
-_MOST_TEXTS, _MOST_ROWS = 64, 64
+_MOST_TEXTS, _MAX_ROWS = 64, 64
 
 
 class Bucket:
@@ -187,7 +187,7 @@ class Bucket:
             )
             row = self.children.get(key)
             if row is None:
-                if len(self.children) >= _MOST_ROWS:
+                if len(self.children) >= _MAX_ROWS:
                     continue
                 row = self.children[key] = _ProcessRow(new_row, words)
             row.count += 1
@@ -652,15 +652,15 @@ def _waits_on(bucket: Bucket) -> tuple[str, ...]:
 
 
 #: Maximum texts of a field that a group shows.
-_MOST_SHOWN = 8
+_MAX_SHOWN = 8
 
 
 def _counted(rows: Sequence[tuple[str, int]], total: int) -> tuple[str, ...]:
     """Each text with its count, where there are several processes."""
     texts = [f"{text} ({count})" if total > 1 else text for text, count in rows]
     return (
-        *texts[:_MOST_SHOWN],
-        *([f"{len(texts) - _MOST_SHOWN} more"] if texts[_MOST_SHOWN:] else []),
+        *texts[:_MAX_SHOWN],
+        *([f"{len(texts) - _MAX_SHOWN} more"] if texts[_MAX_SHOWN:] else []),
     )
 
 
@@ -756,7 +756,7 @@ def _different_code(buckets: Iterable[Bucket], table: StackNumbers) -> list[advi
     return list(different.values())
 
 
-_ROLES = {"suspect": 0, None: 1, "victim": 2}
+_ROLE_ORDER = {"suspect": 0, None: 1, "victim": 2}
 
 
 def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
@@ -765,7 +765,7 @@ def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
     size = max(group.processes, len(group.ranks), len(group.nodes))
     usual = group.kind != "stack" and 2 * size > everything and group.role != "suspect"
     return (
-        len(_ROLES) if usual else _ROLES[group.role],
+        len(_ROLE_ORDER) if usual else _ROLE_ORDER[group.role],
         KINDS.index(group.kind),
         # The holder of the lock may be another suspect; a rank that waits in C may wait for one.
         group.activity in ("native", "file-lock"),
@@ -811,7 +811,7 @@ def _with_stray_reason(lost: Group, job: TracedJob, jobs: Iterable[TracedJob]) -
         same = same and not other.is_claim
         if same and other is not job and ranks == set(lost.ranks):
             nodes = tuple(sorted(other.nodes, key=natural))
-            reason = f"{verdict.STRAYED} {other.name or 'another job'}, not {job.name}"
+            reason = f"{verdict.OTHER_JOB_START} {other.name or 'another job'}, not {job.name}"
             return dataclasses.replace(lost, nodes=nodes, no_stack_reason=reason)
     return lost
 

@@ -155,7 +155,7 @@ _RUN = Hint("", "")
 #: Subjects of ranks that wait for other ranks.
 FOR_RANKS = frozenset({"collective", "peer", "start", "store", "end", "backward", "gpu", "rank"})
 #: Vague hints, which any more exact source overrides.
-_VAGUE = frozenset({"backward", "lock", "asyncio"})
+_VAGUE_ACTIVITIES = frozenset({"backward", "lock", "asyncio"})
 
 # --- Places in Python: function, end of its file -> what it means. "*": any function of it.
 
@@ -174,7 +174,7 @@ def _rows(file: str, hint: Hint, *functions: str) -> dict[tuple[str, str], Hint]
     return {(function, file): hint for function in functions or ("*",)}
 
 
-_PLACES: dict[tuple[str, str], Hint] = {
+_FUNCTION_HINTS: dict[tuple[str, str], Hint] = {
     # PyTorch: torch/distributed/distributed_c10d.py (`*_multigpu` and `_base` of 1.13,
     # `*_single` of 2.13 and newer).
     **_rows(
@@ -328,7 +328,7 @@ _PLACES: dict[tuple[str, str], Hint] = {
 }  # fmt: skip
 
 #: Files below a directory of this name, the first that fits; _RUN: runs compiled code.
-_BELOW: tuple[tuple[str, Hint], ...] = (
+_DIRECTORY_HINTS: tuple[tuple[str, Hint], ...] = (
     ("torch/distributed/checkpoint/_pg_transport.py", _PEER),
     ("torch/distributed/checkpoint/", _CHECKPOINT),
     ("lightning/pytorch/plugins/io/", _CHECKPOINT),
@@ -353,10 +353,10 @@ _BELOW: tuple[tuple[str, Hint], ...] = (
 )
 
 #: Places that wait only as the last call: their calls are the program's work.
-_LAST = frozenset({_BACKWARD.activity, _GPU.activity})
+_LAST_ACTIVITIES = frozenset({_BACKWARD.activity, _GPU.activity})
 
 #: Places at which any code waits: their caller is more informative, if known.
-_COMMON: dict[tuple[str, str], Hint] = {
+_COMMON_FUNCTION_HINTS: dict[tuple[str, str], Hint] = {
     **_rows("threading.py", _LOCK, "wait", "wait_for", "acquire", "join",
             "_wait_for_tstate_lock", "_join_thread", "__enter__"),
     **_rows("queue.py", _LOCK, "get", "put", "join"),
@@ -409,7 +409,7 @@ _LOADER_WORKER = ("worker", "is a data loader's worker, in the data set's own co
 
 #: Libraries that call the user's code: the caller, named before the awaited object. The first row
 #: counts that has a call on the stack, from the user's code outwards.
-_CALLERS: dict[tuple[str, str], tuple[str, str]] = {
+_CALLER_TEXTS: dict[tuple[str, str], tuple[str, str]] = {
     ("_worker_loop", "torch/utils/data/_utils/worker.py"): _LOADER_WORKER,
     ("_worker_loop", "torchdata/stateful_dataloader/worker.py"): _LOADER_WORKER,
     ("fetch", "torch/utils/data/_utils/fetch.py"): (
@@ -455,7 +455,7 @@ _CALLERS: dict[tuple[str, str], tuple[str, str]] = {
 }  # fmt: skip
 
 #: Words in a native symbol, the first match from the innermost frame on.
-_SYMBOLS: tuple[tuple[str, Hint], ...] = (
+_NATIVE_HINTS: tuple[tuple[str, Hint], ...] = (
     ("take_gil", _GIL),
     ("ncclCommInitRank", _START),
     ("ncclCommInit", _START),
@@ -489,9 +489,9 @@ _SYMBOLS: tuple[tuple[str, Hint], ...] = (
 
 #: Maximum frames of libraries without a row between the innermost frame and a known one: a library
 #: has helpers below a known call, but at a larger distance the call is unrelated.
-_UNKNOWN = 4
+_MAX_DISTANCE = 4
 #: Number of innermost frames that are searched.
-_DEEP = 64
+_MAX_DEPTH = 64
 
 # --- Whose code a frame is.
 
@@ -518,13 +518,20 @@ _LIBRARIES = frozenset((
     "typing_extensions", "urllib3", "uvicorn", "uvloop", "vllm", "wandb", "webdataset", "wrapt",
     "xarray", "xformers", "yaml", "yarl", "zarr", "zmq", "zstandard",
 ))  # fmt: skip
-_STANDARD = frozenset(sys.stdlib_module_names) | {"lib2to3", "asyncore", "distutils", "imp"}
+_STANDARD_MODULES = frozenset(sys.stdlib_module_names) | {
+    "lib2to3",
+    "asyncore",
+    "distutils",
+    "imp",
+}
 #: Directories in which users keep no programs.
-_INSTALLED = re.compile(
+_INSTALLED_PATH = re.compile(
     r"(^|/)(site-packages|dist-packages|lib/python\d[\d.]*|lib-dynload|lib64/python\d[\d.]*)/"
 )
 #: Files whose code was typed in by a user (IPython, ``python -``).
-_TYPED = re.compile(r"<(stdin|ipython-input[^>]*|ipython[^>]*)>|.*/?ipykernel_\d+/\d+\.py")
+_INTERACTIVE_FILE = re.compile(
+    r"<(stdin|ipython-input[^>]*|ipython[^>]*)>|.*/?ipykernel_\d+/\d+\.py"
+)
 #: Python's calls outside of a script that lead to it.
 _RUNNERS = frozenset({"runpy.py", "<frozen runpy>", "<string>"})
 
@@ -535,15 +542,15 @@ def _library(file: str) -> bool:
     py-spy prints a file from its outermost package on (`torch/nn/modules/module.py`), or whole
     where it cannot see the packages.
     """
-    if _TYPED.fullmatch(file):
+    if _INTERACTIVE_FILE.fullmatch(file):
         return False
-    if file.startswith("<") or not file.endswith(".py") or _INSTALLED.search(file):
+    if file.startswith("<") or not file.endswith(".py") or _INSTALLED_PATH.search(file):
         return True
     top = file.lstrip("/").partition("/")[0]
     if top == file:
-        return top[:-3] in _STANDARD or top[:-3] in _LIBRARIES
+        return top[:-3] in _STANDARD_MODULES or top[:-3] in _LIBRARIES
     # The whole path of a user's program is no package.
-    return not file.startswith("/") and (top in _LIBRARIES or top in _STANDARD)
+    return not file.startswith("/") and (top in _LIBRARIES or top in _STANDARD_MODULES)
 
 
 _MAIN_MODULE = "<module>"
@@ -556,7 +563,7 @@ def _own_directory(frames: Sequence[Frame]) -> str:
     """
     for frame in frames[:6]:
         if frame.function == _MAIN_MODULE and frame.file not in _RUNNERS:
-            installed = _INSTALLED.search(frame.file) or frame.file.startswith("<frozen")
+            installed = _INSTALLED_PATH.search(frame.file) or frame.file.startswith("<frozen")
             is_library = frame.file.partition("/")[0] in _LIBRARIES
             return "" if installed or is_library else frame.file
         if frame.file == "<string>" and frame.function == _MAIN_MODULE:
@@ -594,7 +601,7 @@ def call_site(frames: Sequence[Frame]) -> tuple[int, ...]:
 
 #: Subjects of polling loops: locks of filelock and of torch's file_baton.py, and
 #: a child with a time limit (subprocess.py).
-_POLLING = frozenset({"file-lock", "child"})
+_POLLING_ACTIVITIES = frozenset({"file-lock", "child"})
 
 
 def polls(frames: Sequence[Frame]) -> int:
@@ -604,8 +611,8 @@ def polls(frames: Sequence[Frame]) -> int:
     for at in range(len(frames) - 1, max(-1, len(frames) - 9), -1):
         if is_own(frames[at], own_directory):
             break
-        hint = _find(frames[at], _PLACES) or _find(frames[at], _COMMON)
-        if hint and hint.activity in _POLLING:
+        hint = _find(frames[at], _FUNCTION_HINTS) or _find(frames[at], _COMMON_FUNCTION_HINTS)
+        if hint and hint.activity in _POLLING_ACTIVITIES:
             depth = at + 1
     return depth
 
@@ -734,7 +741,7 @@ def serves(frames: Sequence[Frame]) -> bool:
 #: GPFS's portability layer (cxi), mm/filemap.c, block, fs/jbd2, fs/xfs, mm/page-writeback.c,
 #: NVIDIA's kernel-open (os_*, nv_*, uvm_*), drivers/gpu/drm/amd, drivers/dma-buf,
 #: drivers/infiniband, fs/pipe.c, fs/locks.c, drivers/tty/n_tty.c, kernel/time, kernel/exit.c.
-_CHANNELS: tuple[tuple[str, Hint], ...] = (
+_CHANNEL_HINTS: tuple[tuple[str, Hint], ...] = (
     (r"request_wait_answer|__?fuse_|fuse_", Hint(
         "storage", "waits for the server of a FUSE file system (sshfs, s3fs, gcsfuse, ...), which "
         "does not answer: look whether that process lives, and at its log")),
@@ -773,9 +780,9 @@ _CHANNELS: tuple[tuple[str, Hint], ...] = (
         "job's limit")),
     (r"do_coredump|coredump_|vfs_coredump|dump_emit|elf_core_dump", _CORE),
 )  # fmt: skip
-_CHANNELS_COMPILED = tuple((re.compile(pattern), hint) for pattern, hint in _CHANNELS)
+_CHANNELS_COMPILED = tuple((re.compile(pattern), hint) for pattern, hint in _CHANNEL_HINTS)
 #: The same for a process that sleeps: any call may wait here, so a known place overrides it.
-_SLEEPING: tuple[tuple[str, Hint], ...] = (
+_SLEEPING_HINTS: tuple[tuple[str, Hint], ...] = (
     (r"(anon_)?pipe_write|anon_pipe_write", _OUTPUT),
     (r"(anon_)?pipe_read|anon_pipe_read|wait_for_partner|fifo_open", _PIPE),
     (r"n_tty_read|tty_read|tty_", _INPUT),
@@ -786,9 +793,9 @@ _SLEEPING: tuple[tuple[str, Hint], ...] = (
     (r"(sk|unix|tcp|inet)_|unix_stream|skb_wait|__?skb_wait|wait_woken_sock", _NETWORK),
     (r"futex_", _NATIVE),
 )  # fmt: skip
-_SLEEPING_COMPILED = tuple((re.compile(pattern), hint) for pattern, hint in _SLEEPING)
+_SLEEPING_COMPILED = tuple((re.compile(pattern), hint) for pattern, hint in _SLEEPING_HINTS)
 #: First words of a thread's wait (`nodeready.node.stacks.waits`) -> the same.
-_CALLS: tuple[tuple[str, Hint], ...] = (
+_SYSTEM_CALL_HINTS: tuple[tuple[str, Hint], ...] = (
     (r"read of /dev/(pts|tty)", _INPUT),
     (r"write of a pipe", _OUTPUT),
     (r"(read|open) of a pipe", _PIPE),
@@ -800,7 +807,7 @@ _CALLS: tuple[tuple[str, Hint], ...] = (
     (r"(read|write|open|stat|access|fsync|fdatasync|getdents|rename|unlink|mkdir) of /", _FILE),
     (r"futex\b", _NATIVE),
 )  # fmt: skip
-_CALLS_COMPILED = tuple((re.compile(pattern), hint) for pattern, hint in _CALLS)
+_CALLS_COMPILED = tuple((re.compile(pattern), hint) for pattern, hint in _SYSTEM_CALL_HINTS)
 
 
 def in_kernel(channel: str) -> Hint | None:
@@ -871,8 +878,8 @@ class _PythonStack(NamedTuple):
 def _caller(frames: Sequence[Frame]) -> tuple[str, str] | None:
     """The library that calls the user's code, from the user's code outwards."""
     caller = None
-    for frame in reversed(frames[-_DEEP:]):
-        candidate = _find(frame, _CALLERS)
+    for frame in reversed(frames[-_MAX_DEPTH:]):
+        candidate = _find(frame, _CALLER_TEXTS)
         # A worker has `fetch` on its stack as well, and is more informative.
         if candidate and (caller is None or candidate[0] == "worker"):
             caller = candidate
@@ -884,27 +891,27 @@ def _in_python(frames: Sequence[Frame]) -> _PythonStack:
     unknown = known_frames = 0
     own_directory = _own_directory(frames)
     worker = any(frame.function == "_worker_loop" for frame in frames)
-    for at in range(len(frames) - 1, max(-1, len(frames) - 1 - _DEEP), -1):
+    for at in range(len(frames) - 1, max(-1, len(frames) - 1 - _MAX_DEPTH), -1):
         frame = frames[at]
         is_users = is_own(frame, own_directory)
-        hint = None if is_users else _find(frame, _PLACES)
+        hint = None if is_users else _find(frame, _FUNCTION_HINTS)
         if hint is None and not is_users:
-            hint = next((hint for word, hint in _BELOW if word in frame.file), None)
+            hint = next((hint for word, hint in _DIRECTORY_HINTS if word in frame.file), None)
         if hint and hint.text:
-            if hint.activity in _LAST and at < len(frames) - 1 and unknown:
+            if hint.activity in _LAST_ACTIVITIES and at < len(frames) - 1 and unknown:
                 return _PythonStack(None, common)
             return _PythonStack(_IDLE_WORKER if worker and hint is _DATA else hint, common)
         if worker and frame.function == "_worker_loop":
             return _PythonStack(_IDLE_WORKER if known_frames or not unknown else None, common)
         if is_users:
             return _PythonStack(None, common, _caller(frames[:at]), True)
-        place = _find(frame, _COMMON)
+        place = _find(frame, _COMMON_FUNCTION_HINTS)
         if place is None and hint is None:
-            caller = _find(frame, _CALLERS)
+            caller = _find(frame, _CALLER_TEXTS)
             if caller and caller[0] == "dataset":
                 return _PythonStack(None, common, _caller(frames[: at + 1]))
             unknown += 1
-            if unknown > _UNKNOWN:
+            if unknown > _MAX_DISTANCE:
                 break
         else:
             known_frames += 1
@@ -920,8 +927,8 @@ def _in_python(frames: Sequence[Frame]) -> _PythonStack:
 
 def of_native(frames: Sequence[Frame]) -> Hint | None:
     """The hint of native frames; None: not known."""
-    for frame in reversed(frames[-_DEEP:]):
-        for word, hint in _SYMBOLS:
+    for frame in reversed(frames[-_MAX_DEPTH:]):
+        for word, hint in _NATIVE_HINTS:
             if word in frame.function:
                 return hint
     return None
@@ -973,7 +980,9 @@ def find(
     if native_hint is _GIL:
         return native_hint
     python_stack = _in_python(frames)
-    if python_stack.called and not (native_hint and python_stack.called.activity in _VAGUE):
+    if python_stack.called and not (
+        native_hint and python_stack.called.activity in _VAGUE_ACTIVITIES
+    ):
         return python_stack.called
     if native_hint:
         return native_hint

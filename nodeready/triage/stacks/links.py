@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from nodeready.node.stacks.links import DESCENDANTS, WHOLE_PROCESS
 
 #: Maximum connections that are kept, over all nodes.
-_MOST_ENDS = 1 << 20
+_MAX_ENDS = 1 << 20
 #: Subjects of hints where the main thread waits for a descendant; and where a library's threads
 #: have the connections, or the main thread polls.
 _CHILD_ACTIVITIES = frozenset({"data", "child"})
@@ -60,7 +60,7 @@ class Links:
 
     def read(self, node: str, process: Mapping[str, Any]) -> None:
         """Keep the ends of one process."""
-        for end in process["ends"] if len(self._owner) < _MOST_ENDS else ():
+        for end in process["ends"] if len(self._owner) < _MAX_ENDS else ():
             place = node, process["pid"]
             self._owner[end] = place if self._owner.get(end, place) == place else None
 

@@ -17,7 +17,7 @@ MAX_NAME = 40
 
 
 #: Maximum statements of one witness, the weightiest; and reasons why a witness is absent.
-_MOST, _REASONS = 64, 8
+_MAX_STATEMENTS, _MAX_REASONS = 64, 8
 
 
 class Lag(NamedTuple):
@@ -26,7 +26,7 @@ class Lag(NamedTuple):
     witness: name of the witness
     ranks:   the lagging ranks
     waiting: the ranks that wait
-    what:    ``all_reduce #42 of default_pg``
+    call:    ``all_reduce #42 of default_pg``
     site:    call site of the waiting ranks; "": not known
     other:   what the lagging ranks have called instead (`disagree`); ""
     behind:  number of collectives
@@ -116,7 +116,7 @@ class WitnessReport:
     witnesses: as they are shown; () where none was asked
     lags:      ranks that are late or have called a different collective, by any witness
     called:    ranks that have called every awaited collective, by the recorder -> the collective
-    unheard:   ranks without a recording, while other ranks have one
+    without_recording: ranks without a recording, while other ranks have one
     common:    the collective in which all ranks of the job wait, by the recorder; "": none
     bytes_per_s: of all ports that carry the job, together; None: not known
     last:      rank -> the last line of its log, where that is unlike most logs
@@ -152,7 +152,7 @@ class StatementBuilder:
     """
 
     def __init__(self, evidence: Evidence, places: Sequence[RankPlace], moving: bool) -> None:
-        self.seen, self.moving = evidence, moving
+        self.evidence, self.moving = evidence, moving
         self.places = places
         self.nodes = list(dict.fromkeys(place.node for place in places))
         claims = Counter(place.rank for place in places)
@@ -161,12 +161,12 @@ class StatementBuilder:
             place for place in places if place.rank is not None and claims[place.rank] == 1
         ]
         self.rank_of = {(place.node, place.pid): place.rank for place in self.ranked}
-        self.all = frozenset(place.rank for place in self.ranked if place.rank is not None)
-        self.of_node: dict[str, list[int]] = defaultdict(list)
+        self.all_ranks = frozenset(place.rank for place in self.ranked if place.rank is not None)
+        self.ranks_of_node: dict[str, list[int]] = defaultdict(list)
         for place in self.ranked:
             if place.rank is not None:
-                self.of_node[place.node].append(place.rank)
-        self.found = WitnessReport()
+                self.ranks_of_node[place.node].append(place.rank)
+        self.report = WitnessReport()
         self.statements: dict[str, list[Statement]] = defaultdict(list)
         self.absent: dict[str, dict[str, list[RankPlace | str]]] = defaultdict(dict)
 
@@ -179,7 +179,7 @@ class StatementBuilder:
     def _reasons(self, name: str) -> Iterator[str]:
         total = len(self.places if name in ("logs", "flight_recorder") else self.nodes)
         reasons = self.absent[name]
-        for reason, absent_places in list(reasons.items())[:_REASONS]:
+        for reason, absent_places in list(reasons.items())[:_MAX_REASONS]:
             if len(absent_places) == total or name == "nccl_ras":
                 yield reason
                 continue
@@ -194,10 +194,12 @@ class StatementBuilder:
     def _folded(self, name: str) -> tuple[Statement, ...]:
         """Equal statements once, with the ranks and nodes of all; the weightiest first."""
         merged: dict[tuple[str, int, bool], tuple[list[int], list[str]]] = {}
-        for say in self.statements[name]:
-            ranks, nodes = merged.setdefault((say.text, say.weight, say.against), ([], []))
-            ranks += say.ranks
-            nodes += say.nodes
+        for statement in self.statements[name]:
+            ranks, nodes = merged.setdefault(
+                (statement.text, statement.weight, statement.against), ([], [])
+            )
+            ranks += statement.ranks
+            nodes += statement.nodes
         statements = [
             Statement(
                 text,
@@ -216,19 +218,19 @@ class StatementBuilder:
                 statement.ranks[:1],
             )
         )
-        return tuple(statements[:_MOST])
+        return tuple(statements[:_MAX_STATEMENTS])
 
-    def say(
+    def add_statement(
         self, name: str, text: str, ranks: Iterable[int] = (), nodes: Iterable[str] = (),
         *, weight: int = 0, against: bool = False,
     ) -> None:  # fmt: skip
-        """Keep one statement of this witness."""
+        """Add a statement of this witness."""
         self.statements[name].append(Statement(text, tuple(ranks), tuple(nodes), weight, against))
 
     def add_lags(self, lags: Iterable[Lag]) -> None:
         """Keep the lags, and a statement on each about its late and its waiting ranks."""
         for lag in root_lags(lags):
-            self.found.lags.append(lag)
+            self.report.lags.append(lag)
             site = f" ({lag.site})" if lag.site else ""
             wait = f"{ranks_of(lag.waiting)} {'waits' if len(lag.waiting) == 1 else 'wait'} in"
             text = (
@@ -244,9 +246,11 @@ class StatementBuilder:
                 text += f"; {lag.behind} behind"
             if lag.chained:
                 text += "; but it is kept waiting elsewhere"
-            self.say(lag.witness, text, lag.ranks, weight=0 if lag.chained else lag.weight)
+            self.add_statement(
+                lag.witness, text, lag.ranks, weight=0 if lag.chained else lag.weight
+            )
             if not lag.other and lag.witness == "flight_recorder":
-                self.say(
+                self.add_statement(
                     lag.witness, f"has called {lag.call}{site}, and waits in it", lag.waiting,
                     weight=min(1, lag.weight), against=True,
                 )  # fmt: skip

@@ -25,22 +25,22 @@ MAX_BYTES = 256 << 20
 #: Numbers beyond these are no pid, rank, line or time of any machine (INT_MAX; 300 years).
 _MOST, _LONGEST_S = 2**31 - 1, 1e10
 #: The kernel counts context switches with 64 bits.
-_MOST_SWITCHES = 2**64 - 1
+_MAX_SWITCHES = 2**64 - 1
 #: Maximum characters of a text; the program on the node cuts all texts to less.
 MAX_TEXT = 4096
 
 _NONE = type(None)
 _NUMBER = (int, float)
-_HEAD = {
+_HEADER_FIELDS = {
     "schema": (str,), "node": (str,), "started": (str,), "interval_s": _NUMBER, "error": (str,),
     "frames": (list,), "stacks": (list,), "processes": (list,), "instead": (list,),
 }  # fmt: skip
 #: As `_LATER`, of the whole trace.
-_HEAD_LATER: dict[str, tuple[tuple[type, ...], Any]] = {
+_LATER_HEADER_FIELDS: dict[str, tuple[tuple[type, ...], Any]] = {
     "witnesses": ((dict,), {}),
     "part": ((str,), ""),
 }
-_PROCESS = {
+_PROCESS_FIELDS = {
     "pid": (int,), "tracer": (int,), "threads": (int,), "rank": (int, _NONE),
     "local_rank": (int, _NONE), "world_size": (int, _NONE), "job": (str,), "master": (str,),
     "user": (str,), "command": (str,), "state": (str,), "wait_channel": (str,),
@@ -48,32 +48,32 @@ _PROCESS = {
     "native": (int, _NONE), "note": (str,),
 }  # fmt: skip
 #: Fields that traces of earlier versions lack, and their defaults.
-_LATER: dict[str, tuple[tuple[type, ...], Any]] = {
+_LATER_PROCESS_FIELDS: dict[str, tuple[tuple[type, ...], Any]] = {
     "slurm_job": ((str,), ""), "switches": ((list,), []), "main_cpu_s": ((list,), []),
     "calls": ((list,), []), "waits_on": ((str,), ""), "below": ((list,), []),
     "locals": ((list,), []), "witnesses": ((dict,), {}), "waits_for": ((list,), []),
     "ends": ((list,), []),
 }  # fmt: skip
 #: A descendant of a rank.
-_BELOW = {
+_CHILD_FIELDS = {
     "pid": (int,), "parent": (int,), "kind": (str,), "command": (str,), "state": (str,),
     "wait_channel": (str,), "cpu_s": (list,), "waits_on": (str,), "main": (int, _NONE),
     "error": (str,),
 }  # fmt: skip
 #: Maximum descendants and variables of one rank in a valid trace.
-_MOST_BELOW, _MOST_LOCALS = 64, 200
+_MAX_CHILDREN, _MOST_LOCALS = 64, 200
 #: Maximum connections of one rank, and waits of its threads, in a valid trace.
-_MOST_LINKS = 128
-_SAMPLE = {"main": (int, _NONE), "threads": (list,), "gil": (str,), "error": (str,)}
+_MAX_LINKS = 128
+_SAMPLE_FIELDS = {"main": (int, _NONE), "threads": (list,), "gil": (str,), "error": (str,)}
 
 #: The texts of a process.
 _words = itemgetter(
-    *(name for name, types in _PROCESS.items() if types == (str,)), "slurm_job", "waits_on"
+    *(name for name, types in _PROCESS_FIELDS.items() if types == (str,)), "slurm_job", "waits_on"
 )
 #: The first fields of a process.
-_COUNTED = ("pid", "tracer", "threads", "rank", "local_rank", "world_size")
+_COUNT_FIELDS = ("pid", "tracer", "threads", "rank", "local_rank", "world_size")
 #: Checked combinations of types: fields have a few types each, so combinations repeat.
-_values = itemgetter(*_PROCESS, *_LATER)
+_values = itemgetter(*_PROCESS_FIELDS, *_LATER_PROCESS_FIELDS)
 _types_seen: set[tuple[type, ...]] = set()
 
 
@@ -145,9 +145,9 @@ def _frames(trace: Trace) -> None:
 def _typed(process: Any, place: str) -> None:
     """Refuse a process whose fields are missing or of another type."""
     if type(process) is dict:
-        for name, (types, _) in _LATER.items():
+        for name, (types, _) in _LATER_PROCESS_FIELDS.items():
             _fields(process, {name: types}, place)
-    _fields(process, _PROCESS, place)
+    _fields(process, _PROCESS_FIELDS, place)
 
 
 def _settings(process: Any, place: str) -> tuple[Any, ...]:
@@ -157,8 +157,8 @@ def _settings(process: Any, place: str) -> tuple[Any, ...]:
         values = _values(process)
         return values
     except KeyError:
-        for name in _LATER.keys() - process.keys():
-            process[name] = _LATER[name][1]
+        for name in _LATER_PROCESS_FIELDS.keys() - process.keys():
+            process[name] = _LATER_PROCESS_FIELDS[name][1]
     except (TypeError, IndexError):
         pass
     try:
@@ -176,7 +176,7 @@ def _process(process: Any, place: str) -> None:
         _typed(process, place)
         _types_seen.add(types)
     _check_lengths(_words(process), place)
-    for name, value in zip(_COUNTED, values, strict=False):
+    for name, value in zip(_COUNT_FIELDS, values, strict=False):
         if value is not None and not -_MOST <= value <= _MOST:
             raise _InvalidTrace(f"{place}.{name} cannot be {_shown(value)}")
     if process["pid"] < 0 or process["tracer"] < 0 or process["threads"] < 0:
@@ -185,7 +185,7 @@ def _process(process: Any, place: str) -> None:
     for name in ("switches", "calls"):
         counts = process[name]
         if counts and (
-            set(map(type, counts)) != {int} or min(counts) < 0 or max(counts) > _MOST_SWITCHES
+            set(map(type, counts)) != {int} or min(counts) < 0 or max(counts) > _MAX_SWITCHES
         ):
             raise _InvalidTrace(f"{place}.{name} cannot be {_shown(counts[0])}")
     if process["kernel_stack"]:
@@ -200,7 +200,7 @@ def _process(process: Any, place: str) -> None:
 def _links(process: Any, place: str) -> None:
     """Check the waits of a process, and the ends that other ranks may wait for."""
     for name in ("waits_for", "ends"):
-        _check_count(process[name], _MOST_LINKS, f"{place}.{name}")
+        _check_count(process[name], _MAX_LINKS, f"{place}.{name}")
     rows = process["waits_for"]
     if not {*map(type, rows)} <= {list} or not {*map(len, rows)} <= {2}:
         raise _InvalidTrace(f"{place}.waits_for holds what is no [thread, end]")
@@ -231,10 +231,10 @@ def _witnesses(witnesses: Any, place: str) -> None:
 def _children(process: Any, used: list[Any], place: str) -> None:
     """Check the descendants of one process, and collect the indexes that they use."""
     rows = process["below"]
-    _check_count(rows, _MOST_BELOW, f"{place}.below")
+    _check_count(rows, _MAX_CHILDREN, f"{place}.below")
     for at, row in enumerate(rows):
         child_place = f"{place}.below[{at}]"
-        _fields(row, _BELOW, child_place)
+        _fields(row, _CHILD_FIELDS, child_place)
         for name in ("pid", "parent"):
             if not 0 <= row[name] <= _MOST:
                 raise _InvalidTrace(f"{child_place}.{name} cannot be {_shown(row[name])}")
@@ -244,7 +244,7 @@ def _children(process: Any, used: list[Any], place: str) -> None:
 
 
 #: Maximum different samples of a trace with which a further one is compared.
-_MOST_SEEN = 8
+_MAX_WITNESSED = 8
 
 
 def _samples(process: Any, sampled: list[Any], used: list[Any], place: str) -> None:
@@ -260,7 +260,7 @@ def _samples(process: Any, sampled: list[Any], used: list[Any], place: str) -> N
         if sample in sampled:
             samples[at] = sampled[sampled.index(sample)]
             continue
-        sampled[:] = [sample, *sampled[: _MOST_SEEN - 1]]
+        sampled[:] = [sample, *sampled[: _MAX_WITNESSED - 1]]
         try:
             main, threads = sample["main"], sample["threads"]
             good = type(sample["gil"]) is str and type(sample["error"]) is str
@@ -269,7 +269,7 @@ def _samples(process: Any, sampled: list[Any], used: list[Any], place: str) -> N
         except (KeyError, TypeError, IndexError):
             good, main, names = False, None, []
         if not good or not set(map(type, names)) <= {str} or not set(map(len, threads)) <= {2}:
-            _fields(sample, _SAMPLE, f"{place}.samples[{at}]")
+            _fields(sample, _SAMPLE_FIELDS, f"{place}.samples[{at}]")
             raise _InvalidTrace(f"{place}.samples[{at}].threads holds what is no [name, stack]")
         _check_lengths((*names, sample["gil"], sample["error"]), f"{place}.samples[{at}]")
         if main is not None:
@@ -285,12 +285,12 @@ def read(data: Any, source: str) -> Trace:
             raise _InvalidTrace(
                 f"its schema is {_shown(data['schema'])}; only {SCHEMA} can be read"
             )
-        _fields(data, _HEAD, "it")
+        _fields(data, _HEADER_FIELDS, "it")
         if not 0 < len(data["node"]) <= MAX_NAME:
             raise _InvalidTrace(f"node cannot be {_shown(data['node'])}")
         if not 0 <= data["interval_s"] <= _LONGEST_S:
             raise _InvalidTrace(f"interval_s cannot be {_shown(data['interval_s'])}")
-        for name, (types, instead) in _HEAD_LATER.items():
+        for name, (types, instead) in _LATER_HEADER_FIELDS.items():
             if type(data.setdefault(name, instead)) not in types:
                 _fields(data, {name: types}, "it")
         _check_lengths([data["part"]], "part")

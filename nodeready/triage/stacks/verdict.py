@@ -29,10 +29,10 @@ from nodeready.triage.stacks.document import (
 )
 from nodeready.triage.stacks.statements import Lag, WitnessReport
 
-#: Maximum characters of the verdict's text; of a set of ranks or nodes, and of a place, in it.
-_LONG, _WHO, _PLACE = 160, 32, 44
+#: Maximum characters of the verdict's text, of a set of ranks or nodes, and of a place in it.
+_MAX_TEXT, _MAX_SET, _MAX_PLACE = 160, 32, 44
 #: Maximum statements for and against a suspect; and suspects.
-_MOST_SAID, _MOST_SUSPECTS = 8, 8
+_MAX_STATEMENTS, _MAX_SUSPECTS = 8, 8
 #: Wait channels and files of file systems and block devices (Linux: fs/, net/sunrpc, block/; the
 #: clients of Lustre, Ceph, GPFS, BeeGFS and WEKA).
 _STORAGE = re.compile(
@@ -41,18 +41,19 @@ _STORAGE = re.compile(
     r"|xfs_|ext4_|btrfs|blk_|submit_bio|bit_wait_io|balance_dirty"
 )
 _RECEIVES = re.compile(r"^_?i?recv(?:_|$)")
-#: Subjects of hints where a rank sleeps, without polling, until its peers come.
-_IN_A_CALL = ("collective", "peer", "gpu", "backward")
+#: Activities in which a rank sleeps, without polling, until its peers call.
+_SLEEPING_ACTIVITIES = ("collective", "peer", "gpu", "backward")
 #: Calls of one rank to another one.
 _PAIRWISE = re.compile(r"^(?:_?i?send|_?i?recv|batch_isend_irecv|(?:send|recv)_\w+)$")
 
 
 class Decision(NamedTuple):
-    """verdict: None: no group
+    """The verdict on a job.
 
+    verdict: None: no group
     groups: with their final roles
     order:  indexes of the groups, those of the suspects first
-    by_witness: a witness beside the stacks names other suspects than the order of the stacks
+    by_witness: a witness names other suspects than the order of the stacks
     """
 
     verdict: Verdict | None
@@ -75,23 +76,23 @@ class OddRanks(NamedTuple):
 
 
 #: No differences.
-USUAL = OddRanks()
+NO_ODD_RANKS = OddRanks()
 #: Beginning of the reason of missing ranks that run as another job.
-STRAYED = "started as part of"
+OTHER_JOB_START = "started as part of"
 
 
 class _RankCause(NamedTuple):
-    """The place of a suspect.
+    """What a suspect does.
 
-    kind: kind of the verdict; does: ``stands in load data.py:33``; look: what to do
+    kind: of the verdict; action: ``stands in load data.py:33``; advice: what to do
     """
 
     kind: str
-    does: str
-    look: str
+    action: str
+    advice: str
 
 
-def _silent(group: Group) -> bool:
+def _is_silent(group: Group) -> bool:
     """Nodes without an answer, for any reason."""
     return group.kind == "no-data" and not group.processes
 
@@ -99,12 +100,14 @@ def _silent(group: Group) -> bool:
 def ranks_text(ranks: Collection[int], nodes: Sequence[str] = ()) -> str:
     """Ranks or nodes in words, as in ``rank 3 (gpu1)``, ``ranks 0-2``, ``300 ranks``, ``gpu1``."""
     names = fold(nodes) if nodes else ""
-    if len(names) > _WHO:
+    if len(names) > _MAX_SET:
         names = counted(len(nodes), "node")
     if not ranks:
         return names or "a process"
     text = fold_ranks(ranks)
-    text = f"{len(ranks)} ranks" if len(text) > _WHO else f"rank{'s' * (len(ranks) > 1)} {text}"
+    text = (
+        f"{len(ranks)} ranks" if len(text) > _MAX_SET else f"rank{'s' * (len(ranks) > 1)} {text}"
+    )
     return f"{text} ({names})" if names else text
 
 
@@ -118,7 +121,9 @@ def _cut(text: str, limit: int) -> str:
 
 def _place(frame: Frame) -> str:
     file = frame.file.rpartition("/")[2]
-    return _cut(f"{frame.function} {file}:{frame.line}" if frame.line else frame.function, _PLACE)
+    return _cut(
+        f"{frame.function} {file}:{frame.line}" if frame.line else frame.function, _MAX_PLACE
+    )
 
 
 def _position(group: Group) -> str:
@@ -127,23 +132,23 @@ def _position(group: Group) -> str:
     return _place(frame) if frame else ""
 
 
-def _held_below(group: Group) -> ChildProcess | None:
+def _held_child(group: Group) -> ChildProcess | None:
     """A descendant that a rank waits for and that has stopped or ended; None: no such process."""
     if group.activity not in ("child", "data"):
         return None
-    return next((child for child in group.children if child.state[:1] in _HELD), None)
+    return next((child for child in group.children if child.state[:1] in _HELD_STATES), None)
 
 
 def _cause(group: Group) -> _RankCause:
-    """What a group that waits for no rank does, and what to do about it."""
+    """The action of a group that waits for no rank, and the advice."""
     many = len(group.ranks) > 1
     if group.kind in ("missing", "dead"):
         return _RankCause(
             "gone", "are gone" if many else "is gone", "see dmesg and `nodeready cores`"
         )
     if group.kind == "stopped":
-        look = "`kill -CONT PID` once it is known who did it"
-        return _RankCause("late", "stopped by a signal", look)
+        advice = "`kill -CONT PID` once it is known who did it"
+        return _RankCause("late", "stopped by a signal", advice)
     if group.kind == "traced":
         return _RankCause("late", "held by a tracer", "see who holds it: ps -p TRACER")
     kernel = " ".join((group.no_stack_reason, *group.states, *group.waits_on))
@@ -152,13 +157,13 @@ def _cause(group: Group) -> _RankCause:
         place = (
             group.no_stack_reason.rpartition(" in ")[2] if ", in " in group.no_stack_reason else ""
         )
-        does = f"state D{f' in {place}' if place else ''}{f' at {at}' if at else ''}"
-        return _RankCause("storage", _cut(does, 80), "look at its mounts, devices and dmesg")
+        action = f"state D{f' in {place}' if place else ''}{f' at {at}' if at else ''}"
+        return _RankCause("storage", _cut(action, 80), "look at its mounts, devices and dmesg")
     activity = group.activity
-    if stopped := _held_below(group):
+    if stopped := _held_child(group):
         name = stopped.kind if stopped.kind == "loader worker" else stopped.command[:30]
-        does = f"waits for a process of its that {_HELD[stopped.state[:1]]}: {name}"
-        return _RankCause("late", does, "see who did it, and what it wrote last")
+        action = f"waits for a process of its that {_HELD_STATES[stopped.state[:1]]}: {name}"
+        return _RankCause("late", action, "see who did it, and what it wrote last")
     inner = (
         next((child for child in group.children if child.frames), None)
         if activity == "child"
@@ -179,43 +184,49 @@ def _cause(group: Group) -> _RankCause:
                 f"{child.wait_channel} {child.waits_on}"
             )
             place = held if fs and held else frame_text or held
-            does = f"waits for {counted(child.processes, 'loader worker')}"
-            does += f" ({_cut(place, _PLACE)})" if place else ""
-            look = "look at the workers' stacks" if not fs else "look at the workers' file system"
-            return _RankCause("storage" if fs else "loader", does, look)
+            action = f"waits for {counted(child.processes, 'loader worker')}"
+            action += f" ({_cut(place, _MAX_PLACE)})" if place else ""
+            advice = (
+                "look at the workers' stacks" if not fs else "look at the workers' file system"
+            )
+            return _RankCause("storage" if fs else "loader", action, advice)
     if activity == "data":
         return _RankCause("loader", f"waits for its data loader at {at}", "look at its workers")
     if _STORAGE.search(kernel):
-        look = "look at its mounts and dmesg"
-        return _RankCause("storage", f"waits for a file system at {at}", look)
-    if activity in _FILES and group.verdict not in ("spinning", "progressing"):
-        return _RankCause("storage", f"{_FILES[activity]} at {at}", "look at its file system")
+        advice = "look at its mounts and dmesg"
+        return _RankCause("storage", f"waits for a file system at {at}", advice)
+    if activity in _FILE_ACTIVITIES and group.verdict not in ("spinning", "progressing"):
+        return _RankCause(
+            "storage", f"{_FILE_ACTIVITIES[activity]} at {at}", "look at its file system"
+        )
     if group.verdict == "progressing":
         return _RankCause("late", f"still works, at {at}", "may be slow, or in a loop: look again")
     if group.verdict == "spinning":
         return _RankCause("late", f"computes or loops at {at}", "look there, and look again")
-    does, look = _DOES.get(activity, ("stands in", "look there"))
+    action, advice = _ACTIVITY_TEXTS.get(activity, ("stands in", "look there"))
     # A group with different waits has no common one.
-    held = _COUNTED.sub("", group.waits_on[0]) if len(group.waits_on) == 1 else ""
-    waits = f", waiting for {_cut(held, _PLACE)}" if held and held not in _PLAIN else ""
-    return _RankCause("late", f"{does} {at}{waits}", look)
+    held = _COUNT_SUFFIX.sub("", group.waits_on[0]) if len(group.waits_on) == 1 else ""
+    waits = (
+        f", waiting for {_cut(held, _MAX_PLACE)}" if held and held not in _TRIVIAL_WAITS else ""
+    )
+    return _RankCause("late", f"{action} {at}{waits}", advice)
 
 
-#: States of proc(5) in which a process does nothing, and what has happened to it.
-_HELD = {
+#: State of proc(5) in which a process does nothing -> its cause.
+_HELD_STATES = {
     "T": "a signal has stopped", "t": "a tracer holds", "Z": "has ended", "X": "has ended",
 }  # fmt: skip
 #: Waits that add nothing to the state.
-_PLAIN = ("futex", "sleep")
+_TRIVIAL_WAITS = ("futex", "sleep")
 #: Number of processes behind a wait of a group.
-_COUNTED = re.compile(r" \(\d+\)$")
-#: Subject of a hint -> what a suspect with it does.
-_FILES = {
+_COUNT_SUFFIX = re.compile(r" \(\d+\)$")
+#: Activities with files -> the action.
+_FILE_ACTIVITIES = {
     "checkpoint": "saves or loads a checkpoint", "file": "reads or writes files",
     "core": "has crashed: the kernel writes its core",
 }  # fmt: skip
-#: Subject of a hint -> what to do about it.
-_DOES = {
+#: Activity -> (action, advice).
+_ACTIVITY_TEXTS = {
     "debugger": ("is in a debugger at", "take the breakpoint out"),
     "input": ("waits for somebody to type at", "take the input() out"),
     "sleep": ("sleeps at", "look what it waits for"),
@@ -232,21 +243,21 @@ _DOES = {
     "import": ("imports modules at", "look at the file system"),
     "native": ("stands in", "look there; --native tells more"),
 }  # fmt: skip
-#: Subjects of hints where a rank waits for single ranks, whose calls need not agree.
-_ONE_RANK = ("rank",)
-#: Subjects of hints on waits that end only when a user acts.
-_ENDLESS = ("debugger", "input", "core")
+#: Activities in which a rank waits for single ranks, whose calls need not agree.
+_RANK_ACTIVITIES = ("rank",)
+#: Activities that end only when a user acts.
+_USER_ACTIVITIES = ("debugger", "input", "core")
 #: Results of the samples for active ranks.
-_AWAKE = ("unsure", "spinning", "progressing")
+_ACTIVE_VERDICTS = ("unsure", "spinning", "progressing")
 
 
-def _pauses(group: Group) -> bool:
+def _is_pausing(group: Group) -> bool:
     """Whether a group sleeps for a time, and waits for no rank."""
     return group.activity == "sleep" and not group.role
 
 
-#: Subjects of hints where no rank is kept waiting.
-_ASIDE = ("idle", "agent", "worker")
+#: Activities that keep no rank waiting.
+_NEUTRAL_ACTIVITIES = ("idle", "agent", "worker")
 
 
 class _VerdictBuilder:
@@ -260,7 +271,7 @@ class _VerdictBuilder:
         self.report, self.places, self.odd, self.beside = report, places, odd, files_beside
         self.node_of: dict[int | None, str] = {}
         self.roles = [group.role for group in groups]
-        self.given = tuple(groups)
+        self.original_groups = tuple(groups)
         self.groups = list(groups)
         self.at = {rank: at for at, group in enumerate(groups) for rank in group.ranks}
         self.nodes = {node for group in groups for node in group.nodes}
@@ -283,13 +294,13 @@ class _VerdictBuilder:
         """A suspect with all evidence for and against it."""
         rank_set, node_set = set(ranks), set(nodes)
         for_, against = list(dict.fromkeys(filter(None, reasons))), list(self.notes)
-        for name, say in self.statements:
-            if not self._of(say, rank_set, node_set):
+        for name, statement in self.statements:
+            if not self._concerns(statement, rank_set, node_set):
                 continue
-            text = f"{name}: {say.text}"
-            if say.against:
+            text = f"{name}: {statement.text}"
+            if statement.against:
                 against.append(text)
-            elif say.weight:
+            elif statement.weight:
                 for_.append(text)
         if len(rank_set) <= 2:
             for_ += [
@@ -301,12 +312,12 @@ class _VerdictBuilder:
         return Suspect(
             tuple(sorted(rank_set)),
             tuple(sorted(node_set, key=natural)),
-            tuple(dict.fromkeys(for_))[:_MOST_SAID],
-            tuple(dict.fromkeys(against))[:_MOST_SAID],
+            tuple(dict.fromkeys(for_))[:_MAX_STATEMENTS],
+            tuple(dict.fromkeys(against))[:_MAX_STATEMENTS],
         )
 
     @staticmethod
-    def _of(statement: Statement, ranks: set[int], nodes: set[str]) -> bool:
+    def _concerns(statement: Statement, ranks: set[int], nodes: set[str]) -> bool:
         """Whether a statement is about some of these ranks, or about their nodes."""
         if statement.ranks:
             return not ranks.isdisjoint(statement.ranks)
@@ -315,7 +326,7 @@ class _VerdictBuilder:
     def of_group(self, at: int) -> Suspect:
         group = self.groups[at]
         cause = _cause(group)
-        reason = group.reason or (cause.does if self.roles[at] == "suspect" else "")
+        reason = group.reason or (cause.action if self.roles[at] == "suspect" else "")
         return self.suspect(group.ranks, group.nodes, reason)
 
     def nodes_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
@@ -331,7 +342,9 @@ class _VerdictBuilder:
         if 2 * self.moving > self.total:
             return self.not_stuck()
         strayed = [
-            at for at, group in enumerate(self.groups) if group.no_stack_reason.startswith(STRAYED)
+            at
+            for at, group in enumerate(self.groups)
+            if group.no_stack_reason.startswith(OTHER_JOB_START)
         ]
         if strayed:
             group = self.groups[strayed[0]]
@@ -340,7 +353,7 @@ class _VerdictBuilder:
             return self.odd_ones(self.odd.ranks, f"{_has(self.odd.ranks)} {self.odd.reason}")
         gone = [
             at for at, group in enumerate(self.groups)
-            if group.kind in ("missing", "dead") or _silent(group)
+            if group.kind in ("missing", "dead") or _is_silent(group)
         ]  # fmt: skip
         alive = [at for at, role in enumerate(self.roles) if role == "suspect" and at not in gone]
         lags = self._strongest()
@@ -351,9 +364,9 @@ class _VerdictBuilder:
         if named or (gone and not alive and not lags):
             return self.gone(named or gone, gone)
         lagging = {rank for lag in lags for rank in lag.ranks}
-        exonerated = [at for at in alive if self._exonerated(at)]
+        exonerated = [at for at in alive if self._is_exonerated(at)]
         for at in exonerated:
-            self._acquit(at)
+            self._exonerate(at)
         alive = [at for at in alive if at not in exonerated]
         disputed = [at for at in alive if not lagging.isdisjoint(self.groups[at].ranks)]
         if lags and (disputed or not alive):
@@ -404,12 +417,12 @@ class _VerdictBuilder:
                 return [lag]
         return []
 
-    def _exonerated(self, at: int) -> bool:
+    def _is_exonerated(self, at: int) -> bool:
         """Whether, by the recorder, all of a group have called the awaited collective."""
         ranks, called = self.groups[at].ranks, self.report.called
         return self.groups[at].kind == "stack" and bool(ranks) and all(r in called for r in ranks)
 
-    def _acquit(self, at: int) -> None:
+    def _exonerate(self, at: int) -> None:
         group = self.groups[at]
         call = self.report.called[group.ranks[0]]
         self.roles[at] = None
@@ -441,14 +454,17 @@ class _VerdictBuilder:
         group = self.groups[at]
         ranks, nodes = set(group.ranks), set(group.nodes) or self.nodes
         errors = [
-            say for name, say in self.statements
-            if name in ("kernel", "nccl_ras", "gpu") and say.weight > 1 and not say.against
-            and (self._of(say, ranks, nodes) or nodes & set(say.nodes))
-        ]  # fmt: skip
+            statement
+            for name, statement in self.statements
+            if name in ("kernel", "nccl_ras", "gpu")
+            and statement.weight > 1
+            and not statement.against
+            and (self._concerns(statement, ranks, nodes) or nodes & set(statement.nodes))
+        ]
         return max(errors, key=lambda statement: statement.weight, default=None)
 
     def gone(self, majority: Sequence[int], gone: Sequence[int]) -> Verdict:
-        silent = [at for at in majority if _silent(self.groups[at])]
+        silent = [at for at in majority if _is_silent(self.groups[at])]
         first = next((at for at in majority if self._why_gone(at)), majority[0])
         group, reason_group = self.groups[first], self._why_gone(first)
         ranks = sorted({rank for at in majority for rank in self.groups[at].ranks})
@@ -492,14 +508,14 @@ class _VerdictBuilder:
         ended = sorted({rank for at in gone for rank in self.groups[at].ranks})
         error = _cut(self.report.raised[rank], 70)
         at = self.at[rank]
-        does = _cause(self.groups[at]).does
+        action = _cause(self.groups[at]).action
         for other in gone:
             after = f"has ended after rank {rank} raised"
             self.groups[other] = replace(self.groups[other], role="victim", reason=after)
         self.groups[at] = replace(self.groups[at], role="suspect", reason=f"raised {error}")
         name = ranks_text([rank], self.nodes_of([rank]))
         text = f"{name} raised {error}; {ranks_text(ended)} {_has(ended)} ended since"
-        suspect = self.suspect([rank], self.nodes_of([rank]), does)
+        suspect = self.suspect([rank], self.nodes_of([rank]), action)
         return self.build("gone", text, [suspect])
 
     def waits(self) -> str:
@@ -508,11 +524,13 @@ class _VerdictBuilder:
     def slow(self, at: int) -> str:
         """``, or it may be slow``: a step that is longer than the samples stands still as well."""
         group = self.groups[at]
-        sure = (
-            group.kind != "stack" or group.activity in _ENDLESS or group.verdict == "progressing"
+        is_certain = (
+            group.kind != "stack"
+            or group.activity in _USER_ACTIVITIES
+            or group.verdict == "progressing"
         )
-        sure = sure or _held_below(group) is not None
-        return "" if sure else f", or {'they' if len(group.ranks) > 1 else 'it'} may be slow"
+        is_certain = is_certain or _held_child(group) is not None
+        return "" if is_certain else f", or {'they' if len(group.ranks) > 1 else 'it'} may be slow"
 
     # --- A rank is late, by a strong witness; or the calls differ.
 
@@ -520,16 +538,16 @@ class _VerdictBuilder:
         lag = max(lags, key=lambda lag: (lag.weight, len(lag.waiting)))
         self.reorder = True
         ranks = lag.ranks
-        stand = [at for at in groups if not set(ranks).isdisjoint(self.groups[at].ranks)]
-        stand = stand or sorted({self.at[rank] for rank in ranks if rank in self.at})
+        standing = [at for at in groups if not set(ranks).isdisjoint(self.groups[at].ranks)]
+        standing = standing or sorted({self.at[rank] for rank in ranks if rank in self.at})
         name = ranks_text(ranks, self.nodes_of(ranks))
-        site = f" ({_cut(lag.site, _PLACE)})" if lag.site else ""
+        site = f" ({_cut(lag.site, _MAX_PLACE)})" if lag.site else ""
         count = counted(len(lag.waiting), "rank")
         wait = "waits" if len(lag.waiting) == 1 else "wait"
         # An unreadable process does not show where the rank stands.
-        is_seen = bool(stand) and self.groups[stand[0]].kind != "no-data"
-        cause = _cause(self.groups[stand[0]]) if is_seen else None
-        is_suspect = bool(stand) and self.roles[stand[0]] == "suspect"
+        is_seen = bool(standing) and self.groups[standing[0]].kind != "no-data"
+        cause = _cause(self.groups[standing[0]]) if is_seen else None
+        is_suspect = bool(standing) and self.roles[standing[0]] == "suspect"
         if lag.elsewhere and not is_suspect:
             kind = "disagree"
             wait = "waits" if len(ranks) == 1 else "wait"
@@ -545,15 +563,17 @@ class _VerdictBuilder:
             if lag.silent:
                 text = f"{name}: no word of it, while {count} {wait} in {lag.call}{site}"
             kind = "late"
-            if cause and stand and self.roles[stand[0]] != "victim":
+            if cause and standing and self.roles[standing[0]] != "victim":
                 kind = cause.kind if cause.kind in ("loader", "storage") else "late"
-                text += f": {cause.does}"
+                text += f": {cause.action}"
                 # A rank that has timed out has waited for long.
-                text += self.slow(stand[0]) if lag.witness != "logs" else ""
-            elif cause and _position(self.groups[stand[0]]):
-                text += f": it is at {_position(self.groups[stand[0]])}"
+                text += self.slow(standing[0]) if lag.witness != "logs" else ""
+            elif cause and _position(self.groups[standing[0]]):
+                text += f": it is at {_position(self.groups[standing[0]])}"
                 self.notes.append("its stack waits as the others' do")
-        reason = cause.does if cause and stand and self.roles[stand[0]] == "suspect" else ""
+        reason = (
+            cause.action if cause and standing and self.roles[standing[0]] == "suspect" else ""
+        )
         suspects = [self.suspect(ranks, self.nodes_of(ranks), reason)]
         if lag.other and len(lag.waiting) <= len(ranks):
             self.notes.append("as many have called the one as the other")
@@ -577,10 +597,9 @@ class _VerdictBuilder:
         suffix = f" (and {counted(len(alive) - 1, 'other group')})" if alive[1:] else ""
         if self.victims:
             if first.kind == "traced" and first.verdict is None and self.total == first.processes:
-                return self.build("unclear", f"{name}: {cause.does}: {cause.look}", suspects)
-            text = (
-                f"{name}{suffix}: {cause.does}; {self.waits()}{self.slow(alive[0])}: {cause.look}"
-            )
+                return self.build("unclear", f"{name}: {cause.action}: {cause.advice}", suspects)
+            wait = f"{self.waits()}{self.slow(alive[0])}"
+            text = f"{name}{suffix}: {cause.action}; {wait}: {cause.advice}"
             return self.build(cause.kind, text, suspects, ("flight_recorder",))
         return self.nobody_waits(alive)
 
@@ -594,15 +613,17 @@ class _VerdictBuilder:
         if first.processes == self.total:
             name = f"all {self.total} ranks" if self.total > 1 else name
         groups = [self.groups[at] for at in alive]
-        awake = all(group.verdict in _AWAKE and not group.role for group in groups)
+        awake = all(group.verdict in _ACTIVE_VERDICTS and not group.role for group in groups)
         if awake and sum(group.processes for group in groups) == self.total:
             # Two samples of a running loop can be equal by chance.
             text = (
-                f"{name}{suffix}: {cause.does}; all are awake: slow, or hung: look again, longer"
+                f"{name}{suffix}: {cause.action}; all are awake: slow, or hung: look again, longer"
             )
             return self.build("unclear", f"{text} (--interval)", [], ("flight_recorder", "logs"))
-        if sum(group.processes for group in groups) == self.total and all(map(_pauses, groups)):
-            text = f"{name}{suffix}: {cause.does}; a pause, or a wait without an end: look again"
+        if sum(group.processes for group in groups) == self.total and all(
+            map(_is_pausing, groups)
+        ):
+            text = f"{name}{suffix}: {cause.action}; a pause, or a wait without an end: look again"
             text += ", longer (--interval)"
             return self.build("unclear", text, [], ("flight_recorder", "logs"))
         waits = "no rank waits for another"
@@ -615,7 +636,7 @@ class _VerdictBuilder:
             # Below a call of the user there may be the wait() of an asynchronous collective.
             waits = f"{counted(may, 'rank')} may wait for it (--native tells)" if may else waits
         slow = self.slow(alive[0]) if cause.kind in ("late", "loader") else ""
-        text = f"{name}{suffix}: {cause.does}{slow}; {waits}: {cause.look}"
+        text = f"{name}{suffix}: {cause.action}{slow}; {waits}: {cause.advice}"
         everywhere = len(alive) > 1 and sum(group.processes for group in groups) == self.total
         if everywhere and not any(self.roles[at] for at in alive) and len(kinds) == 1:
             # Which rank comes first is chance.
@@ -633,9 +654,11 @@ class _VerdictBuilder:
     def all_wait(self) -> Verdict:
         unknown = [
             at for at, role in enumerate(self.roles)
-            if role is None and self.groups[at].processes and not self._exonerated(at)
+            if role is None and self.groups[at].processes and not self._is_exonerated(at)
         ]  # fmt: skip
-        unknown = [at for at in unknown if self.groups[at].activity not in _ASIDE] or unknown
+        unknown = [
+            at for at in unknown if self.groups[at].activity not in _NEUTRAL_ACTIVITIES
+        ] or unknown
         if unknown and not self.victims and self.groups[unknown[0]].frames:
             return self.nobody_waits(unknown)
         if unknown:
@@ -643,7 +666,9 @@ class _VerdictBuilder:
             position = first.no_stack_reason or first.reason or f"stands in {_position(first)}"
             text = f"{ranks_text(first.ranks, first.nodes)}: {_cut(position, 80)}: nobody can tell"
             still = any(advise.position(self.groups[at]) for at in self.victims)
-            moves = first.verdict == "progressing" or (first.verdict in _AWAKE and not still)
+            moves = first.verdict == "progressing" or (
+                first.verdict in _ACTIVE_VERDICTS and not still
+            )
             if moves and self.victims:
                 # Between two samples a long iteration and an endless one look alike.
                 text = (
@@ -667,7 +692,7 @@ class _VerdictBuilder:
             return self.build("disagree", text, [
                 self.suspect(lag.ranks, self.nodes_of(lag.ranks)) for lag in chained[:2]
             ])  # fmt: skip
-        if any(self.groups[at].activity in _ONE_RANK for at in self.victims):
+        if any(self.groups[at].activity in _RANK_ACTIVITIES for at in self.victims):
             return self.each_other()
         places: dict[str, list[int]] = {}
         for at in self.victims:
@@ -745,9 +770,9 @@ class _VerdictBuilder:
             return self.build("moving", text)
         busy = {
             rank
-            for name, say in self.statements
-            if name == "gpu" and say.text == witness_reader.GPU_COMPUTES
-            for rank in say.ranks
+            for name, statement in self.statements
+            if name == "gpu" and statement.text == witness_reader.GPU_COMPUTES
+            for rank in statement.ranks
         }  # fmt: skip
         if 2 * len(busy) > self.total:
             text = f"{summary}, and the GPUs of {len(busy)} compute: a long step, or a loop"
@@ -756,9 +781,11 @@ class _VerdictBuilder:
             text = f"{summary}: one look cannot tell whether it moves: try --samples 2"
             return self.build("unclear", text, missing=("flight_recorder", "network"))
         doubt = sum(
-            self.groups[at].processes for at in self.victims
-            if self.groups[at].verdict == "unsure" and self.groups[at].activity in _IN_A_CALL
-        )  # fmt: skip
+            self.groups[at].processes
+            for at in self.victims
+            if self.groups[at].verdict == "unsure"
+            and self.groups[at].activity in _SLEEPING_ACTIVITIES
+        )
         if 2 * doubt > self.total and rate is None and not self.report.common:
             text = f"{summary}, and wake up there: slow, or hung: look again, longer (--interval)"
             return self.build("unclear", text, missing=("flight_recorder", "network"))
@@ -770,10 +797,10 @@ class _VerdictBuilder:
                                          for at in self.victims):  # fmt: skip
             text = f"{summary}: nobody sends: the order of sends and receives must agree"
             return self.build("disagree", text, missing=("flight_recorder",))
-        look = "look at the network and its ports"
+        advice = "look at the network and its ports"
         if first.activity in ("start", "store"):
-            look = "look at MASTER_ADDR:MASTER_PORT, the launchers and the network"
-        text = f"{summary}{quiet}: nobody is elsewhere: {look}"
+            advice = "look at MASTER_ADDR:MASTER_PORT, the launchers and the network"
+        text = f"{summary}{quiet}: nobody is elsewhere: {advice}"
         return self.build("quiet", text, missing=("flight_recorder", "network", "nccl_ras"))
 
     def _signs(self) -> list[tuple[int, set[int], set[str], list[str]]]:
@@ -783,22 +810,26 @@ class _VerdictBuilder:
         """
         rows_of: dict[str, tuple[int, set[str], set[int], list[str]]] = {}
         maximum = max(1, len(self.nodes) // 2)
-        for name, say in self.statements:
-            if say.against or not say.weight:
+        for name, statement in self.statements:
+            if statement.against or not statement.weight:
                 continue
-            nodes = set(say.nodes) & self.nodes or set(self.nodes_of(say.ranks))
-            if say.ranks and 2 * len(say.ranks) > self.total and self.total > 2:
+            nodes = set(statement.nodes) & self.nodes or set(self.nodes_of(statement.ranks))
+            if statement.ranks and 2 * len(statement.ranks) > self.total and self.total > 2:
                 continue
             # A sign on all nodes comes from the job, not from a node.
-            if not nodes or (len(nodes) > maximum and say.weight < 2):
+            if not nodes or (len(nodes) > maximum and statement.weight < 2):
                 continue
             for node in nodes:
                 weight, names, ranks, texts = rows_of.get(node, (0, set(), set(), []))
-                texts = [say.text, *texts] if say.weight > weight else [*texts, say.text]
+                texts = (
+                    [statement.text, *texts]
+                    if statement.weight > weight
+                    else [*texts, statement.text]
+                )
                 rows_of[node] = (
-                    max(weight, say.weight),
+                    max(weight, statement.weight),
                     names | {name},
-                    ranks | set(say.ranks),
+                    ranks | set(statement.ranks),
                     texts,
                 )
         merged: dict[tuple[int, str], tuple[set[int], set[str], list[str]]] = {}
@@ -828,8 +859,8 @@ class _VerdictBuilder:
         unasked = ""
         if self.odd.unasked:
             unasked = f"; {ranks_text(self.odd.unasked)} not looked at ({self.odd.part})"
-        text = f"{_cut(text, _LONG - len(unasked))}{unasked}"
-        return Verdict(kind, text, tuple(suspects)[:_MOST_SUSPECTS], absent)
+        text = f"{_cut(text, _MAX_TEXT - len(unasked))}{unasked}"
+        return Verdict(kind, text, tuple(suspects)[:_MAX_SUSPECTS], absent)
 
 
 #: A reason that names its remedy, or has none.
@@ -906,7 +937,7 @@ def decide(
     groups: Sequence[Group],
     report: WitnessReport,
     places: Iterable[tuple[Any, ...]],
-    odd: OddRanks = USUAL,
+    odd: OddRanks = NO_ODD_RANKS,
     files_beside: Sequence[frozenset[str]] = (),
 ) -> Decision:
     """The verdict on groups in their order of suspicion, from the reports of all witnesses.
@@ -916,8 +947,8 @@ def decide(
     """
     if not groups:
         return Decision(None, (), ())
-    case = _VerdictBuilder(groups, report, places, odd, files_beside)
-    verdict = case.decide()
-    order = _ordered(case.groups, verdict) if case.reorder else tuple(range(len(groups)))
-    groups = tuple(_with_roles(case.groups, verdict, case.reorder))
-    return Decision(verdict, groups, order, case.reorder or groups != case.given)
+    builder = _VerdictBuilder(groups, report, places, odd, files_beside)
+    verdict = builder.decide()
+    order = _ordered(builder.groups, verdict) if builder.reorder else tuple(range(len(groups)))
+    groups = tuple(_with_roles(builder.groups, verdict, builder.reorder))
+    return Decision(verdict, groups, order, builder.reorder or groups != builder.original_groups)

@@ -31,8 +31,8 @@ class WitnessReader(CollectiveReader):
         for rank, error in errors.items():
             # An error caused by the end of another rank says nothing about this one.
             weight = 1 if rank in first or not first else 0
-            self.say("logs", f"its log ends in an error: {error}", [rank], weight=weight)
-        self.found.raised = first
+            self.add_statement("logs", f"its log ends in an error: {error}", [rank], weight=weight)
+        self.report.raised = first
         if len(logs) < 4 or self.moving:
             return
         shapes = {rank: _NUMBERS.sub("0", log.last) for rank, log in logs.items() if log.last}
@@ -40,9 +40,9 @@ class WitnessReader(CollectiveReader):
         if 4 * count >= 3 * len(logs):
             for rank, shape in shapes.items():
                 if shape != usual:
-                    self.found.last[rank] = logs[rank].last
+                    self.report.last[rank] = logs[rank].last
                     text = f"its last line is unlike the others': {logs[rank].last}"
-                    self.say("logs", text, [rank])
+                    self.add_statement("logs", text, [rank])
         order = sorted(logs, key=lambda rank: -logs[rank].age_s)
         few = max(1, len(order) // 8)
         gaps = [
@@ -54,17 +54,17 @@ class WitnessReader(CollectiveReader):
         # The remaining logs must stop together; otherwise ranks write at irregular times.
         if gaps[at] >= _SILENT_S and later_ages[0] - later_ages[-1] <= gaps[at] / 2:
             text = f"wrote last {gaps[at]} s before the others"
-            self.say("logs", text, order[: at + 1], weight=1)
+            self.add_statement("logs", text, order[: at + 1], weight=1)
 
     # --- GPUs, ports, the kernel.
 
     def gpus(self) -> None:
-        heads = self.seen.gpu_heads.all
+        heads = self.evidence.gpu_heads.all
         spins: list[int] = []
         works: dict[int, str] = {}
         idle: list[int] = []
         for node in self.nodes:
-            absent, devices = self.seen.gpus.get(node, ("", ()))
+            absent, devices = self.evidence.gpus.get(node, ("", ()))
             if absent:
                 self.absent["gpu"].setdefault(absent, []).append(node)
             for device in devices:
@@ -80,7 +80,7 @@ class WitnessReader(CollectiveReader):
                 if head.throttle and (ranks or not device.pids):
                     reason = ", ".join(head.throttle)[:MAX_LINE]
                     text = f"the hardware slows a GPU down: {reason}"
-                    self.say("gpu", text, ranks, [node], weight=1)
+                    self.add_statement("gpu", text, ranks, [node], weight=1)
                 if device.sm is None or not ranks:
                     continue
                 low = (
@@ -96,18 +96,18 @@ class WitnessReader(CollectiveReader):
                     )
         if spins:
             text = "SM busy, memory idle, low power: a kernel that spins in a collective"
-            self.say("gpu", text, spins, weight=1, against=True)
+            self.add_statement("gpu", text, spins, weight=1, against=True)
         few = max(1, len(spins) // 3)
         if idle and len(idle) <= few and spins:
             text = f"its GPU is idle while those of {ranks_of(spins)} spin in a collective"
-            self.say("gpu", text, idle, weight=1)
+            self.add_statement("gpu", text, idle, weight=1)
         elif idle:
-            self.say("gpu", "its GPU is idle", idle)
+            self.add_statement("gpu", "its GPU is idle", idle)
         if works and len(works) <= few and spins:
             text = f"its GPU computes while those of {ranks_of(spins)} spin in a collective"
-            self.say("gpu", text, works, weight=1)
+            self.add_statement("gpu", text, works, weight=1)
         elif works:
-            self.say("gpu", GPU_COMPUTES, works)
+            self.add_statement("gpu", GPU_COMPUTES, works)
 
     def _xid(self, name: str, code: int, node: str, ranks: Sequence[int], when: str = "") -> None:
         xid = xids.XIDS.get(code)
@@ -116,16 +116,16 @@ class WitnessReader(CollectiveReader):
         grave = action in (xids.ISOLATE, xids.REBOOT, xids.RESET)
         weight = 2 if grave else 1 if action == xids.APPLICATION else 0
         text = f"Xid {code} {meaning}{when} ({action})"
-        self.say(name, text, ranks, [node], weight=weight)
+        self.add_statement(name, text, ranks, [node], weight=weight)
 
     def network(self) -> None:
-        ports = self.seen.ports.all
+        ports = self.evidence.ports.all
         total, is_measured = 0.0, False
         quiet: dict[str, list[str]] = defaultdict(list)
         states: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         rates: dict[str, dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
         for node in self.nodes:
-            network = self.seen.networks.get(node)
+            network = self.evidence.networks.get(node)
             if network is None:
                 continue
             if network.absent:
@@ -142,7 +142,7 @@ class WitnessReader(CollectiveReader):
                     rose = ", ".join(f"{name[:MAX_NAME]} +{by}" for name, by in port.errors[:4])
                     fatal = any("link_downed" in name for name, _ in port.errors)
                     text = f"errors of {port.name[:MAX_NAME]} rise: {rose}"
-                    self.say("network", text, nodes=[node], weight=2 if fatal else 1)
+                    self.add_statement("network", text, nodes=[node], weight=2 if fatal else 1)
                 if port.state != "up" or (rdma and port.kind not in _RDMA):
                     continue
                 carry += moved
@@ -154,33 +154,36 @@ class WitnessReader(CollectiveReader):
                     names = ", ".join(silent[:8])
                     quiet[f"no bytes on {names} in {network.seconds:.0f} s"].append(node)
                 elif carry / network.seconds >= MOVING_BYTES_PER_S:
-                    self.say("network", f"bytes move on its {'RDMA ' if rdma else ''}ports",
-                              nodes=[node])  # fmt: skip
+                    self.add_statement(
+                        "network",
+                        f"bytes move on its {'RDMA ' if rdma else ''}ports",
+                        nodes=[node],
+                    )
         for text, nodes in quiet.items():
-            self.say("network", text, nodes=nodes)
+            self.add_statement("network", text, nodes=nodes)
         for name, by_state in states.items():
             up = len(by_state.pop("up", []))
             for state, nodes in by_state.items():
                 # A port that is down nearly everywhere is not connected.
                 if up > len(nodes):
                     text = f"port {name} is {state}, and up on {counted(up, 'other node')}"
-                    self.say("network", text, nodes=nodes, weight=1)
+                    self.add_statement("network", text, nodes=nodes, weight=1)
         for name, by_rate in rates.items():
             usual = max(by_rate, key=lambda rate: (len(by_rate[rate]), rate))
             for rate, nodes in by_rate.items():
                 if rate < usual and len(nodes) < len(by_rate[usual]):
                     peers = counted(len(by_rate[usual]), "other node")
                     text = f"port {name} runs at {rate:g} Gb/s, and at {usual:g} on {peers}"
-                    self.say("network", text, nodes=nodes, weight=1)
+                    self.add_statement("network", text, nodes=nodes, weight=1)
         # Ranks of one node communicate by its memory; its ports carry other traffic.
         if is_measured and len(self.nodes) > 1:
-            self.found.bytes_per_s = total
+            self.report.bytes_per_s = total
 
     def kernel(self) -> None:
-        logs = self.seen.kernel_logs.all
-        for node, number in self.seen.kernels.items():
+        logs = self.evidence.kernel_logs.all
+        for node, number in self.evidence.kernels.items():
             log = logs[number]
-            if log.absent and node in self.of_node:
+            if log.absent and node in self.ranks_of_node:
                 self.absent["kernel"].setdefault(log.absent, []).append(node)
             for message in log.messages:
                 self._message(message, node)
@@ -199,7 +202,7 @@ class WitnessReader(CollectiveReader):
         if message.kind == "memory" and not ranks:
             weight = 0
         text = f"{words}{named}{when}: {message.text[:MAX_LINE]}"
-        self.say("kernel", text, ranks, [node], weight=weight)
+        self.add_statement("kernel", text, ranks, [node], weight=weight)
 
 
 #: Minimum seconds that a log must have ended before the rest to be reported.
@@ -236,12 +239,19 @@ def read_witnesses(evidence: Evidence, places: Iterable[Any], moving: bool) -> W
     """The reports of all witnesses on the job with these processes (node, pid, rank)."""
     if not evidence:
         return WitnessReport()
-    court = WitnessReader(evidence, [RankPlace(*place[:3]) for place in places], moving)
-    for listen in (court.recorder, court.logs, court.ras, court.gpus, court.network, court.kernel):
-        listen()
+    reader = WitnessReader(evidence, [RankPlace(*place[:3]) for place in places], moving)
+    for read in (
+        reader.recorder,
+        reader.logs,
+        reader.ras,
+        reader.gpus,
+        reader.network,
+        reader.kernel,
+    ):
+        read()
     answers = {
         "logs": evidence.logs, "flight_recorder": evidence.recordings, "nccl_ras": evidence.ras,
         "gpu": evidence.gpus, "network": evidence.networks, "kernel": evidence.kernels,
     }  # fmt: skip
-    court.found.witnesses = court.witnesses(name for name, answer in answers.items() if answer)
-    return court.found
+    reader.report.witnesses = reader.witnesses(name for name, answer in answers.items() if answer)
+    return reader.report

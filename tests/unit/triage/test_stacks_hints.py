@@ -67,8 +67,14 @@ def test_the_innermost_call_of_the_users_own_code(case):
 
 
 def test_every_hint_is_one_line_that_says_something():
-    tables = [*hints._PLACES.values(), *hints._COMMON.values()]
-    rows = (hints._BELOW, hints._SYMBOLS, hints._CHANNELS, hints._SLEEPING, hints._CALLS)
+    tables = [*hints._FUNCTION_HINTS.values(), *hints._COMMON_FUNCTION_HINTS.values()]
+    rows = (
+        hints._DIRECTORY_HINTS,
+        hints._NATIVE_HINTS,
+        hints._CHANNEL_HINTS,
+        hints._SLEEPING_HINTS,
+        hints._SYSTEM_CALL_HINTS,
+    )
     texts = {hint.text for hint in (*tables, *(hint for table in rows for _, hint in table))}
     for text in texts - {""}:
         assert text.isprintable()
