@@ -162,9 +162,3 @@ def audit(
         )
         nodes.remember_failed(failing)
         return nagios_code(document) if format == "nagios" else code
-
-
-# --- `audit --recorded`: the verdicts that the nodes gave themselves.
-
-
-# --- `bundle`: the node's own audit as one file.

@@ -142,7 +142,7 @@ class MakeDirectory(_WithoutDiff):
 
 @dataclass(frozen=True)
 class RunCommand(_WithoutDiff):
-    """A command. ``what`` says it in the field's words when it fails; "" is the command itself."""
+    """A command. ``purpose`` names it when it fails; "": the command itself does."""
 
     argv: tuple[str, ...]
     purpose: str = ""

@@ -96,7 +96,7 @@ class DeployStep:
 def step(
     touches: Iterable[str] = (), timeout_s: int = 60, *, needs_fleet: bool = False
 ) -> Callable[[MakeActions], DeployStep]:
-    """Make a Step of a generator of actions; its name is ``module.function``.
+    """Make a DeployStep of a generator of actions; its name is ``module.function``.
 
     It fixes the checks of its subject that name it. Raises ValueError when none does.
     """

@@ -1,8 +1,8 @@
-"""An audit, or a go or no-go, of this machine alone, within a limit of time; and the
-commands `audit` and `ready` there, which change nothing: a file is written for `--output` alone.
+"""The commands `audit` and `ready` of the node's own program: this machine alone, within a limit.
 
-The policy there: a given file, the site's file, the bundle's, and then the defaults. Each file is
-a JSON object with the keys of group_data; the first file that has a key counts.
+They change nothing, and write a file only for `--output`. The policy is that of a given file, the
+site's file, the bundle, and the defaults. Each file is a JSON object with the keys of group_data;
+the first file that has a key counts.
 """
 
 from __future__ import annotations
@@ -149,9 +149,9 @@ EMBEDDED = "policy.json"
 
 
 def load(file: str | None = None) -> Policy:
-    """The policy of this node: of ``given`` (a file), PATH, the bundle, or the defaults.
+    """The policy of this node: of ``file``, PATH, the bundle, or the defaults.
 
-    Raises PolicyError, a line per problem, also when ``given`` is not there.
+    Raises PolicyError, a line per problem, also when ``file`` is missing.
     """
     settings = _settings(_embedded(), "the bundle's policy")
     site = _read(PATH, missing=None)
