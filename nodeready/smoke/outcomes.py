@@ -21,7 +21,7 @@ from nodeready.node.smoke.orders import (
 )
 from nodeready.ready import mesh
 from nodeready.smoke.knowledge import SmokeOutcome, Test
-from nodeready.subjects.ports.checks import folded
+from nodeready.subjects.ports.checks import ports_text
 from nodeready.subjects.result import some
 from nodeready.text import sanitise
 
@@ -305,7 +305,7 @@ def pair_outcome(
             )
     if failing:
         causes = [
-            f"{'port' if len(numbers) == 1 else 'ports'} {folded(numbers)}: {cause}"
+            f"{'port' if len(numbers) == 1 else 'ports'} {ports_text(numbers)}: {cause}"
             for cause, numbers in failing.items()
         ]
         return SmokeOutcome(False, f"no connection to {target} {some(causes)}")

@@ -296,7 +296,7 @@ def unusable(observed: DebugTools, policy: Policy) -> Iterator[UnusablePackage]:
             if broken.package == name and broken.path not in reported:
                 how = "is not executable" if broken.how == "mode" else f"is {broken.how}"
                 yield UnusablePackage(
-                    name, Stuck(broken.path, f"{broken.path} {how}", _mend(broken))
+                    name, Stuck(broken.path, f"{broken.path} {how}", _repair(broken))
                 )
 
 
@@ -312,7 +312,7 @@ def _missing_companion(observed: DebugTools, package: str, program: str) -> Stuc
     return Stuck(f"/usr/bin/{program}", f"/usr/bin/{program} is gone", "reinstall")
 
 
-def _mend(broken: BrokenProgram) -> str:
+def _repair(broken: BrokenProgram) -> str:
     """The repair of a program that no user can run; "": a file in /usr/local has no package."""
     folder, _, name = broken.path.rpartition("/")
     if broken.how == "mode" and folder in FOLDERS and name == broken.package:

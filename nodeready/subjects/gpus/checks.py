@@ -11,8 +11,8 @@ from nodeready.subjects.gpus.fault_checks import kernel_faults
 from nodeready.subjects.gpus.findings import (
     DRIVERS,
     expected_gpus,
-    few,
     findings_text,
+    first_few,
     is_guest,
     judge_each,
     no_gpu_reason,
@@ -56,23 +56,29 @@ def present(observed: Gpus, policy: Policy) -> Result:
         return na(check, reason)
     gpus = expected_gpus(observed)
     lost = {gpu.address for gpu in unshown_gpus(observed)}
-    loose = [gpu for gpu in gpus if gpu.driver != DRIVERS[gpu.vendor] and gpu.address in lost]
-    gone = [
+    without_driver = [
+        gpu for gpu in gpus if gpu.driver != DRIVERS[gpu.vendor] and gpu.address in lost
+    ]
+    not_shown = [
         gpu for gpu in gpus if gpu.address in lost and vendor_tool_of(observed, gpu.vendor).works
     ]
     words = [
         f"{gpu.address}: driver {gpu.driver}" if gpu.driver else f"{gpu.address}: no driver"
-        for gpu in loose
+        for gpu in without_driver
     ]
     words += [
         f"{gpu.address}: {vendor_tool_of(observed, gpu.vendor).name} does not show it"
-        for gpu in gone
-        if gpu not in loose
+        for gpu in not_shown
+        if gpu not in without_driver
     ]
     expectation = "each GPU has its driver and is shown"
     if words:
-        fix = "see the kernel's log; reset or reseat it" if gone else "install or load the driver"
-        return fail(check, expectation, few(words), _PCI, fix)
+        fix = (
+            "see the kernel's log; reset or reseat it"
+            if not_shown
+            else "install or load the driver"
+        )
+        return fail(check, expectation, first_few(words), _PCI, fix)
     hidden = unshown_reason(observed)
     if hidden:
         return unknown(check, hidden)
@@ -113,10 +119,10 @@ def tool(observed: Gpus, policy: Policy) -> Result:
     for _, vendor_tool in tools:
         if not vendor_tool.works:
             return unknown(check, f"{vendor_tool.name}: {vendor_tool.state}: {vendor_tool.detail}")
-    stray = {
+    stray_fields = {
         field for gpu in observed.gpus for field, _ in gpu.unread if field.startswith("tool ")
     }
-    unreadable = unreadable_gpus(observed, stray)
+    unreadable = unreadable_gpus(observed, stray_fields)
     if unreadable:
         return unknown(check, findings_text(unreadable))
     names = [f"{vendor_tool.name} {vendor_tool.detail}".strip() for _, vendor_tool in tools]
@@ -269,10 +275,8 @@ def persistence(observed: Gpus, policy: Policy) -> Result:
     def find_problem(gpu: Gpu) -> str:
         return "" if gpu.persistence == expectation else str(gpu.persistence)
 
-    turn = "enable" if expectation == "on" else "disable"
-    fix = (
-        f"systemctl {turn} --now nvidia-persistenced, or nvidia-smi -pm {int(expectation == 'on')}"
-    )
+    action, flag = ("enable", 1) if expectation == "on" else ("disable", 0)
+    fix = f"systemctl {action} --now nvidia-persistenced, or nvidia-smi -pm {flag}"
     absent = "these GPUs have no such mode"
     return judge_each(
         check, observed, expectation, "persistence", find_problem, absent=absent, fix=fix
@@ -341,7 +345,7 @@ def processes(observed: Gpus, policy: Policy) -> Result:
             for process in gpu.processes
             if process.kind != "G"
         ]
-        return few(remaining)
+        return first_few(remaining)
 
     fix = "end them; a name like [Not Found] is a process of a container, or one that is dead"
     return judge_each(

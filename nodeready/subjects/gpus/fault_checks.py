@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from nodeready.policy import Policy
 from nodeready.subjects.gpus import xids
-from nodeready.subjects.gpus.findings import expected_gpus, few, no_gpu_reason
+from nodeready.subjects.gpus.findings import expected_gpus, first_few, no_gpu_reason
 from nodeready.subjects.gpus.gpu import Gpus, KernelFault
 from nodeready.subjects.result import Result, check, fail, na, ok, unknown, warn
 
@@ -53,9 +53,9 @@ def faults_in_words(observed: Gpus, faults: Iterable[KernelFault]) -> str:
     words = []
     for description, group in groups.items():
         times = sum(fault.count for fault in group)
-        devices = few(list(dict.fromkeys(_device_name(observed, fault) for fault in group)))
+        devices = first_few(list(dict.fromkeys(_device_name(observed, fault) for fault in group)))
         words.append(f"{description}: {devices}" + (f", {times} times" if times > 1 else ""))
-    return few(words)
+    return first_few(words)
 
 
 def _fix(observed: Gpus, faults: Iterable[KernelFault]) -> str:
@@ -139,26 +139,32 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
         if not (fault.source == "xid" and fault.code in policy.xid_ignore)
         and fault.pci_address not in unjudged
     ]
-    bad = [fault for fault in faults if fault.action in _NODE and not _is_cleared(observed, fault)]
-    if bad:
+    node_faults = [
+        fault for fault in faults if fault.action in _NODE and not _is_cleared(observed, fault)
+    ]
+    if node_faults:
         return fail(
-            check, expectation, faults_in_words(observed, bad), source, _fix(observed, bad)
+            check,
+            expectation,
+            faults_in_words(observed, node_faults),
+            source,
+            _fix(observed, node_faults),
         )
     watched = [fault for fault in faults if fault.action != xids.APPLICATION]
     if watched:
-        stale = all(fault.text.startswith("NVRM: API mismatch") for fault in watched)
+        is_mismatch = all(fault.text.startswith("NVRM: API mismatch") for fault in watched)
         return warn(
             check,
             expectation,
             faults_in_words(observed, watched),
             source,
-            _RELOAD if stale else _VENDOR,
+            _RELOAD if is_mismatch else _VENDOR,
         )
-    begins = log.detail.partition(", which ")[2]
-    lost = f" in a log that {begins}" if begins else ""
-    words = f"none{lost}"
+    start = log.detail.partition(", which ")[2]
+    start_text = f" in a log that {start}" if start else ""
+    words = f"none{start_text}"
     if faults:
-        words = f"only of applications{lost}: {faults_in_words(observed, faults)}"
-    if lost and log.detail.startswith("dmesg"):
+        words = f"only of applications{start_text}: {faults_in_words(observed, faults)}"
+    if start_text and log.detail.startswith("dmesg"):
         return warn(check, expectation, words, source, _KEEP_LOG)
     return ok(check, expectation, words, source)

@@ -89,12 +89,12 @@ def unshown_reason(observed: Gpus, vendor: str = "") -> str:
         if lost:
             state = "does not show" if source.works else f"{source.state}:"
             detail = f" ({source.detail})" if source.detail and not source.works else ""
-            addresses = few([gpu.address for gpu in lost])
+            addresses = first_few([gpu.address for gpu in lost])
             words.append(f"{source.name} {state} {addresses}{detail}")
     return "; ".join(words)
 
 
-def few(texts: Iterable[str]) -> str:
+def first_few(texts: Iterable[str]) -> str:
     """``a, b, c, d and 3 more``."""
     return some(texts, ", ", _SHOWN)
 
@@ -117,7 +117,7 @@ def findings_text(findings: Iterable[tuple[Gpu, str]]) -> str:
 
 def distinct_values(gpus: Iterable[Gpu], value: Callable[[Gpu], Any]) -> str:
     """The different values of these GPUs, each once."""
-    return few([str(v) for v in dict.fromkeys(value(gpu) for gpu in gpus) if v is not None])
+    return first_few([str(v) for v in dict.fromkeys(value(gpu) for gpu in gpus) if v is not None])
 
 
 def tool_names(gpus: Iterable[Gpu], observed: Gpus) -> str:
@@ -132,7 +132,7 @@ def unreadable_gpus(observed: Gpus, reads: Collection[str]) -> list[tuple[Gpu, s
     for gpu in observed.gpus:
         words = [placeholder for field, placeholder in gpu.unread if field in reads]
         unread_gpus += (
-            [(gpu, "its tool cannot tell: " + few(dict.fromkeys(words)))] if words else []
+            [(gpu, "its tool cannot tell: " + first_few(dict.fromkeys(words)))] if words else []
         )
     return unread_gpus
 
@@ -149,7 +149,7 @@ def judge_each(
     shown: str = "",
     reads: Collection[str] = (),
     without: Callable[[Gpu], bool] = lambda gpu: False,
-    bad: Callable[[str, str, str, str, str], Result] = fail,
+    make_result: Callable[[str, str, str, str, str], Result] = fail,
 ) -> Result:
     """Judge each GPU that has a value (not None).
 
@@ -175,7 +175,7 @@ def judge_each(
     findings = [(gpu, text) for gpu in gpus_with_value if (text := find_problem(gpu))]
     if findings:
         at = tool_names((gpu for gpu, _ in findings), observed)
-        return bad(check, expectation, findings_text(findings), at, fix)
+        return make_result(check, expectation, findings_text(findings), at, fix)
     hidden = unshown_reason(observed)
     if hidden:
         return unknown(check, hidden)

@@ -9,8 +9,8 @@ from nodeready.policy import Policy
 from nodeready.subjects.gpus.amd_gpu import AmdGpu
 from nodeready.subjects.gpus.findings import (
     expected_gpus,
-    few,
     findings_text,
+    first_few,
     judge_each,
     no_gpu_reason,
     unreadable_gpus,
@@ -86,7 +86,7 @@ def ecc_errors(observed: Gpus, policy: Policy) -> Result:
         fix=_REPLACE if any(gpu.sram_exceeded for gpu in observed.gpus) else fix,
         reads=("ecc_uncorrectable_volatile", "sram_exceeded", "ecc_deferred"),
         without=lambda gpu: gpu.ecc == "off",
-        bad=fail if any(has_failed(gpu) for gpu in observed.gpus) else warn,
+        make_result=fail if any(has_failed(gpu) for gpu in observed.gpus) else warn,
     )
 
 
@@ -139,7 +139,7 @@ def remapped_rows(observed: Gpus, policy: Policy) -> Result:
         reads=_MEMORY,
         # In MIG mode nvidia-smi shows no rows.
         without=lambda gpu: gpu.mig == "on",
-        bad=fail if is_failure else warn,
+        make_result=fail if is_failure else warn,
     )
 
 
@@ -246,7 +246,7 @@ def _narrow_on_bus(gpus: list[PciGpu]) -> list[str]:
 
 def _aer(gpu: PciGpu) -> str:
     """The uncorrected errors on the GPU's link, in words."""
-    return few(f"{count} {error} ({kind})" for kind, error, count in gpu.aer)
+    return first_few(f"{count} {error} ({kind})" for kind, error, count in gpu.aer)
 
 
 @check(
@@ -292,8 +292,8 @@ def pcie(observed: Gpus, policy: Policy) -> Result:
     only_idle = not is_failure and not errors
     words += [f"{address}: {text}" for address, text in errors.items()]
     if words and not findings:
-        bad = fail if is_failure or len(words) > len(errors) else warn
-        return bad(check, expectation, few(words), "/sys/bus/pci/devices", fix)
+        make_result = fail if is_failure or len(words) > len(errors) else warn
+        return make_result(check, expectation, first_few(words), "/sys/bus/pci/devices", fix)
     if hidden and not findings:
         return unknown(check, hidden)
     return judge_each(
@@ -313,7 +313,7 @@ def pcie(observed: Gpus, policy: Policy) -> Result:
             "virtual",
         ),
         fix="look again under load" if only_idle else fix,
-        bad=fail if is_failure else warn,
+        make_result=fail if is_failure else warn,
     )
 
 
@@ -343,7 +343,7 @@ def throttle(observed: Gpus, policy: Policy) -> Result:
         fix="look at fans, air flow, power supplies and cables",
         shown="none",
         reads=("throttle",),
-        bad=fail if is_failure else warn,
+        make_result=fail if is_failure else warn,
     )
 
 
@@ -401,7 +401,7 @@ def temperature(observed: Gpus, policy: Policy) -> Result:
             "memory_temperature_c",
             *(("temperature_slowdown_c", "temperature_left_c") if limit is None else ()),
         ),
-        bad=fail if any(above_limit(gpu) for gpu in observed.gpus) else warn,
+        make_result=fail if any(above_limit(gpu) for gpu in observed.gpus) else warn,
     )
 
 
@@ -468,7 +468,7 @@ def device_access(observed: Gpus, policy: Policy) -> Result:
         words += (
             [findings_text((gpu, "compute mode prohibited") for gpu in barred)] if barred else []
         )
-        return fail(check, expectation, few(words), "/dev", "; ".join(fixes))
+        return fail(check, expectation, first_few(words), "/dev", "; ".join(fixes))
     unreadable = unreadable_gpus(observed, ("compute_mode",))
     if unreadable:
         return unknown(check, findings_text(unreadable))
@@ -477,6 +477,6 @@ def device_access(observed: Gpus, policy: Policy) -> Result:
         return na(check, "no program has used a GPU since the boot")
     groups = sorted({file.gid for file in (*amd, *nvidia) if file.mode[7:9] != "rw"})
     if groups:
-        names = few([str(group) for group in groups])
+        names = first_few([str(group) for group in groups])
         return ok(check, expectation, f"for members of group {names} only", "/dev")
     return ok(check, expectation, "for everybody", "/dev")

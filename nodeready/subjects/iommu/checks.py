@@ -135,35 +135,35 @@ def args(observed: Iommu, policy: Policy) -> Result:
     other, since the kernel obeys both. Independent words may share an option, as in
     ``iommu=pt,nofullflush``.
     """
-    check, wants = "iommu.args", required_arguments(observed, policy)
-    if isinstance(wants, str):
-        return na(check, wants)
-    expected = " ".join(wants)
+    check, arguments = "iommu.args", required_arguments(observed, policy)
+    if isinstance(arguments, str):
+        return na(check, arguments)
+    expected = " ".join(arguments)
     if observed.unreadable:
         return unknown(check, f"only root may read {observed.unreadable[0]}")
-    if not observed.boot and not _problem(observed.live, wants):
+    if not observed.boot and not _problem(observed.live, arguments):
         return ok(check, expected, f"{expected}; the boot loader is not on this node")
     command = tool(observed)
     if observed.boot:
-        problem, source, stale = _next_boot(observed, wants)
+        problem, source, stale = _next_boot(observed, arguments)
         if not problem:
             return ok(check, expected, expected, source)
     else:
         problem, source, stale = (
-            f"no boot loader configuration ({_problem(observed.live, wants)})",
+            f"no boot loader configuration ({_problem(observed.live, arguments)})",
             "",
             False,
         )
     if not command or not observed.boot:
         fix = f"set {expected} on the kernel's command line by hand (boot loader, PXE or image)"
-        shown = problem or f"running kernel: {_problem(observed.live, wants)}"
+        shown = problem or f"running kernel: {_problem(observed.live, arguments)}"
         return fail(check, expected, f"{shown}; no supported boot loader", source, fix)
     foreign = stale and observed.boot[0].script not in GENERATED
     if foreign:
         script = f"/etc/grub.d/{observed.boot[0].script}"
         fix = f"look in /etc/grub.d for what writes {observed.boot[0].source}"
         return fail(check, expected, f"{problem}, in the entry of {script}", source, fix)
-    if stale and observed.generated and is_own_line_last(observed, wants):
+    if stale and observed.generated and is_own_line_last(observed, arguments):
         # grub.cfg was generated from nodeready's file and is wrong: another run changes nothing.
         return fail(
             check,
@@ -182,10 +182,10 @@ def args(observed: Iommu, policy: Policy) -> Result:
 )
 def live(observed: Iommu, policy: Policy) -> Result:
     """The running kernel has the wanted arguments; a change takes effect at the next boot only."""
-    check, wants = "iommu.live", required_arguments(observed, policy)
-    if isinstance(wants, str):
-        return na(check, wants)
-    expected, problem = " ".join(wants), _problem(observed.live, wants)
+    check, arguments = "iommu.live", required_arguments(observed, policy)
+    if isinstance(arguments, str):
+        return na(check, arguments)
+    expected, problem = " ".join(arguments), _problem(observed.live, arguments)
     if not problem:
         return ok(check, expected, expected, PROC)
     if args(observed, policy).status == "ok":
@@ -209,10 +209,10 @@ def off(observed: Iommu, policy: Policy) -> Result:
     hangs, so a deploy keeps it, and this check reports it. iommu.args replaces a token of an
     option that iommu.args sets.
     """
-    check, wants = "iommu.off", required_arguments(observed, policy)
-    if isinstance(wants, str):
-        return na(check, wants)
-    options = {name for token in wants for name, _ in words(token)}
+    check, arguments = "iommu.off", required_arguments(observed, policy)
+    if isinstance(arguments, str):
+        return na(check, arguments)
+    options = {name for token in arguments for name, _ in words(token)}
     tokens_off: list[tuple[str, str]] = []
     for place, tokens in [
         *((e.source, e.tokens) for e in observed.boot),

@@ -87,19 +87,21 @@ class PamLimits:
         """
         policy_domains = {*domains, "*"}
         last: dict[tuple[str, str, str], tuple[int, LimitEntry]] = {}
-        for at, entry in enumerate(self.entries):
-            last[entry.kind, entry.item, entry.domain] = at, entry
-        wide: dict[tuple[str, str], list[tuple[int, LimitEntry]]] = {}
-        for at, entry in last.values():
+        for index, entry in enumerate(self.entries):
+            last[entry.kind, entry.item, entry.domain] = index, entry
+        ranges_by_kind: dict[tuple[str, str], list[tuple[int, LimitEntry]]] = {}
+        for index, entry in last.values():
             if span(entry.domain) is not None:
-                wide.setdefault((entry.kind, entry.item), []).append((at, entry))
+                ranges_by_kind.setdefault((entry.kind, entry.item), []).append((index, entry))
         return [
             entry
-            for at, entry in last.values()
+            for index, entry in last.values()
             if entry.domain not in policy_domains
             and not any(
-                _wins(other, entry, later > at)
-                for later, other in wide.get((entry.kind, entry.item), [])[-_MOST_RANGES:]
+                _wins(other, entry, later > index)
+                for later, other in ranges_by_kind.get((entry.kind, entry.item), [])[
+                    -_MOST_RANGES:
+                ]
             )
         ]
 
@@ -148,18 +150,18 @@ def _rank(domain: str) -> int:
     return 2 if domain == "*" else 1 if domain.startswith("@") else 0
 
 
-def _wins(wide: LimitEntry, entry: LimitEntry, later: bool) -> bool:
+def _wins(ranges_by_kind: LimitEntry, entry: LimitEntry, later: bool) -> bool:
     """Whether a range's line beats another line, for all people of that line."""
-    if wide is entry or _rank(wide.domain) > _rank(entry.domain):
+    if ranges_by_kind is entry or _rank(ranges_by_kind.domain) > _rank(entry.domain):
         return False
-    if _rank(wide.domain) == _rank(entry.domain) and not later:
+    if _rank(ranges_by_kind.domain) == _rank(entry.domain) and not later:
         return False
-    first, second = span(wide.domain), span(entry.domain)
+    first, second = span(ranges_by_kind.domain), span(entry.domain)
     if first is None:
         return False
-    if second is not None and _rank(wide.domain) == _rank(entry.domain):
+    if second is not None and _rank(ranges_by_kind.domain) == _rank(entry.domain):
         return first[0] <= second[0] and second[1] <= first[1]
-    return covers_all_people(wide.domain)
+    return covers_all_people(ranges_by_kind.domain)
 
 
 def _value(text: str, item: str) -> int | None:
@@ -212,7 +214,8 @@ def parse_pam_limits(
             if value is not None:
                 kinds = KINDS if kind == "-" else (kind,)
                 entries.extend(
-                    LimitEntry(domain, kind_, item, value, line.source) for kind_ in kinds
+                    LimitEntry(domain, entry_kind, item, value, line.source)
+                    for entry_kind in kinds
                 )
         name = path.rpartition("/")[2]
         is_ours = "/limits.d/" not in path or "nodeready" in name

@@ -220,24 +220,36 @@ def link(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     check = "nics.link"
     judged = observed.configured(fleet, rows(policy.nics))
     down = {n: nic for n, nic in observed.interfaces.items() if nic.kind == "loopback"}
-    off = [name for name, nic in {**judged, **down}.items() if nic.admin_up is False]
-    if not judged and not off:
+    switched_off = [name for name, nic in {**judged, **down}.items() if nic.admin_up is False]
+    if not judged and not switched_off:
         return na(check, "no interface is configured")
-    cut = [name for name, nic in judged.items() if nic.carrier is False and name not in off]
-    waiting = [
+    no_link = [
+        name for name, nic in judged.items() if nic.carrier is False and name not in switched_off
+    ]
+    not_admitted = [
         name
         for name, nic in judged.items()
-        if nic.operstate in ("dormant", "testing") and name not in (*off, *cut)
+        if nic.operstate in ("dormant", "testing") and name not in (*switched_off, *no_link)
     ]
-    if off or cut or waiting:
-        texts = [f"{name}: no link" for name in cut] + [f"{name}: switched off" for name in off]
-        texts += [f"{name}: {judged[name].operstate}" for name in waiting]
-        fixes = [f"check cable, transceiver and switch port of {_names(cut)}"] if cut else []
-        fixes += [f"ip link set {quote(name)} up" for name in off]
-        fixes += [f"see why the switch does not let {quote(name)} in (802.1X)" for name in waiting]
-        expectation = f"a link on {_names(judged or off)}"
+    if switched_off or no_link or not_admitted:
+        texts = [f"{name}: no link" for name in no_link] + [
+            f"{name}: switched off" for name in switched_off
+        ]
+        texts += [f"{name}: {judged[name].operstate}" for name in not_admitted]
+        fixes = (
+            [f"check cable, transceiver and switch port of {_names(no_link)}"] if no_link else []
+        )
+        fixes += [f"ip link set {quote(name)} up" for name in switched_off]
+        fixes += [
+            f"see why the switch does not let {quote(name)} in (802.1X)" for name in not_admitted
+        ]
+        expectation = f"a link on {_names(judged or switched_off)}"
         return fail(
-            check, expectation, some(texts), _source(cut or off or waiting, "carrier"), some(fixes)
+            check,
+            expectation,
+            some(texts),
+            _source(no_link or switched_off or not_admitted, "carrier"),
+            some(fixes),
         )
     silent = [name for name, nic in judged.items() if nic.carrier is None]
     if silent:

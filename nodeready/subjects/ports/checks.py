@@ -16,7 +16,7 @@ from nodeready.subjects.ports.facts import (
     derived,
     fleet_firewall,
     parse_range,
-    text_of,
+    ranges_text,
 )
 from nodeready.subjects.ports.firewall import Firewall
 from nodeready.subjects.ports.port_ranges import (
@@ -55,16 +55,16 @@ def _holder(holder: Socket) -> str:
     return f"{holder.process or 'a process'} ({pid}user {user}{job})"
 
 
-def _named(holders: Iterable[Socket]) -> str:
+def _holders_text(holders: Iterable[Socket]) -> str:
     """``29500-29503 by python3 (...)``: the ports of each holder."""
     by_holder: dict[str, set[int]] = {}
     for holder_socket in holders:
         by_holder.setdefault(_holder(holder_socket), set()).add(holder_socket.port)
-    texts = (f"{folded(ports)} by {holder}" for holder, ports in by_holder.items())
+    texts = (f"{ports_text(ports)} by {holder}" for holder, ports in by_holder.items())
     return some(texts, maximum=_MOST)
 
 
-def folded(ports: Iterable[int]) -> str:
+def ports_text(ports: Iterable[int]) -> str:
     """``29500-29502, 29507``."""
     runs = join_ranges((port, port) for port in ports)
     return ", ".join(range_text(*run) for run in runs[:_MOST]) + (
@@ -99,15 +99,15 @@ def range(observed: Ports, policy: Policy) -> Result:
     services = [socket for socket in listeners if _is_service(socket)]
     if services:
         fix = "stop the service or give it another port, or give jobs another port_range"
-        return fail(check, expected, _named(services), "/proc/net/tcp", fix)
+        return fail(check, expected, _holders_text(services), "/proc/net/tcp", fix)
     if listeners:
-        actual = f"{_named(listeners)}: a job may be running"
+        actual = f"{_holders_text(listeners)}: a job may be running"
         return warn(check, expected, actual, "/proc/net/tcp", "wait for the job, or ask its user")
-    taken = {socket.port: socket for socket in observed.connections}
-    if taken:
+    held_sockets = {socket.port: socket for socket in observed.connections}
+    if held_sockets:
         texts = (
             f"{port} by {_holder(socket)}, {socket.state} to {socket.peer or 'nobody'}"
-            for port, socket in sorted(taken.items())
+            for port, socket in sorted(held_sockets.items())
         )
         actual = some(texts, maximum=_MOST)
         fix = "wait for the connection to end; see ports.ephemeral"
@@ -136,23 +136,26 @@ def ephemeral(observed: Ports, policy: Policy) -> Result:
         return unknown(check, f"{EPHEMERAL} cannot be read")
     expected = f"{_port_range_text(policy)} outside the ephemeral ports, or reserved"
     reserved = observed.reserved or ()
-    live = overlap(without(observed.ephemeral, reserved), *ports)
+    live_ports = overlap(without(observed.ephemeral, reserved), *ports)
     range_line, reserved_line = observed.ephemeral_boot.winner, observed.reserved_boot.winner
     range_boot = (parse_range(range_line.value) if range_line else None) or KERNEL_EPHEMERAL
     reserved_boot = (parse_ranges(reserved_line.value) if reserved_line else None) or ()
-    boot = overlap(without(range_boot, reserved_boot), *ports)
+    boot_ports = overlap(without(range_boot, reserved_boot), *ports)
     source = ", ".join(line.source for line in (range_line, reserved_line) if line)
     actual = (
-        f"ephemeral {range_text(*observed.ephemeral)}, reserved {text_of(reserved) or 'none'}; "
-        f"next boot {range_text(*range_boot)}, reserved {text_of(reserved_boot) or 'none'}"
+        f"ephemeral {range_text(*observed.ephemeral)}, "
+        f"reserved {ranges_text(reserved) or 'none'}; "
+        f"next boot {range_text(*range_boot)}, reserved {ranges_text(reserved_boot) or 'none'}"
     )
-    line = text_of(tuple(join_ranges((*(reserved if live else reserved_boot or reserved), ports))))
+    line = ranges_text(
+        tuple(join_ranges((*(reserved if live_ports else reserved_boot or reserved), ports)))
+    )
     fix = f"{RESERVED} = {line} in /etc/sysctl.d, and sysctl -w; or give jobs another port_range"
-    if live:
+    if live_ports:
         return fail(check, expected, actual, source or f"sysctl {EPHEMERAL}", fix)
-    if boot and (range_line or reserved_line):
+    if boot_ports and (range_line or reserved_line):
         return fail(check, expected, actual, source, fix)
-    if boot:
+    if boot_ports:
         return warn(check, expected, f"{actual}: no sysctl file keeps the values", source, fix)
     return ok(check, expected, f"ephemeral {range_text(*observed.ephemeral)}", source)
 

@@ -17,7 +17,7 @@ from nodeready.subjects import sysctl
 from nodeready.subjects.base import Output, Probe, ProbeError, Section, cached_per_node, number
 from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.ports import firewall, rule_listing
-from nodeready.subjects.ports.firewall import Firewall, among
+from nodeready.subjects.ports.firewall import Firewall, judge_nodes
 from nodeready.subjects.ports.packets import is_virtual
 from nodeready.subjects.ports.port_ranges import (
     KERNEL_EPHEMERAL,
@@ -335,7 +335,7 @@ def parse_range(text: str) -> Range | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def text_of(ranges: tuple[Range, ...]) -> str:
+def ranges_text(ranges: tuple[Range, ...]) -> str:
     """Ranges as sysctl takes them: ``8080,29500-29510``."""
     return ",".join(range_text(*ports) for ports in ranges)
 
@@ -400,7 +400,7 @@ def fleet_firewall(observed: Ports, fleet: FleetFacts) -> Firewall:
     """
     rules = observed.firewall
     if fleet.addresses is not None:
-        rules = among(rules, fleet.addresses)
+        rules = judge_nodes(rules, fleet.addresses)
     if not fleet.mesh_passed or rules.verdict != "cannot tell":
         return rules
     # A few connections are representative, unless a rule counts them.
@@ -466,7 +466,7 @@ def compared(observed: Ports, fleet: FleetFacts = ALONE) -> dict[str, Any]:
     if observed.ephemeral is not None:
         values["ephemeral"] = range_text(*observed.ephemeral)
     if observed.reserved is not None:
-        values["reserved"] = text_of(observed.reserved) or "none"
+        values["reserved"] = ranges_text(observed.reserved) or "none"
     verdict = fleet_firewall(observed, fleet).verdict
     if verdict != "unknown":
         values["firewall"] = verdict

@@ -26,7 +26,7 @@ from nodeready.subjects.ports.port_ranges import (
     parse_ranges,
     range_text,
 )
-from nodeready.subjects.ports.rule_listing import COMPLETE_STATES, ListingTool, split
+from nodeready.subjects.ports.rule_listing import COMPLETE_STATES, ListingTool, split_listing
 from nodeready.subjects.ports.rule_walk import Fate, fates
 from nodeready.subjects.ports.rules import Ruleset
 
@@ -167,7 +167,7 @@ def parse(
     peers:     addresses of hosts that the node knows by name
     sources:   the ports from which the node's programs connect, and most probably its peers', too
     """
-    tools, texts = split(output)
+    tools, texts = split_listing(output)
     if output.truncated:
         return _unknown("the ruleset is too large", tools)
     if output.rc is None:
@@ -187,7 +187,7 @@ def parse(
     return replace(packet_filter.judge(peers), tools=tools, filter=packet_filter)
 
 
-def among(observed: Firewall, nodes: tuple[str, ...]) -> Firewall:
+def judge_nodes(observed: Firewall, nodes: tuple[str, ...]) -> Firewall:
     """The verdict for the fleet's nodes alone, by their addresses."""
     if observed.filter is None:
         return observed
@@ -274,7 +274,7 @@ class Filter:
         result = self._family(families[0] if families else 4, other_hosts, is_complete)
         if result.verdict == "open" and families == [4, 6]:
             by_name = {family for family, first, _ in other_hosts()
-                       if self._near(family, first) is not None}  # fmt: skip
+                       if self._smallest_network(family, first) is not None}  # fmt: skip
             over_ipv6 = self._family(6, other_hosts, is_complete)
             if over_ipv6.verdict == "dropped" and by_name != {4}:
                 result = replace(over_ipv6, verdict="cannot tell",
@@ -285,7 +285,7 @@ class Filter:
         packet = Packet(family, *self.ports, self.addresses)
         return fast_replace(packet, sources=self.sources or ((1, 65535),))
 
-    def _near(self, family: int, address: int) -> int | None:
+    def _smallest_network(self, family: int, address: int) -> int | None:
         """The index of the smallest network with the address; None: in no network."""
         inside = [
             (last - first, index)
@@ -304,16 +304,16 @@ class Filter:
             return self._firewall(generic)
         peers = [first for version, first, _ in other_hosts() if version == family]
         indexes = [index for index, network in enumerate(self.networks) if network[2][0] == family]
-        near: dict[int, list[int]] = {}
+        peers_by_network: dict[int, list[int]] = {}
         for peer in peers:
-            index = self._near(family, peer)
+            index = self._smallest_network(family, peer)
             if index is not None:
-                near.setdefault(index, []).append(peer)
+                peers_by_network.setdefault(index, []).append(peer)
         fates_by_network: dict[str, _NetworkFate] = {}
-        for index in near or indexes:
+        for index in peers_by_network or indexes:
             name, text, _ = self.networks[index]
             fates_by_network[f"{text} on {name}"] = self._network(
-                index, generic_packet, near.get(index, []), is_complete
+                index, generic_packet, peers_by_network.get(index, []), is_complete
             )
         if not fates_by_network and peers:
             name = self.networks[indexes[0]][0] if len(indexes) == 1 else ""
@@ -331,16 +331,18 @@ class Filter:
         if len(let_in) == len(fates_by_network):
             # The rules only drop packets of the other version of IP, or of no known host.
             return Firewall("open", range_text(*self.ports), networks=let_in)
-        shut = [fate for fate in fates_by_network.values() if fate.verdict == "dropped"]
-        if len(shut) == len(fates_by_network):
+        dropped_fates = [fate for fate in fates_by_network.values() if fate.verdict == "dropped"]
+        if len(dropped_fates) == len(fates_by_network):
             # The ports that are shut for all networks, where there are such ports.
-            result = self._firewall(min(shut, key=_port_count))
+            result = self._firewall(min(dropped_fates, key=_port_count))
             general = generic.fate.cause if generic.fate else None
             text = general.text if general and general.text != result.rule else ""
             return replace(result, other_rule=text)
-        doubts = [fate for fate in fates_by_network.values() if fate.verdict == "cannot tell"]
-        doubted = doubts[0] if doubts else generic
-        return replace(self._firewall(doubted), verdict="cannot tell", networks=let_in)
+        doubtful_fates = [
+            fate for fate in fates_by_network.values() if fate.verdict == "cannot tell"
+        ]
+        doubtful = doubtful_fates[0] if doubtful_fates else generic
+        return replace(self._firewall(doubtful), verdict="cannot tell", networks=let_in)
 
     def _network(
         self, index: int, generic_packet: Packet, peers: list[int], is_complete: bool

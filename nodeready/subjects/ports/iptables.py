@@ -383,24 +383,24 @@ def _divert_fate(target: str, words: list[str]) -> str:
 def _rule(words: list[str], ip: str, sets: Sets, text: str) -> Rule | None:
     """The rule in the words after ``-A CHAIN``; None for a rule without an effect."""
     while "--comment" in words:
-        at = words.index("--comment")
-        words = words[:at] + words[at + 2 :]
+        index = words.index("--comment")
+        words = words[:index] + words[index + 2 :]
     for option in ("-j", "-g"):
         if option in words:
-            at = words.index(option)
-            target = words[at + 1] if at + 1 < len(words) else ""
+            index = words.index(option)
+            target = words[index + 1] if index + 1 < len(words) else ""
             break
     else:
         return None
-    matches = tuple(_matches(words[:at], ip, sets))
+    matches = tuple(_matches(words[:index], ip, sets))
     if option == "-g":
         return Rule(matches, "goto", target, text)
-    change = _change_state(target, words[at:])
+    change = _change_state(target, words[index:])
     if change:
         return Rule(matches, *change, text)
     verdict = _TARGETS.get(target, "jump")
     if verdict == "divert":
-        return Rule(matches, verdict, _divert_fate(target, words[at:]), text)
+        return Rule(matches, verdict, _divert_fate(target, words[index:]), text)
     if verdict == "mark":
         return Rule(matches, verdict, "?", text)
     return Rule(matches, verdict, target if verdict == "jump" else "", text)

@@ -71,8 +71,8 @@ def rule_block(statement: Tokens) -> tuple[Tokens, Tokens] | None:
     """``chain input {...}`` as its words and what is inside; None for a plain statement."""
     if "{" not in statement or statement[-1] != "}":
         return None
-    at = statement.index("{")
-    return statement[:at], statement[at + 1 : -1]
+    index = statement.index("{")
+    return statement[:index], statement[index + 1 : -1]
 
 
 def _split(words: Tokens, by: str) -> list[Tokens]:
@@ -119,27 +119,27 @@ def read_set(inside: Tokens) -> SetOf:
     return SetOf(listed_elements)
 
 
-def group(words: Tokens, at: int) -> int:
-    """The index after the bracket that closes the bracket at ``at``."""
+def group(words: Tokens, start: int) -> int:
+    """The index after the bracket that closes the bracket at ``start``."""
     depth = 0
-    for index in range(at, len(words)):
+    for index in range(start, len(words)):
         depth += (words[index] in "{(") - (words[index] in "})")
         if depth == 0:
             return index + 1
     return len(words)
 
 
-def listed(words: Tokens, at: int) -> tuple[Tokens, int]:
+def listed(words: Tokens, index: int) -> tuple[Tokens, int]:
     """The words of ``a,b,c``, or of ``(a | b | c)``, and the index after them."""
-    if words[at : at + 1] == ["("]:
-        end = group(words, at)
-        return [t for t in words[at + 1 : end - 1] if t != "|"], end
-    values = words[at : at + 1]
-    at += 1
-    while words[at : at + 1] == [","] and at + 1 < len(words):
-        values.append(words[at + 1])
-        at += 2
-    return values, at
+    if words[index : index + 1] == ["("]:
+        end = group(words, index)
+        return [t for t in words[index + 1 : end - 1] if t != "|"], end
+    values = words[index : index + 1]
+    index += 1
+    while words[index : index + 1] == [","] and index + 1 < len(words):
+        values.append(words[index + 1])
+        index += 2
+    return values, index
 
 
 # --- The rules of a chain, and the chains of a table.
@@ -199,42 +199,50 @@ def rate(text: str, burst: str = "") -> float | None:
     return max(int(match[1]) / unit, float(burst) if burst.isdigit() else 0)
 
 
-def _selector(tokens: Tokens, at: int) -> tuple[str, int]:
+def _selector(tokens: Tokens, index: int) -> tuple[str, int]:
     """The selector of a condition, and the index of its value; "" for an unknown selector."""
-    word, following = tokens[at], tokens[at + 1] if at + 1 < len(tokens) else ""
+    word, following = tokens[index], tokens[index + 1] if index + 1 < len(tokens) else ""
     if word == "meta" and following in _META:
-        return _RENAMED.get(following, following), at + 2
+        return _RENAMED.get(following, following), index + 2
     if word in _META:
-        return _RENAMED.get(word, word), at + 1
+        return _RENAMED.get(word, word), index + 1
     if word == "ct" and following in ("original", "reply"):
-        at += 2
-        if tokens[at : at + 1] in (["ip"], ["ip6"]):
-            at += 1
-        last = tokens[at] if at < len(tokens) else ""
-        return (f"ct {following} {last}" if last in _CT else ""), at + 1
+        index += 2
+        if tokens[index : index + 1] in (["ip"], ["ip6"]):
+            index += 1
+        last = tokens[index] if index < len(tokens) else ""
+        return (f"ct {following} {last}" if last in _CT else ""), index + 1
     if word == "ct" and following in _CT:
-        return f"ct {following}", at + 2
+        return f"ct {following}", index + 2
     if word == "fib":
-        end = at + 1
+        end = index + 1
         while end < len(tokens) and tokens[end] not in ("type", "oif", "oifname", "check"):
             end += 1
-        sides = [side for side in tokens[at + 1 : end] if side not in (".", "mark", "iif", "oif")]
+        sides = [
+            side for side in tokens[index + 1 : end] if side not in (".", "mark", "iif", "oif")
+        ]
         kind = tokens[end] if end < len(tokens) else ""
         if kind == "type" and sides in (["saddr"], ["daddr"]):
             return f"fib {sides[0]} type", end + 1
         return ("reverse path" if sides == ["saddr"] and kind else "fib"), end + 1
     if word == "tcp" and following == "option":
-        end = at + 3 + (tokens[at + 3 : at + 4] in (["size"], ["count"], ["left"], ["right"]))
-        name = " ".join(tokens[at:end])
+        end = (
+            index
+            + 3
+            + (tokens[index + 3 : index + 4] in (["size"], ["count"], ["left"], ["right"]))
+        )
+        name = " ".join(tokens[index:end])
         return _RENAMED.get(name, name), end
     if word == "exthdr":
-        return "extension", at + 2
+        return "extension", index + 2
     if word == "socket":
-        return f"socket {following}", at + (4 if tokens[at + 2 : at + 3] == ["level"] else 2)
+        return f"socket {following}", index + (
+            4 if tokens[index + 2 : index + 3] == ["level"] else 2
+        )
     if word in _HEADERS and re.fullmatch(r"[a-z][a-z0-9_-]*", following):
         name = f"{word} {following}"
-        return _RENAMED.get(name, name), at + 2
-    return "", at + 1
+        return _RENAMED.get(name, name), index + 2
+    return "", index + 1
 
 
 def _comparison(operator: str, value: str) -> str:
@@ -279,13 +287,13 @@ class _RuleReader:
         self.text = _text(self.tokens)
 
     def read(self) -> list[Rule]:
-        at = 0
-        while at < len(self.tokens):
-            at = self._statement(at)
+        index = 0
+        while index < len(self.tokens):
+            index = self._statement(index)
         return self.rules
 
-    def _at(self, at: int) -> str:
-        return self.tokens[at] if at < len(self.tokens) else ""
+    def _token_at(self, index: int) -> str:
+        return self.tokens[index] if index < len(self.tokens) else ""
 
     def _rule(
         self, verdict: str, target: str = "", extra_matches: tuple[RuleMatch, ...] = ()
@@ -299,62 +307,62 @@ class _RuleReader:
         if verdict in ("accept", "drop", "return", "jump", "goto", "elsewhere"):
             self._rule(verdict, target, extra_matches)
 
-    def _statement(self, at: int) -> int:
-        """Read the statement at ``at``. Returns the index of the next one."""
-        word, following = self.tokens[at], self._at(at + 1)
+    def _statement(self, index: int) -> int:
+        """Read the statement at ``index``. Returns the index of the next one."""
+        word, following = self.tokens[index], self._token_at(index + 1)
         if word in _VERDICTS or word in _ELSEWHERE:
-            self._verdict(self.tokens[at:])
+            self._verdict(self.tokens[index:])
             # The words after a verdict only describe it.
             return len(self.tokens)
         if word in _NAT:
-            return self._nat(word, at + 1)
+            return self._nat(word, index + 1)
         if word == "counter":
-            return at + {"packets": 5, "name": 3}.get(following, 1)
+            return index + {"packets": 5, "name": 3}.get(following, 1)
         if word == "comment":
-            return at + 2
+            return index + 2
         if word == "log":
-            return self._log(at + 1)
+            return self._log(index + 1)
         if word == "last":
-            return at + (3 if following == "used" else 1)
+            return index + (3 if following == "used" else 1)
         if word.startswith("# xt_"):
-            return self._extension(word[len("# xt_") :], at + 1)
+            return self._extension(word[len("# xt_") :], index + 1)
         if word == "xt" and following in ("match", "target"):
-            return self._extension(self._at(at + 2).strip('"'), at + 3)
+            return self._extension(self._token_at(index + 2).strip('"'), index + 3)
         if word == "notrack":
             self._rule("notrack")
-            return at + 1
+            return index + 1
         if word == "limit":
-            return self._limit(at + 1)
+            return self._limit(index + 1)
         if word == "ct" and following == "count":
-            over = self._at(at + 2) == "over"
-            return self._count(self._at(at + 2 + over), over, at + 3 + over)
+            over = self._token_at(index + 2) == "over"
+            return self._count(self._token_at(index + 2 + over), over, index + 3 + over)
         if word in ("add", "update", "delete", "meter") or (
             word == "set" and following in ("add", "update", "delete")
         ):
-            return self._set_update(at + 1)
+            return self._set_update(index + 1)
         if word == "flow" and following == "add":
-            return at + 3
+            return index + 3
         if word == "dup":
-            return self._skip(at + 1)
-        if word in ("numgen", "jhash", "symhash") and "mod" in self.tokens[at:]:
-            at = self.tokens.index("mod", at) + 2
-            while self._at(at) in ("seed", "offset"):
-                at += 2
-            return self._value(("random",), at)
+            return self._skip(index + 1)
+        if word in ("numgen", "jhash", "symhash") and "mod" in self.tokens[index:]:
+            index = self.tokens.index("mod", index) + 2
+            while self._token_at(index) in ("seed", "offset"):
+                index += 2
+            return self._value(("random",), index)
         if word == "osf":
-            at += 3 if following == "ttl" else 1
-            return self._value(("osf",), at + 1)
+            index += 3 if following == "ttl" else 1
+            return self._value(("osf",), index + 1)
         if word == "quota":
             self.matches.append(VARYING)
-            at += 2 if following in ("over", "until") else 1
-            at += 2
-            return at + 3 if self._at(at) == "used" else at
+            index += 2 if following in ("over", "until") else 1
+            index += 2
+            return index + 3 if self._token_at(index) == "used" else index
         if word == "ipsec":
             self.matches.append(UNCERTAIN)
-            return self._skip(at + 1)
-        return self._condition(at)
+            return self._skip(index + 1)
+        return self._condition(index)
 
-    def _extension(self, name: str, at: int) -> int:
+    def _extension(self, name: str, index: int) -> int:
         """Read a match or target of iptables that nft cannot show; targets are in capitals."""
         if not name.isupper():
             self.matches.append(VARYING if name in VARYING_MODULES else UNCERTAIN)
@@ -366,37 +374,39 @@ class _RuleReader:
             self._rule("accept")
         elif name not in HARMLESS:
             self._verdict(["reject" if name in ("REJECT", "TARPIT") else "queue"])
-        return at
+        return index
 
-    def _log(self, at: int) -> int:
-        while self._at(at) in _LOG:
-            flags = self._at(at) == "flags"
-            at += 2
-            while flags and self._at(at) in _LOG_FLAGS and self._at(at) != "ip":
-                at += 1
-        return at
+    def _log(self, index: int) -> int:
+        while self._token_at(index) in _LOG:
+            flags = self._token_at(index) == "flags"
+            index += 2
+            while flags and self._token_at(index) in _LOG_FLAGS and self._token_at(index) != "ip":
+                index += 1
+        return index
 
-    def _limit(self, at: int) -> int:
+    def _limit(self, index: int) -> int:
         """``rate over 10/second burst 5 packets``, or a limit's name."""
-        if self._at(at) == "name":
-            self.matches.append(self.named.limits.get(self._at(at + 1).strip('"'), VARYING))
-            return at + 2
-        match, at = read_limit(self.tokens, at + (self._at(at) == "rate"))
+        if self._token_at(index) == "name":
+            self.matches.append(
+                self.named.limits.get(self._token_at(index + 1).strip('"'), VARYING)
+            )
+            return index + 2
+        match, index = read_limit(self.tokens, index + (self._token_at(index) == "rate"))
         self.matches.append(match)
-        return at
+        return index
 
-    def _count(self, maximum: str, over: bool, at: int) -> int:
+    def _count(self, maximum: str, over: bool, index: int) -> int:
         self.matches.append(connection_limit(int(maximum), over) if maximum.isdigit() else VARYING)
-        return at
+        return index
 
-    def _set_update(self, at: int) -> int:
+    def _set_update(self, index: int) -> int:
         """An element that packets add to a set, perhaps with a limit."""
-        while at < len(self.tokens) and self.tokens[at] not in ("{", *_VERDICTS):
-            at += 1
-        if self._at(at) != "{":
-            return at
-        end = group(self.tokens, at)
-        inside = self.tokens[at + 1 : end - 1]
+        while index < len(self.tokens) and self.tokens[index] not in ("{", *_VERDICTS):
+            index += 1
+        if self._token_at(index) != "{":
+            return index
+        end = group(self.tokens, index)
+        inside = self.tokens[index + 1 : end - 1]
         if "limit" in inside:
             match, _ = read_limit(inside, inside.index("limit") + 2)
             self.matches.append(match)
@@ -408,12 +418,12 @@ class _RuleReader:
             self.matches.append(VARYING)
         return end
 
-    def _nat(self, word: str, at: int) -> int:
+    def _nat(self, word: str, index: int) -> int:
         """``dnat ip to 10.0.0.1:80``, ``redirect to :8080``; no other statement follows."""
         if word in ("snat", "masquerade"):
             self._rule("accept")
             return len(self.tokens)
-        words = self.tokens[at:]
+        words = self.tokens[index:]
         target = ""
         if "to" in words:
             target_words = words[words.index("to") + 1 :]
@@ -428,118 +438,126 @@ class _RuleReader:
         self._rule("divert", target)
         return len(self.tokens)
 
-    def _skip(self, at: int) -> int:
+    def _skip(self, index: int) -> int:
         """Pass over the words of a statement, up to a verdict."""
-        while at < len(self.tokens) and self.tokens[at] not in _VERDICTS:
-            if self.tokens[at] == "vmap" and self._at(at + 1):
-                end = group(self.tokens, at + 1) if self._at(at + 1) == "{" else at + 2
-                self._lookup((), "vmap", self._set_at(at + 1, end))
+        while index < len(self.tokens) and self.tokens[index] not in _VERDICTS:
+            if self.tokens[index] == "vmap" and self._token_at(index + 1):
+                end = (
+                    group(self.tokens, index + 1)
+                    if self._token_at(index + 1) == "{"
+                    else index + 2
+                )
+                self._lookup((), "vmap", self._set_at(index + 1, end))
                 return end
-            at = group(self.tokens, at) if self.tokens[at] == "{" else at + 1
-        return at
+            index = group(self.tokens, index) if self.tokens[index] == "{" else index + 1
+        return index
 
-    def _set_at(self, at: int, end: int) -> SetOf | None:
-        """The set at ``at``: in braces, or by name."""
-        if self.tokens[at] == "{":
-            return SetOf(elements(self.tokens[at + 1 : end - 1]))
-        return self.named.sets.get(self.tokens[at].lstrip("@"))
+    def _set_at(self, index: int, end: int) -> SetOf | None:
+        """The set at ``index``: in braces, or by name."""
+        if self.tokens[index] == "{":
+            return SetOf(elements(self.tokens[index + 1 : end - 1]))
+        return self.named.sets.get(self.tokens[index].lstrip("@"))
 
-    def _condition(self, at: int) -> int:
+    def _condition(self, index: int) -> int:
         selectors = []
         while True:
-            selector, at = _selector(self.tokens, at)
+            selector, index = _selector(self.tokens, index)
             selectors.append(selector)
-            if self._at(at) != "." or at + 1 >= len(self.tokens):
+            if self._token_at(index) != "." or index + 1 >= len(self.tokens):
                 break
-            at += 1
-        if self._at(at) == "set":
-            return self._set(selectors[0], at + 1)
+            index += 1
+        if self._token_at(index) == "set":
+            return self._set(selectors[0], index + 1)
         if not all(selectors):
             self.matches.append(UNCERTAIN)
-            return at
-        return self._value(tuple(selectors), at)
+            return index
+        return self._value(tuple(selectors), index)
 
-    def _set(self, selector: str, at: int) -> int:
+    def _set(self, selector: str, index: int) -> int:
         """A statement that changes a field of the packet."""
         if selector in ("mark", "ct mark"):
-            return self._mark(selector, at)
+            return self._mark(selector, index)
         if selector in ("tcp dport", "th dport", "ip daddr", "ip6 daddr", "ip saddr", "ip6 saddr"):
             self._rule("elsewhere")
-        if self._at(at) in ("rt", "ip", "ip6", "ct", "meta", "numgen", "jhash"):
-            return self._skip(at)
-        _, at = listed(self.tokens, at)
-        return self._skip(at) if self._at(at) in ("map", ".", "&", "|") else at
+        if self._token_at(index) in ("rt", "ip", "ip6", "ct", "meta", "numgen", "jhash"):
+            return self._skip(index)
+        _, index = listed(self.tokens, index)
+        return self._skip(index) if self._token_at(index) in ("map", ".", "&", "|") else index
 
-    def _mark(self, selector: str, at: int) -> int:
+    def _mark(self, selector: str, index: int) -> int:
         """``meta mark set (mark & 0xff) ^ 0x1``: the kept bits, and the flipped bits."""
         verdict, source, keep, flip = selector.replace(" ", "_"), "", 0, 0
         has_value = False
-        while at < len(self.tokens):
-            word = self.tokens[at]
-            if word in "()" or (word == "meta" and self._at(at + 1) == "mark"):
-                at += 1
+        while index < len(self.tokens):
+            word = self.tokens[index]
+            if word in "()" or (word == "meta" and self._token_at(index + 1) == "mark"):
+                index += 1
             elif not has_value and (
-                word == "mark" or (word == "ct" and self._at(at + 1) == "mark")
+                word == "mark" or (word == "ct" and self._token_at(index + 1) == "mark")
             ):
                 source, keep, has_value = "mark" if word == "mark" else "ct mark", ALL_BITS, True
-                at += 1 if word == "mark" else 2
+                index += 1 if word == "mark" else 2
             elif not has_value and (constant := number(word)) is not None:
                 flip, has_value = constant, True
-                at += 1
-            elif has_value and word in _OPERATORS and (n := number(self._at(at + 1))) is not None:
+                index += 1
+            elif (
+                has_value
+                and word in _OPERATORS
+                and (n := number(self._token_at(index + 1))) is not None
+            ):
                 if word in ("and", "&"):
                     keep, flip = keep & n, flip & n
                 elif word in ("or", "|"):
                     keep, flip = keep & ~n, (flip & ~n) | n
                 else:
                     flip ^= n
-                at += 2
+                index += 2
             else:
                 break
-        if not has_value or self._at(at) in (*_OPERATORS, "map", "<<", ">>"):
+        if not has_value or self._token_at(index) in (*_OPERATORS, "map", "<<", ">>"):
             self._rule(verdict, "?")
-            return self._skip(at)
+            return self._skip(index)
         if source and source != selector:
             self._rule("restore" if selector == "mark" else "save")
         if (keep, flip) != (ALL_BITS, 0):
             self._rule(verdict, f"{keep & ALL_BITS:x}/{flip & ALL_BITS:x}")
-        return at
+        return index
 
-    def _value(self, selectors: tuple[str, ...], at: int) -> int:
+    def _value(self, selectors: tuple[str, ...], index: int) -> int:
         """Read the operator and value of a condition, or the map that gives the verdict."""
         mask: Tokens | None = None
-        if self._at(at) == "&":
-            mask, at = listed(self.tokens, at + 1)
+        if self._token_at(index) == "&":
+            mask, index = listed(self.tokens, index + 1)
         operator = ""
-        if self._at(at) in ("==", "!=", "<", ">", "<=", ">=", "!", "vmap"):
-            operator = self.tokens[at]
-            at += 1
-        if at >= len(self.tokens):
+        if self._token_at(index) in ("==", "!=", "<", ">", "<=", ">=", "!", "vmap"):
+            operator = self.tokens[index]
+            index += 1
+        if index >= len(self.tokens):
             self.matches.append(UNCERTAIN)
-            return at
-        token = self.tokens[at]
+            return index
+        token = self.tokens[index]
         if token == "{" or token.startswith("@"):
-            end = group(self.tokens, at) if token == "{" else at + 1
-            self._lookup(selectors, operator, self._set_at(at, end), mask)
+            end = group(self.tokens, index) if token == "{" else index + 1
+            self._lookup(selectors, operator, self._set_at(index, end), mask)
             return end
         if len(selectors) > 1:
-            end = at + 2 * len(selectors) - 1
-            values: Values = (key(self.tokens[at:end]),)
+            end = index + 2 * len(selectors) - 1
+            values: Values = (key(self.tokens[index:end]),)
             self.matches.append(RuleMatch(selectors, values, operator == "!="))
             return end
-        words, at = listed(self.tokens, at)
-        while self._at(at) == "|" and self._at(at + 1):
-            words.append(self.tokens[at + 1])
-            at += 2
-        while self._at(at).startswith("-") and words:
+        words, index = listed(self.tokens, index)
+        while self._token_at(index) == "|" and self._token_at(index + 1):
+            words.append(self.tokens[index + 1])
+            index += 2
+        while self._token_at(index).startswith("-") and words:
             # ``"08:00"-"17:00"``
-            at += 2 if self._at(at) == "-" else 1
+            index += 2 if self._token_at(index) == "-" else 1
             words = ["?"]
-        if self._at(at) == "/":
-            mask, at = listed(self.tokens, at + 1)
+        if self._token_at(index) == "/":
+            mask, index = listed(self.tokens, index + 1)
             operator = operator or "=="
         self.matches.append(_plain(selectors[0], operator, words, mask))
-        return at
+        return index
 
     def _lookup(
         self,
@@ -590,26 +608,26 @@ def _masked(value: str, mask: str) -> str:
     return f"{value}/{mask}" if mask else value
 
 
-def read_limit(words: Tokens, at: int) -> tuple[RuleMatch, int]:
+def read_limit(words: Tokens, index: int) -> tuple[RuleMatch, int]:
     """``over 10/second burst 5 packets``, ``10 mbytes/second``, and the index after it."""
-    over = words[at : at + 1] == ["over"]
-    at += over
-    text = words[at] if at < len(words) else ""
-    at += 1
-    size = re.fullmatch(r"(\w*bytes)/(\w+)", words[at]) if at < len(words) else None
+    over = words[index : index + 1] == ["over"]
+    index += over
+    text = words[index] if index < len(words) else ""
+    index += 1
+    size = re.fullmatch(r"(\w*bytes)/(\w+)", words[index]) if index < len(words) else None
     if size:
-        at += 1
+        index += 1
     burst = ""
-    if words[at : at + 1] == ["burst"]:
-        burst = "".join(words[at + 1 : at + 2])
-        at += 3
+    if words[index : index + 1] == ["burst"]:
+        burst = "".join(words[index + 1 : index + 2])
+        index += 3
     if size:
         many = text.isdigit() and int(text) * _BYTES.get(size[1], 0) >= _MANY_BYTES
-        return (NEVER if over else ALWAYS) if many else VARYING, at
+        return (NEVER if over else ALWAYS) if many else VARYING, index
     packets_per_second = rate(text, burst)
     return (
         rate_limit(packets_per_second, over) if packets_per_second is not None else VARYING
-    ), at
+    ), index
 
 
 def _plain(selector: str, operator: str, words: Tokens, mask: Tokens | None) -> RuleMatch:
@@ -680,9 +698,9 @@ def _chain(table: str, name: str, inside: Tokens, named: NamedObjects) -> Chain:
             if len(words) < 4 or "hook" not in words[:-1]:
                 raise ValueError("a chain that makes no sense")
             hook, is_nat = words[words.index("hook") + 1], words[1] == "nat"
-            at = words.index("priority") if "priority" in words else len(words)
-            priority = _priority(words[at + 1 :])
-            device_words = words[words.index("hook") + 2 : at]
+            index = words.index("priority") if "priority" in words else len(words)
+            priority = _priority(words[index + 1 :])
+            device_words = words[words.index("hook") + 2 : index]
             devices = tuple(
                 device_word.strip('"') for device_word in device_words
                 if device_word not in ("device", "devices", "=", "{", "}", ",")

@@ -295,7 +295,7 @@ def _failure_state(message: str) -> str:
 _OPTIONAL = ("nft-nat", "ipset")
 
 
-def split(output: Output) -> tuple[tuple[ListingTool, ...], list[tuple[str, str]]]:
+def split_listing(output: Output) -> tuple[tuple[ListingTool, ...], list[tuple[str, str]]]:
     """The tools, and (name, text) of each tool that ended well."""
     mark = re.escape(f"@{output.nonce}")
     tools, texts = [], []

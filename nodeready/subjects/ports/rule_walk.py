@@ -119,20 +119,20 @@ class _PacketWalk:
     def _rules(self, chain: Chain, start: State, tracked: bool) -> _Fates:
         fates: _Fates = {}
         name = f"{chain.table} {chain.name}"
-        alive = [start]
+        undecided = [start]
         end = RuleCause(name, "end", True)
         for rule in chain.rules:
-            going: dict[State, None] = {}
-            for state in alive:
+            continuing: dict[State, None] = {}
+            for state in undecided:
                 packet = self._packet(state, tracked)
                 answer = rule.answer(packet)
                 if answer != YES:
-                    going[state] = None
+                    continuing[state] = None
                 if answer == NO:
                     continue
                 is_certain = answer == YES
                 if rule.verdict in CHANGES:
-                    going[_change_state(rule.verdict, rule.target, state)] = None
+                    continuing[_change_state(rule.verdict, rule.target, state)] = None
                 elif rule.verdict == "return":
                     _keep_cause(fates, ("end", state), end)
                     self._keep_doubt(rule, name, is_certain)
@@ -143,7 +143,7 @@ class _PacketWalk:
                     inner = self.chain(target, state, tracked) if target else {("end", state): end}
                     for (fate, after), cause in inner.items():
                         if fate == "end" and rule.verdict == "jump":
-                            going[after] = None
+                            continuing[after] = None
                         else:
                             is_sure = cause.is_certain and is_certain
                             _keep_cause(fates, (fate, after), replace(cause, is_certain=is_sure))
@@ -153,10 +153,10 @@ class _PacketWalk:
                         fate, how = self._divert_fate(rule.target, packet), "led elsewhere by"
                     _keep_cause(fates, (fate, state), RuleCause(name, rule.text, is_certain, how))
                     self._keep_doubt(rule, name, is_certain)
-            alive = _bound_states(going)
-            if not alive:
+            undecided = _bound_states(continuing)
+            if not undecided:
                 return fates
-        for state in alive:
+        for state in undecided:
             _keep_cause(fates, ("end", state), end)
         return fates
 
@@ -241,13 +241,13 @@ def _fate(rules: Ruleset, packet: Packet) -> tuple[Fate, list[State]]:
                 _keep_cause(chain_fates, fate, cause)
         drops = [cause for (fate, _), cause in chain_fates.items() if fate == "drop"]
         accepts = [cause for (fate, _), cause in chain_fates.items() if fate == "accept"]
-        away = [cause for (fate, _), cause in chain_fates.items() if fate == "elsewhere"]
-        if drops and not accepts and not away:
+        elsewhere = [cause for (fate, _), cause in chain_fates.items() if fate == "elsewhere"]
+        if drops and not accepts and not elsewhere:
             return Fate(packet.first, packet.last, "dropped", drops[0], packet.kind), []
-        if drops or away:
+        if drops or elsewhere:
             # A certain drop takes all remaining packets: then the accepting rule is in doubt.
             unsure = [cause for cause in (*drops, *accepts) if not cause.is_certain]
-            doubt = doubt or (away or unsure or [walk.doubt or drops[0]])[0]
+            doubt = doubt or (elsewhere or unsure or [walk.doubt or drops[0]])[0]
         states = _bound_states(
             dict.fromkeys(state for fate, state in chain_fates if fate == "accept")
         )

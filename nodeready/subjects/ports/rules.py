@@ -91,8 +91,8 @@ class RuleMatch:
             # A long list may contain a peer.
             return MAYBE if len(self.values) > _LONG_LIST else None
         ranges = self.spans[packet.family == 6]
-        at = bisect_right(ranges, (address, 1 << 130)) - 1
-        return YES if at >= 0 and ranges[at][0] <= address <= ranges[at][1] else NO
+        index = bisect_right(ranges, (address, 1 << 130)) - 1
+        return YES if index >= 0 and ranges[index][0] <= address <= ranges[index][1] else NO
 
 
 #: A list with more addresses than this is a blocklist: its entries are not compared one by one.

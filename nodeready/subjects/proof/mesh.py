@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeready.policy import Policy
-from nodeready.subjects.ports.checks import folded
+from nodeready.subjects.ports.checks import ports_text
 from nodeready.subjects.ports.port_ranges import range_text
 from nodeready.subjects.proof.facts import (
     MESH,
@@ -61,7 +61,7 @@ def ports(observed: Proved, policy: Policy) -> Result:
     errors: dict[str, list[int]] = {}
     for port in mesh.busy:
         errors.setdefault(port.error, []).append(port.port)
-    texts = [f"{folded(numbers)}: {error}" for error, numbers in errors.items()]
+    texts = [f"{ports_text(numbers)}: {error}" for error, numbers in errors.items()]
     fix = "ports.range names who holds them; wait for that, or give jobs another port_range"
     if any(port.error == "Permission denied" for port in mesh.busy):
         fix = "ports.privileged says from where on users may listen; else it is a security module"
@@ -84,7 +84,7 @@ def _blocked_text(blocked: Blocked) -> str:
         if blocked.kind == "target":
             return f"on {_peers_text(blocked)}: {blocked.cause}"
         return f"the names of {_peers_text(blocked)} lead astray: {blocked.cause}"
-    numbers = folded(blocked.ports)
+    numbers = ports_text(blocked.ports)
     if blocked.kind == "pair":
         text = f"{numbers} of {blocked.peers[0]} not reached ({blocked.cause})"
         if blocked.back is None:

@@ -113,8 +113,8 @@ def configured(observed: Rdma, policy: Policy) -> Ports:
     if policy.rdma_ports:
         named = rows(policy.rdma_ports)
         # The policy may name an idle virtual function.
-        every = {p.name: (d, p) for d in observed.devices.values() for p in d.ports}
-        return {name: every[name] for name in named if name in every}
+        firmware_by_board = {p.name: (d, p) for d in observed.devices.values() for p in d.ports}
+        return {name: firmware_by_board[name] for name in named if name in firmware_by_board}
     return dict(_in_use(observed))
 
 
@@ -176,7 +176,7 @@ def errors(observed: Rdma, policy: Policy, fleet: FleetFacts) -> Result:
     its whole value is new. A full counter of 4 or 8 bits stays full. A full link_downed is a
     warning on InfiniBand, where counters can be reset.
     """
-    check, wants = "rdma.errors", "no new errors"
+    check, expectation = "rdma.errors", "no new errors"
     before, ports = fleet.counters.get("rdma"), configured(observed, policy)
     if not adapter_ports(observed):
         return na(check, "no RDMA device")
@@ -207,14 +207,16 @@ def errors(observed: Rdma, policy: Policy, fleet: FleetFacts) -> Result:
     span = _duration(before.seconds)
     if grown:
         fix = "check the cable and the transceiver, and the switch port's own counters"
-        return fail(check, wants, f"in {span}: {some(grown)}", first or "", fix)
+        return fail(check, expectation, f"in {span}: {some(grown)}", first or "", fix)
     if unread:
         return unknown(check, f"cannot be read: {some(unread, ', ')}")
     if flapping:
         actual = f"full, so that no more shows: {some(flapping, ', ')}"
-        return warn(check, wants, actual, "", "reset the counters with perfquery -R, then look")
+        return warn(
+            check, expectation, actual, "", "reset the counters with perfquery -R, then look"
+        )
     silent = f" (full before: {some(full, ', ')})" if full else ""
-    return ok(check, wants, f"none in {span}{silent}")
+    return ok(check, expectation, f"none in {span}{silent}")
 
 
 # --- The devices and ports as they are now.
@@ -352,7 +354,7 @@ def state(observed: Rdma, policy: Policy) -> Result:
     so that only the interface of its adapter is judged, where it has one. A Disabled port beside
     active ports of the same board is a warning: it may be intended, or the cable is lost.
     """
-    check, wants = "rdma.state", "ACTIVE, LinkUp"
+    check, expectation = "rdma.state", "ACTIVE, LinkUp"
     if not adapter_ports(observed):
         return na(check, _NONE)
     used = configured(observed, policy)
@@ -372,7 +374,7 @@ def state(observed: Rdma, policy: Policy) -> Result:
         fix = f"check the cable and the switch port of {some(faulty, ', ')}"
         if all("subnet manager" in text for text in faulty.values()):
             fix = "check the fabric's subnet manager (sminfo; opensm or UFM)"
-        return fail(check, wants, some(faulty.values()), source(port, "state"), fix)
+        return fail(check, expectation, some(faulty.values()), source(port, "state"), fix)
     if silent:
         return unknown(check, some(silent.values()))
     spare = {} if policy.rdma_ports else _disabled_ports(observed)
@@ -381,7 +383,7 @@ def state(observed: Rdma, policy: Policy) -> Result:
         fix = f"plug or enable {some(spare, ', ')}, or name the ports in use in rdma_ports"
         path = source(next(iter(spare.values()))[1], "phys_state")
         return warn(check, "ACTIVE, as the others of its board", words, path, fix)
-    return ok(check, wants, f"{len(judged_ports)} ports ACTIVE, LinkUp")
+    return ok(check, expectation, f"{len(judged_ports)} ports ACTIVE, LinkUp")
 
 
 #: A single lane, of a generation with 4 or 2 lanes per link: "25 Gb/sec (1X EDR)".
@@ -406,13 +408,13 @@ def rate(observed: Rdma, policy: Policy) -> Result:
     used = {n: (d, p) for n, (d, p) in configured(observed, policy).items() if p.active}
     if not adapter_ports(observed):
         return na(check, _NONE)
-    wants: dict[str, object] = {}
+    expectation: dict[str, object] = {}
     # Ports with an unreadable model or board, slower than a port that may be of the same board.
     boardless: list[str] = []
     if policy.rdma_ports:
         if not policy_values:
             return na(check, "the policy names no rate_gbps")
-        wants = {name: policy_values[name] for name in used if name in policy_values}
+        expectation = {name: policy_values[name] for name in used if name in policy_values}
     else:
         kinds: dict[tuple[str, str], dict[str, float]] = {}
         for name, (device, port) in used.items():
@@ -422,7 +424,7 @@ def rate(observed: Rdma, policy: Policy) -> Result:
         for (model, board), kind in kinds.items():
             fastest = max(kind.values())
             if len(kind) > 1 and fastest:
-                wants.update(dict.fromkeys(kind, fastest))
+                expectation.update(dict.fromkeys(kind, fastest))
             if model and board:
                 continue
             fastest = max(
@@ -433,11 +435,11 @@ def rate(observed: Rdma, policy: Policy) -> Result:
             boardless += [name for name, value in kind.items() if value < fastest]
         for name, (_, port) in used.items():
             if port.link_layer == "InfiniBand" and _ONE_LANE.search(port.rate_text):
-                wants[name] = 4 * (port.rate_gbps or 0.0)
-    slow = {n: used[n][1].rate_gbps for n in wants if used[n][1].rate_gbps != wants[n]}
-    if not wants and not boardless:
+                expectation[name] = 4 * (port.rate_gbps or 0.0)
+    slow = {n: used[n][1].rate_gbps for n in expectation if used[n][1].rate_gbps != expectation[n]}
+    if not expectation and not boardless:
         return na(check, "no port to compare with, and the policy names no rate_gbps")
-    expects = by_value({name: f"{value:g} Gb/s" for name, value in wants.items()})
+    expects = by_value({name: f"{value:g} Gb/s" for name, value in expectation.items()})
     unread = [name for name, value in slow.items() if value is None]
     deviating = {name: used[name][1].rate_text for name in slow if name not in unread}
     if deviating:
@@ -468,8 +470,8 @@ def _bandwidth(lanes: int, speed: float) -> float:
 
 def _usable_lanes(link: PcieLink) -> int:
     """The lanes that the link uses now, or as soon as it has data."""
-    rests = (link.speed or 0.0) >= _LANES_ON_DEMAND
-    return link.lanes if rests else link.width or 0
+    may_narrow = (link.speed or 0.0) >= _LANES_ON_DEMAND
+    return link.lanes if may_narrow else link.width or 0
 
 
 def _linked(observed: Rdma, policy: Policy) -> dict[str, RdmaDevice]:
@@ -527,7 +529,7 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
     warning, since the BIOS may have set it. A link that is slower than its port is a warning, too.
     A slot with fewer lanes than its card is intended.
     """
-    check, wants = "rdma.pcie", "the lanes and the speed of card and slot"
+    check, expectation = "rdma.pcie", "the lanes and the speed of card and slot"
     if not adapter_ports(observed):
         return na(check, _NONE)
     devices = _linked(observed, policy)
@@ -543,15 +545,15 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
             for other, equal_link in readable.items()
             if devices[other].board == device.board
         ]
-        able = f"{name}: {link.text}, able to do"
+        able_text = f"{name}: {link.text}, able to do"
         if _usable_lanes(link) < link.lanes:
-            broken[name], places[name] = f"{able} {link.lanes} lanes", "current_link_width"
+            broken[name], places[name] = f"{able_text} {link.lanes} lanes", "current_link_width"
         elif link.speed and link.speed < link.possible:
             places[name] = "current_link_speed"
             if max(equal) > link.speed:
-                broken[name] = f"{able} {link.possible:g} GT/s as equal cards do"
+                broken[name] = f"{able_text} {link.possible:g} GT/s as equal cards do"
             elif link.slot_speed_max:
-                doubtful[name] = f"{able} {link.possible:g} GT/s"
+                doubtful[name] = f"{able_text} {link.possible:g} GT/s"
         if (
             name not in broken
             and name not in doubtful
@@ -566,15 +568,15 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
         if broken:
             card = f"{first.name} at {first.pci_address}" if first.pci_address else first.name
             fix = f"reseat the card of {card}, then look with lspci -vv (LnkSta)"
-            return fail(check, wants, some(broken.values()), path, fix)
+            return fail(check, expectation, some(broken.values()), path, fix)
         fix = "set the slot's link speed in the BIOS to Auto, or move the card to a faster slot"
-        return warn(check, wants, some(doubtful.values()), path, fix)
+        return warn(check, expectation, some(doubtful.values()), path, fix)
     unread = [f"{name}: {link.unread}" for name, link in links.items() if link.unread]
     if unread:
         return unknown(check, some(unread))
     if not readable:
         return na(check, "no adapter in use tells of its PCIe link")
-    return ok(check, wants, by_value({name: link.text for name, link in readable.items()}))
+    return ok(check, expectation, by_value({name: link.text for name, link in readable.items()}))
 
 
 @check(
@@ -640,14 +642,14 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
         return ok(check, expects) if present else na(check, "none of the policy's ports is there")
     if policy.rdma_ports:
         return na(check, "the policy names no firmware")
-    every: dict[tuple[str, str], dict[str, str]] = {}
+    firmware_by_board: dict[tuple[str, str], dict[str, str]] = {}
     for device in observed.devices.values():
         if device.kind != "software":
-            board = every.setdefault(device.board, {})
+            board = firmware_by_board.setdefault(device.board, {})
             board[device.name] = device.firmware
     boards = [
         {name: text for name, text in board.items() if text}
-        for board in every.values()
+        for board in firmware_by_board.values()
         if any(board.values())
     ]
     if not boards:
@@ -661,7 +663,7 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
         )
     unread = [
         name
-        for board in every.values()
+        for board in firmware_by_board.values()
         if any(board.values())
         for name in board
         if not board[name]
@@ -688,7 +690,7 @@ def gids(observed: Rdma, policy: Policy) -> Result:
     the type is in gid_attrs/types (Documentation/ABI/stable/sysfs-class-infiniband). iWARP has no
     such GIDs.
     """
-    check, wants = "rdma.gids", "a RoCE v2 GID"
+    check, expectation = "rdma.gids", "a RoCE v2 GID"
     roce = {
         name: port
         for name, (device, port) in configured(observed, policy).items()
@@ -710,11 +712,15 @@ def gids(observed: Rdma, policy: Policy) -> Result:
         kinds = {n: ", ".join({g.type: 0 for g in roce[n].gids}) or "no GID" for n in without_v2}
         fix = "give its interface an address, and see cma_roce_mode"
         return fail(
-            check, wants, by_value(kinds), source(roce[without_v2[0]], "gid_attrs/types"), fix
+            check,
+            expectation,
+            by_value(kinds),
+            source(roce[without_v2[0]], "gid_attrs/types"),
+            fix,
         )
     if untyped:
         return unknown(check, f"no type of the GIDs of {some(untyped, ', ')}")
-    return ok(check, wants, f"{len(roce)} ports with a RoCE v2 GID")
+    return ok(check, expectation, f"{len(roce)} ports with a RoCE v2 GID")
 
 
 SUBJECT = Subject(

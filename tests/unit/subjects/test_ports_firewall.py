@@ -256,9 +256,9 @@ def test_a_node_of_the_fleet_that_is_shut_out_is_no_doubt():
     rule = "ip saddr 10.1.0.11 drop"
     observed = evaluated(nft(rule, policy="accept"), networks=NETS)
     assert observed.verdict == "cannot tell"
-    shut = firewall.among(observed, ("10.1.0.5", "10.1.0.11", "10.1.0.12"))
+    shut = firewall.judge_nodes(observed, ("10.1.0.5", "10.1.0.11", "10.1.0.12"))
     assert (shut.verdict, shut.peers, shut.rule) == ("dropped", "1 of 2", rule)
-    assert firewall.among(observed, ("10.1.0.5", "10.1.0.13")).verdict == "open"
+    assert firewall.judge_nodes(observed, ("10.1.0.5", "10.1.0.13")).verdict == "open"
     # The rule that lets others in is named beside the drop.
     accept = "ip saddr 172.20.0.0/16 accept"
     observed = evaluated(nft(*STATEFUL, accept), networks=NETS)
