@@ -129,6 +129,14 @@ def some(texts: Iterable[str], joint: str = "; ", maximum: int = 4) -> str:
     return joint.join(listed[:maximum]) + remaining
 
 
+def by_value(values: Mapping[str, object], unit: str = "") -> str:
+    """``200 Gb/s on mlx5_3/1; 400 Gb/s on mlx5_0/1, mlx5_1/1``: names with one value together."""
+    names: dict[object, list[str]] = {}
+    for name, value in values.items():
+        names.setdefault(value, []).append(name)
+    return some(f"{value}{unit} on {some(group, ', ')}" for value, group in names.items())
+
+
 #: The result that stands for a subject that could not be observed is ``SUBJECT.observed``.
 OBSERVED = "observed"
 

@@ -127,7 +127,8 @@ def _nvidia(
 ) -> WitnessedGpus:
     """``nvidia-smi -q -x``, once."""
     from nodeready.subjects.base import Output
-    from nodeready.subjects.gpus import nvidia, nvidia_gpu, nvidia_xml
+    from nodeready.subjects.gpus import nvidia, nvidia_xml
+    from nodeready.subjects.gpus.gpu import pci_address
 
     path = system_tools.tool_path(nvidia.NAME)
     if not path:
@@ -147,7 +148,7 @@ def _nvidia(
     nodes: dict[str, Any] = {}
     root = nvidia_xml.tree(text)
     for node in () if root is None else root.iterfind("gpu"):
-        address = nvidia_gpu.address(node.get("id", ""))
+        address = pci_address(node.get("id", ""))
         # A process's name can contain a forged GPU: the forged one is shorter.
         if address and (address not in nodes or len(node) > len(nodes[address])):
             nodes[address] = node
@@ -253,7 +254,7 @@ def _amd_smi(metric: str, static: str) -> Iterator[WitnessedGpu]:
         yield WitnessedGpu(
             index,
             amd_json.text(amd_json.value_at(about, "asic", "market_name")) or "",
-            amd_json.pci_address(amd_json.value_at(about, "bus", "bdf")),
+            amd_json.address(amd_json.value_at(about, "bus", "bdf")),
             amd_json.whole_number(amd_json.value_at(entry, "usage", "gfx_activity")),
             amd_json.whole_number(amd_json.value_at(entry, "usage", "umc_activity")),
             _rounded(amd_json.number(amd_json.value_at(entry, "power", "socket_power"))),
@@ -277,7 +278,7 @@ def _rocm_smi(printed: str) -> Iterator[WitnessedGpu]:
         yield WitnessedGpu(
             index,
             amd_json.text(card.get("card series")) or "",
-            amd_json.pci_address(card.get("pci bus")),
+            amd_json.address(card.get("pci bus")),
             amd_json.whole_number(card.get("gpu use (%)")),
             amd_json.whole_number(card.get("gpu memory read/write activity (%)")),
             _rounded(amd_json.number(watts)),

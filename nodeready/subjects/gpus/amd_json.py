@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from nodeready.subjects.gpus.gpu import pci_address
+
 Json = dict[str, Any]
 _Value = TypeVar("_Value")
 #: GT/s of each generation of PCI Express.
@@ -202,12 +204,9 @@ _NONE: Mapping[Callable[[Any], Any], tuple[float, ...]] = {
 }
 
 
-def pci_address(value: Any) -> str:
-    """A PCI address in lower case with a domain of four digits; "" for anything else."""
-    match = re.fullmatch(
-        r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])", text(value) or ""
-    )
-    return f"{(match[1] or '0000')[-4:]}:{match[2]}:{match[3]}.{match[4]}".lower() if match else ""
+def address(value: Any) -> str:
+    """A PCI address in the form of sysfs; "" for any other value."""
+    return pci_address(text(value) or "") or ""
 
 
 def parse_name(value: Any) -> str | None:

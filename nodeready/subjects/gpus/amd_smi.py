@@ -21,6 +21,7 @@ from nodeready.subjects.gpus.amd_gpu import (
 from nodeready.subjects.gpus.amd_json import (
     Json,
     Reader,
+    address,
     count,
     degrees,
     entries,
@@ -31,7 +32,6 @@ from nodeready.subjects.gpus.amd_json import (
     megabytes,
     number,
     parse_name,
-    pci_address,
     text,
     value_at,
     whole_number,
@@ -166,13 +166,13 @@ def _links(printed: str) -> dict[str, tuple[GpuLink, ...]]:
     for entry in entries(printed):
         status = entry.get("link_status")
         if isinstance(status, list):
-            links_by_address[pci_address(entry.get("bdf"))] = tuple(
+            links_by_address[address(entry.get("bdf"))] = tuple(
                 GpuLink(index, states.get(word, "unknown"))
                 for index, word in enumerate(status[:64])
                 if isinstance(word, str) and word != "X" and (word in states or error(word))
             )
         elif error(status):
-            links_by_address[pci_address(entry.get("bdf"))] = (GpuLink(0, "unknown"),)
+            links_by_address[address(entry.get("bdf"))] = (GpuLink(0, "unknown"),)
     return links_by_address
 
 
@@ -200,7 +200,7 @@ def _sensor(reader: Reader, kind: str, old: str) -> tuple[int | None, int | None
 def _gpu(static: Json, metric: Json, kfd: Kfd, links: Mapping[str, Any]) -> AmdGpu:
     """One device of amd-smi."""
     reader = Reader(static, metric)
-    address = pci_address(reader.raw("bus/bdf"))
+    pci_address = address(reader.raw("bus/bdf"))
     device = (text(reader.raw("asic/device_id")) or "").lower()
     instinct = is_server_board(device)
     temperature, slowdown = hottest_sensor(
@@ -219,7 +219,7 @@ def _gpu(static: Json, metric: Json, kfd: Kfd, links: Mapping[str, Any]) -> AmdG
     return AmdGpu(
         index=whole_number(static.get("gpu")) or 0,
         vendor="amd",
-        pci_address=address,
+        pci_address=pci_address,
         model=reader.get("model", parse_name, "asic/market_name"),
         uuid=text(reader.raw("asic/asic_serial")),
         serial=text(reader.raw("board/product_serial")),
@@ -239,7 +239,7 @@ def _gpu(static: Json, metric: Json, kfd: Kfd, links: Mapping[str, Any]) -> AmdG
         ecc_uncorrectable_volatile=_errors(reader, metric, "uncorrectable", instinct),
         ecc_correctable_volatile=_errors(reader, metric, "correctable", instinct),
         ecc_deferred=_errors(reader, metric, "deferred", instinct),
-        retired_pending=kfd.unreserved.get(address),
+        retired_pending=kfd.unreserved.get(pci_address),
         pcie_generation=speed,
         pcie_generation_max=reader.get(
             "pcie_generation_max", generation, "bus/max_pcie_speed", "bus/pcie_speed"
@@ -256,9 +256,9 @@ def _gpu(static: Json, metric: Json, kfd: Kfd, links: Mapping[str, Any]) -> AmdG
         temperature_slowdown_c=slowdown,
         memory_temperature_c=memory,
         memory_temperature_max_c=memory_max,
-        processes=kfd.processes.get(address, ()),
-        idle=idle(kfd, address),
-        links=links.get(address, ()),
+        processes=kfd.processes.get(pci_address, ()),
+        idle=idle(kfd, pci_address),
+        links=links.get(pci_address, ()),
         xgmi_errors=_xgmi_errors(reader),
         partition=partition_modes(reader),
         power_limit_w=reader.get(

@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+_PCI_ADDRESS = re.compile(
+    r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-7]))?", re.I
+)
+
+
+def pci_address(text: str) -> str | None:
+    """A PCI address in the form of sysfs; None for another text.
+
+    Tools print domains of up to eight digits, in capitals, and some messages omit the function.
+
+    >>> pci_address("00000000:5E:00.0"), pci_address("0000:5e:00")
+    ('0000:5e:00.0', '0000:5e:00.0')
+    """
+    match = _PCI_ADDRESS.fullmatch(text.strip())
+    if match is None:
+        return None
+    domain, bus, device, function = (int(digits or "0", 16) for digits in match.groups())
+    return f"{domain:04x}:{bus:02x}:{device:02x}.{function}"
 
 
 @dataclass(frozen=True)

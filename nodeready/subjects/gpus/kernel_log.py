@@ -26,7 +26,7 @@ from nodeready.subjects.gpus.driver_messages import (
     find_rule,
     sxid_code,
 )
-from nodeready.subjects.gpus.gpu import KernelFault, Tool
+from nodeready.subjects.gpus.gpu import KernelFault, Tool, pci_address
 from nodeready.subjects.gpus.xids import FATAL, ISOLATE, REBOOT, action_of
 
 if TYPE_CHECKING:
@@ -314,10 +314,8 @@ def _tool(output: Output, scan: _Scan | None) -> Tool:
 
 def _address(text: str) -> str | None:
     """The PCI address in ``text``, in sysfs' form; Xids leave the function out."""
-    match = re.search(rf"({_HEX}{{4,8}}):({_HEX}{{2}}):({_HEX}{{2}})(?:\.([0-7]))?", text)
-    if match is None:
-        return None
-    return f"{match[1][-4:]}:{match[2]}:{match[3]}.{match[4] or 0}".lower()
+    match = re.search(rf"{_HEX}{{4,8}}:{_HEX}{{2}}:{_HEX}{{2}}(\.[0-7])?", text)
+    return pci_address(match[0]) if match else None
 
 
 def _source(text: str) -> str | None:

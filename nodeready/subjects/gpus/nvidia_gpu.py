@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from nodeready.subjects.gpus.gpu import Gpu, GpuProcess
+from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, pci_address
 from nodeready.subjects.gpus.nvidia_xml import (
     ABSENT,
     ACTIVE,
@@ -34,17 +34,6 @@ _REASONS = (
 )
 
 _MAX_PROCESSES = 1024
-
-
-def address(text: str) -> str | None:
-    """A PCI address in sysfs' form, from NVIDIA's eight-digit domain; None for another text."""
-    match = re.fullmatch(
-        r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])", text.strip().lower()
-    )
-    if match is None:
-        return None
-    domain, bus, device = (int(match[n] or "0", 16) for n in (1, 2, 3))
-    return f"{domain:04x}:{bus:02x}:{device:02x}.{match[4]}"
 
 
 #: The first major versions of the driver whose every answer has these parts, by recordings of 470
@@ -234,8 +223,8 @@ def _repairs(gpu: Element) -> bool | None:
 
 def parse_gpu(index: int, gpu: Element) -> Gpu | None:
     """One ``<gpu>``; None when it has no PCI address."""
-    pci_address = address(gpu.node.get("id", "")) or address(gpu.text("pci/pci_bus_id") or "")
-    if pci_address is None:
+    address = pci_address(gpu.node.get("id", "")) or pci_address(gpu.text("pci/pci_bus_id") or "")
+    if address is None:
         return None
     width, generation = "pci/pci_gpu_link_info/link_widths", "pci/pci_gpu_link_info/pcie_gen"
     throttle, throttled, idle = _throttle(gpu)
@@ -252,7 +241,7 @@ def parse_gpu(index: int, gpu: Element) -> Gpu | None:
     parsed_gpu = Gpu(
         index=index,
         vendor="nvidia",
-        pci_address=pci_address,
+        pci_address=address,
         recovery_named=gpu.node.find("gpu_recovery_action") is not None,
         model=gpu.read("model", parse_name, "product_name", needed=True),
         uuid=gpu.read("uuid", parse_name, "uuid", needed=True),

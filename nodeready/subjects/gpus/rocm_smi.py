@@ -20,13 +20,13 @@ from nodeready.subjects.gpus.amd_gpu import (
 )
 from nodeready.subjects.gpus.amd_json import (
     Reader,
+    address,
     degrees,
     documents,
     generation,
     lanes,
     number,
     parse_name,
-    pci_address,
     text,
     whole_number,
 )
@@ -48,7 +48,7 @@ def parse_rocm_smi(printed: str, kfd: Kfd) -> Iterator[AmdGpu]:
     """The devices in what rocm-smi printed."""
     for index, card in sorted(cards(printed).items()):
         reader = Reader(card)
-        address = pci_address(card.get("pci bus"))
+        pci_address = address(card.get("pci bus"))
         link_text = reader.raw("pcie clock level")
         link = re.search(r"\(([0-9.]+)GT/s x([0-9]+)\)", text(link_text) or "")
         speed, width = (link[1], link[2]) if link else (None, None)
@@ -65,8 +65,8 @@ def parse_rocm_smi(printed: str, kfd: Kfd) -> Iterator[AmdGpu]:
         device = (text(reader.raw("device id", "gpu id")) or "").lower()
         instinct = is_server_board(device)
         # Radeon boards count millions of errors that never happened.
-        ras = kfd.ras.get(address) if instinct else None
-        limits = kfd.limits.get(address, {})
+        ras = kfd.ras.get(pci_address) if instinct else None
+        limits = kfd.limits.get(pci_address, {})
         junction, edge, memory = (
             reader.get(field, degrees, f"temperature (sensor {kind}) (c)")
             for field, kind in (
@@ -82,7 +82,7 @@ def parse_rocm_smi(printed: str, kfd: Kfd) -> Iterator[AmdGpu]:
         yield AmdGpu(
             index=index,
             vendor="amd",
-            pci_address=address,
+            pci_address=pci_address,
             model=reader.get("model", parse_name, "card series", "device name"),
             uuid=text(card.get("unique id")),
             serial=text(card.get("serial number")),
@@ -91,7 +91,7 @@ def parse_rocm_smi(printed: str, kfd: Kfd) -> Iterator[AmdGpu]:
             memory_used_mb=None if used is None else int(used) >> 20,
             ecc_uncorrectable_volatile=ras[0] if ras else None,
             ecc_correctable_volatile=ras[1] if ras else None,
-            retired_pending=kfd.unreserved.get(address),
+            retired_pending=kfd.unreserved.get(pci_address),
             pcie_generation=generation(speed),
             pcie_width=lanes(width),
             throttle=level,
@@ -100,8 +100,8 @@ def parse_rocm_smi(printed: str, kfd: Kfd) -> Iterator[AmdGpu]:
             temperature_slowdown_c=slowdown,
             memory_temperature_c=memory,
             memory_temperature_max_c=limits.get("mem"),
-            processes=kfd.processes.get(address, ()),
-            idle=idle(kfd, address),
+            processes=kfd.processes.get(pci_address, ()),
+            idle=idle(kfd, pci_address),
             partition=partition_modes(reader),
             power_limit_w=reader.get(
                 "power_limit_w", whole_number, "max graphics package power (w)"

@@ -6,9 +6,10 @@ bond_sysfs_slave.c.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from nodeready.subjects.nics.nic import parse_count
 
 #: The files of a bond and of a slave, below the interface's directory.
 BOND_FILES = (
@@ -75,17 +76,13 @@ class Bond:
         return self.mode in ("active-backup", "balance-tlb", "balance-alb")
 
 
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,18}", text) else None
-
-
 def _slave(name: str, values: Mapping[str, str], lacp: bool) -> Slave:
     aggregator, mii = values.get("bonding_slave/ad_aggregator_id"), "bonding_slave/mii_status"
     return Slave(
         name,
         None if values.get(mii) in ("", "unknown") else values.get(mii),
-        0 if lacp and aggregator == "N/A" else _number(aggregator),
-        _number(values.get("bonding_slave/link_failure_count")),
+        0 if lacp and aggregator == "N/A" else parse_count(aggregator),
+        parse_count(values.get("bonding_slave/link_failure_count")),
     )
 
 
@@ -104,7 +101,7 @@ def parse_bonding(attributes: Mapping[str, Mapping[str, str]]) -> dict[str, Bond
             values.get("bonding/mii_status") or None,
             tuple(_slave(slave, attributes.get(slave, {}), lacp) for slave in slaves),
             values.get("bonding/active_slave") or None,
-            _number(values.get("bonding/ad_aggregator")),
+            parse_count(values.get("bonding/ad_aggregator")),
             values.get("bonding/ad_partner_mac") or None,
         )
     return bonds

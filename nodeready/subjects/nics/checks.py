@@ -15,7 +15,18 @@ from nodeready.subjects.fleet import Counters, FleetFacts
 from nodeready.subjects.nics.bonds import Bond, Slave
 from nodeready.subjects.nics.facts import PROBE, Nics, compared, counters, derived, learned
 from nodeready.subjects.nics.nic import NET, Nic
-from nodeready.subjects.result import Result, Subject, check, fail, na, ok, some, unknown, warn
+from nodeready.subjects.result import (
+    Result,
+    Subject,
+    by_value,
+    check,
+    fail,
+    na,
+    ok,
+    some,
+    unknown,
+    warn,
+)
 
 # --- Since the last audit: lost links and broken packets.
 #
@@ -151,14 +162,6 @@ def _source(names: Iterable[str], attribute: str) -> str:
     return f"{NET}/{next(iter(names))}/{attribute}"
 
 
-def _in_words(values: Mapping[str, str | int], unit: str = "") -> str:
-    """``9000 on eth0, eth1; 1500 on ib0``."""
-    names: dict[str | int, list[str]] = {}
-    for name, value in values.items():
-        names.setdefault(value, []).append(name)
-    return some(f"{value}{unit} on {_names(listed)}" for value, listed in names.items())
-
-
 def _names(listed: Iterable[str]) -> str:
     """``eth0, eth1, eth2, eth3 and 4 more``."""
     return some(listed, ", ")
@@ -273,10 +276,8 @@ def _judge_policy_values(
         actual = {name: "none" if value is None else value for name, value in actual.items()}
     deviating = {n: v for n, v in actual.items() if v is not None and v != policy_values[n]}
     if deviating:
-        expected = _in_words({name: policy_values[name] for name in deviating}, unit)
-        return fail(
-            check, expected, _in_words(deviating, unit), _source(deviating, attribute), fix
-        )
+        expected = by_value({name: policy_values[name] for name in deviating}, unit)
+        return fail(check, expected, by_value(deviating, unit), _source(deviating, attribute), fix)
     silent = [
         n
         for n, v in actual.items()
@@ -338,13 +339,13 @@ def speed(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
         and observed.interfaces[name].kind == "ethernet"
     }
     if slow:
-        actual = _in_words(slow, " Mbit/s")
+        actual = by_value(slow, " Mbit/s")
         return fail(check, "at least 1000 Mbit/s", actual, _source(slow, "speed"), fix)
     for bond, slaves in _slaves(observed).items():
         slave_speeds = {slave.name: speeds[slave.name] for slave in slaves if slave.name in speeds}
         if len(set(slave_speeds.values())) > 1:
             lacp = observed.bonds[bond].lacp
-            expected, actual = f"one speed in {bond}", _in_words(slave_speeds, " Mbit/s")
+            expected, actual = f"one speed in {bond}", by_value(slave_speeds, " Mbit/s")
             judge = fail if lacp else warn
             return judge(check, expected, actual, _source(slave_speeds, "speed"), fix)
     if verdict is not None:
@@ -361,7 +362,7 @@ def speed(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     }
     if not known_speeds:
         return na(check, "no hardware port with a link tells its speed")
-    return ok(check, _in_words(known_speeds, " Mbit/s"), source=_source(known_speeds, "speed"))
+    return ok(check, by_value(known_speeds, " Mbit/s"), source=_source(known_speeds, "speed"))
 
 
 @check(
@@ -413,7 +414,7 @@ def mtu(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
             slave.name: slave.mtu for slave in slaves if slave.mtu not in (None, bond_mtu)
         }
         if bond_mtu is not None and deviating:
-            actual = _in_words({name: value or 0 for name, value in deviating.items()})
+            actual = by_value({name: value or 0 for name, value in deviating.items()})
             return fail(check, f"{bond_mtu}, as {bond}", actual, _source(deviating, "mtu"), fix)
     for name, nic in judged.items():
         bridge = observed.interfaces.get(nic.master or "")
@@ -439,7 +440,7 @@ def mtu(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     }
     if named or observed.bonds:
         values = {name: value or 0 for name, value in named.items()}
-        return ok(check, _in_words(values) or "a bond's slaves as the bond")
+        return ok(check, by_value(values) or "a bond's slaves as the bond")
     return na(check, "the policy sets no MTU and there is no bond")
 
 
@@ -478,7 +479,7 @@ def _judge_policy_only(
     named = {
         n: value for n, value in _policy_values(policy, column).items() if n in observed.interfaces
     }
-    return ok(check, _in_words(named)) if named else na(check, f"the policy names no {column}")
+    return ok(check, by_value(named)) if named else na(check, f"the policy names no {column}")
 
 
 def _is_outside_aggregate(bond: Bond, slave: Slave) -> bool:

@@ -135,7 +135,7 @@ def _at_least(number: int | None, least: int) -> int | None:
     return number if number is not None and number >= least else None
 
 
-def _count(text: str | None) -> int | None:
+def parse_count(text: str | None) -> int | None:
     return _at_least(_number(text), 0)
 
 
@@ -188,16 +188,16 @@ def parse(
         mac=values.get("address"),
         driver=values.get("device.DRIVER"),
         firmware=values.get("firmware"),
-        carrier_changes=_count(values.get("carrier_changes")),
+        carrier_changes=parse_count(values.get("carrier_changes")),
         pci_address=values.get("device.PCI_SLOT_NAME"),
         numa_node=_at_least(_number(values.get("device.numa_node")), 0),
         master=master,
         upper=upper,
-        rx_errors=_count(values.get("rx_errors")),
-        tx_errors=_count(values.get("tx_errors")),
-        rx_dropped=_count(values.get("rx_dropped")),
-        tx_dropped=_count(values.get("tx_dropped")),
-        rx_crc_errors=_count(values.get("rx_crc_errors")),
+        rx_errors=parse_count(values.get("rx_errors")),
+        tx_errors=parse_count(values.get("tx_errors")),
+        rx_dropped=parse_count(values.get("rx_dropped")),
+        tx_dropped=parse_count(values.get("tx_dropped")),
+        rx_crc_errors=parse_count(values.get("rx_crc_errors")),
     )
 
 
@@ -235,7 +235,7 @@ def with_values(interfaces: Mapping[str, Nic], differing: Mapping[str, str]) -> 
     for path, text in differing.items():
         name, _, file = path[len(NET) + 1 :].partition("/")
         value, field = text.rstrip("\r"), _VARIES[file]
-        fields.setdefault(name, {})[field] = value if field == "mac" else _count(value)
+        fields.setdefault(name, {})[field] = value if field == "mac" else parse_count(value)
     return {
         name: fast_replace(nic, **fields[name]) if name in fields else nic
         for name, nic in interfaces.items()

@@ -231,8 +231,7 @@ def _option_value(words: list[str], option: str) -> str:
 
 def _rate(words: list[str], value: str, burst: str, over: bool) -> RuleMatch:
     """A limit of iptables, ``5/sec``; a limit of bytes, ``512kb/s``, varies."""
-    packets_per_second = nft.rate(value, _option_value(words, burst))
-    return rate_limit(packets_per_second, over) if packets_per_second is not None else VARYING
+    return rate_limit(nft.rate(value, _option_value(words, burst)), over)
 
 
 def _recent(words: list[str]) -> RuleMatch:
@@ -244,7 +243,7 @@ def _recent(words: list[str]) -> RuleMatch:
     hits, seconds = _option_value(words, "--hitcount"), _option_value(words, "--seconds")
     if not hits:
         return NEVER
-    return rate_limit(int(hits) / int(seconds), True) if seconds not in ("", "0") else VARYING
+    return rate_limit(int(hits) / int(seconds) if seconds not in ("", "0") else None, True)
 
 
 def _option(word: str, following: str, words: list[str], ip: str) -> tuple[RuleMatch | None, int]:
@@ -273,8 +272,7 @@ def _option(word: str, following: str, words: list[str], ip: str) -> tuple[RuleM
     if word in ("--hashlimit", "--hashlimit-upto", "--hashlimit-above"):
         return _rate(words, following, "--hashlimit-burst", word.endswith("above")), 1
     if word in ("--connlimit-above", "--connlimit-upto"):
-        over = word.endswith("above")
-        return (connection_limit(int(following), over) if following.isdigit() else VARYING), 1
+        return connection_limit(following, word.endswith("above")), 1
     if word in ("--rcheck", "--update"):
         return _recent(words), 0
     if word in ("--set", "--remove"):

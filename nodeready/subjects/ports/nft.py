@@ -396,7 +396,7 @@ class _RuleReader:
         return index
 
     def _count(self, maximum: str, over: bool, index: int) -> int:
-        self.matches.append(connection_limit(int(maximum), over) if maximum.isdigit() else VARYING)
+        self.matches.append(connection_limit(maximum, over))
         return index
 
     def _set_update(self, index: int) -> int:
@@ -624,10 +624,7 @@ def read_limit(words: Tokens, index: int) -> tuple[RuleMatch, int]:
     if size:
         many = text.isdigit() and int(text) * _BYTES.get(size[1], 0) >= _MANY_BYTES
         return (NEVER if over else ALWAYS) if many else VARYING, index
-    packets_per_second = rate(text, burst)
-    return (
-        rate_limit(packets_per_second, over) if packets_per_second is not None else VARYING
-    ), index
+    return rate_limit(rate(text, burst), over), index
 
 
 def _plain(selector: str, operator: str, words: Tokens, mask: Tokens | None) -> RuleMatch:

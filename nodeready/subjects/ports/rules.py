@@ -115,16 +115,16 @@ FAST_ENOUGH = 20
 MANY_ENOUGH = 16
 
 
-def rate_limit(per_second: float, over: bool) -> RuleMatch:
-    """A rate limit; a limit above the rate of jobs has no effect on them."""
-    if per_second < FAST_ENOUGH:
+def rate_limit(per_second: float | None, over: bool) -> RuleMatch:
+    """A rate limit, None: unknown; a limit above the rate of jobs has no effect on them."""
+    if per_second is None or per_second < FAST_ENOUGH:
         return VARYING
     return NEVER if over else ALWAYS
 
 
-def connection_limit(maximum: int, over: bool) -> RuleMatch:
+def connection_limit(maximum: str, over: bool) -> RuleMatch:
     """A limit of connections at a time; a limit above the count of jobs has no effect on them."""
-    if maximum < MANY_ENOUGH:
+    if not maximum.isdigit() or int(maximum) < MANY_ENOUGH:
         return VARYING
     return NEVER if over else ALWAYS
 

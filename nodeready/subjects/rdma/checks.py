@@ -7,7 +7,6 @@ Without a policy the checks judge faults that are faults on every node, and only
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from nodeready.policy import Policy
 from nodeready.policy.fields import rows
@@ -16,7 +15,18 @@ from nodeready.subjects.base import cached_per_node
 from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.rdma.device import PMA_COUNTERS, PcieLink, RdmaDevice, RdmaPort
 from nodeready.subjects.rdma.facts import PROBE, Rdma, compared, counters, derived, learned
-from nodeready.subjects.result import Result, Subject, check, fail, na, ok, some, unknown, warn
+from nodeready.subjects.result import (
+    Result,
+    Subject,
+    by_value,
+    check,
+    fail,
+    na,
+    ok,
+    some,
+    unknown,
+    warn,
+)
 
 # --- The RDMA ports that are judged, and their names in findings.
 
@@ -24,14 +34,6 @@ Ports = dict[str, tuple[RdmaDevice, RdmaPort]]
 
 #: Physical states of a port that sees another port at the end of its cable.
 _CONNECTED = ("LinkUp", "LinkErrorRecovery", "PortConfigurationTraining")
-
-
-def by_value(values: Mapping[str, object]) -> str:
-    """``200 Gb/s on mlx5_3/1; 400 Gb/s on mlx5_0/1, mlx5_1/1``: equal values together."""
-    names: dict[object, list[str]] = {}
-    for name, value in values.items():
-        names.setdefault(value, []).append(name)
-    return some(f"{value} on {some(listed, ', ')}" for value, listed in names.items())
 
 
 def source(port: RdmaPort, file: str) -> str:
