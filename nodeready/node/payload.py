@@ -11,6 +11,7 @@ import ast
 import base64
 import dataclasses
 import json
+import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -20,7 +21,16 @@ from typing import Any, NamedTuple
 from nodeready.shell import KILL_AFTER_S, join, quote
 from nodeready.subjects.wire import NO_PYTHON
 
-__all__ = ["NO_PYTHON", "Program", "closure", "imports", "is_package", "program", "text"]
+__all__ = [
+    "NO_PYTHON",
+    "Program",
+    "closure",
+    "imports",
+    "inner_program",
+    "is_package",
+    "program",
+    "text",
+]
 
 # --- The modules that a program needs, found by their imports; from files or out of a zip.
 
@@ -236,3 +246,14 @@ def program(
     exec {within}"$nr_python" {_ISOLATED} {quote(_START)} {words}
     """
     return Program(script, source)
+
+
+def inner_program(main: str, config: Any, descriptor: int = 3) -> Program:
+    """A program inside a session that this program opens.
+
+    It runs ``main(config, inside=True)`` on this program's Python. The data after its text is its
+    input.
+    """
+    return program(
+        main, config, stdin=True, first=sys.executable, descriptor=descriptor, inside=True
+    )

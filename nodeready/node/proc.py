@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 
@@ -47,3 +51,27 @@ def socket_inodes(pid: int, maximum: int) -> set[str]:
                 if link.startswith("socket:["):
                     inodes.add(link[len("socket:[") : -1])
     return inodes
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A TCP socket that listens."""
+
+    address: str
+    port: int
+    uid: int
+    inode: int
+
+
+def listeners(text: str) -> Iterator[Listener]:
+    """The listening sockets in /proc/net/tcp or tcp6 (proc(5))."""
+    for row in text.splitlines()[1:]:
+        words = row.split()
+        if len(words) < 10 or words[3] != "0A":
+            continue
+        host, _, port = words[1].partition(":")
+        with contextlib.suppress(ValueError, struct.error):
+            groups = [int(host[start : start + 8], 16) for start in range(0, len(host), 8)]
+            # Each group of 32 bits is printed in this machine's order.
+            address = ipaddress.ip_address(struct.pack(f"={len(groups)}I", *groups))
+            yield Listener(str(address), int(port, 16), int(words[7]), int(words[9]))

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from nodeready.node.cores import core_pattern
 from nodeready.node.cores.core_file import CoreReader, NoCore
 from nodeready.node.cores.core_pattern import CorePlace, printable
-from nodeready.node.cores.gdb import find_gdb
+from nodeready.node.cores.gdb import environment, find_gdb
 from nodeready.node.cores.identity import (
     NewFile,
     ProcessIdentity,
@@ -326,7 +326,7 @@ def _writes_sparse() -> bool:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=10,
-            env=_environment(),
+            env=environment(),
             cwd="/",
             check=False,
         ).stdout.split(b"\n", 1)[0]
@@ -395,12 +395,6 @@ _CAPABILITY_SCOPES = (1, 2)
 
 def _setpriv() -> str:
     return shutil.which("setpriv") or ""
-
-
-def _environment() -> dict[str, str]:
-    """The environment of gdb: only our PATH is taken over."""
-    path = os.environ.get("PATH", os.defpath)
-    return {"PATH": path, "HOME": "/", "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def _rights(process: ProcessIdentity, scope: int | None) -> list[str]:
@@ -517,7 +511,7 @@ def dump(
     try:
         ended = supervisor.run(
             argv, limit_s, dialogue.on_output,
-            stdin=subprocess.PIPE, pass_fds=(new.number,), env=_environment(), cwd="/",
+            stdin=subprocess.PIPE, pass_fds=(new.number,), env=environment(), cwd="/",
         )  # fmt: skip
     except OSError as problem:
         ended = Ended(127, "", f"gdb does not start: {problem.strerror}", 0.0)

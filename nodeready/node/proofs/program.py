@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import pwd
 import signal
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,7 +19,6 @@ from functools import partial
 from typing import Any
 
 from nodeready.node import payload
-from nodeready.node.payload import Program
 from nodeready.node.proofs import attach, core, peers, resources, session
 from nodeready.node.runtime import ProcessSupervisor, bug_text, hold_streams
 from nodeready.subjects import wire
@@ -216,10 +214,7 @@ def _as_user(supervisor: ProcessSupervisor, config: ProofConfig) -> None:
         with _printing:
             print(text[text.index(f"{config.nonce} ") :], flush=True)
 
-    def make_program(descriptor: int) -> Program:
-        how = {"stdin": True, "first": sys.executable, "descriptor": descriptor}
-        return payload.program(__name__, inner, inside=True, **how)  # type: ignore[arg-type]
-
+    make_program = partial(payload.inner_program, __name__, inner)
     ended = session.run(supervisor, config.user, make_program, relay)
     if not has_begun and not (ended.rc is None and config.limit_s < _LOGIN_S):
         reason = session.no_session(ended, config.user)

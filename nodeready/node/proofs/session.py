@@ -19,10 +19,10 @@ import re
 import resource
 import shutil
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from nodeready.node import payload
@@ -367,7 +367,7 @@ def _by_ssh(supervisor: ProcessSupervisor, config: ProofConfig, host: str) -> Se
     limit_s = min(supervisor.left_s - 1, _SESSION_S)
     name = pwd.getpwuid(os.geteuid()).pw_name
     rows = _SessionRows(config, name, limit_s)
-    program = payload.program(_MAIN, rows.config, stdin=True, first=sys.executable, inside=True)
+    program = payload.inner_program(_MAIN, rows.config)
     options = [word for option in _OPTIONS for word in ("-o", option)]
     argv = ["ssh", *options, "-l", name, "--", host, f"exec /bin/sh -c {quote(_READ)}"]
     text = f"{base64.b64encode(program.script.encode()).decode()}\n{program.text}"
@@ -399,10 +399,7 @@ def by_shell(
     """
     rows = _SessionRows(config, user, min(supervisor.left_s - 1, _SESSION_S))
 
-    def make_program(descriptor: int) -> tuple[str, str]:
-        how = {"stdin": True, "first": sys.executable, "descriptor": descriptor}
-        return payload.program(_MAIN, rows.config, inside=True, **how)  # type: ignore[arg-type]
-
+    make_program = partial(payload.inner_program, _MAIN, rows.config)
     ended = run(supervisor, user, make_program, rows.add, start=rows.start, opener=opener)
     proof = rows.result(ended, starts=ended.rc is not None)
     return replace(proof, limits=replace(proof.limits, opener=opener)) if proof.limits else proof

@@ -29,7 +29,7 @@ from itertools import islice
 from typing import Any, NoReturn, Union
 
 from nodeready.node import payload
-from nodeready.node.payload import Program
+from nodeready.node.proc import Listener, listeners, socket_inodes, stat_fields
 from nodeready.node.proofs import session
 from nodeready.node.proofs.mesh import local_addresses
 from nodeready.node.runtime import Ended, ProcessSupervisor, bug_text, hold_streams
@@ -215,15 +215,11 @@ class _SessionPart(_ProgramPart):
         config, supervisor = self.config, self.supervisor
         inner = replace(self._inner, limit_s=max(1, int(supervisor.left_s) - _SOONER_S))
 
-        def inner_program(descriptor: int) -> Program:
-            how = {"stdin": True, "first": sys.executable, "descriptor": descriptor}
-            return payload.program(__name__, inner, inside=True, **how)  # type: ignore[arg-type]
-
         try:
             ended = session.run(
                 supervisor,
                 config.user,
-                inner_program,
+                partial(payload.inner_program, __name__, inner),
                 self._relay_answer,
                 further_input=iter(self._orders.get, None),
                 start=(_LOGIN_S, lambda: self._has_begun),
@@ -467,42 +463,32 @@ class _NodePart(_ProgramPart):
         self._start_thread(self._work)
 
 
-#: Processes that are searched for a port's holder.
-_MAX_HOLDERS = 4096
-
-
-def _holder(port: int) -> tuple[int, str] | None:
-    """The uid that listens on a port of this node, and a text with the user and, if visible, the
-    program (proc(5), /proc/net/tcp). None: the port is free."""
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as file:
-            for row in islice(file, 1, None):
-                words = row.split()
-                if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
-                    uid, program = int(words[7]), _socket_process(int(words[7]), words[9])
-                    name = session.name_of(uid)
-                    user = name if name == str(uid) else f"{name} (uid {uid})"
-                    return uid, f"{user}: {program}" if program else user
-    return None
-
-
-def _socket_process(uid: int, inode: str) -> str:
-    """The process of this user that has a socket; "": it is not visible."""
-    for pid in islice(filter(str.isdigit, os.listdir("/proc")), _MAX_HOLDERS):
-        with contextlib.suppress(OSError):
-            if os.stat(f"/proc/{pid}").st_uid != uid:
-                continue
-            for number in os.listdir(f"/proc/{pid}/fd"):
-                if os.readlink(f"/proc/{pid}/fd/{number}") == f"socket:[{inode}]":
-                    with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                        return f"{file.read().strip()}, pid {pid}"
-    return ""
+#: Maximum processes that are searched for a port's holder, and descriptors of each.
+_MAX_HOLDERS, _MAX_DESCRIPTORS = 4096, 65536
 
 
 def _foreign_holder(port: int) -> str:
     """Another user's process that has a port of our ranks; "": none is visible."""
-    holder = _holder(port)
-    return f"port {port} is taken by {holder[1]}" if holder and holder[0] != os.geteuid() else ""
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as file:
+            for listener in listeners(file.read()):
+                if listener.port == port:
+                    return "" if listener.uid == os.geteuid() else _holder(listener)
+    return ""
+
+
+def _holder(listener: Listener) -> str:
+    """The user and, if it is visible, the program that has a port."""
+    name = session.name_of(listener.uid)
+    user = name if name == str(listener.uid) else f"{name} (uid {listener.uid})"
+    text = f"port {listener.port} is taken by {user}"
+    for pid in islice(filter(str.isdigit, os.listdir("/proc")), _MAX_HOLDERS):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{pid}").st_uid == listener.uid and (
+                str(listener.inode) in socket_inodes(int(pid), _MAX_DESCRIPTORS)
+            ):
+                return f"{text}: {stat_fields(f'/proc/{pid}/stat')[0]}, pid {pid}"
+    return text
 
 
 def _start_timer(limit_s: float, act: Callable[[], None]) -> threading.Timer:

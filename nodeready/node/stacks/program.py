@@ -14,7 +14,6 @@ import pwd
 import re
 import signal
 import time
-import traceback
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeready.node.cores import gdb
-from nodeready.node.runtime import ProcessSupervisor
+from nodeready.node.runtime import ProcessSupervisor, bug_text
 from nodeready.node.stacks import (
     ask_witnesses,
     descendants,
@@ -171,10 +170,7 @@ def main(config: StacksConfig) -> None:
         except re.error as problem:
             line = pack({**trace, "error": f"no regular expression: {problem}"})
         except Exception as problem:  # noqa: BLE001
-            place = traceback.extract_tb(problem.__traceback__)[-1]
-            source = f"{os.path.basename(place.filename)}:{place.lineno}"
-            error = f"{type(problem).__name__}: {problem} ({source})"[:300]
-            line = pack({**trace, "error": error})
+            line = pack({**trace, "error": bug_text(problem)})
         print(f"{config.nonce} {line}", flush=True)
 
 

@@ -19,13 +19,12 @@ import os
 import re
 import socket
 import stat
-import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from nodeready.node.proc import socket_inodes
+from nodeready.node.proc import Listener, listeners, socket_inodes
 from nodeready.node.runtime import ForkedWorker, ProcessSupervisor, Send
 from nodeready.node.stacks.processes import FAMILIES
 from nodeready.node.users_file import Rights, confine, give_up, held_path, rights_of_process
@@ -389,30 +388,6 @@ def _all_pids(pid: int) -> set[int]:
 # --- The listener, which must belong to the job.
 
 
-@dataclass(frozen=True)
-class Listener:
-    """A TCP socket that listens."""
-
-    address: str
-    port: int
-    uid: int
-    inode: int
-
-
-def listeners(text: str) -> Iterator[Listener]:
-    """The listening sockets in /proc/net/tcp or tcp6 (proc(5))."""
-    for row in text.splitlines()[1:]:
-        words = row.split()
-        if len(words) < 10 or words[3] != "0A":
-            continue
-        host, _, port = words[1].partition(":")
-        with contextlib.suppress(ValueError, struct.error):
-            groups = [int(host[start : start + 8], 16) for start in range(0, len(host), 8)]
-            # Each group of 32 bits is printed in this machine's order.
-            address = ipaddress.ip_address(struct.pack(f"={len(groups)}I", *groups))
-            yield Listener(str(address), int(port, 16), int(words[7]), int(words[9]))
-
-
 def _matches(listener: Listener, host: str, port: int) -> bool:
     """Whether a connection to this host ("": localhost) and port may reach this listener."""
     if listener.port != port:
@@ -431,20 +406,23 @@ def _listening(pids: Sequence[int], uid: int, address: tuple[str, int]) -> tuple
     own_namespace = os.readlink("/proc/self/ns/net")
     if any(os.readlink(f"/proc/{pid}/ns/net") != own_namespace for pid in pids):
         raise _Absent("the job has a network of its own (a container's): its port is not asked")
-    listeners = [
-        table for name in ("tcp", "tcp6") for table in _tables(name) if _matches(table, host, port)
+    matching = [
+        listener
+        for name in ("tcp", "tcp6")
+        for listener in _tables(name)
+        if _matches(listener, host, port)
     ]
     place = _shown((host or "localhost", port))
-    if not listeners:
+    if not matching:
         raise _Absent(f"nothing listens at {place}: no communicator of NCCL's, or no RAS")
     own_inodes = {inode for pid in pids for inode in socket_inodes(pid, _MAX_DESCRIPTORS)}
-    for listener in listeners:
+    for listener in matching:
         if listener.uid != uid or str(listener.inode) not in own_inodes:
             owner = "another user's" if listener.uid != uid else "not one of this job's"
             raise _Absent(f"a process that is {owner} listens at {place}: it is not asked")
     if host:
         return host, port
-    chosen = ipaddress.ip_address(listeners[0].address)
+    chosen = ipaddress.ip_address(matching[0].address)
     if chosen.is_unspecified:
         return ("127.0.0.1" if chosen.version == 4 else "::1"), port
     return str(chosen), port

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeready.node import proc
 from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.witnesses import nccl_ras, ras_report
 from nodeready.node.witnesses.ras_report import Communicator, Member, Ras
@@ -262,7 +263,7 @@ def test_listeners_of_both_families(address, inode, expected):
    1: {address} {address} 01 00000000:00000000 00:00000000 00000000  1000        0 78 1
    2: bad
 """
-    (one,) = nccl_ras.listeners(text)
+    (one,) = proc.listeners(text)
     assert (one.address, one.port, one.uid, one.inode) == expected
 
 
