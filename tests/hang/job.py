@@ -1,7 +1,5 @@
-"""A real training on four nodes, eight ranks under torchrun, that hangs as it is told.
-
-It can be one job for many tests: it must go on after each fault.
-"""
+"""A real training on four nodes, eight ranks under torchrun, that hangs as it is told: for the
+pictures of the documentation (`scripts/pictures.py`)."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from pathlib import Path
 from nodeready.deploy import py_spy_binary
 from nodeready.lab import LabNode
 from nodeready.policy import Policy
-from tests.command import ours, wait_for
+from tests.command import wait_for
 
 HERE = "/run/job"
 NODES, PER_NODE = 4, 2
@@ -110,48 +108,3 @@ class Job:
             node.enter(["rm", f"{HERE}/fault", f"{HERE}/faulty"])
             self.file(rank, "go").write_text("go")
         self.goes_on()
-
-    @contextlib.contextmanager
-    def cut_off(self, node: LabNode) -> Iterator[None]:
-        """The node's cable is pulled."""
-        node.freeze()
-        self.hangs("reduce")
-        try:
-            yield
-        finally:
-            node.thaw()
-        self.goes_on()
-
-    def end(self, die: int) -> None:
-        """Until the training has ended on all ranks, one of them has died after that, torchrun
-        has ended the others of its node, and the rest waits for them."""
-        self.node(die).write(f"{HERE}/fault", f"{die % PER_NODE} die")
-        self.nodes[0].write(f"{HERE}/end", "")
-        lost = [rank for rank in RANKS if self.node(rank) == self.node(die)]
-        processes = [self._process(rank) for rank in lost]
-        wait_for(lambda: not any(process.exists() for process in processes))
-        rest = [rank for rank in RANKS if rank not in lost]
-        wait_for(lambda: all(self.stands()[rank].phase == "group" for rank in rest))
-
-    def done(self) -> dict[int, tuple[int, float]]:
-        """What each rank says at the end of the training: how many steps, and their sum."""
-        words = {rank: self.file(rank, f"done-{rank}").read_text().split() for rank in RANKS}
-        return {rank: (int(steps), float(total)) for rank, (steps, total) in words.items()}
-
-    def _process(self, rank: int) -> Path:
-        return Path(f"/proc/{self.node(rank).pid}/root/proc/{self.stands()[rank].pid}")
-
-    def held(self) -> set[tuple[str, int]]:
-        """All processes on the job's nodes, by node and pid, that are stopped or traced."""
-        held = set()
-        for node in self.nodes:
-            for status in Path(f"/proc/{node.pid}/root/proc").glob("[0-9]*/status"):
-                with contextlib.suppress(OSError):
-                    values = dict(row.split(":\t", 1) for row in status.read_text().splitlines())
-                    if values["State"][0] in "Tt" or values["TracerPid"] != "0":
-                        held.add((node.name, int(values["Pid"])))
-        return held
-
-    def left(self) -> list[str]:
-        """What is left of ours on the job's nodes."""
-        return [row for node in self.nodes for row in ours(node)]

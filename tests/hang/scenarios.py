@@ -36,6 +36,7 @@ class Scenario:
     fault:    what the test does to ranks: stopped, traced, killed, dead_mount
     ends:     whether it can go on after the look; else it is ended
     status:   of the command
+    native:   the look takes native stacks, too
     unknown:  ranks of which Python's frames alone cannot tell whether they wait for others
     missing:  ranks that WORLD_SIZE counts, and are not there
     moves:    ranks that use the processor while they hang
@@ -58,6 +59,7 @@ class Scenario:
     fault: tuple[str, tuple[int, ...]] = ("none", ())
     ends: bool = True
     status: int = 0
+    native: bool = False
     unknown: tuple[int, ...] = ()
     missing: tuple[int, ...] = ()
     moves: tuple[int, ...] = ()

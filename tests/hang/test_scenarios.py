@@ -70,8 +70,9 @@ def look(tool: Tool, play: Play) -> tuple[Done, dict[str, Any]]:
     # py-spy is beside this Python, where nobody has deployed it.
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     # What hangs is known to: no longer look is needed.
-    interval = () if play.scenario.healthy else ("--interval", "2")
-    words = ("stacks", "--local", "--job", play.job, "-v", "-o", directory, *interval)
+    how = () if play.scenario.healthy else ("--interval", "2")
+    how += ("--native",) if play.scenario.native else ()
+    words = ("stacks", "--local", "--job", play.job, "-v", "-o", directory, *how)
     done = tool(*words, env=path)
     assert held(family) == before
     if play.scenario.healthy:

@@ -1,15 +1,8 @@
 """What every rank of the job runs: a training whose steps end in an all_reduce, under torchrun.
 
-It hangs where /run/job/fault on its node says so, as `LOCAL_RANK KIND`:
-
-checkpoint  waits in another function while the others reduce
-loader      its data loader's worker waits, in __getitem__
-die         ends where the others make a new group together
-
-/run/job/faulty says that it does, with the step. The first two go on when somebody has opened
-/run/job/go to write. When /run/job/end is on the first node, all end at the same step and leave
-/run/job/done-RANK: how many steps, and the sum of what was reduced. /run/job/rank-RANK has its
-pid, step and phase.
+Where /run/job/fault on its node is `LOCAL_RANK loader`, a worker of the rank's data loader waits,
+in __getitem__, until somebody has opened /run/job/go to write; /run/job/faulty says that it does.
+/run/job/rank-RANK has the rank's pid, step and phase.
 """
 
 import os
@@ -63,38 +56,17 @@ def read_from_storage():
         file.read()
 
 
-def save_checkpoint():
-    with open("/run/job/go") as file:
-        file.read()
-
-
 def average(values):
     dist.all_reduce(values)
     return values / dist.get_world_size()
 
 
 def train():
-    total = 0.0
     for step, images in enumerate(DataLoader(Images(), num_workers=1, prefetch_factor=1)):
-        if faulty("checkpoint", step):
-            save_checkpoint()
-        end = RANK == "0" and os.path.exists("/run/job/end")
         phase("reduce", step)
-        mean = average(torch.tensor([float(images), float(end)]))
+        average(torch.tensor([float(images)]))
         phase("load", step + 1)
-        total += mean[0].item()
-        if mean[1]:
-            write(f"done-{RANK}", step + 1, total)
-            return
-
-
-def evaluate():
-    if faulty("die", -1):
-        os._exit(1)
-    phase("group", -1)
-    dist.new_group()
 
 
 dist.init_process_group("gloo", timeout=timedelta(hours=1))
 train()
-evaluate()
