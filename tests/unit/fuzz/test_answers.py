@@ -22,7 +22,9 @@ from nodeready.policy import Policy
 from nodeready.reports.registry import find
 from nodeready.subjects import judging, snapshot, wire
 from nodeready.subjects.base import ProbeError, Unknown
+from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.proof import facts as proof
+from nodeready.subjects.registry import SUBJECTS
 from nodeready.transport.base import Reply, rows
 from nodeready.triage.logs import Grouping, parse_tail
 from nodeready.triage.stacks import group, trace
@@ -30,9 +32,11 @@ from tests.builders import proof as proved
 from tests.builders.hostile import RECORDED, envelope, look, mutated, recorded, spoiled
 from tests.builders.traces import LOAD, REDUCE, process
 from tests.builders.traces import trace as made
+from tests.builders.witnesses import gpu, gpus, kernel, log, network, port, ras, status, waits
 from tests.unit.fuzz.alone import DO
 
 POLICY = Policy()
+ALONE = FleetFacts()
 PROBES = snapshot.probes()
 
 
@@ -48,6 +52,11 @@ def judged(text: str) -> None:
     for result in judging.judge(seen, POLICY):
         assert result.status in ("ok", "warn", "fail", "unknown", "na")
     json.dumps(wire.plain(seen.subjects))
+    for name, subject in SUBJECTS.items():
+        observed = seen.subjects.get(name)
+        if observed is not None and not isinstance(observed, Unknown):
+            facts = [subject.compared(observed, ALONE), subject.learned(observed)]
+            json.dumps([*facts, subject.counters and subject.counters(observed, ALONE)])
 
 
 FILE = CoreFile("/c/core.1", 1, 7, 5, 0, 0.5, ".zst", "gpu1", 4711, 11)
@@ -109,7 +118,7 @@ def read_logs(answer: object) -> None:
         return
     grouping = Grouping()
     grouping.add("gpu1", tails)
-    done = grouping.done(started="", finished="", pattern="", unreachable={}, failed={})
+    done = grouping.document(started="", finished="", pattern="", unreachable={}, failed={})
     assert "\x1b" not in "\n".join(line.plain for line in find("tail", "table").lines(done))
     for piece in find("tail", "json").render(done):
         piece.encode()
@@ -121,11 +130,16 @@ DOC = made(
     process(None, None, start_s=7),
     instead=["python3 x.py (pid 7, user bob)"],
 )
-DOC["witnesses"] = {"kernel": {"absent": "no log"}, "network": {"absent": "", "ports": []}}
+DOC["witnesses"] = {
+    **kernel(("oom", 312, 1003, "Out of memory: Killed process 1003 (python)")),
+    **gpus(gpu(1000, 97, 0)),
+    **network(port(800_000_000)),
+    **ras(("gpu003", 1000, 0), missing=[("a", 1, "dead")]),
+}
 DOC["processes"][0] |= {
     "switches": [7, 170], "calls": [9, 990], "main_cpu_s": [0.5, 0.75],
     "waits_on": "read of /data/x (nfs4)", "locals": ["step: number = 7"],
-    "witnesses": {"logs": {"absent": "", "lines": ["a"]}},
+    "witnesses": {**waits(), **log("[PG ID 0] watchdog", path="/l", reports=[status(0, 41, 41)])},
     "below": [
         {"pid": 77, "parent": 1000, "kind": "loader worker", "command": "python", "state": "S",
          "wait_channel": "do_wait", "cpu_s": [0.5], "waits_on": "wait for child 78 (gcc)",

@@ -296,7 +296,7 @@ def logs(count):
         file = LogTail(f"/log/rank_{n}.log", 100, 1_800_000_000.0, 2.0, rows, None)
         unread = (UnreadFile(f"/log/{n}.err", "permission denied", True),) if n % 17 == 0 else ()
         grouping.add(gpu(n), NodeTail("x", (file,), unread, 0, 0, ""))
-    return grouping.done(
+    return grouping.document(
         pattern="/log/*", started="s", finished="f",
         unreachable=away(range(good, count * 9 // 10)),
         failed={gpu(n): f"no Python 3.9 on {gpu(n)}" for n in range(count * 9 // 10, count)},

@@ -145,25 +145,6 @@ def test_no_sense_is_no_observation(output, reason):
         nics.parse({"nics": output, "nic_routes": Output("", 0)}, Policy())
 
 
-@pytest.mark.parametrize(
-    "value", ["", "NaN", "-1", "9" * 5000, "[bold]x[/]\x1b]0;x\x07", "$(reboot)", "\udcff\u0661"]
-)
-def test_hostile_values_are_none_or_text(value):
-    hostile: dict[str, object] = dict.fromkeys([*BASES["SLAVE"], *BASES["BOND"]], value)
-    observed = node(
-        {"eth0": hostile, "$(reboot)": hostile, "[red]": dict(PORT)},
-        "upper=eth0", f"upper=eth0 {value}", f"master=nosuch {value}",
-        routes=DEFAULT[:1],
-    )  # fmt: skip
-    fleet = earlier(1.0, {"eth0.carrier_changes": 1, "eth0.rx_errors": -5})
-    eth0 = observed.interfaces["eth0"]
-    assert (eth0.speed_mbps, eth0.mtu, eth0.carrier, eth0.duplex, eth0.numa_node) == (None,) * 5
-    assert judged(observed, fleet)["link"][0] == "unknown"
-    assert judged(observed, fleet, nics=built.table(eth0={"mtu": 1500}))["mtu"][0] == "unknown"
-    assert json.dumps([plain(observed), nics.compared(observed), nics.counters(observed)])
-    assert nics.learned(observed)["nics"]["eth0"].keys() <= {"driver"}
-
-
 def test_what_peers_are_compared_by_and_what_is_learnt():
     observed = gpu_node()
     facts = nics.compared(observed)

@@ -32,7 +32,7 @@ from nodeready.subjects.rdma import checks
 from nodeready.subjects.rdma import facts as rdma
 from nodeready.subjects.rdma.facts import Rdma
 from tests import paths
-from tests.builders.judging import assert_wrong, by_name, judge_all, wrong
+from tests.builders.judging import assert_wrong, by_name, wrong
 from tests.cases import cases
 
 POLICY = Policy()
@@ -368,26 +368,6 @@ def test_nccl_gets_no_slower_port_and_none_that_is_down():
         assert ib_hca(node(devices), None)[1] == reason
     assert variable(("mlx5_1", "mlx5_2:2")) == "=mlx5_1,mlx5_2:2"
     assert variable(()) == ""
-
-
-HOSTILE = (
-    f"{IB_CLASS}/:x\n{IB_CLASS}/a:\n{IB_CLASS}//ports/1/state:4: ACTIVE\n"
-    f"{IB_CLASS}/b/ports/x/state:4\n"
-    f"{IB_CLASS}/b/ports/1/counters/symbol_error:{'9' * 5000}\n"
-    f"{IB_CLASS}/b/ports/1/lid:0x{'f' * 99}\n{IB_CLASS}/b/ports/1/rate:{'1' * 5000}G\n"
-    f"{IB_CLASS}/b/node_desc:\x1b[31m[bold]\x00\udcff\n{IB_CLASS}/b/device/uevent:=\n"
-    f"{IB_CLASS}/b/ports/1/gids/99999999999999999999999:fe80::1\n"
-    f"{IB_CLASS}/b/ports/1/state:{':' * 9999}\n{IB_CLASS}/b/device/net//operstate:up\n"
-)
-
-
-@pytest.mark.parametrize("cut", [0, 40, 97, 141, len(HOSTILE)])
-def test_hostile_and_truncated_text_raises_nothing_else(cut):
-    observed = parsed({}, HOSTILE[: len(HOSTILE) - cut])
-    fleet = FleetFacts(counters={"rdma": Counters(1, {"b/1.x": 1})})
-    results = judge_all(checks, observed, POLICY, fleet)
-    assert "ok" not in {r.status for r in results if r.check in ("rdma.state", "rdma.rate")}
-    rdma.compared(observed), rdma.learned(observed), rdma.counters(observed)
 
 
 def test_a_look_that_makes_no_sense():

@@ -11,8 +11,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nodeready.node.witnesses.flight_recorder import parse
 from nodeready.node.witnesses.logs import WatchdogReport
@@ -20,7 +18,6 @@ from nodeready.reports import json_report
 from nodeready.subjects.wire import plain
 from nodeready.triage.stacks import group as grouping
 from nodeready.triage.stacks.document import VERDICT_KINDS, Stacks
-from tests.builders.hostile import spoiled
 from tests.builders.traces import C10D, LOAD, REDUCE, TRAIN, process, trace
 from tests.builders.witnesses import (
     done,
@@ -385,28 +382,3 @@ def test_what_a_real_recorder_wrote_leads_to_the_culprit(names, kind, ranks, wor
     recordings = [plain(parse((DUMPS / name).read_bytes())) for name in names]
     witnesses = {rank: {"flight_recorder": one} for rank, one in enumerate(recordings)}
     test_the_verdict(job(ranks=4, by_rank=witnesses), kind, ranks, words, ())
-
-
-TRACES = job(
-    {3: BLOCKED},
-    {rank: {**recorder(3)[rank], **behind(6)[rank]} for rank in range(8)},
-    {
-        **{node: {**SPINS[node], **MOVING[node], **kernel(OOM)} for node in SPINS},
-        "gpu1": ras(
-            *(("gpu1", 1000 + rank, rank) for rank in range(8)), missing=[("a", 1, "dead")]
-        ),
-    },
-)
-OWNERS = [*TRACES, *(row for node in TRACES for row in node["processes"])]
-# A number of 401 digits is refused with its trace.
-STRANGE = spoiled(*(owner["witnesses"] for owner in OWNERS)).filter(
-    lambda witnesses: "0" * 400 not in json.dumps(witnesses)
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(STRANGE, min_size=len(OWNERS), max_size=len(OWNERS)))
-def test_strange_values_of_witnesses_raise_nothing(strange):
-    for owner, witnesses in zip(OWNERS, strange, strict=True):
-        owner["witnesses"] = witnesses
-    judged(TRACES)
