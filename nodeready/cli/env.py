@@ -68,7 +68,7 @@ def _environment(
 
 @click.command()
 @click.argument("inventory")
-# Shells evaluate its output: NODEREADY_FORMAT=json of the other commands does not apply.
+# Shells evaluate its output: NODEREADY_FORMAT=json, meant for reports, does not apply.
 @format_option(*names("env"), help="Output format.", general=False)
 @output_file("Write them to FILE, whole or not at all.")
 @option(

@@ -117,7 +117,7 @@ def up(nodes: int, profile: str | None, fault: str | None, slurm: bool, name: st
 @_name_option
 @click.option("--all", "every", is_flag=True, help="End every lab of this machine.")
 @click.pass_context
-def down_(context: click.Context, name: str, every: bool) -> None:
+def stop_lab(context: click.Context, name: str, every: bool) -> None:
     """Stop the lab, also after a crash, and remove every trace."""
     named = context.get_parameter_source("name") is click.core.ParameterSource.COMMANDLINE
     if every and named:

@@ -192,15 +192,12 @@ def hostfile_options(nodes: str) -> Callable[[Command], Command]:
     return lambda command: out(form(command))
 
 
-def since_option(things: str) -> Callable[[Command], Command]:
-    """``--since WHEN``, which ``past`` reads.
-
-    what: what is newer than that
-    """
+def since_option(noun: str) -> Callable[[Command], Command]:
+    """``--since WHEN``, which ``past`` reads. noun: of the selected objects"""
     return option(
         "--since",
         metavar="WHEN",
-        help=f"Only {things} since then: 2h, 3d, 08:30, 2026-03-01, 2026-03-01 08:30.",
+        help=f"Only {noun} since then: 2h, 3d, 08:30, 2026-03-01, 2026-03-01 08:30.",
     )
 
 

@@ -42,7 +42,7 @@ def _selected(only: str | None, skip: str | None) -> CheckSelection:
         raise Refused(str(error)) from None
     checks = chosen.checks
     if any(check.startswith("proof.") for check in checks) and "proof.user" not in checks:
-        # Without the user's session the other proofs are na, which would look like success.
+        # Without the user's session all further proofs are na, which would look like success.
         checks = (*checks, "proof.user")
     return CheckSelection(checks)
 

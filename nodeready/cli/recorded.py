@@ -109,9 +109,11 @@ def recorded_audit(
     started, screen = now(), options.screen()
     loaded, _, policies = load_targets(words, options)
     endpoints = {host.name: endpoint(host) for host in loaded}
-    for name, endpoint_ in endpoints.items():
-        if endpoint_.local:
-            endpoints[name] = endpoint_._replace(names=(*endpoint_.names, os.uname().nodename))
+    for name, node_endpoint in endpoints.items():
+        if node_endpoint.local:
+            endpoints[name] = node_endpoint._replace(
+                names=(*node_endpoint.names, os.uname().nodename)
+            )
     question = RecordedQuestion(
         policies, node_policy, selection, everything=not part, version=__version__
     )
@@ -122,7 +124,7 @@ def recorded_audit(
         raise click.ClickException(str(problem)) from None
     verdicts, strangers = assign_to_nodes(recorded_verdicts, names)
     moment = time.time()
-    reports_, about = reports(
+    node_reports, about = reports(
         verdicts, question, lambda name: distinguishing_groups(loaded, name, total), place, moment
     )
     if partial:
@@ -132,9 +134,9 @@ def recorded_audit(
             f"verdicts of {counted(len(strangers), 'host')} that are no node of the inventory:"
             f" {folded(strangers)}"
         )
-    if any(result.actual == NO_TEXT for node in reports_ for result in node.results):
+    if any(result.actual == NO_TEXT for node in node_reports for result in node.results):
         screen.note(
             "metrics have no texts: nodeready audit INVENTORY --limit @last-failed has them"
         )
-    audit_ = Audit(started, now(), digest(policies.values()), reports_, recorded=about)
-    return audit_, Targets(Local(), policies, loaded)
+    audit = Audit(started, now(), digest(policies.values()), node_reports, recorded=about)
+    return audit, Targets(Local(), policies, loaded)

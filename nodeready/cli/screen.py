@@ -315,7 +315,7 @@ def show(
     """Write a document in one of its formats to FILE of ``-o``, or to standard output.
 
     kind:    of the document, as in `registry.FORMATS`
-    silent:  print no table (-q, and all is well); files and machine formats are still written
+    silent:  print no table (-q without a finding); files and machine formats are still written
     options: beside those of the screen
     mode:    of a new FILE: 0600 for a job's data, which no other user may read
     Raises OSError when FILE cannot be written.

@@ -70,7 +70,7 @@ def _captured(
     all_threads: bool,
     directory: Path | None,
 ) -> tuple[Stacks, int]:
-    """Both rounds, the document, and the exit code."""
+    """The document of both rounds, and the exit code."""
     started = now()
     captured = _capture(nodes, config, screen)
     native = native and captured.complete
@@ -94,15 +94,15 @@ def _captured(
 def _for_a_check(source: str | None, form: str, output: str | None) -> None:
     """Refuse options that a check does not use."""
     if source is not None:
-        raise Refused("--check: looks at a job that runs; take --from out")
+        raise Refused("--check: needs a running job; remove --from")
     if form not in FORMATS["debuggable"]:
         raise Refused(f"--check: --format {' or '.join(FORMATS['debuggable'])}, not {form}")
     if output is not None:
-        raise Refused("--check: keeps no stacks; take -o out")
+        raise Refused("--check: keeps no stacks; remove -o")
 
 
 def _checked(nodes: Targets, config: StacksConfig, screen: Screen, form: str) -> int:
-    """Show what the job offers for debugging; returns the exit code."""
+    """Show how debuggable the job is. Returns the exit code."""
     started = now()
     config = replace(config, check=True, samples=1)
     captured = _capture(nodes, config, screen)
@@ -123,7 +123,7 @@ def _checked(nodes: Targets, config: StacksConfig, screen: Screen, form: str) ->
 
 
 def _from(source: str, all_threads: bool, directory: Path | None) -> tuple[Stacks, int]:
-    """Group what was captured before."""
+    """The stacks of an earlier capture, grouped."""
     try:
         traces, errors = archive.read(Path(source))
         if directory is not None:
@@ -299,20 +299,20 @@ def stacks(
     screen = options.screen()
     if check:
         _for_a_check(source, format, output)
-        targets, config_ = _nodes(inventory, local, options, config, screen)
+        targets, config = _nodes(inventory, local, options, config, screen)
         with targets.transport:
-            return _checked(targets, config_, screen, format)
+            return _checked(targets, config, screen, format)
     if source is not None and (native or locals or dump or ras):
-        raise Refused("--from: no node is asked; take --native, --locals, --dump and --ras out")
+        raise Refused("--from: asks no node; remove --native, --locals, --dump and --ras")
     directory = _own_directory(output)
     if source is not None:
         document, code = _from(source, all_threads, directory)
     else:
-        targets, config_ = _nodes(inventory, local, options, config, screen)
+        targets, config = _nodes(inventory, local, options, config, screen)
         with targets.transport:
             document, code = _captured(
                 targets,
-                config_,
+                config,
                 screen,
                 native=native,
                 all_threads=all_threads,

@@ -1,4 +1,4 @@
-"""What a person writes for a span of time, a moment or ports, and its value."""
+"""The values of options: spans of time, moments and ports."""
 
 from __future__ import annotations
 
@@ -12,35 +12,34 @@ from nodeready.cli.options import Refused
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-#: Longer ago than this nothing was written that anybody looks for.
-_MOST_S = 100 * 366 * 86400
+#: Maximum span: 100 years.
+_MAX_SPAN_S = 100 * 366 * 86400
 
 
 def span(words: str) -> int:
     """``90``, ``90s``, ``10m``, ``2h``, ``3d``, ``1w``; in seconds.
 
-    Raises ValueError with what it should be.
+    Raises ValueError with the expected forms.
     """
     match = re.fullmatch(r"([0-9]{1,12})([smhdw]?)", words.strip())
     seconds = int(match[1]) * _UNITS[match[2] or "s"] if match else 0
-    if not 0 < seconds <= _MOST_S:
+    if not 0 < seconds <= _MAX_SPAN_S:
         raise ValueError("must be a span of time, such as 90s, 10m, 2h, 3d or 1w")
     return seconds
 
 
-def seconds_ago(words: str, now: datetime) -> float:
-    """How many seconds before now a moment was: a span such as ``2h``, ``08:30`` of today,
-    ``2026-03-01``, ``2026-03-01 08:30``, ``2026-03-01T08:30:00Z``; without a zone, of this
-    machine's.
+def seconds_ago(words: str, present: datetime) -> float:
+    """The seconds between a moment and ``present``: a span such as ``2h``, ``08:30`` of today,
+    ``2026-03-01``, ``2026-03-01 08:30``, ``2026-03-01T08:30:00Z``; without a zone, this machine's.
 
-    now: with its zone. Raises ValueError with what it should be.
+    present: with its zone. Raises ValueError with the expected forms.
     """
     text = words.strip()
     try:
         if re.fullmatch(r"[0-9]+[smhdw]", text):
             return span(text)
         if re.fullmatch(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?", text):
-            text = f"{now.date().isoformat()} {text:0>5}"
+            text = f"{present.date().isoformat()} {text:0>5}"
         # Before Python 3.11, fromisoformat does not know the Z.
         moment = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
         timestamp = (moment if moment.tzinfo else moment.astimezone()).timestamp()
@@ -48,14 +47,14 @@ def seconds_ago(words: str, now: datetime) -> float:
         raise ValueError(
             "must be a moment or a span, such as 08:30, 2026-03-01 08:30 or 2h"
         ) from None
-    if timestamp >= now.timestamp():
+    if timestamp >= present.timestamp():
         raise ValueError("is not in the past")
-    return now.timestamp() - timestamp
+    return present.timestamp() - timestamp
 
 
-def epoch_seconds(words: str, now: datetime) -> float:
-    """The same moment in seconds since 1970. Raises ValueError with what it should be."""
-    return now.timestamp() - seconds_ago(words, now)
+def epoch_seconds(words: str, present: datetime) -> float:
+    """The same moment in seconds since 1970. Raises ValueError with the expected forms."""
+    return present.timestamp() - seconds_ago(words, present)
 
 
 def past(since: str | None, read: Callable[[str, datetime], float]) -> float:

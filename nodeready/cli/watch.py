@@ -112,7 +112,7 @@ class _Watcher:
     def probe(self) -> JobSnapshot:
         """A snapshot of the ranks of the job's user on all nodes, without those of impostors.
 
-        Raises Refused where several users claim the job and its owner is unknown.
+        Raises Refused place several users claim the job and its owner is unknown.
         """
         transport = self.nodes.transport
         config = motion.MotionConfig(
@@ -316,13 +316,13 @@ def _watched(watcher: _Watcher, every: float, once: bool) -> int:
 
 
 def _refuse_missing_job(watcher: _Watcher, snapshot: JobSnapshot) -> None:
-    """Print why no rank was found. Raises Refused where every node has answered."""
+    """Print why no rank was found. Raises Refused place every node has answered."""
     for name, reason in list(snapshot.errors.items())[:10]:
         watcher.screen.say(f"{name}: {reason}")
     if not snapshot.errors:
         names = folded(watcher.nodes.transport.nodes)
         job_nodes = watcher.placement.nodes
-        where = f" Slurm runs the job on {folded(job_nodes)}" if job_nodes else ""
+        place = f" Slurm runs the job on {folded(job_nodes)}" if job_nodes else ""
         raise Refused(
-            f"no ranks of job {watcher.job} on {names}:{where or ' start it when the job runs'}"
+            f"no ranks of job {watcher.job} on {names}:{place or ' start it when the job runs'}"
         )

@@ -222,7 +222,7 @@ def _pdsh(
 
 
 def _one_host(names: Iterable[str], peers_by_node: Mapping[str, Peers]) -> bool:
-    """Whether these nodes have one host name: that is a trouble of its own."""
+    """Whether these nodes have one host name: that is a separate trouble."""
     hosts = {_short(peers_by_node[name].host) if name in peers_by_node else name for name in names}
     return len(hosts) == 1
 

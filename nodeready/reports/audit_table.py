@@ -269,8 +269,8 @@ def _no_go_reasons(ready: Ready, is_whole: bool, room: int) -> Iterator[StyledLi
     maximum = len(rows) if is_whole else _MAX_REASONS
     for checks, names in rows[:maximum]:
         shown = nodes(names, NO_LIMIT) if is_whole else fits(names, max(20, room // 3))
-        who_: list[Part] = [] if len(rows) == 1 else [(shown, "bold"), "  "]
-        text = line(" " * _INDENT, *who_, checks)
+        names_part: list[Part] = [] if len(rows) == 1 else [(shown, "bold"), "  "]
+        text = line(" " * _INDENT, *names_part, checks)
         yield text if is_whole or len(rows) == 1 else text.cut(_INDENT + room - 3)
     if rows[maximum:]:
         yield line(" " * _INDENT, (f"and {len(rows) - maximum} more (-v shows them)", "bold"))

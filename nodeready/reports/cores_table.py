@@ -174,8 +174,8 @@ def summary(cores: Cores) -> str:
     """``4 cores on 2 nodes: 3 read, of 1 kind; 1 not read``."""
     if not cores.crashes:
         return f"no core found on {counted(len(cores.nodes) - len(cores.errors), 'node')}"
-    nodes_ = counted(len({crash.node for crash in cores.crashes}), "node")
-    text = f"{counted(len(cores.crashes), 'core')} on {nodes_}: {len(cores.read)} read"
+    node_count = counted(len({crash.node for crash in cores.crashes}), "node")
+    text = f"{counted(len(cores.crashes), 'core')} on {node_count}: {len(cores.read)} read"
     if cores.groups:
         text += f", of {counted(len(cores.groups), 'kind')}"
     return f"{text}; {len(cores.unread)} not read" if cores.unread else text

@@ -13,7 +13,7 @@ from nodeready.text import counted, sanitise
 from nodeready.triage.stacks.debuggable import Debuggable
 
 #: Columns of the ranks and of the nodes of an item; of a node set without an answer.
-_WHO, _NODES = 30, 160
+_MAX_SET, _NODES = 30, 160
 
 
 def debuggable(document: Debuggable, options: Options = PLAIN) -> Iterator[StyledLine]:
@@ -29,14 +29,14 @@ def debuggable(document: Debuggable, options: Options = PLAIN) -> Iterator[Style
         owner = ""
         if finding.processes < maximum:
             is_whole = options.verbose > 0
-            owner = ranks(finding.ranks, NO_LIMIT if is_whole else _WHO) or counted(
+            owner = ranks(finding.ranks, NO_LIMIT if is_whole else _MAX_SET) or counted(
                 finding.processes, "process", "processes"
             )
-            owner += f" on {nodes(finding.nodes, NO_LIMIT if is_whole else _WHO)}: "
-        word_ = (f"{finding.result:<9}", STYLES[finding.result])
-        yield line(word_, f"{finding.item:<13}{owner}{sanitise(finding.found)[:MAX_TEXT]}")
+            owner += f" on {nodes(finding.nodes, NO_LIMIT if is_whole else _MAX_SET)}: "
+        result = (f"{finding.result:<9}", STYLES[finding.result])
+        yield line(result, f"{finding.item:<13}{owner}{sanitise(finding.found)[:MAX_TEXT]}")
         if finding.fix and finding.result != "ok":
             yield line(" " * 22, f"{sanitise(finding.fix)[:MAX_TEXT]}")
     for reason, names in reasons(document.errors.items(), options.verbose):
-        who_ = nodes(names, NO_LIMIT if options.verbose or not options.lines else _NODES)
-        yield line(("unknown  ", STYLES["unknown"]), f"{who_}: {sanitise(reason)[:MAX_TEXT]}")
+        node_set = nodes(names, NO_LIMIT if options.verbose or not options.lines else _NODES)
+        yield line(("unknown  ", STYLES["unknown"]), f"{node_set}: {sanitise(reason)[:MAX_TEXT]}")

@@ -46,15 +46,15 @@ def _merge_similar(
     rows: list[tuple[SmokeSuspect, tuple[str, ...]]],
 ) -> list[tuple[SmokeSuspect, tuple[str, ...]]]:
     """The rows, with one row for nodes with similar evidence."""
-    nodes_ = {
+    suspect_of_node = {
         names[0]: suspect for suspect, names in rows if suspect.kind == NODE and len(names) == 1
     }
-    similar = fold_similar((suspect.evidence, name) for name, suspect in nodes_.items())
+    similar = fold_similar((suspect.evidence, name) for name, suspect in suspect_of_node.items())
     merged = {row.names[0]: row for row in similar}
     merged_rows: list[tuple[SmokeSuspect, tuple[str, ...]]] = []
     for suspect, names in rows:
         row = merged.get(names[0])
-        if nodes_.get(names[0]) is not suspect:
+        if suspect_of_node.get(names[0]) is not suspect:
             merged_rows.append((suspect, names))
         elif row is not None:
             merged_rows.append(

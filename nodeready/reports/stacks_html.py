@@ -131,7 +131,7 @@ class _Card:
     """A group with its place in the page.
 
     number:  from 1
-    is_largest: the other groups are compared with this one
+    is_largest: the reference of all groups
     is_overtaken: other groups have moved on from its last call
     """
 

@@ -168,8 +168,8 @@ class _StacksTable(TableLayout):
         yield from self.native_and_threads(group)
         processes = self.processes.get(number, [])
         if self.verbose or len(processes) <= _FEW:
-            for process_ in processes:
-                yield self.detail((self.process(process_, len(processes) > 1), "dim"))
+            for member in processes:
+                yield self.detail((self.process(member, len(processes) > 1), "dim"))
         elif group.states:
             yield self.fit(self.detail(("state ", "dim"), (_few(group.states), "dim")))
         # A single word adds nothing to the wait channel.

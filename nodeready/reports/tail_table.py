@@ -166,7 +166,7 @@ def show(tail: TailDocument, options: Options = PLAIN) -> Iterator[StyledLine]:
 
 
 def _end(tail: TailDocument, groups: int) -> Iterator[StyledLine]:
-    nodes_ = {node for g in tail.groups if g.kind in ("stopped", "lines") for node in g.nodes}
+    names = {node for g in tail.groups if g.kind in ("stopped", "lines") for node in g.nodes}
     yield line("")
     if not tail.complete:
         yield line(("partial      ", STYLES["warn"]), "interrupted: not all nodes answered")
@@ -174,7 +174,7 @@ def _end(tail: TailDocument, groups: int) -> Iterator[StyledLine]:
         files = counted(tail.left_out, "file matches", "files match")
         yield line(f"{files}, too, and were written before these: --max-files takes more")
     yield line(
-        f"{counted(tail.files, 'file')} on {counted(len(nodes_), 'node')}, "
+        f"{counted(tail.files, 'file')} on {counted(len(names), 'node')}, "
         f"{counted(groups, 'group')}"
     )
     if groups > _MAX_GROUPS and groups * 2 > tail.files:

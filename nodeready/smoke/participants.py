@@ -45,7 +45,7 @@ _START_S = 85.0
 #: When most nodes have started, the remaining nodes get this multiple of the slowest start, and at
 #: least these seconds.
 _START_TIMES, _MIN_START_S = 4, 20.0
-#: Seconds between two checks of which nodes have started.
+#: Seconds between two checks for nodes that have started.
 _TICK_S = 0.2
 #: Listeners and ranks outlive the deadline by this at most, if the connection does not end them.
 _LONGER_S = 5

@@ -160,7 +160,7 @@ class Sweep:
     def _confirm_loss(
         self, name: str, peers: Sequence[str], place: int, direction: str
     ) -> Steps[str]:
-        """The evidence that this node loses packets; "" where there is none."""
+        """The evidence that this node loses packets, or ""."""
         suspected: list[Trial] = []
         good: list[Trial] = []
         control = TrialRequest(SWEEP, (peers[0], peers[1]))

@@ -101,7 +101,7 @@ def retry_alternately(
     is_flaky: bool = False,
 ) -> Steps[str]:
     """Test suspects (a node beside one, beside another) and good nodes in turns. Returns the
-    evidence against the suspect; "" where there is none."""
+    evidence against the suspect, or ""."""
     suspected: list[Trial] = []
     good: list[Trial] = []
     control = TrialRequest(SWEEP if purpose == SWEEP else CONTROL, good_nodes)

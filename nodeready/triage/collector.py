@@ -295,8 +295,8 @@ class EvidenceCollector:
         """The differences from the policy on the job's nodes."""
         with self.audit_nodes(self._job_nodes) as audit:
             directory.make_part("audit")
-            for extension, pieces in self.render("audit", audit).items():
-                directory.write(f"audit/audit{extension}", pieces)
+            for extension, texts in self.render("audit", audit).items():
+                directory.write(f"audit/audit{extension}", texts)
         errors = {node.name: node.error for node in audit.nodes if node.error}
         unreached = tuple(node.name for node in audit.nodes if node.status == "unreachable")
         failing = sum(node.status == "fail" for node in audit.nodes)

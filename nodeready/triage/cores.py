@@ -474,7 +474,7 @@ def signal_name(number: int | None) -> str:
 def group_crashes(crashes: Sequence[Crash]) -> tuple[CoreGroup, ...]:
     """The crashes with a backtrace, equal ones together.
 
-    The group of the earliest crash is first: it may be the cause of the others, which lost a peer.
+    The group of the earliest crash is first: it may be the cause of later crashes.
     """
     by_key: dict[tuple[object, ...], list[int]] = {}
     readable = [index for index, crash in enumerate(crashes) if not crash.core.unread]

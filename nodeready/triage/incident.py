@@ -42,7 +42,7 @@ class Part:
 
     name:    `stacks`, `logs`, `cores` or `audit`: also the directory of its files
     status:  see STATUSES
-    content: what it has, one line
+    content: summary, one line
     reason:  why it is incomplete; "": it is complete
     errors:  node -> why it gave nothing, one line
     files:   in the directory of the incident, sorted
@@ -139,9 +139,9 @@ class Directory:
         make_directory(path, _DIRECTORY_MODE)
         return path
 
-    def write(self, name: str, pieces: Iterable[str]) -> None:
+    def write(self, name: str, texts: Iterable[str]) -> None:
         """Write one file of the directory, completely or not at all. Raises OSError."""
-        write_atomically(self.path / name, pieces, _MODE, keep_mode=False)
+        write_atomically(self.path / name, texts, _MODE, keep_mode=False)
 
     def remove(self) -> None:
         """Remove the directory and the archive. Raises OSError."""
@@ -212,7 +212,7 @@ def pack(directory: Directory, moment: str, names: Iterable[str]) -> None:
     write_atomically(directory.archive, [archive.getvalue()], _MODE, keep_mode=False)
 
 
-# --- The parts, one after the other.
+# --- The parts, one at a time.
 
 #: Takes one part: writes its files below the directory, and returns its description.
 PartTaker = Callable[[Directory], Part]

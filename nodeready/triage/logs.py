@@ -180,8 +180,8 @@ def normalise(lines: Iterable[str], names: re.Pattern[str], ranks: FileRanks) ->
         own_global = own_ranks | printed if len(printed) == 1 else own_ranks
 
     def replace_rank(match: re.Match[str]) -> str:
-        own = own_ranks if match[1][:5].lower() == _LOCAL else own_global
-        is_own = not own_ranks or _rank_of(match[2]) in own
+        is_local = match[1][:5].lower() == _LOCAL
+        is_own = not own_ranks or _rank_of(match[2]) in (own_ranks if is_local else own_global)
         return f"{match[1]}<rank>" if is_own else match[0]
 
     def replace_prefix(match: re.Match[str]) -> str:
@@ -404,7 +404,7 @@ class Grouping:
             for (kind, reason), files in self._unread.items()
         ]
         groups += self._read_groups()
-        # Of groups of equal size, the one that stopped first: the others may have followed it.
+        # Of groups of equal size, the group that stopped first: later groups may have followed it.
         groups.sort(
             key=lambda group: (
                 KINDS.index(group.kind),
@@ -496,7 +496,7 @@ def parse_tail(text: str, nonce: str) -> NodeTail:
 
 @dataclass(frozen=True)
 class Fetched:
-    """The tail of one node. error: why there is none, one line; kind: of the failure"""
+    """The tail of one node. error: one line, if the tail is missing; kind: of the failure"""
 
     tail: NodeTail | None = None
     error: str = ""

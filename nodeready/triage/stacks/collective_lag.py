@@ -111,7 +111,7 @@ class CollectiveReader(StatementBuilder):
         common: Sequence[tuple[str, Sequence[int]]],
         elsewhere_of: Mapping[int, str],
     ) -> list[Lag]:
-        """The lags; a late rank that waits in another group is marked as no root."""
+        """The lags; a late rank that waits in another group is marked as chained."""
         kept_lags = []
         for lag in lags:
             stuck = [call for call, ranks in common if set(lag.ranks) <= set(ranks)]

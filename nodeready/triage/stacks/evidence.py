@@ -288,7 +288,7 @@ class Evidence:
 _UNREADABLE = (wire.DecodeError, TypeError, KeyError, AttributeError, ValueError)
 
 
-#: Words, one of which is in every error; and the errors.
+#: Every error contains one of these words; the patterns of errors.
 _ERROR_WORDS = ("rror", "xception", "out of memory", "Segmentation")
 _ERROR = re.compile(
     r"^\S*(?:Error|Exception)\b|\bCUDA error|\b\w+Error: |out of memory|Segmentation fault"

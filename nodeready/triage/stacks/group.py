@@ -320,7 +320,7 @@ class TraceCollector:
         elif trace["instead"]:
             self.instead[node] = trace["instead"]
         numbers = self.stacks.numbers(trace)
-        # Each trace brings new string objects, most of which are equal.
+        # Each trace brings new string objects, and most of them are equal.
         shared = self._texts.setdefault
         for process in trace["processes"]:
             job = self._job_of(process, node)
@@ -378,7 +378,7 @@ class TraceCollector:
         job_key = (slurm, "", "", False) if slurm else ("", user, name, is_claim)
         job = self.jobs.get(job_key)
         if job is None:
-            # Each trace brings new string objects, most of which are equal.
+            # Each trace brings new string objects, and most of them are equal.
             name = slurm or self._texts.setdefault(name, name)
             user = self._texts.setdefault(user, user)
             job = self.jobs[job_key] = TracedJob(name, user, bool(slurm), is_claim)

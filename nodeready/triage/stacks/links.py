@@ -1,4 +1,4 @@
-"""The ranks that a rank waits for, over all nodes: those at the other end of its waits."""
+"""The ranks that a rank waits for, over all nodes: the opposite ends of its waits."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Links:
             self._owner[end] = place if self._owner.get(end, place) == place else None
 
     def owner(self, node: str, text: str) -> Place | None:
-        """The process at the other end; None: not known, or no rank's."""
+        """The process at the opposite end; None: not known, or no rank."""
         if text.startswith("pid "):
             return node, int(text[4:]) if text[4:].isdecimal() else 0
         return self._owner.get(text) or self._owner.get(text.partition(" ")[0])

@@ -78,8 +78,8 @@ class CallDifference(NamedTuple):
 def call_difference(calls: Iterable[tuple[CallProgress, Sequence[int]]]) -> CallDifference | None:
     """Where a group's ranks differ; None: no rank waits. calls: progress -> the ranks with it.
 
-    A call that one rank has completed was called by all: a rank whose record shows it in that call
-    waits for no rank there. Records are late: gloo's of a call that has just ended, and NCCL's
+    All ranks have made a call that one rank has completed: a rank with that call pending waits for
+    no rank there. Records are late: gloo's of a call that has just ended, and NCCL's
     until the watchdog polls again.
     """
     states = list(calls)

@@ -910,7 +910,7 @@ def _ordered(groups: Sequence[Group], verdict: Verdict) -> tuple[int, ...]:
 
 
 def _with_roles(groups: Sequence[Group], verdict: Verdict, by_witness: bool) -> Iterator[Group]:
-    """A group is a suspect, whatever its stack, if a witness names all of its ranks."""
+    """The groups with their final roles: a group is a suspect if a witness names all its ranks."""
     odd = verdict.kind == "disagree" and by_witness and len(verdict.suspects) == 1
     first = (
         verdict.suspects[0]
