@@ -31,7 +31,7 @@ from nodeready.node.proofs.mesh import (
 )
 from nodeready.ready import localize
 from nodeready.ready.localize import BOTH, PAIR, SOURCE, TARGET, ReachAttempt
-from nodeready.subjects.proof.facts import Blocked, Mesh
+from nodeready.subjects.proof.mesh_facts import Blocked, Mesh
 from nodeready.transport.base import SshPeer
 
 # --- Why a connection failed, in words, from what the connecting node saw.

@@ -11,10 +11,8 @@ from nodeready.node.proofs.mesh import CONNECT_S, TOKEN_S, Listening, MeshRound
 from nodeready.ready import mesh
 from nodeready.subjects import wire
 from nodeready.subjects.base import Unknown
-from nodeready.subjects.proof.facts import (
-    Mesh,
-    ProofConfig,
-)
+from nodeready.subjects.proof.facts import ProofConfig
+from nodeready.subjects.proof.mesh_facts import Mesh
 from nodeready.transport.base import (
     Transport,
     request,

@@ -7,7 +7,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from nodeready.ready.localize import PAIR, TARGET, ReachAttempt, ReachFinding, attribute
-from nodeready.subjects.proof.facts import Missing, PdshRun, Peers, Reach, Same, SshTry, Trouble
+from nodeready.subjects.proof.peer_facts import (
+    Missing,
+    PdshRun,
+    Peers,
+    Reach,
+    Same,
+    SshTry,
+    Trouble,
+)
 from nodeready.subjects.ssh_client.login_failures import cause_of
 
 #: (source, target) -> (key of the cause, output); ("", "") for a login that worked.

@@ -19,11 +19,11 @@ from nodeready.subjects.proof.facts import (
     COLLECTIVE,
     MESH,
     SESSION,
-    Peers,
     ProofConfig,
     Proved,
     ProvedCollective,
 )
+from nodeready.subjects.proof.peer_facts import Peers
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.transport.base import (
     INTERRUPTED,

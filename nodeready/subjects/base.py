@@ -269,10 +269,9 @@ def number(text: str, noun: str) -> int:
         raise ProbeError(f"{noun} is no number", text) from None
 
 
-def cached_per_node(make: Callable[..., Made]) -> Callable[..., Made]:
-    """Cache the function's last result: several checks call it with the same arguments.
-
-    The arguments, such as the observation, are compared by identity.
+def cached_last(make: Callable[..., Made]) -> Callable[..., Made]:
+    """Cache the function's last result: the checks of a node, or the nodes of a run, pass the same
+    arguments. They are compared by identity: hashing a large fleet's takes milliseconds per node.
     """
     last: list[tuple[tuple[Any, ...], Made]] = []
 
@@ -283,21 +282,6 @@ def cached_per_node(make: Callable[..., Made]) -> Callable[..., Made]:
         return last[0][1]
 
     return cached
-
-
-def cached_per_fleet(make: Callable[[tuple[str, ...]], Made]) -> Callable[[tuple[str, ...]], Made]:
-    """Cache the function's last result: every node of a run passes the same tuple.
-
-    The tuple is compared by identity: hashing a large fleet's takes milliseconds per node.
-    """
-    last: list[tuple[tuple[str, ...], Made]] = []
-
-    def made(nodes: tuple[str, ...]) -> Made:
-        if not last or last[0][0] is not nodes:
-            last[:] = [(nodes, make(nodes))]
-        return last[0][1]
-
-    return made
 
 
 def frozen(observation: Any) -> Any:

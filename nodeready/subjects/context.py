@@ -17,7 +17,8 @@ from nodeready.subjects.base import Unknown
 from nodeready.subjects.fleet import ALONE, Counters, FleetFacts
 from nodeready.subjects.judging import judge
 from nodeready.subjects.nics.facts import Nics
-from nodeready.subjects.proof.facts import Mesh, Proved
+from nodeready.subjects.proof.facts import Proved
+from nodeready.subjects.proof.mesh_facts import Mesh
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot

@@ -19,6 +19,7 @@ from nodeready.lab import LabNode
 from nodeready.policy import Policy
 from nodeready.subjects import probe_answer, probe_script, snapshot
 from nodeready.subjects.proof import facts as proved
+from nodeready.subjects.proof.debugger_facts import Attach, Control
 from nodeready.subjects.snapshot import Snapshot
 from tests.attacks.conftest import Person
 from tests.builders.proof import configured, line, put_py_spy
@@ -292,6 +293,6 @@ def test_the_jobs_user_does_not_say_what_root_saw(mallory):
     command = line(config)
     done = node.run(command.line, input=command.stdin, check=False)
     seen = proved.read(done.stdout, config)
-    assert isinstance(seen.attach, proved.Attach), done.stdout
-    assert isinstance(seen.control, proved.Control), done.stdout
+    assert isinstance(seen.attach, Attach), done.stdout
+    assert isinstance(seen.control, Control), done.stdout
     assert "forged" not in done.stdout

@@ -12,7 +12,15 @@ from nodeready.node import payload
 from nodeready.policy import Policy
 from nodeready.subjects.proof import checks as proof
 from nodeready.subjects.proof import facts as proved
-from nodeready.subjects.proof.facts import DebuggerAttempt, Limit, Proved, User
+from nodeready.subjects.proof.debugger_facts import (
+    Attach,
+    Control,
+    DebuggerAttempt,
+    Guards,
+    Tracers,
+)
+from nodeready.subjects.proof.facts import Proved
+from nodeready.subjects.proof.session_facts import Limit, SessionLimits, User
 from tests.builders.judging import by_name
 
 SPY = "/usr/local/bin/py-spy"
@@ -22,17 +30,17 @@ TAG = "nodeready:test"
 ANY_LIMITS = Policy(limit_core="0", limit_memlock="0", limit_nofile=256)
 
 GOOD = DebuggerAttempt("/usr/local/bin/py-spy", good=True, limit_s=10, state="S")
-NO_GUARDS = proved.Guards(None, None, capable=False, bounded=False)
-AS_ROOT = proved.Guards(None, None, capable=True, bounded=False)
-LIMITS = proved.SessionLimits(*[Limit(-1, -1)] * 2, Limit(1048576, 1048576), (), (), 1048576)
+NO_GUARDS = Guards(None, None, capable=False, bounded=False)
+AS_ROOT = Guards(None, None, capable=True, bounded=False)
+LIMITS = SessionLimits(*[Limit(-1, -1)] * 2, Limit(1048576, 1048576), (), (), 1048576)
 
 #: A node on which everything is as it should be.
 WELL = Proved(
     User("ml", 2000, True, ""),
     limits=LIMITS,
-    attach=proved.Attach(NO_GUARDS, "", GOOD, GOOD, GOOD),
-    control=proved.Control(AS_ROOT, "", GOOD),
-    tracers=proved.Tracers(NO_GUARDS, "", GOOD, GOOD),
+    attach=Attach(NO_GUARDS, "", GOOD, GOOD, GOOD),
+    control=Control(AS_ROOT, "", GOOD),
+    tracers=Tracers(NO_GUARDS, "", GOOD, GOOD),
 )
 
 

@@ -27,16 +27,16 @@ from nodeready.node.runtime import (
     status,
 )
 from nodeready.node.users_file import rights_of
-from nodeready.subjects.proof.facts import (
+from nodeready.subjects.proof.debugger_facts import (
     NO_START,
     NOEXEC,
     Attach,
     Control,
     DebuggerAttempt,
     Guards,
-    ProofConfig,
     Tracers,
 )
+from nodeready.subjects.proof.facts import ProofConfig
 
 # --- One tool on one canary: how the tool ended, and in which state it left its target.
 

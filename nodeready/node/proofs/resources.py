@@ -18,7 +18,8 @@ from pathlib import Path
 
 from nodeready.node.proofs.session import name_of
 from nodeready.node.runtime import ProcessSupervisor
-from nodeready.subjects.proof.facts import SHM, DeviceNode, JobDirectory, ProofConfig, Resources
+from nodeready.subjects.proof.facts import ProofConfig
+from nodeready.subjects.proof.session_facts import SHM, DeviceNode, JobDirectory, Resources
 
 #: The files that CUDA, ROCm, NCCL and MPI open.
 _DEVICES = (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from nodeready.node.proofs.mesh import Try
 from nodeready.subjects import wire
-from nodeready.subjects.proof.facts import Busy
+from nodeready.subjects.proof.mesh_facts import Busy
 
 #: The engines, best first: the job's own library, the vendor's test program, our own ring.
 TORCH, NCCL_TESTS, RING = ENGINES = ("torch", "nccl-tests", "ring")

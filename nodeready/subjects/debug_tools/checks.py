@@ -13,7 +13,7 @@ from nodeready.subjects.debug_tools.facts import (
     DebugTools,
     unusable,
 )
-from nodeready.subjects.proof.facts import NOEXEC
+from nodeready.subjects.proof.debugger_facts import NOEXEC
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, some, warn
 
 #: The machines for which py-spy's wheels hold a static binary.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from operator import attrgetter
 from typing import Any
 
-from nodeready.subjects.base import cached_per_node
+from nodeready.subjects.base import cached_last
 from nodeready.subjects.gpus.amd_gpu import is_integrated
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, PciGpu, Tool
 from nodeready.subjects.iommu.instincts import MODELS
@@ -42,7 +42,7 @@ def expected_gpus(observed: Gpus, vendor: str = "") -> list[PciGpu]:
     return [gpu for gpu in _find_expected_gpus(observed) if vendor in ("", gpu.vendor)]
 
 
-@cached_per_node
+@cached_last
 def _find_expected_gpus(observed: Gpus) -> list[PciGpu]:
     gpus = []
     for gpu in observed.pci:

@@ -19,7 +19,7 @@ from nodeready.subjects.base import (
     Probe,
     ProbeError,
     Section,
-    cached_per_node,
+    cached_last,
     frozen,
     number,
 )
@@ -129,7 +129,7 @@ class Nics:
         return {name: interface for name, interface in self.interfaces.items() if name in named}
 
 
-@cached_per_node
+@cached_last
 def _interfaces_in_use(observed: Nics) -> frozenset[str | None]:
     """The names of the configured interfaces, without those of a policy and those to peers."""
     named = {observed.default_interface}
@@ -251,7 +251,7 @@ def reaching(observed: Nics, addresses: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda name: (-counts[name], name)))
 
 
-@cached_per_node
+@cached_last
 def peer_interfaces(observed: Nics, fleet: FleetFacts) -> tuple[str, ...]:
     """The interfaces that reach other nodes of the run, by falling count of nodes."""
     return () if fleet.addresses is None else reaching(observed, fleet.addresses)

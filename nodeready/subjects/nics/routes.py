@@ -11,11 +11,11 @@ from __future__ import annotations
 import ipaddress
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from nodeready.subjects.base import Output, Section, cached_per_fleet
+from nodeready.subjects.base import Output, Section, cached_last
 
 
 def link_local(network: str) -> bool:
@@ -156,8 +156,8 @@ def _sorted(addresses: tuple[str, ...]) -> dict[int, list[int]]:
     return {version: sorted(numbers) for version, numbers in numbers_by_version.items()}
 
 
-address_set = cached_per_fleet(frozenset)
-_sorted_fleet = cached_per_fleet(_sorted)
+address_set: Callable[[tuple[str, ...]], frozenset[str]] = cached_last(frozenset)
+_sorted_fleet = cached_last(_sorted)
 
 
 def count_reached(

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypedDict
 
 from nodeready.policy import Policy
 from nodeready.subjects import sysctl
-from nodeready.subjects.base import Output, Probe, ProbeError, Section, cached_per_node, number
+from nodeready.subjects.base import Output, Probe, ProbeError, Section, cached_last, number
 from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.ports import firewall, rule_listing
 from nodeready.subjects.ports.firewall import Firewall, judge_nodes
@@ -392,7 +392,7 @@ def _hosts(output: Output) -> tuple[str, ...]:
     return tuple(addresses)
 
 
-@cached_per_node
+@cached_last
 def fleet_firewall(observed: Ports, fleet: FleetFacts) -> Firewall:
     """The packet filter's effect on connections with the run's nodes.
 

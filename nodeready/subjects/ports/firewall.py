@@ -14,7 +14,7 @@ from functools import cache, cached_property, lru_cache
 from typing import ClassVar
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import Output, cached_per_fleet
+from nodeready.subjects.base import Output, cached_last
 from nodeready.subjects.parsed_template import fast_replace
 from nodeready.subjects.ports import nft
 from nodeready.subjects.ports.iptables import CUT, parse_ipsets, parse_iptables_rules
@@ -225,7 +225,7 @@ def _spans_of(peers: tuple[str, ...]) -> list[tuple[int, int, int]]:
     return [span for peer in peers if (span := span_of(peer))]
 
 
-_spans = cached_per_fleet(_spans_of)
+_spans = cached_last(_spans_of)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from nodeready.policy import Policy
-from nodeready.subjects.proof.facts import (
-    COLLECTIVE,
-    Proved,
-    ProvedCollective,
-)
+from nodeready.subjects.proof.facts import COLLECTIVE, Proved, ProvedCollective
 from nodeready.subjects.proof.preconditions import observation
 from nodeready.subjects.result import (
     Result,

@@ -7,20 +7,20 @@ from dataclasses import replace
 from nodeready.policy import Policy
 from nodeready.subjects.core_dumps.facts import core_directory
 from nodeready.subjects.limits.limits_conf import ITEMS
-from nodeready.subjects.proof.facts import (
+from nodeready.subjects.proof.core_facts import (
     MIN_CORE_LIMIT,
     PROGRAM,
     SHELL_CORE_BYTES,
     CoreDirectory,
-    Proved,
     ProvedCore,
-    SessionLimits,
 )
+from nodeready.subjects.proof.facts import Proved
 from nodeready.subjects.proof.preconditions import (
     DEPLOY_ONLY,
     observation,
     other_sessions,
 )
+from nodeready.subjects.proof.session_facts import SessionLimits
 from nodeready.subjects.proof.session_limits import limit_text, low_limits
 from nodeready.subjects.result import (
     Result,

@@ -6,23 +6,22 @@ from dataclasses import replace
 
 from nodeready.policy import Policy
 from nodeready.subjects.access import MAY_EXECUTE, PACKAGED
-from nodeready.subjects.proof.facts import (
+from nodeready.subjects.proof.debugger_facts import (
     NO_START,
     NOEXEC,
-    UNFINISHED,
     Attach,
     Control,
     DebuggerAttempt,
     Guards,
-    Proved,
     Tracers,
-    User,
 )
+from nodeready.subjects.proof.facts import UNFINISHED, Proved
 from nodeready.subjects.proof.preconditions import (
     DEPLOY_ONLY,
     observation,
     other_sessions,
 )
+from nodeready.subjects.proof.session_facts import User
 from nodeready.subjects.result import (
     Result,
     check,

@@ -6,15 +6,10 @@ from nodeready.policy import Policy
 from nodeready.shell import quote
 from nodeready.subjects.own_files import beatable
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, VARIABLE
-from nodeready.subjects.proof.facts import (
-    Peers,
-    Proved,
-    RcmdDefault,
-    Reach,
-    Trouble,
-    User,
-)
+from nodeready.subjects.proof.facts import Proved
+from nodeready.subjects.proof.peer_facts import Peers, RcmdDefault, Reach, Trouble
 from nodeready.subjects.proof.preconditions import observation
+from nodeready.subjects.proof.session_facts import User
 from nodeready.subjects.result import (
     Result,
     check,

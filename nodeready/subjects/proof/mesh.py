@@ -5,12 +5,8 @@ from __future__ import annotations
 from nodeready.policy import Policy
 from nodeready.subjects.ports.checks import ports_text
 from nodeready.subjects.ports.port_ranges import range_text
-from nodeready.subjects.proof.facts import (
-    MESH,
-    Blocked,
-    Mesh,
-    Proved,
-)
+from nodeready.subjects.proof.facts import MESH, Proved
+from nodeready.subjects.proof.mesh_facts import Blocked, Mesh
 from nodeready.subjects.proof.preconditions import observation
 from nodeready.subjects.result import (
     Result,

@@ -6,14 +6,8 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from nodeready.subjects.base import Unknown
-from nodeready.subjects.proof.facts import (
-    SESSION_NAMES,
-    Logins,
-    Proved,
-    Service,
-    SessionProof,
-    User,
-)
+from nodeready.subjects.proof.facts import Proved, SessionProof
+from nodeready.subjects.proof.session_facts import SESSION_NAMES, Logins, Service, User
 from nodeready.subjects.result import Result, na, unknown
 
 _T = TypeVar("_T")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from nodeready.policy import Policy
 from nodeready.shell import quote
-from nodeready.subjects.proof.facts import SHM, JobDirectory, Proved, Resources
+from nodeready.subjects.proof.facts import Proved
 from nodeready.subjects.proof.preconditions import (
     observation,
 )
+from nodeready.subjects.proof.session_facts import SHM, JobDirectory, Resources
 from nodeready.subjects.result import Result, check, fail, ok, some, warn
 
 

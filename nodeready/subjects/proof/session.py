@@ -5,18 +5,13 @@ from __future__ import annotations
 import re
 
 from nodeready.policy import Policy
-from nodeready.subjects.proof.facts import (
-    Logins,
-    Proved,
-    SessionLimits,
-    SessionProof,
-    User,
-)
+from nodeready.subjects.proof.facts import Proved, SessionProof
 from nodeready.subjects.proof.preconditions import (
     other_sessions,
     pam_service,
     unknown_result,
 )
+from nodeready.subjects.proof.session_facts import Logins, SessionLimits, User
 from nodeready.subjects.result import (
     Result,
     check,

@@ -18,21 +18,20 @@ from nodeready.subjects.limits.limits_conf import (
     parse_pam_limits,
     span,
 )
-from nodeready.subjects.proof.facts import (
+from nodeready.subjects.proof.core_facts import ProvedCore
+from nodeready.subjects.proof.facts import Proved, SessionProof
+from nodeready.subjects.proof.preconditions import (
+    observation,
+    pam_service,
+)
+from nodeready.subjects.proof.session_facts import (
     OTHER_ITEMS,
     SESSION_NAMES,
     Limit,
     Logins,
     PamLine,
-    Proved,
-    ProvedCore,
     Service,
     SessionLimits,
-    SessionProof,
-)
-from nodeready.subjects.proof.preconditions import (
-    observation,
-    pam_service,
 )
 from nodeready.subjects.result import (
     Result,

@@ -11,7 +11,7 @@ import re
 from nodeready.policy import Policy
 from nodeready.policy.fields import rows
 from nodeready.shell import quote
-from nodeready.subjects.base import cached_per_node
+from nodeready.subjects.base import cached_last
 from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.rdma.device import PMA_COUNTERS, PcieLink, RdmaDevice, RdmaPort
 from nodeready.subjects.rdma.facts import PROBE, Rdma, compared, counters, derived, learned
@@ -60,7 +60,7 @@ def adapter_ports(observed: Rdma) -> Ports:
     return dict(_find_adapter_ports(observed))
 
 
-@cached_per_node
+@cached_last
 def _find_adapter_ports(observed: Rdma) -> Ports:
     return {
         port.name: (device, port)
@@ -120,7 +120,7 @@ def configured(observed: Rdma, policy: Policy) -> Ports:
     return dict(_in_use(observed))
 
 
-@cached_per_node
+@cached_last
 def _in_use(observed: Rdma) -> Ports:
     cards: dict[str, Ports] = {}
     for name, (device, port) in _find_adapter_ports(observed).items():

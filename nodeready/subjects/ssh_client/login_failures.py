@@ -17,7 +17,7 @@ OF_FILE = re.compile(r"(?:Bad owner or permissions on|Can't open user config fil
 class LoginCause:
     """One cause.
 
-    key:     the cause's name, in `nodeready.subjects.proof.facts.Trouble`
+    key:     the cause's name, in `nodeready.subjects.proof.peer_facts.Trouble`
     pattern: matches ssh's message; "": another sign than a message tells the cause
     words:   the fault; ``{user}`` is the job's user, ``{said}`` ssh's message
     fix:     what a person does about the cause; ``{file}`` is the file that the message names

@@ -24,6 +24,16 @@ from nodeready.subjects import judging, snapshot, wire
 from nodeready.subjects.base import ProbeError, Unknown
 from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.proof import facts as proof
+from nodeready.subjects.proof.core_facts import CoreDirectory, ProvedCore
+from nodeready.subjects.proof.peer_facts import PdshAnswer, PdshRun, Peers, RcmdDefault, SshTry
+from nodeready.subjects.proof.session_facts import (
+    Limit,
+    LimitsLine,
+    Logins,
+    PamLine,
+    Service,
+    User,
+)
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.transport.base import Reply, rows
 from nodeready.triage.logs import Grouping, parse_tail
@@ -69,23 +79,23 @@ KINDS = {
     "seen": gcore.Preview(*(0 for _ in gcore.Preview.__dataclass_fields__)),
     "listening": mesh.Listening("t", (29500,), (mesh.Busy(1, "x"),), ("10.1.0.5",)),
     "round": mesh.MeshRound(1, "n", ("::1",), "", "::1", (mesh.Try(1, "ok", 0.5, ""),), 1),
-    "user": proof.User("ml", 2000, True, ""),
+    "user": User("ml", 2000, True, ""),
     "limits": proved.LIMITS,
     "attach": proved.WELL.attach,
-    "core_proof": proof.ProvedCore("core", directory=proof.CoreDirectory("/c")),
-    "peers": proof.Peers(
-        "n", True, (proof.SshTry("m", 0, "m", ""),), True,
-        proof.PdshRun(("m",), (proof.PdshAnswer("m", "x"),), 0, ""),
-        (proof.RcmdDefault("login", "rsh", "rsh", "/etc/profile:3", False, ""),),
+    "core_proof": ProvedCore("core", directory=CoreDirectory("/c")),
+    "peers": Peers(
+        "n", True, (SshTry("m", 0, "m", ""),), True,
+        PdshRun(("m",), (PdshAnswer("m", "x"),), 0, ""),
+        (RcmdDefault("login", "rsh", "rsh", "/etc/profile:3", False, ""),),
     ),
     "ssh": proof.SessionProof(
-        "", False, proved.LIMITS, proved.WELL.attach, proof.ProvedCore("core")
+        "", False, proved.LIMITS, proved.WELL.attach, ProvedCore("core")
     ),
     "step": proof.SessionProof("Requested nodes are busy"),
-    "logins": proof.Logins(
-        (proof.Service("ssh", "/p", True, (proof.PamLine("limits", "conf=/x", "/p:1"),)),),
-        True, "/run/nologin", "down", False, (proof.Limit(0, -1),), (),
-        (proof.LimitsLine("/l", 1, "ml - core 0"),), ("ml",),
+    "logins": Logins(
+        (Service("ssh", "/p", True, (PamLine("limits", "conf=/x", "/p:1"),)),),
+        True, "/run/nologin", "down", False, (Limit(0, -1),), (),
+        (LimitsLine("/l", 1, "ml - core 0"),), ("ml",),
     ),
 }  # fmt: skip
 
@@ -101,7 +111,7 @@ def read_row(text: str, name: str) -> None:
         one_line(problem.reason)
     config = proved.configured()
     seen = proof.read(text.replace("N ", f"{config.nonce} "), config)
-    assert isinstance(seen.user, (proof.User, Unknown))
+    assert isinstance(seen.user, (User, Unknown))
 
 
 LOG = tail.LogTail("/log/rank_1.log", 9, 1.6e9, 5.0, ("step 1 12:00:00", "a" * 99), 3)

@@ -25,7 +25,7 @@ from nodeready.node.cores.listing import CoreFile, Listing
 from nodeready.node.proofs import mesh
 from nodeready.ready.mesh_run import run_mesh
 from nodeready.subjects.base import Unknown
-from nodeready.subjects.proof.facts import Mesh
+from nodeready.subjects.proof.mesh_facts import Mesh
 from nodeready.transport.base import Answer, NodeChannel, Reply, Request
 from tests.builders.hostile import envelope, look, recorded
 from tests.builders.traces import LOAD, REDUCE, process, trace

@@ -19,7 +19,9 @@ from nodeready.ready.mesh import (
 )
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import mesh as mesh_checks
-from nodeready.subjects.proof.facts import Blocked, Busy, Mesh, Proved, User
+from nodeready.subjects.proof.facts import Proved
+from nodeready.subjects.proof.mesh_facts import Blocked, Busy, Mesh
+from nodeready.subjects.proof.session_facts import User
 from tests.cases import cases
 
 SPAN = (29500, 29502)

@@ -20,7 +20,8 @@ from nodeready.subjects.context import mesh_passed
 from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.ports import checks, firewall
 from nodeready.subjects.ports.firewall import Firewall
-from nodeready.subjects.proof.facts import Blocked, Mesh, Proved
+from nodeready.subjects.proof.facts import Proved
+from nodeready.subjects.proof.mesh_facts import Blocked, Mesh
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders.job_env import ports
 from tests.builders.judging import by_id

@@ -12,7 +12,30 @@ from nodeready.policy import Policy
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import checks as proof
 from nodeready.subjects.proof import facts
-from nodeready.subjects.proof.facts import DebuggerAttempt, Limit, Proved, User
+from nodeready.subjects.proof.core_facts import CoreDirectory, ProvedCore
+from nodeready.subjects.proof.debugger_facts import (
+    NO_START,
+    Attach,
+    Control,
+    DebuggerAttempt,
+    Guards,
+    Tracers,
+)
+from nodeready.subjects.proof.facts import Proved
+from nodeready.subjects.proof.session_facts import (
+    OTHER_ITEMS,
+    SHM,
+    DeviceNode,
+    JobDirectory,
+    Limit,
+    LimitsLine,
+    Logins,
+    PamLine,
+    Resources,
+    Service,
+    SessionLimits,
+    User,
+)
 from tests.builders.judging import by_name
 from tests.builders.proof import AS_ROOT, GOOD, LIMITS, NO_GUARDS, SPY, WELL, judged
 from tests.builders.verdicts import assert_verdict, policy_of
@@ -27,7 +50,7 @@ def limit(value: int | list[int]) -> Limit:
     return Limit(soft, hard)
 
 
-def limits(good: facts.SessionLimits, changes: dict[str, Any]) -> facts.SessionLimits:
+def limits(good: SessionLimits, changes: dict[str, Any]) -> SessionLimits:
     """The limits of a session; `before`, "same": PAM gave what the session has."""
     values = {
         name: limit(changes[name]) for name in changes if name in ("core", "nofile", "memlock")
@@ -38,20 +61,18 @@ def limits(good: facts.SessionLimits, changes: dict[str, Any]) -> facts.SessionL
         before = (changed.core, changed.memlock, changed.nofile)
     elif "before" in changes:
         before = tuple(map(limit, before))
-    others = tuple(changes.get("others", {}).get(item, -1) for item in facts.OTHER_ITEMS)
+    others = tuple(changes.get("others", {}).get(item, -1) for item in OTHER_ITEMS)
     ceiling = tuple(changes.get("ceiling", good.ceiling))
     return replace(changed, before=before, ceiling=ceiling, further=others)
 
 
-def service(good: facts.Service, lines: list[str] | None) -> facts.Service:
+def service(good: Service, lines: list[str] | None) -> Service:
     """A service's PAM lines, as `NUMBER MODULE WORDS`; None: its file cannot be read."""
     if lines is None:
         return replace(good, is_complete=False, lines=())
     path = good.path or f"/etc/pam.d/{good.name}"
     parts = [f"{line} ".split(" ", 2) for line in lines]
-    pam_lines = [
-        facts.PamLine(name, words.strip(), f"{path}:{number}") for number, name, words in parts
-    ]
+    pam_lines = [PamLine(name, words.strip(), f"{path}:{number}") for number, name, words in parts]
     return replace(good, path=path, lines=tuple(pam_lines))
 
 
@@ -59,11 +80,11 @@ PLAIN = (Limit(-1, -1), Limit(-1, -1), Limit(1048576, 1048576))
 SU = replace(LIMITS, opener="su", before=PLAIN)
 SSH, SRUN = replace(SU, opener="ssh"), replace(LIMITS, opener="srun")
 SERVICES = (
-    service(facts.Service("ssh", "/etc/pam.d/sshd", True, ()), ["7 nologin", "40 limits"]),
-    service(facts.Service("su", "/etc/pam.d/su", True, ()), ["52 limits"]),
-    facts.Service("slurm", "", True, ()),
+    service(Service("ssh", "/etc/pam.d/sshd", True, ()), ["7 nologin", "40 limits"]),
+    service(Service("su", "/etc/pam.d/su", True, ()), ["52 limits"]),
+    Service("slurm", "", True, ()),
 )
-LOGINS = facts.Logins(
+LOGINS = Logins(
     SERVICES, use_pam=True, nologin="", notice="", shutdown=False,
     sshd=(*PLAIN[:2], Limit(1024, 524288)), slurmd=(), lines=(),
     domains=("ml", ":2000", "@:2000", "@ml", "@:3000", "@gpu"),
@@ -80,20 +101,20 @@ WAYS = {
 }
 
 
-def way(value: str | dict[str, Any], good: facts.SessionLimits) -> facts.SessionProof | Unknown:
+def way(value: str | dict[str, Any], good: SessionLimits) -> facts.SessionProof | Unknown:
     """A session with these limits, or why there is none."""
     if isinstance(value, str):
         return WAYS.get(value) or facts.SessionProof(value)
     return facts.SessionProof("", limits=limits(good, value))
 
 
-def logins(case: dict[str, Any]) -> facts.Logins | None:
+def logins(case: dict[str, Any]) -> Logins | None:
     changes = case.get("logins", {})
     if changes is None:
         return None
     rows = {key: tuple(map(limit, changes[key])) for key in ("sshd", "slurmd") if key in changes}
     text = case.get("own", case.get("line"))
-    lines = (facts.LimitsLine("/etc/security/limits.d/x.conf", 3, text),) if text else ()
+    lines = (LimitsLine("/etc/security/limits.d/x.conf", 3, text),) if text else ()
     pam = case.get("pam", {})
     services = tuple(service(s, pam[s.name]) if s.name in pam else s for s in SERVICES)
     return replace(LOGINS, **{**changes, **rows}, lines=lines, services=services)
@@ -134,7 +155,7 @@ def attempt(value: Any) -> DebuggerAttempt | None:
     if isinstance(value, dict):
         return (
             DebuggerAttempt(SPY, **value)
-            if value.get("rc") == facts.NO_START
+            if value.get("rc") == NO_START
             else replace(GOOD, **value)
         )
     refused = replace(GOOD, good=False, rc=1, complaint="Error: Permission Denied", refused=True)
@@ -150,9 +171,9 @@ def attached(case: dict[str, Any]) -> Proved:
     return replace(
         WELL,
         user=User("ml", case.get("uid", 2000), True, ""),
-        attach=facts.Attach(guards, "", tried, tried, tried),
+        attach=Attach(guards, "", tried, tried, tried),
         tracers=replace(WELL.tracers, guards=guards, gdb=tried, strace=tried),
-        control=facts.Control(root_guards, "", root) if root else None,
+        control=Control(root_guards, "", root) if root else None,
     )
 
 
@@ -200,7 +221,7 @@ def test_without_a_session_or_a_canary_no_tool_is_judged():
 
 def test_a_waived_core_does_not_hide_its_limit():
     zero = replace(SU, core=Limit(0, -1), before=(Limit(0, -1), *PLAIN[1:]))
-    core = facts.ProvedCore("/c/core.%p", dumped=False, limit_bytes=0, expected="/c/core.1")
+    core = ProvedCore("/c/core.%p", dumped=False, limit_bytes=0, expected="/c/core.1")
     by_ssh = facts.SessionProof("", limits=replace(zero, opener="ssh"))
     observed = replace(SESSIONS, limits=zero, ssh=by_ssh, core=core)
     assert proof.core(observed, Policy()).status == "fail"
@@ -216,7 +237,7 @@ def test_a_gdb_that_only_one_way_in_breaks_is_told_of_that_way():
     broken = replace(
         GOOD, good=False, rc=127, complaint="gdb: error while loading shared libraries"
     )
-    way = facts.SessionProof("", tracers=facts.Tracers(NO_GUARDS, "", broken, GOOD))
+    way = facts.SessionProof("", tracers=Tracers(NO_GUARDS, "", broken, GOOD))
     for name, words in (("ssh", "by ssh"), ("shell", "by a shell as sshd starts it")):
         observed = replace(SESSIONS, **{"ssh": facts.SessionProof("no key"), name: way})
         result = proof.gdb(observed, Policy())
@@ -227,24 +248,23 @@ def test_a_gdb_that_only_one_way_in_breaks_is_told_of_that_way():
 def test_what_ssh_alone_refuses_is_told_of_ssh():
     refused = DebuggerAttempt(SPY, rc=1, complaint="Permission denied", refused=True)
     by_ssh = facts.SessionProof(
-        "", attach=facts.Attach(facts.Guards(None, None, False, True), "", refused, None, None)
+        "",
+        attach=Attach(Guards(None, None, False, True), "", refused, None, None),
     )
     result = proof.attach(replace(SESSIONS, ssh=by_ssh), Policy())
     assert result.status == "fail"
     assert result.actual.startswith("by ssh: refused")
-    late = facts.SessionProof("", attach=facts.Attach(NO_GUARDS, "", None, None, None))
+    late = facts.SessionProof("", attach=Attach(NO_GUARDS, "", None, None, None))
     assert proof.attach(replace(SESSIONS, ssh=late), Policy()).status == "ok"
 
 
 def test_a_core_that_ssh_alone_does_not_leave_is_told_of_ssh():
-    whole = facts.ProvedCore(
+    whole = ProvedCore(
         "/var/crash/core.%e.%p.%h.%t", dumped=True, path="/var/crash/c", size_bytes=9,
         whole_bytes=9, gdb="/usr/bin/gdb", frames=3,
     )  # fmt: skip
     policy = Policy(core_pattern=whole.pattern)
-    lost = replace(
-        whole, dumped=False, path="", directory=facts.CoreDirectory("/var/crash", "No such")
-    )
+    lost = replace(whole, dumped=False, path="", directory=CoreDirectory("/var/crash", "No such"))
     assert proof.core(replace(SESSIONS, core=whole), policy).status == "ok"
     by_ssh = facts.SessionProof("", core=lost)
     result = proof.core(replace(SESSIONS, core=whole, ssh=by_ssh), policy)
@@ -258,14 +278,14 @@ def test_a_core_that_ssh_alone_does_not_leave_is_told_of_ssh():
 @pytest.mark.parametrize("case", cases(__file__, "data/resources.json"))
 def test_what_a_job_uses_can_be_used(case):
     """open(2), mmap(2), mount(8) noexec."""
-    paths = ("/tmp", facts.SHM, "/home/ml")
+    paths = ("/tmp", SHM, "/home/ml")
     errors, exec_errors = case.get("errors", {}), case.get("exec_errors", {})
     places = [
-        facts.JobDirectory(path, errors.get(path, ""), exec_errors.get(path, ""), 4 << 30)
+        JobDirectory(path, errors.get(path, ""), exec_errors.get(path, ""), 4 << 30)
         for path in paths
     ]
-    devices = [facts.DeviceNode(*row) for row in case.get("devices", [])]
-    observed = facts.Resources(tuple(places), tuple(devices), "/home/ml", case.get("memory_bytes"))
+    devices = [DeviceNode(*row) for row in case.get("devices", [])]
+    observed = Resources(tuple(places), tuple(devices), "/home/ml", case.get("memory_bytes"))
     policy = Policy(shm_min_mb=case.get("shm_min_mb", 0))
     result = proof.resources(replace(SESSIONS, resources=observed), policy)
     assert (result.status, case["words"] in result.actual) == (case["status"], True), result
@@ -312,7 +332,7 @@ def test_what_pam_asks(tmp_path, monkeypatch, case):
             f"{line.module} {line.words}".strip() + f":{line.source.rpartition(':')[2]}"
             for line in observed.lines
         ]
-    assert session._service("su", "none") == facts.Service("su", "", True, ())
+    assert session._service("su", "none") == Service("su", "", True, ())
 
 
 def test_whether_a_step_would_show_less():

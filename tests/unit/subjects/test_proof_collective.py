@@ -17,7 +17,8 @@ from nodeready.smoke.document import SmokeNode, SmokeReport
 from nodeready.smoke.knowledge import SmokeSuspect
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import checks, facts
-from nodeready.subjects.proof.facts import Proved, ProvedCollective, User
+from nodeready.subjects.proof.facts import Proved, ProvedCollective
+from nodeready.subjects.proof.session_facts import User
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import UNREACHABLE, Failure, Key
 from nodeready.transport.snapshots import SnapshotReply
@@ -45,7 +46,8 @@ def test_what_is_judged_of_a_node(case):
 def smoke(*nodes: SmokeNode, suspects: tuple[SmokeSuspect, ...] = (), **more: Any) -> SmokeReport:
     values: dict[str, Any] = {
         "started": "", "finished": "", "complete": True, "engine": "torch 2.13.0 over nccl",
-        "proves": "NCCL", "control": "", "budget_s": 300, "tests": 9, "alone": 4, "rounds": 3,
+        "proves": "NCCL", "control": "", "budget_s": 300, "tests": 9, "single_node_tests": 4,
+        "rounds": 3,
         "nodes": nodes, "suspects": suspects, "links": (),
     }  # fmt: skip
     return SmokeReport(**{**values, **more})

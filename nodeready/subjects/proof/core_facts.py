@@ -1,0 +1,117 @@
+"""The core of a canary that crashed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nodeready.subjects import wire
+
+#: Seconds that the kernel may take to write the core of a shell, some 400 kB.
+DUMP_S = 10
+
+
+#: The programs of core_pattern that store crash reports and notify a person.
+REPORTERS = ("apport", "abrt-hook-ccpp")
+
+
+@dataclass(frozen=True)
+class CoreDirectory:
+    """The directory in which the core was to be written.
+
+    error:      why the path cannot be used as a directory; "": it can
+    mode:       permission bits
+    writable:   for the user
+    free_bytes: bytes that the user may still write there
+    free_files: files that can still be made there; None: the file system does not count files
+    """
+
+    path: wire.Path
+    error: wire.Line = ""
+    mode: wire.Count = 0
+    writable: bool = False
+    read_only: bool = False
+    free_bytes: wire.Number = 0
+    free_files: wire.Number | None = None
+
+
+@dataclass(frozen=True)
+class ProvedCore:
+    """What the crash of a canary, a sleeping /bin/sh, left.
+
+    pattern:       kernel.core_pattern as the session sees it
+    handler:       the program to which the pattern pipes; "": the pattern names a file
+    handler_there: that program exists
+    skipped:       why the canary was not crashed; "": it was
+    dumped:        the kernel says that it wrote a core, whole or not, or piped one (WCOREDUMP);
+                   None: it had not finished after ``dump_s`` seconds
+    dumpable:      the canary was dumpable; False: its user may not read /bin/sh
+    limit_bytes:   the session's soft core limit; None: unlimited
+    expected:      the path that the pattern gives, ``*`` for what only the kernel knows
+    path:          where the core was found; "": nowhere
+    stray:         the core lay in the working directory, where the pattern does not say
+    size_bytes:    of the core that was found
+    whole_bytes:   the size that the core's own headers give; None: they give none
+    directory:     of ``expected``; None for a handler, or when only the kernel knows its name
+    gdb:           gdb's path; "": not installed
+    gdb_said:      the complaint of gdb or coredumpctl
+    frames:        of the backtrace that gdb read from the core
+    leftover:      what could not be removed, and why; "": nothing
+    """
+
+    JSON_KEYS: ClassVar = {"leftover": "left"}
+
+    pattern: wire.Path
+    handler: wire.Path = ""
+    handler_there: bool = True
+    skipped: wire.Line = ""
+    dumped: bool | None = False
+    dump_s: wire.Count = DUMP_S
+    dumpable: bool = True
+    limit_bytes: wire.Number | None = None
+    expected: wire.Path = ""
+    path: wire.Path = ""
+    stray: bool = False
+    size_bytes: wire.Number = 0
+    whole_bytes: int | None = None
+    directory: CoreDirectory | None = None
+    gdb: wire.Path = ""
+    gdb_said: str = ""
+    frames: wire.Count = 0
+    leftover: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is a core, and its headers name no missing part."""
+        if self.whole_bytes is None:
+            return bool(self.path) and self.handler != "" and not self.stray
+        return bool(self.path) and self.size_bytes >= self.whole_bytes
+
+    @property
+    def is_cut_by_limit(self) -> bool:
+        """Whether the session's core limit is the reason that there is no complete core.
+
+        The kernel heeds the limit when it writes a file and not when it pipes a core.
+        systemd-coredump heeds it as upstream builds the program (RHEL, SLES).
+        """
+        limit = self.limit_bytes
+        if limit is None or self.skipped or self.dumped is None or self.is_complete:
+            return False
+        if self.handler and self.dumped:
+            by_systemd = self.handler.endswith(f"/{PROGRAM}")
+            return by_systemd and not self.path and limit < MIN_CORE_LIMIT
+        if not self.dumped:
+            return not self.handler and limit < MIN_CORE_LIMIT
+        return bool(self.path) and limit < (self.whole_bytes or SHELL_CORE_BYTES)
+
+
+#: The program of core_pattern that keeps cores in its own store.
+PROGRAM = "systemd-coredump"
+
+
+#: Bytes of a core limit below which the kernel writes no core: most machines' ELF_EXEC_PAGESIZE.
+MIN_CORE_LIMIT = 4096
+
+
+#: Minimum bytes of a core of /bin/sh, where the core's headers do not give its size.
+SHELL_CORE_BYTES = 65536
