@@ -129,7 +129,7 @@ def replies(names: str) -> dict[Key, Any]:
 
 
 def proofs_of(of: ready.ReadyTask, observed: dict[Key, Any]) -> dict[str, Any]:
-    proved = ready._with_proofs(of, observed, {}, ready._together(of, observed))
+    proved = ready._with_proofs(of, observed, {}, ready._collectives(of, observed))
     return {reply.name: reply.snapshot["proof"].collective for reply in proved if reply.snapshot}
 
 
@@ -140,7 +140,7 @@ def test_it_is_made_over_the_nodes_that_were_reached_and_only_when_it_is_wanted(
     assert proofs_of(task(asked, ready.WantedProofs()), observed) == {"a": None, "b": None}
     assert asked == [("a", "b")]
     # A node of which the test says nothing is unknown.
-    silent = task([], together=lambda names: {"a": GOOD})
+    silent = task([], collective=lambda names: {"a": GOOD})
     assert proofs_of(silent, replies("abc")) == {"a": GOOD, "b": SILENT, "c": SILENT}
 
 
@@ -149,7 +149,7 @@ def test_one_node_alone_is_not_tested_and_an_interrupt_asks_for_nothing_more():
     assert proofs_of(task(asked, names="a"), replies("a")) == {"a": ProvedCollective(1)}
     interrupted = task(asked)
     interrupted.transport.interrupted = True
-    assert ready._together(interrupted, replies("abc")) == {}
+    assert ready._collectives(interrupted, replies("abc")) == {}
     assert asked == []
 
 
@@ -168,9 +168,9 @@ def test_the_command_hands_its_nodes_time_and_screen_to_the_smoke_test(monkeypat
     )
     monkeypatch.setattr(run, "smoke", test)
     screen: Any = SimpleNamespace(note="note", progress="progress")
-    given = task([], deadline=7.0, budget_s=90, given={"10.0.0.1": "a"})
+    given = task([], deadline=7.0, budget_s=90, inventory_addresses={"10.0.0.1": "a"})
     assert set(command._collective(given, ("a", "c"), screen)) == {"a", "c"}
     wanted, *told = asked
     assert (wanted.transport, wanted.deadline, wanted.budget_s) == (given.transport, 7.0, 90)
-    assert (list(wanted.policies), wanted.given) == (["a", "c"], {"10.0.0.1": "a"})
+    assert (list(wanted.policies), wanted.inventory_addresses) == (["a", "c"], {"10.0.0.1": "a"})
     assert told == ["note", "progress"]
