@@ -166,12 +166,12 @@ def _opening(observed: Firewall, ports: str) -> str:
     both_ends, manager = f"{first}:{last or first}", observed.manager
     if observed.how != "dropped by":
         return f"take {ports} out of that rule, or give jobs another port_range"
-    if any(word in observed.packets_text for word in ("answers", "follows", "send")):
+    if any(word in observed.packets_text for word in ("answers", "later packets")):
         if manager == "iptables":
             chain = "OUTPUT" if observed.chain.endswith(" OUTPUT") else "INPUT"
             return f"iptables -I {chain} -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT"
         return "in front of that rule: ct state established,related accept"
-    if "way" in observed.packets_text:
+    if "connections" in observed.packets_text:
         if manager == "ufw":
             return f"ufw allow out proto tcp to CLUSTER_NETWORK port {both_ends}"
         if manager == "iptables":

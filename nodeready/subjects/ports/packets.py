@@ -61,7 +61,7 @@ class PacketKind:
     inbound: bool
     first: bool
     syn: bool
-    words: str = "{}"
+    words: str
 
     @property
     def reply(self) -> bool:
@@ -74,29 +74,19 @@ class PacketKind:
 
 
 #: The packets that a job needs, the most informative first.
-PACKETS = (
-    PacketKind(outgoing=False, inbound=True, first=True, syn=True),
-    PacketKind(outgoing=False, inbound=False, first=False, syn=True, words="the answers from {}"),
-    PacketKind(outgoing=False, inbound=True, first=False, syn=False, words="what follows to {}"),
-    PacketKind(
-        outgoing=False, inbound=False, first=False, syn=False, words="what follows from {}"
-    ),
-    PacketKind(
-        outgoing=True, inbound=False, first=True, syn=True, words="the way to other nodes' {}"
-    ),
-    PacketKind(
-        outgoing=True, inbound=True, first=False, syn=True, words="the answers of other nodes' {}"
-    ),
-    PacketKind(
-        outgoing=True,
-        inbound=False,
-        first=False,
-        syn=False,
-        words="what follows to other nodes' {}",
-    ),
-    PacketKind(
-        outgoing=True, inbound=True, first=False, syn=False, words="what other nodes' {} send"
-    ),
+PACKETS = tuple(
+    PacketKind(*values)
+    for values in (
+        # outgoing, inbound, first, syn, words
+        (False, True, True, True, "{}"),
+        (False, False, False, True, "the answers from {}"),
+        (False, True, False, False, "later packets to {}"),
+        (False, False, False, False, "later packets from {}"),
+        (True, False, True, True, "connections to other nodes' {}"),
+        (True, True, False, True, "the answers of other nodes' {}"),
+        (True, False, False, False, "later packets to other nodes' {}"),
+        (True, True, False, False, "later packets from other nodes' {}"),
+    )
 )
 
 
