@@ -48,12 +48,14 @@ def _add(rows: list[bytes], line: bytes) -> bool:
     return b"\0" not in row
 
 
-def last_lines(rows: list[bytes], count: int, like: re.Pattern[str] | None = None) -> LastLines:
+def last_lines(
+    rows: list[bytes], count: int, expression: re.Pattern[str] | None = None
+) -> LastLines:
     """The last ``count`` of these lines, or of the lines that contain the expression."""
-    if like is None:
+    if expression is None:
         return LastLines(tuple(_text(row) for row in rows[-count:]), None)
     texts = (row.decode("utf-8", "replace") for row in rows)
-    hits = [text for text in texts if like.search(text)]
+    hits = [text for text in texts if expression.search(text)]
     return LastLines(tuple(_cut(text) for text in hits[-count:]), len(hits))
 
 

@@ -80,11 +80,11 @@ class PatternWalk:
                 for child in self._subdirectories(parent, MAX_DEPTH):
                     yield from self._expand_words([child], remaining or ["*"])
         elif _MAGIC.search(word):
-            like = re.compile(fnmatch.translate(word))
+            expression = re.compile(fnmatch.translate(word))
             for parent in parents:
                 hits = [
                     match
-                    for name in self._list(parent, like)
+                    for name in self._list(parent, expression)
                     if word[0] == "." or name[0] != "."
                     for match in self._enter(parent, name, last=not remaining)
                 ]
@@ -107,7 +107,7 @@ class PatternWalk:
         except OSError as error:
             self.on_error(shown, error)
 
-    def _list(self, parent: PathMatch, like: re.Pattern[str] | None = None) -> list[str]:
+    def _list(self, parent: PathMatch, expression: re.Pattern[str] | None = None) -> list[str]:
         """The matching names in this directory, sorted; of too many names, only some."""
         names: list[str] = []
         try:
@@ -115,7 +115,7 @@ class PatternWalk:
             with users_file.scan(parent.resolved) as entries:
                 for entry in entries:
                     self._names += 1
-                    if like is None or like.match(entry.name):
+                    if expression is None or expression.match(entry.name):
                         names.append(entry.name)
                     if self._names > MAX_NAMES:
                         self.too_many = MAX_NAMES

@@ -179,7 +179,7 @@ class TailReader:
         self.config, self.send, self.hung, self.left_out = config, send, hung, left_out
         self.used_s = defaultdict(float, used_s)
         self.mounts = own_mounts()
-        self.like = re.compile(config.grep) if config.grep else None
+        self.expression = re.compile(config.grep) if config.grep else None
         self.device, self.name = "", open_own_name()
 
     def touch(self, real: str) -> None:
@@ -279,7 +279,9 @@ class TailReader:
             self.touch(match.real)
             # The file may have grown since it was found.
             status = os.fstat(handle)
-            rows = _rows(handle, status.st_size, self.config.lines, is_whole=self.like is not None)
+            rows = _rows(
+                handle, status.st_size, self.config.lines, is_whole=self.expression is not None
+            )
         except OSError as error:
             self.report_error(match.shown, error)
             return
@@ -288,9 +290,11 @@ class TailReader:
         if rows is None:
             self.unread(match.shown, "is no text", fault=False)
             return
-        if self.like:
+        if self.expression:
             self.send({"search": match.shown, "owner": hit.owner})
-        self.send({"file": asdict(_file(match.shown, status, rows, self.config.lines, self.like))})
+        self.send(
+            {"file": asdict(_file(match.shown, status, rows, self.config.lines, self.expression))}
+        )
 
 
 def _rows(handle: int, size: int, count: int, *, is_whole: bool) -> list[bytes] | None:
@@ -312,9 +316,9 @@ def _file(
     status: os.stat_result,
     rows: list[bytes],
     count: int,
-    like: re.Pattern[str] | None = None,
+    expression: re.Pattern[str] | None = None,
 ) -> LogTail:
-    lines, matches = last_lines(rows, count, like)
+    lines, matches = last_lines(rows, count, expression)
     age = time.time() - status.st_mtime
     log_reports = reports(
         row[:_MAX_LINE_BYTES].decode("utf-8", "replace") for row in _last_rows(rows)
@@ -518,7 +522,7 @@ def read_tail(config: TailConfig) -> NodeTail:
     return answer.tail()
 
 
-def packed(config: TailConfig, tail: NodeTail) -> str:
+def answer_line(config: TailConfig, tail: NodeTail) -> str:
     """The answer as the program's line."""
     text = json.dumps(asdict(tail), separators=(",", ":")).encode("ascii")
     return f'{config.nonce} tail "{base64.b64encode(zlib.compress(text)).decode("ascii")}"'
@@ -532,4 +536,4 @@ def main(config: TailConfig) -> None:
         tail = read_tail(config)
     except re.error as error:
         tail = NodeTail(os.uname().nodename, (), (), 0, 0, f"--grep: {error}")
-    print(packed(config, tail), flush=True)
+    print(answer_line(config, tail), flush=True)

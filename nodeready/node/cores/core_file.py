@@ -128,7 +128,7 @@ def segments(table: bytes) -> tuple[list[Segment], list[Segment]]:
     return memory, notes
 
 
-def find(memory: list[Segment], address: int) -> Segment | None:
+def segment_at(memory: list[Segment], address: int) -> Segment | None:
     """The part of the file with the memory from this address on; None: no part has it."""
     for part in memory:
         if part.address <= address < part.address + part.size:
@@ -253,7 +253,7 @@ class CoreReader:
 
     def memory_at(self, address: int, size: int) -> bytes:
         """At most ``size`` bytes of the process's memory at this address."""
-        part = find(self.memory, address)
+        part = segment_at(self.memory, address)
         return _read(self.number, min(size, part.size), part.offset) if part else b""
 
     def build_id(self, address: int) -> str:

@@ -69,7 +69,7 @@ def names_process(pattern: str, values: Mapping[str, str], *, uses_pid: bool = F
     return bool(letters & {"p", "P", "i", "I"} & set(values))
 
 
-def existing(path: str) -> Iterator[str]:
+def existing_files(path: str) -> Iterator[str]:
     """The existing files that match an expanded path."""
     if UNKNOWN not in path:
         # The directory is not listed: users may be allowed to write there but not to read.

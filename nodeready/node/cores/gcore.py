@@ -89,7 +89,7 @@ def _read(path: str) -> str:
         return file.read()
 
 
-def started(pid: int) -> int:
+def start_time(pid: int) -> int:
     """The start time of a process, in clock ticks after boot; 0: it has ended."""
     try:
         return int(stat_fields(f"/proc/{pid}/stat")[1][19])
@@ -165,7 +165,7 @@ def _look(pid: int) -> DumpTarget:
         raise DumpRefused(f"process {pid} is traced by process {tracer} already")
     _refuse_bad_state(pid)
     own_identity = identity(pid)
-    if reason := own_identity.mixed(namespace("self")):
+    if reason := own_identity.privilege_problem(namespace("self")):
         raise DumpRefused(f"process {pid} {reason}: no core is taken of such a process")
     resident = sum(
         int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmSwap") if name in status
@@ -299,7 +299,7 @@ def _path(target: DumpTarget, config: AttachConfig) -> str:
     host = os.uname().nodename
     if config.into:
         return os.path.join(
-            config.into, f"core.{_plain(target.comm)}.{target.pid}.{host}.{timestamp}"
+            config.into, f"core.{_safe_name(target.comm)}.{target.pid}.{host}.{timestamp}"
         )
     values = dict.fromkeys(core_pattern.SPECIFIERS, "0") | {
         "p": str(target.inner_pid), "i": str(target.inner_pid),
@@ -313,7 +313,7 @@ def _path(target: DumpTarget, config: AttachConfig) -> str:
     raise DumpRefused("neither core_pattern nor the policy names a directory for cores")
 
 
-def _plain(comm: str) -> str:
+def _safe_name(comm: str) -> str:
     return "".join(letter if letter.isalnum() else "_" for letter in comm) or "_"
 
 
@@ -436,7 +436,7 @@ def _hold_problem(target: DumpTarget, session: int) -> str:
         statuses = [status(int(name)) for name in threads]
         # A thread that started in the meantime is in the new list.
         complete = os.listdir(f"/proc/{target.pid}/task") == threads
-        if reason := target.identity.change(identity(target.pid), namespace("self")):
+        if reason := target.identity.describe_change(identity(target.pid), namespace("self")):
             return f"process {target.pid} {reason}"
         is_held = all(
             thread.state == "t" and os.getsid(thread.tracer) == session for thread in statuses
@@ -540,7 +540,7 @@ def _dump_problem(ended: Ended, target: DumpTarget, file: int, refused: str) -> 
                 return _owner_problem(core, target)
     # gdb reports a changed process as "not permitted".
     with contextlib.suppress(OSError):
-        if reason := target.identity.change(identity(target.pid), namespace("self")):
+        if reason := target.identity.describe_change(identity(target.pid), namespace("self")):
             return f"process {target.pid} {reason}"
     rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
     messages = [row for row in rows if "process to debug" not in row]
@@ -567,7 +567,7 @@ def resume(target: DumpTarget) -> tuple[str, bool]:
     second call is harmless.
     """
     continued, until = False, time.monotonic() + _RESUME_S
-    while started(target.pid) == target.identity.started:
+    while start_time(target.pid) == target.identity.started:
         current = status(target.pid)
         if current.state == "T" and not current.tracer:
             with contextlib.suppress(OSError):

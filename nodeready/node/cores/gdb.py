@@ -182,7 +182,7 @@ def start_options(core: int) -> dict[str, object]:
     return {"pass_fds": (core,), "env": environment(), "cwd": "/"}
 
 
-def _confined(core: int, rights: Rights | None) -> dict[str, object]:
+def _limited_options(core: int, rights: Rights | None) -> dict[str, object]:
     """The options to start gdb on a hostile core. Our process must have no threads."""
     _libc()
     process_options = {**start_options(core), "preexec_fn": _limit_gdb}
@@ -201,7 +201,7 @@ def _limit_launcher() -> None:
         confine(memory_bytes(), LIMIT_S, 0, executes=True)
 
 
-def _sealed(core: int, argv: list[str]) -> tuple[list[str], dict[str, object]]:
+def _sealed_command(core: int, argv: list[str]) -> tuple[list[str], dict[str, object]]:
     """The words and the options with which uid 65534 reads a core of root's."""
     nobody_rights = Rights(NOBODY, NOBODY, ())
     lower = tool_rights.tool_command(
@@ -238,9 +238,9 @@ def backtrace(
     argv = words(gdb, f"/proc/self/fd/{core}", program, tuple(commands), guards)
     quiet = shutil.which("ionice")
     argv = [quiet, "-c", "3", "-t", *argv] if quiet else argv
-    started = _confined(core, rights)
+    started = _limited_options(core, rights)
     if sealed:
-        argv, started = _sealed(core, argv)
+        argv, started = _sealed_command(core, argv)
     output = _GdbOutput()
     limit_s = min(LIMIT_S, supervisor.left_s)
     try:

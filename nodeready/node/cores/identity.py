@@ -66,7 +66,7 @@ class ProcessIdentity:
         """The lowest effective group id among its threads."""
         return min(credentials.groups[1] for credentials in self.credentials)
 
-    def mixed(self, own_namespace: tuple[int, int]) -> str:
+    def privilege_problem(self, own_namespace: tuple[int, int]) -> str:
         """Why its memory may have data that its user may not see, a few words; "": it has none.
 
         own_namespace: our own namespace of users
@@ -89,7 +89,7 @@ class ProcessIdentity:
             return "is no 64-bit program"
         return "was started with more rights than its user has (setuid, setgid)" if secure else ""
 
-    def change(self, current: ProcessIdentity, own_namespace: tuple[int, int]) -> str:
+    def describe_change(self, current: ProcessIdentity, own_namespace: tuple[int, int]) -> str:
         """How the process changed, a few words; "": it did not change.
 
         current: the identity of the same pid, later
@@ -98,7 +98,7 @@ class ProcessIdentity:
             return ""
         if current.started != self.started:
             return "ended, and another one has its number"
-        if reason := current.mixed(own_namespace):
+        if reason := current.privilege_problem(own_namespace):
             return f"changed while it was looked at: it {reason}"
         same = replace(current, executable=self.executable, auxv=self.auxv) == self
         difference = "runs another program" if same else "has another user or group"

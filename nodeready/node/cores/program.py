@@ -266,9 +266,9 @@ def _send_core(selected: tuple[str, int, int, int], channel: socket.socket, send
         doubt = program_problem(program, core.build_id(address) if address else "")
         send({"core": asdict(summary), "exec": "" if doubt else program, "doubt": doubt})
     except NoCore as problem:
-        send({"core": asdict(replace(summary, unread=_compressed(path) or str(problem)))})
+        send({"core": asdict(replace(summary, unread=_compression_hint(path) or str(problem)))})
     except OSError as problem:
-        send({"core": asdict(replace(summary, unread=_denied(problem)))})
+        send({"core": asdict(replace(summary, unread=_access_error(problem)))})
     except MemoryError:
         send({"core": asdict(replace(summary, unread=_TOO_COSTLY))})
 
@@ -312,7 +312,7 @@ def _named_fifo(core: CoreReader) -> str:
     return ""
 
 
-def _denied(problem: OSError) -> str:
+def _access_error(problem: OSError) -> str:
     if isinstance(problem, PermissionError):
         return "not permitted to read it: it is another user's (its owner or root may: --sudo)"
     if isinstance(problem, FileNotFoundError):
@@ -320,7 +320,7 @@ def _denied(problem: OSError) -> str:
     return problem.strerror or str(problem)
 
 
-def _compressed(path: str) -> str:
+def _compression_hint(path: str) -> str:
     if not path.endswith((".zst", ".lz4", ".xz")):
         return ""
     tool = "" if shutil.which("coredumpctl") else ", which is not installed,"

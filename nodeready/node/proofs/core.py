@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from nodeready.node.cores import gdb
 from nodeready.node.cores.core_pattern import (
     UNKNOWN,
-    existing,
+    existing_files,
     expand,
     handler_of,
     names_process,
@@ -223,7 +223,7 @@ class CrashCanary:
         self._ended = time.time()
         return status.si_code == os.CLD_DUMPED
 
-    def expected(self, second: int | None = None) -> str:
+    def expected_path(self, second: int | None = None) -> str:
         """The core's path by the pattern.
 
         second: of the crash, for a pattern with the time
@@ -244,8 +244,8 @@ class CrashCanary:
             until = self._ended or time.time()
             # One second more on both sides, because the kernel's coarse clock is a little behind.
             seconds = range(int(self.mark.since) - 1, int(until) + 2)
-            for path in dict.fromkeys(self.expected(second) for second in seconds):
-                for name in existing(path):
+            for path in dict.fromkeys(self.expected_path(second) for second in seconds):
+                for name in existing_files(path):
                     # The name has the host's pid, which we know only in the host's namespace.
                     is_ours = named and "P" in self._values
                     core_files.append(find_core(name, self.mark, named=is_ours))
@@ -398,13 +398,13 @@ def _backtrace(
     return frames, "" if frames else ended.first or f"exit status {ended.rc}"
 
 
-def _before(canary: CrashCanary) -> ProvedCore:
+def _before_crash(canary: CrashCanary) -> ProvedCore:
     """The proof's values that are known before the crash."""
     handler = handler_of(canary.pattern)
     limit = resource.getrlimit(resource.RLIMIT_CORE)[0]
-    expected = "" if handler else printable(canary.expected())
+    expected = "" if handler else printable(canary.expected_path())
     # A crash replaces a file with this path, if the path has no time in it (fs/coredump.c).
-    existed = not handler and canary.pattern and os.path.lexists(canary.expected())
+    existed = not handler and canary.pattern and os.path.lexists(canary.expected_path())
     return ProvedCore(
         pattern=printable(canary.pattern),
         handler=printable(handler),
@@ -418,11 +418,11 @@ def _before(canary: CrashCanary) -> ProvedCore:
     )
 
 
-def _after(canary: CrashCanary, observed: ProvedCore) -> ProvedCore:
+def _after_crash(canary: CrashCanary, observed: ProvedCore) -> ProvedCore:
     """Crash the canary, and add its core on the disk. Nothing is removed here."""
     observed = replace(observed, dumped=canary.crash())
     if not observed.handler:
-        observed = replace(observed, directory=_directory(os.path.dirname(canary.expected())))
+        observed = replace(observed, directory=_directory(os.path.dirname(canary.expected_path())))
     elif os.path.basename(observed.handler) == PROGRAM and observed.dumped:
         stored = stored_core(canary.supervisor, canary.pid, canary.mark, canary.home)
         observed = replace(observed, path=printable(stored.path), gdb_said=stored.error)
@@ -460,9 +460,9 @@ def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> ProvedCore:
         canary.begin()
         if config.machine and not canary.has_unique_path:
             return ProvedCore(printable(pattern), skipped="one core at a time has this name")
-        observed = _before(canary)
+        observed = _before_crash(canary)
         observed = replace(observed, gdb="") if config.machine else observed
-        observed = observed if observed.skipped else _after(canary, observed)
+        observed = observed if observed.skipped else _after_crash(canary, observed)
     finally:
         leftover = canary.clean_up()
     return replace(observed, leftover=leftover)

@@ -102,7 +102,9 @@ def _ranks(order: CollectiveOrder, answer: Mapping[str, Any]) -> tuple[RankResul
     return ranks
 
 
-def misled(name: str, addresses: tuple[str, ...], resolved: tuple[str, ...], error: str) -> str:
+def name_problem(
+    name: str, addresses: tuple[str, ...], resolved: tuple[str, ...], error: str
+) -> str:
     """Why a name does not resolve to its node; "": it does.
 
     addresses: of that node; resolved: the resolver's addresses, else its error
@@ -152,12 +154,12 @@ class _TorchProcess:
         source = _source() + f"\nmain({self._mark!a}, {supervisor.left_s + 1!a}, {variables!a}, "
         source += f"{self._listeners!a})\n"
         text = source.encode()
-        argv = [*_existing(self.words, environment), "-B", "-c", _BOOT, str(len(text))]
+        argv = [*_check_command(self.words, environment), "-B", "-c", _BOOT, str(len(text))]
         self.process = _start(supervisor, argv, environment, self._listeners.values())
         try:
             threading.Thread(target=self._drain, daemon=True).start()
             self._write(text)
-            self.hello = self._greeting(limit_s)
+            self.hello = self._wait_for_hello(limit_s)
         except BaseException:
             self.stop()
             raise
@@ -176,7 +178,7 @@ class _TorchProcess:
             self.process.stdin.write(data)
             self.process.stdin.flush()
 
-    def _greeting(self, limit_s: float) -> dict[str, Any]:
+    def _wait_for_hello(self, limit_s: float) -> dict[str, Any]:
         until = time.monotonic() + limit_s
         imported = False
         while time.monotonic() < until:
@@ -309,7 +311,7 @@ def _environment(config: SmokeConfig) -> dict[str, str]:
     return {**os.environ, **dict(word.split("=", 1) for word in config.environment if "=" in word)}
 
 
-def _existing(words: tuple[str, ...], environment: Mapping[str, str]) -> list[str]:
+def _check_command(words: tuple[str, ...], environment: Mapping[str, str]) -> list[str]:
     """The command, if its program exists. Raises `EngineUnusable`."""
     first = words[0]
     if "/" not in first and not shutil.which(first, path=environment.get("PATH")):
@@ -480,7 +482,7 @@ class Engines:
 
     def _torch(self) -> list[Engine]:
         try:
-            python = self._python = self._started(self._import_s())
+            python = self._python = self._start_python(self._import_s())
         except EngineUnusable as problem:
             path = " ".join((*self._config.prefix, self._config.python or "python3"))
             return [
@@ -542,7 +544,7 @@ class Engines:
             NCCL_TESTS, _NCCL, version=version, library=library, path=self._program, reason=reason
         )
 
-    def _started(self, limit_s: float) -> _TorchProcess:
+    def _start_python(self, limit_s: float) -> _TorchProcess:
         return _TorchProcess(self._supervisor, self._config, limit_s, self._listeners())
 
     # --- One test.
@@ -566,13 +568,13 @@ class Engines:
             return self._run_vendor(order, stop)
         if order.engine != TORCH:
             return _lost(order, "start", f"no engine {order.engine}")
-        reason = misled(order.head.name, _head_addresses(order), *resolve(order.head.name))
+        reason = name_problem(order.head.name, _head_addresses(order), *resolve(order.head.name))
         if reason:
             ranks = _lost(order, "init", reason)
             return tuple(replace(rank, seconds=time.monotonic() - began) for rank in ranks)
         try:
             if self._python is None or self._python.ended:
-                self._python = self._started(order.limit_s / 2)
+                self._python = self._start_python(order.limit_s / 2)
         except EngineUnusable as problem:
             return _lost(order, "start", str(problem))
         remaining_s = order.limit_s - (time.monotonic() - began)

@@ -482,7 +482,7 @@ class RingRank:
             self.phase = phase
             method()
         self.phase = "done"
-        self._part()
+        self._wait_for_neighbours()
 
     def _note_mismatch(self, mismatch: str) -> None:
         self.mismatch = self.mismatch or f"{self.phase}: {mismatch}"
@@ -543,7 +543,7 @@ class RingRank:
         self.gbps = round(self._total * 8e-9 / seconds, 6)
         self._barrier(2 + steps)
 
-    def _part(self) -> None:
+    def _wait_for_neighbours(self) -> None:
         """Wait until both neighbours have received all data."""
         end = time.monotonic() + mesh.OPEN_S
         with contextlib.suppress(OSError, TestOver):

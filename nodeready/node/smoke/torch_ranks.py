@@ -235,7 +235,7 @@ class RankWork:
             self.say(phase=phase)
             getattr(self, phase)()
         self.say(phase="done", ms=self.ms, gbps=self.gbps)
-        self.part()
+        self.wait_for_all()
 
     def report_mismatch(self, message: str) -> None:
         """Report the first wrong result. The work continues: other ranks need this rank."""
@@ -473,7 +473,7 @@ class RankWork:
         moved = at.numel() * 4 * 8 * 2 * (n - 1) / n
         self.gbps = moved / min(times) / 1e9
 
-    def part(self) -> None:
+    def wait_for_all(self) -> None:
         """Wait until all ranks are done: they read this GPU's memory, and rank 0 has the store.
 
         The results are already there, so a problem here is no failure.

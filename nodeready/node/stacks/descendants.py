@@ -140,7 +140,7 @@ def _target(process: ScannedProcess, rank: StackTarget) -> StackTarget:
     return target
 
 
-def in_order(targets: Sequence[StackTarget]) -> list[StackTarget]:
+def dump_order(targets: Sequence[StackTarget]) -> list[StackTarget]:
     """The descendants whose stacks are taken; each sort of a rank's descendants comes once first.
 
     Workers that wait in the same place for the same object are of one sort. So if time is short,
@@ -186,7 +186,7 @@ def _is_fork_server(descendant: StackTarget) -> bool:
 
 
 def _row(descendant: StackTarget, table: StackTable) -> dict[str, Any]:
-    process, facts = descendant.rank.process, descendant.settled
+    process, facts = descendant.rank.process, descendant.lasting_facts
     dump = descendant.dumps[-1] if descendant.dumps else Dump()
     reason = dump.error if process.python else "not Python"
     return {

@@ -166,7 +166,7 @@ def main(config: StacksConfig) -> None:
     with supervisor:
         try:
             targets, instead, trace["error"] = _snapshot(supervisor, config, trace)
-            line = _packed(trace, targets, instead)
+            line = _pack_within_limits(trace, targets, instead)
         except re.error as problem:
             line = pack({**trace, "error": f"no regular expression: {problem}"})
         except Exception as problem:  # noqa: BLE001
@@ -174,7 +174,9 @@ def main(config: StacksConfig) -> None:
         print(f"{config.nonce} {line}", flush=True)
 
 
-def _packed(trace: dict[str, Any], targets: Sequence[StackTarget], instead: Sequence[str]) -> str:
+def _pack_within_limits(
+    trace: dict[str, Any], targets: Sequence[StackTarget], instead: Sequence[str]
+) -> str:
     """The answer with as much detail as fits; the owner with the largest part loses some first."""
     levels = dict.fromkeys((target.owner for target in targets), 0)
     sizes: dict[str, tuple[float, ...]] = {}
@@ -385,7 +387,7 @@ def _capture(
         target.note_interpreter_lock(seconds)
     deadline = time.monotonic() + max(_DESCENDANTS_S, dumped_s)
     plan = _DumpPlan(path, kept_characters, supervisor.left_s / 2, deadline)
-    _take_dumps(supervisor, descendants.in_order(targets), plan)
+    _take_dumps(supervisor, descendants.dump_order(targets), plan)
     return witnesses.finish(), seconds / number if number else config.interval_s
 
 

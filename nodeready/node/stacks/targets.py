@@ -154,7 +154,7 @@ class StackTarget:
         return ""
 
     @property
-    def settled(self) -> Facts | None:
+    def lasting_facts(self) -> Facts | None:
         """The latest facts of a lasting state: every process is in state D for moments, and a rank
         that polls every few ms, as TCPStore's first rank, in state R."""
         if not self.facts:
@@ -168,7 +168,7 @@ class StackTarget:
 
     def plain(self, table: StackTable, main: bool, threads: bool) -> dict[str, Any]:
         """The rank's row in the trace. main, threads: include these stacks."""
-        identity, process, facts = self.rank.identity, self.rank.process, self.settled
+        identity, process, facts = self.rank.identity, self.rank.process, self.lasting_facts
         return {
             "pid": process.pid,
             "rank": identity.rank,

@@ -139,7 +139,7 @@ def probe_thread(pid: int, thread: int = 0) -> list[Any] | None:
     return _WaitingThread(pid, arguments, channel).call(verb, names)
 
 
-def _signed(value: int) -> int:
+def _c_int(value: int) -> int:
     """A C int in a register."""
     value &= 0xFFFFFFFF
     return value - (1 << 32) if value & 0x80000000 else value
@@ -154,7 +154,7 @@ class _WaitingThread:
         self._mounts: MountTable | None = None
 
     def call(self, verb: str, names: str) -> list[Any]:
-        first = _signed(self.arguments[0])
+        first = _c_int(self.arguments[0])
         child, lock, timed, shared = 0, False, False, ""
         if names == "fd":
             verb = self._descriptor(first, verb) or verb
@@ -300,14 +300,14 @@ class _WaitingThread:
                 # POLLOUT of poll(2) waits for room; other events wait for data.
                 descriptors.append((number, "r" if events & 4 and not events & 1 else "w"))
         elif names == "select":
-            count = min(max(_signed(self.arguments[0]), 0), _SELECT_BITS)
+            count = min(max(_c_int(self.arguments[0]), 0), _SELECT_BITS)
             for place, end in ((1, "w"), (2, "r")):
                 bits = int.from_bytes(
                     self._words(self.arguments[place], (count + 63) // 64 * 8), "little"
                 )
                 descriptors += [(number, end) for number in range(count) if bits >> number & 1]
         else:
-            text = contents(f"/proc/{self.pid}/fdinfo/{_signed(self.arguments[0])}")
+            text = contents(f"/proc/{self.pid}/fdinfo/{_c_int(self.arguments[0])}")
             for number, mask in re.findall(r"^tfd:\s+(\d+) events:\s+([0-9a-f]+)", text, re.M):
                 events = int(mask, 16)
                 descriptors.append((int(number), "r" if events & 4 and not events & 1 else "w"))
@@ -532,7 +532,11 @@ def phrase(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> str:
         if index >= 0:
             objects[index] = _pipe(pid, inode, end, pipe_ends)
     if call.child:
-        return f"wait for child {named(call.child)}" if call.child > 0 else "wait for any child"
+        return (
+            f"wait for child {process_title(call.child)}"
+            if call.child > 0
+            else "wait for any child"
+        )
     names = list(dict.fromkeys(objects))
     text = call.verb
     if names:
@@ -547,7 +551,7 @@ def phrase(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> str:
         text += f" {preposition} {', '.join(names[:_NAMED])}{suffix}"
     if call.lock:
         holder = lock_holder(locks, pid)
-        text += f", held by pid {named(holder)}" if holder else ""
+        text += f", held by pid {process_title(holder)}" if holder else ""
     return text
 
 
@@ -562,7 +566,7 @@ def _pipe(pid: int, inode: int | str, end: str, pipe_ends: PipeEnds) -> str:
             if is_holder and pipe_ends.is_complete
             else "a pipe"
         )
-    holder_text = f"pid {named(holders[0])}"
+    holder_text = f"pid {process_title(holders[0])}"
     if len(holders) > 1:
         holder_text = f"pids {', '.join(map(str, holders[:_NAMED]))}"
         holder_text += f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
@@ -570,7 +574,7 @@ def _pipe(pid: int, inode: int | str, end: str, pipe_ends: PipeEnds) -> str:
     return f"a pipe that {holder_text} {verb}"
 
 
-def named(pid: int) -> str:
+def process_title(pid: int) -> str:
     """A process with its name, as in ``55 (gcc)``, and with its state if stopped or ended."""
     text = contents(f"/proc/{pid}/stat")
     name, _, fields = text.partition("(")[2].rpartition(")")

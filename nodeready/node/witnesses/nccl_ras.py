@@ -30,11 +30,11 @@ from nodeready.node.stacks.processes import FAMILIES
 from nodeready.node.users_file import Rights, confine, give_up, held_path, rights_of_process
 from nodeready.node.witnesses.ras_report import (
     Ras,
-    bounded,
-    joined,
     lists_all_members,
     read_json,
     read_text,
+    with_world_ranks,
+    within_limits,
 )
 from nodeready.subjects import wire
 
@@ -231,7 +231,7 @@ def _query(
     uid, pids = ranks[0][1], [pid for pid, _, _ in ranks]
     version = _library(pids, uid)
     # Without a listener, a warning about a query makes no sense.
-    listener = _listening(pids, uid, address)
+    listener = _listener_address(pids, uid, address)
     version_numbers = numbers(version)
     if making:
         raise _Absent("a rank may be making a communicator: asking then has crashed jobs")
@@ -254,8 +254,8 @@ def _query(
     }
     if ras.communicators and lists_all_members(ras) and not listed_pids & rank_by_pid.keys():
         raise _Absent(f"another job has answered at {_shown(listener)}")
-    groups = joined(ras.communicators, rank_by_pid, world)
-    return replace(ras, version=ras.version or version, communicators=bounded(groups))
+    groups = with_world_ranks(ras.communicators, rank_by_pid, world)
+    return replace(ras, version=ras.version or version, communicators=within_limits(groups))
 
 
 def rights(pid: int, uid: int) -> Rights | None:
@@ -399,7 +399,7 @@ def _matches(listener: Listener, host: str, port: int) -> bool:
     return mapped.is_loopback if not host else mapped == ipaddress.ip_address(host)
 
 
-def _listening(pids: Sequence[int], uid: int, address: tuple[str, int]) -> tuple[str, int]:
+def _listener_address(pids: Sequence[int], uid: int, address: tuple[str, int]) -> tuple[str, int]:
     """The address to connect to: all that listen there are sockets of the job's processes.
     Raises _Absent."""
     host, port = address

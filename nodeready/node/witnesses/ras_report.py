@@ -73,7 +73,7 @@ class Ras:
     communicators: tuple[Communicator, ...] = ()
 
 
-def joined(
+def with_world_ranks(
     groups: Sequence[Communicator], rank_by_pid: Mapping[int, int | None], world: int | None
 ) -> tuple[Communicator, ...]:
     """The communicators, with each member's rank in the whole job.
@@ -230,7 +230,7 @@ def _missing(rank: Mapping[str, Any]) -> Member:
     )
 
 
-def bounded(groups: Sequence[Communicator]) -> tuple[Communicator, ...]:
+def within_limits(groups: Sequence[Communicator]) -> tuple[Communicator, ...]:
     """The communicators, with deviating members first, and within the maximum of both."""
 
     def plain(member: Member, group: Communicator) -> bool:

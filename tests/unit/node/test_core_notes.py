@@ -129,9 +129,9 @@ def test_memory_is_found_by_its_address():
     table = segment(4, 500, 0, 90) + segment(1, 4096, 0x1000, 0x100) + segment(1, 0, 0x9000, 0)
     memory, kept = core_file.segments(table + b"rest")
     assert [(part.offset, part.size) for part in kept] == [(500, 90)]
-    part = core_file.find(memory, 0x1010)
+    part = core_file.segment_at(memory, 0x1010)
     assert (part.offset, part.size) == (4096 + 0x10, 0xF0)
-    assert core_file.find(memory, 0x1100) is None
+    assert core_file.segment_at(memory, 0x1100) is None
 
 
 def test_the_build_id_is_read_from_a_files_first_page():

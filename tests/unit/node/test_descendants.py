@@ -120,7 +120,7 @@ def test_the_odd_ones_are_looked_at_first():
         StackTarget(JobRank(process(26, command="gcc", name="gcc"), own), [FACTS])
     )
     rank.descendants.append(StackTarget(JobRank(process(27), own)))
-    assert [child.pid for child in descendants.in_order([rank])] == [20, 25, 21, 22, 23, 24]
+    assert [child.pid for child in descendants.dump_order([rank])] == [20, 25, 21, 22, 23, 24]
 
 
 HEAD = {"schema": answer.SCHEMA, "node": "n", "started": "", "interval_s": 2.0, "error": ""}
@@ -128,7 +128,7 @@ HEAD |= dict.fromkeys(("frames", "stacks", "processes", "instead"), ()) | {"witn
 
 
 def trace_of(rank):
-    return read(answer.unpack(f"N {answer._packed({**HEAD}, [rank], [])}", "N"), "n")
+    return read(answer.unpack(f"N {answer._pack_within_limits({**HEAD}, [rank], [])}", "N"), "n")
 
 
 def test_the_part_of_the_trace():

@@ -49,7 +49,7 @@ def changed(**how) -> ProcessIdentity:
     (replace(PLAIN, auxv=()), "no 64-bit program"),
 ])  # fmt: skip
 def test_why_memory_may_be_more_than_its_users(seen, why):
-    mixed = seen.mixed(OURS)
+    mixed = seen.privilege_problem(OURS)
     assert (why in mixed, bool(mixed)) == (True, bool(why))
 
 
@@ -62,7 +62,7 @@ def test_why_memory_may_be_more_than_its_users(seen, why):
     (ROOT, "it has another user or group"),
 ])  # fmt: skip
 def test_the_change_of_a_process(now, words):
-    change = PLAIN.change(now, OURS)
+    change = PLAIN.describe_change(now, OURS)
     assert (words in change, bool(change)) == (True, bool(words))
 
 
@@ -84,9 +84,9 @@ def test_a_process_has_another_identity_after_every_exec():
         shell.stdout.readline()
         then = identity(shell.pid)
         shell.kill()
-    assert first.mixed(namespace("self")) == ""
+    assert first.privilege_problem(namespace("self")) == ""
     assert (first.started, first.uid) == (then.started, os.geteuid())
-    assert first.change(then, namespace("self")).endswith("runs another program")
+    assert first.describe_change(then, namespace("self")).endswith("runs another program")
 
 
 @pytest.fixture(params=["unnamed", "hidden"])

@@ -173,7 +173,9 @@ def test_missing_ranks_also_without_the_comma_of_some_versions(comma):
     gone.append(missing(3, 31, unresponsive=True, considered_dead=True))
     ras = parsed(report(TWO, gone, version="2.28.7", timeouts=2, comma=comma))
     assert (ras.version, ras.timeouts) == ("2.28.7", 2)
-    states = {one.rank: one.missing for one in ras_report.bounded(ras.communicators)[0].members}
+    states = {
+        one.rank: one.missing for one in ras_report.within_limits(ras.communicators)[0].members
+    }
     assert states == {2: "unresponsive", 3: "dead", 4: "missing", 0: "", 1: ""}
 
 
@@ -204,9 +206,9 @@ def test_of_a_large_job_those_that_differ_are_told(monkeypatch):
     ranks = [member(number, 1000 + number, AllReduce=90) for number in range(200)]
     ranks[81] = member(81, 1081, AllReduce=89)
     (whole,) = parsed(report(ranks[:100])).communicators
-    assert len(ras_report.bounded([whole])[0].members) == 100
+    assert len(ras_report.within_limits([whole])[0].members) == 100
     ras = parsed(report(ranks, [missing(900, 1, considered_dead=True)]))
-    (group,) = ras_report.bounded(ras.communicators)
+    (group,) = ras_report.within_limits(ras.communicators)
     assert [one.rank for one in group.members[:2]] == [81, 900]
     assert len(group.members) == 64
     assert dict(group.usual)["AllReduce"] == 90
@@ -280,5 +282,5 @@ def test_who_is_who_in_the_job(case):
         rows = [row for word in words for row in (NODES[word] if type(word) is str else [word])]
         groups.append(Communicator("0x1", size, tuple(Member(*row) for row in rows)))
     own = {int(pid): rank for pid, rank in case.get("own", {"70": 0, "71": 1}).items()}
-    whole = ras_report.joined(groups, own, case.get("world", 4))
+    whole = ras_report.with_world_ranks(groups, own, case.get("world", 4))
     assert [[one.world_rank for one in group.members] for group in whole] == case["ranks"]

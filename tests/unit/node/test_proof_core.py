@@ -56,7 +56,9 @@ def test_an_unknown_number_is_only_ever_a_number(tmp_path):
         (tmp_path / name).touch()
     for host, names in (("n1", ["core..n1", "core.17.n1"]), ("*", [])):
         path = core_pattern.expand(f"{tmp_path}/core.%P.%h", {"h": host})
-        assert sorted(core_pattern.existing(path)) == [f"{tmp_path}/{name}" for name in names]
+        assert sorted(core_pattern.existing_files(path)) == [
+            f"{tmp_path}/{name}" for name in names
+        ]
         assert core_pattern.printable(path) == f"{tmp_path}/core.*.{host}"
 
 

@@ -40,7 +40,7 @@ def target(*facts, dumps=(), note="") -> StackTarget:
 
 
 def trace_of(*targets):
-    line = answer._packed(HEAD, list(targets), [])
+    line = answer._pack_within_limits(HEAD, list(targets), [])
     return line, read(answer.unpack(f"N {line}", "N"), "n")
 
 
@@ -91,7 +91,7 @@ STOPPED = replace(FACTS, state="T", wait_channel="do_signal_stop")
     ((STOPPED, ASLEEP), ASLEEP),
 ])  # fmt: skip
 def test_a_state_of_a_moment_counts_only_where_there_is_no_other(facts, settled):
-    assert target(*facts).settled is settled
+    assert target(*facts).lasting_facts is settled
 
 
 @pytest.mark.parametrize(("facts", "state", "kind"), [

@@ -178,7 +178,7 @@ def test_other_pythons(supervisor, pythons):
     ((), "", "gpu01: no address"),
 ])  # fmt: skip
 def test_a_name_that_leads_elsewhere(resolved, error, why):
-    assert engines.misled("gpu01", ("10.0.0.1",), resolved, error) == why
+    assert engines.name_problem("gpu01", ("10.0.0.1",), resolved, error) == why
 
 
 @pytest.mark.parametrize(("wanted", "given", "visible"), [
