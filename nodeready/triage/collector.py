@@ -14,7 +14,17 @@ from nodeready.node.secrets import redacted
 from nodeready.node.tail import TailConfig
 from nodeready.policy import Policy
 from nodeready.text import counted, now, sanitise
-from nodeready.transport.base import UNREACHED, Asks, Conversation, Transport
+from nodeready.transport.base import (
+    HUNG,
+    OVER,
+    UNREACHED,
+    Answer,
+    Asks,
+    Conversation,
+    Failure,
+    Request,
+    Transport,
+)
 from nodeready.triage import incident
 from nodeready.triage.cores import collect_cores
 from nodeready.triage.incident import Directory, Incident, Interrupted, Part
@@ -75,6 +85,8 @@ class EvidenceCollector:
     owner:       uid of the job's user; "": not known yet
     stacks:      None: not taken yet
     logs:        the logs of the ranks, from the stacks
+    hung:        node -> its answer in an earlier part, if it did not keep even the limit of a
+                 command: it is not asked again, so that it costs its time once
     """
 
     transport: Transport
@@ -89,6 +101,7 @@ class EvidenceCollector:
     owner: str = ""
     stacks: Stacks | None = None
     logs: Logs = field(default_factory=lambda: defaultdict(dict))
+    hung: dict[str, Answer] = field(default_factory=dict)
 
     def collect(self, directory: Directory, reason: str) -> tuple[Incident, str]:
         """All parts, their index and archive; and why there is no archive, or ""."""
@@ -114,6 +127,15 @@ class EvidenceCollector:
         except KeyboardInterrupt:
             # The files so far are packed. A second interrupt ends the process.
             return incident.finish(directory, replace(document, complete=False), forms)
+
+    def _ask(self, activity: str, requests: Mapping[str, Request]) -> Mapping[str, Answer]:
+        """The answers; of a hung node, that of the earlier part."""
+        answers = {name: answer for name, answer in self.hung.items() if name in requests}
+        asked = {name: request for name, request in requests.items() if name not in answers}
+        if asked:
+            answers |= self.ask(activity, asked)
+        self.hung |= {name: answer for name, answer in answers.items() if answer.kind == HUNG}
+        return answers
 
     def _done(self, part: Part) -> Part:
         """The part; raises Interrupted with it when the run was interrupted meanwhile."""
@@ -150,7 +172,7 @@ class EvidenceCollector:
         placement = replace(placement, user=placement.user or self.owner)
         config = program_config(self.timeout_s, job=self.job, user=self.user)
         captured = capture(
-            self.ask, transport.nodes, replace(config, tag=transport.tag), placement
+            self._ask, transport.nodes, replace(config, tag=transport.tag), placement
         )
         path = directory.make_part("stacks")
         stacks = redacted(
@@ -228,6 +250,10 @@ class EvidenceCollector:
                 )
                 result = yield from fetch_tail(name, config, self.transport.tag)
                 tails.append((path, result))
+                if result.kind in OVER:
+                    # Each further log would cost the same time.
+                    self.hung[name] = Failure(kind=result.kind, error=result.error)
+                    break
             return tails
 
         directory.make_part("logs")
@@ -271,7 +297,7 @@ class EvidenceCollector:
     def take_cores(self, directory: Directory) -> Part:
         """Backtraces of the job's cores."""
         policies = {name: self.policies[name] for name in self._job_nodes}
-        cores = collect_cores(self.ask, self.transport.tag, policies, 0, self.job)
+        cores = collect_cores(self._ask, self.transport.tag, policies, 0, self.job)
         errors = {name: error for name, error in cores.errors.items() if error}
         lost = tuple(cores.unreachable)
         if not cores.crashes:
@@ -293,14 +319,18 @@ class EvidenceCollector:
 
     def take_audit(self, directory: Directory) -> Part:
         """The differences from the policy on the job's nodes."""
-        with self.audit_nodes(self._job_nodes) as audit:
+        hung = {name: self.hung[name].error for name in self._job_nodes if name in self.hung}
+        names = [name for name in self._job_nodes if name not in hung]
+        if not names:
+            return Part("audit", "missing", reason="no node answered", errors=hung)
+        with self.audit_nodes(names) as audit:
             directory.make_part("audit")
             for extension, texts in self.render("audit", audit).items():
                 directory.write(f"audit/audit{extension}", texts)
-        errors = {node.name: node.error for node in audit.nodes if node.error}
+        unread = {node.name: node.error for node in audit.nodes if node.error}
         unreached = tuple(node.name for node in audit.nodes if node.status == "unreachable")
         failing = sum(node.status == "fail" for node in audit.nodes)
-        probed = counted(len(audit.nodes) - len(errors), "node")
+        probed, errors = counted(len(audit.nodes) - len(unread), "node"), {**hung, **unread}
         summary = f"{probed} probed, {failing} with a finding"
         status = "partial" if errors else "kept"
         return self._done(Part("audit", status, summary, errors=errors, unreached=unreached))
