@@ -84,7 +84,7 @@ def expected_nodes(
 # --- Which group waits for which.
 
 #: Words in reasons of `no-data` that concern nodeready, not the process.
-_LIBRARY_PARTS = (
+_OWN_FAILURE_WORDS = (
     "permi", "ptrace", "py-spy", "another user", "no time", "others took", "too large",
     "no stack was taken", "makes no sense",
 )  # fmt: skip
@@ -92,12 +92,12 @@ _LIBRARY_PARTS = (
 _NEUTRAL_ACTIVITIES = frozenset({"idle", "agent", "worker"})
 
 _STANDING_TEXTS = {
-    "missing": "nobody has found it",
+    "missing": "it was not found",
     "dead": "it has ended",
     "stopped": "a signal holds it",
     "traced": "a debugger holds it",
     "uninterruptible": "it waits in the kernel, not for a rank",
-    "no-data": "nobody can see where it stands",
+    "no-data": "its stack is unknown",
 }
 
 
@@ -209,7 +209,7 @@ def _without_stack(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
     waiting = job.ranks + job.children
     size = max(group.processes, len(group.ranks), len(group.nodes))
     reason = group.no_stack_reason.lower()
-    is_ours = 2 * size > job.everything or any(word in reason for word in _LIBRARY_PARTS)
+    is_ours = 2 * size > job.everything or any(word in reason for word in _OWN_FAILURE_WORDS)
     if group.kind == "no-data" and is_ours:
         return None, ""
     if job.moving and not waiting:
@@ -439,8 +439,8 @@ def _same_place_advice(group: Group, several: bool) -> Iterator[str]:
     if is_waiting(group) and several:
         noun = _ACTIVITY_NOUNS.get(activity, "collective")
         yield (
-            f"all {group.processes} ranks stand in the same {noun}: nobody is elsewhere, "
-            "so look at the network: `nodeready audit INVENTORY --only rdma.errors,nics.errors`, "
+            f"all {group.processes} ranks stand in the same {noun} and no rank is elsewhere: "
+            "look at the network: `nodeready audit INVENTORY --only rdma.errors,nics.errors`, "
             "`nodeready ready INVENTORY --ports FIRST-LAST`"
         )
         if activity in ("collective", "backward", "gpu", "peer"):

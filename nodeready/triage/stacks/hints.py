@@ -36,7 +36,7 @@ COLLECTIVE = Hint(
 )
 _PEER = Hint(
     "peer",
-    "waits for one other rank to send or to receive: look where that rank stands",
+    "waits for one other rank to send or to receive: look at the stack of that rank",
 )
 _START = Hint(
     "start",
@@ -86,7 +86,9 @@ _IMPORT = Hint(
     "import",
     "imports Python modules: on many nodes at once that is a shared file system's load",
 )
-_CHILD = Hint("child", "waits for a process that it started: look at that one's state and stack")
+_CHILD = Hint(
+    "child", "waits for a process that it started: look at the state and stack of that process"
+)
 _LOCK = Hint(
     "lock",
     "waits for a lock or for another thread: look at its other threads (--all-threads)",
@@ -103,28 +105,29 @@ _CHILD_EXIT = Hint(
 )
 _DEBUGGER = Hint(
     "debugger",
-    "waits in a Python debugger for somebody to type: a breakpoint() or set_trace() was left in "
-    "the code",
+    "waits in a Python debugger for keyboard input: the code has a breakpoint() or set_trace()",
 )
-_INPUT = Hint("input", "waits for somebody to type (input(), or a read of its standard input)")
+_INPUT = Hint("input", "waits for keyboard input (input(), or a read of its standard input)")
 _FILE_LOCK = Hint(
     "file-lock",
-    "waits for a lock file: look who holds it (another rank, or one that has died: then remove "
-    "the file), and whether the file system has locks",
+    "waits for a lock file: find its holder (another rank, or a dead process: then remove the "
+    "file), and whether the file system has locks",
 )
 _FILE = Hint("file", "reads or writes a file: look at the file system's mount and dmesg")
 _OUTPUT = Hint(
     "output",
-    "writes into a pipe that is full, because nobody reads it: look at who should read its output "
-    "(the launcher, tee, srun, a logger)",
+    "writes into a full pipe that no process reads: find the reader of its output (the launcher, "
+    "tee, srun, a logger)",
 )
 _PIPE = Hint(
     "pipe",
     "waits for data out of a pipe (its standard input may be one): look at the process that "
     "should write there",
 )
-_NETWORK = Hint("network", "waits for an answer over the network: look at who should give it")
-_SLEEP = Hint("sleep", "sleeps: a pause, or a loop that looks again and again for something")
+_NETWORK = Hint(
+    "network", "waits for an answer over the network: find the peer that should answer"
+)
+_SLEEP = Hint("sleep", "sleeps: a pause, or a loop that polls")
 _LOOP = Hint(
     "asyncio",
     "waits in asyncio's loop: py-spy does not see the coroutines that are suspended there; look "

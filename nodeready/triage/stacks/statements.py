@@ -241,7 +241,7 @@ class StatementBuilder:
             if lag.elsewhere:
                 text += f", and waits in {lag.elsewhere} itself"
             if lag.silent:
-                text = f"says nothing, while {wait} {lag.call}{site}"
+                text = f"has no record, while {wait} {lag.call}{site}"
             elif lag.behind > 1 and not lag.other:
                 text += f"; {lag.behind} behind"
             if lag.chained:

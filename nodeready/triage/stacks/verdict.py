@@ -147,10 +147,10 @@ def _cause(group: Group) -> _RankCause:
             "gone", "are gone" if many else "is gone", "see dmesg and `nodeready cores`"
         )
     if group.kind == "stopped":
-        advice = "`kill -CONT PID` once it is known who did it"
+        advice = "find the sender, then `kill -CONT PID`"
         return _RankCause("late", "stopped by a signal", advice)
     if group.kind == "traced":
-        return _RankCause("late", "held by a tracer", "see who holds it: ps -p TRACER")
+        return _RankCause("late", "held by a tracer", "find the tracer: ps -p TRACER")
     kernel = " ".join((group.no_stack_reason, *group.states, *group.waits_on))
     at = _position(group)
     if group.kind == "uninterruptible":
@@ -162,8 +162,8 @@ def _cause(group: Group) -> _RankCause:
     activity = group.activity
     if stopped := _held_child(group):
         name = stopped.kind if stopped.kind == "loader worker" else stopped.command[:30]
-        action = f"waits for a process of its that {_HELD_STATES[stopped.state[:1]]}: {name}"
-        return _RankCause("late", action, "see who did it, and what it wrote last")
+        action = f"waits for its child process that {_HELD_STATES[stopped.state[:1]]}: {name}"
+        return _RankCause("late", action, "find the cause in its last output")
     inner = (
         next((child for child in group.children if child.frames), None)
         if activity == "child"
@@ -173,7 +173,7 @@ def _cause(group: Group) -> _RankCause:
         frame = hints.user_frame(inner.frames) or inner.frames[-1]
         part = f" ({advise.few_ranks(inner.ranks)})" if set(inner.ranks) < set(group.ranks) else ""
         return _RankCause(
-            "late", f"waits for a process of its in {_place(frame)}{part}", "look there"
+            "late", f"waits for its child process in {_place(frame)}{part}", "look there"
         )
     # Workers that fetch ahead stand still as well while their rank is elsewhere.
     for child in group.children if activity == "data" or not group.frames else ():
@@ -227,16 +227,16 @@ _FILE_ACTIVITIES = {
 }  # fmt: skip
 #: Activity -> (action, advice).
 _ACTIVITY_TEXTS = {
-    "debugger": ("is in a debugger at", "take the breakpoint out"),
-    "input": ("waits for somebody to type at", "take the input() out"),
+    "debugger": ("is in a debugger at", "remove the breakpoint"),
+    "input": ("waits for keyboard input at", "remove the input()"),
     "sleep": ("sleeps at", "look what it waits for"),
-    "child": ("waits for a process that it started at", "look at that one"),
+    "child": ("waits for a process that it started at", "look at that process"),
     "lock": ("waits for a lock or a thread at", "try --all-threads"),
-    "file-lock": ("waits for a lock file at", "look who holds it"),
+    "file-lock": ("waits for a lock file at", "find its holder"),
     "exit": ("is at its end, at", "look at its threads and children"),
-    "output": ("writes where nobody reads, at", "look who should read its output"),
-    "pipe": ("waits for a pipe at", "look who should write there"),
-    "network": ("waits for the network at", "look who should answer"),
+    "output": ("writes output that no process reads, at", "find the reader of its output"),
+    "pipe": ("waits for a pipe at", "find the writer of the pipe"),
+    "network": ("waits for the network at", "find the peer that should answer"),
     "asyncio": ("waits in asyncio's loop at", "try --all-threads"),
     "gil": ("waits for Python's lock at", "try --all-threads"),
     "compile": ("compiles at", "look at its compilers and its cache"),
@@ -561,7 +561,7 @@ class _VerdictBuilder:
         else:
             text = f"{name} {_has(ranks)} not called {lag.call}{site}, which {count} {wait} in"
             if lag.silent:
-                text = f"{name}: no word of it, while {count} {wait} in {lag.call}{site}"
+                text = f"{name}: no record of it, while {count} {wait} in {lag.call}{site}"
             kind = "late"
             if cause and standing and self.roles[standing[0]] != "victim":
                 kind = cause.kind if cause.kind in ("loader", "storage") else "late"
@@ -576,7 +576,7 @@ class _VerdictBuilder:
         )
         suspects = [self.suspect(ranks, self.nodes_of(ranks), reason)]
         if lag.other and len(lag.waiting) <= len(ranks):
-            self.notes.append("as many have called the one as the other")
+            self.notes.append("equally many ranks have made each call")
             suspects = [
                 self.suspect(side, self.nodes_of(side), reason) for side in (ranks, lag.waiting)
             ]
@@ -664,7 +664,8 @@ class _VerdictBuilder:
         if unknown:
             first = self.groups[unknown[0]]
             position = first.no_stack_reason or first.reason or f"stands in {_position(first)}"
-            text = f"{ranks_text(first.ranks, first.nodes)}: {_cut(position, 80)}: nobody can tell"
+            name = ranks_text(first.ranks, first.nodes)
+            text = f"{name}: {_cut(position, 80)}: its part is unclear"
             still = any(advise.position(self.groups[at]) for at in self.victims)
             moves = first.verdict == "progressing" or (
                 first.verdict in _ACTIVE_VERDICTS and not still
@@ -672,7 +673,7 @@ class _VerdictBuilder:
             if moves and self.victims:
                 # Between two samples a long iteration and an endless one look alike.
                 text = (
-                    f"{ranks_text(first.ranks, first.nodes)} moves at {_position(first)}, "
+                    f"{name} moves at {_position(first)}, "
                     f"{self.waits()}: "
                     "slow, or in a loop: look again, longer (--interval)"
                 )
@@ -723,7 +724,7 @@ class _VerdictBuilder:
             text = (
                 f"{ranks_text(few.ranks)} in {_called(few)}, "
                 f"{ranks_text(many.ranks)} in {_called(many)}, "
-                "threads beside in the same: another order of two communicators?"
+                "threads in the same: another order of two communicators?"
             )
             return self.build("unclear", text, [], ("flight_recorder", "nccl_ras"))
         text = (
@@ -736,7 +737,7 @@ class _VerdictBuilder:
         text += ": the calls must agree"
         suspects = []
         if few.processes < many.processes:
-            self.notes.append("by the stacks alone, the others may be wrong as well")
+            self.notes.append("by the stacks alone, the majority may be wrong")
             suspects = [self.of_group(at) for at in order[0]]
         return self.build("disagree", text, suspects, ("flight_recorder",))
 
@@ -795,12 +796,12 @@ class _VerdictBuilder:
         quiet = " and no bytes move" if rate is not None else ""
         if not self.report.common and all(_RECEIVES.match(_call(self.groups[at]))
                                          for at in self.victims):  # fmt: skip
-            text = f"{summary}: nobody sends: the order of sends and receives must agree"
+            text = f"{summary}: no rank sends: the order of sends and receives must agree"
             return self.build("disagree", text, missing=("flight_recorder",))
         advice = "look at the network and its ports"
         if first.activity in ("start", "store"):
             advice = "look at MASTER_ADDR:MASTER_PORT, the launchers and the network"
-        text = f"{summary}{quiet}: nobody is elsewhere: {advice}"
+        text = f"{summary}{quiet}: no rank is elsewhere: {advice}"
         return self.build("quiet", text, missing=("flight_recorder", "network", "nccl_ras"))
 
     def _signs(self) -> list[tuple[int, set[int], set[str], list[str]]]:
