@@ -387,7 +387,7 @@ class Policy:
     )
 
 
-#: The first words of our settings: an unknown key that begins with one of them is misspelt.
+#: The first words of settings: an unknown key that begins with such a word is misspelt.
 _PREFIXES = (
     "ptrace_", "core_", "limit_", "pdshrc_", "ssh_client_", "iommu_", "py_spy_", "gpu_", "xid_",
     "rdma_", "gate_", "smoke_",

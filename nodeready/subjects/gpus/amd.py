@@ -132,7 +132,7 @@ def _tool(output: Output, before: str, runs: Mapping[str, _ToolCall]) -> Tool:
     """The tool and its state; a failure of ``xgmi`` alone does not count."""
     have = re.findall(r"^have=(amd-smi|rocm-smi)$", before, re.M)
     if not have:
-        # Without its first line, the section was ended before it looked for a tool.
+        # Without its first line, the section ended before its search for a tool.
         unshown_gpus = output.rc is None and not output.truncated
         return Tool("amd-smi", "timed out" if unshown_gpus else "missing")
     name = have[0]

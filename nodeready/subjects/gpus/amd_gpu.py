@@ -7,10 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nodeready.subjects.gpus.amd_json import (
-    Reader,
-    text,
-)
+from nodeready.subjects.gpus.amd_json import Reader, text
 from nodeready.subjects.gpus.gpu import Gpu, PciGpu
 from nodeready.subjects.iommu.instincts import MODELS
 

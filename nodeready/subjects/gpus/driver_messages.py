@@ -1,4 +1,4 @@
-"""The messages of drivers in the kernel's log that name a fault of a GPU, and what each asks for.
+"""The messages of drivers in the kernel's log about faults of GPUs, and the action for each.
 
 The patterns are of the kind that awk and Python share: the same patterns choose the lines on the
 node and explain the lines here. A pattern has no slash and no apostrophe, which would end awk's
@@ -28,9 +28,9 @@ class LogRule:
     """What one kind of message means.
 
     source:       ``nvidia``, ``sxid`` (an NVSwitch), ``amdgpu`` or ``pcie``
-    action:       what the fault asks for
-    after_reset:  what the fault asks for when the driver was loaded again, or the device was
-                  reset, after the message; "": nothing
+    action:       the action for the fault
+    after_reset:  the action where the driver was loaded again, or the device was reset, after the
+                  message; "": none
     ring_resets:  the reset of one ring repairs the fault as well
     """
 
@@ -53,7 +53,7 @@ RULES = (
     LogRule("nvidia", "prob(e of [^ ]+|e with driver nvidia) failed with error", REBOOT),
     LogRule("nvidia", "GPU likely needs to be reset", RESET),
     LogRule("nvidia", "requiring os reboot to recover", REBOOT),
-    # The driver repeats the discovery of links for ever, and nvidia-smi hangs in it.
+    # The driver repeats the discovery of links without end, and nvidia-smi hangs.
     LogRule(
         "nvidia",
         "knvlink[A-Za-z0-9_]+: .*(postRxDetLinkMask failed|Failed to update Rx Detect Link mask)",

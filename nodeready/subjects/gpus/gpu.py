@@ -60,20 +60,20 @@ class Gpu:
     ecc, mig:        ``on`` or ``off``; None where the device has none
     ecc_*_volatile:  errors since the driver was loaded; ``aggregate``: in the device's lifetime
     remap_pending:   memory rows are replaced at the next reset; _failed: no spare row was left
-    pcie_*_max:      what device and slot support together
+    pcie_*_max:      the maximum of device and slot together
     throttle:        the active reasons of the hardware for a lower clock: ``hw_slowdown``,
                      ``hw_thermal_slowdown``, ``hw_power_brake_slowdown``, ``sw_thermal_slowdown``
     temperature_slowdown_c: the temperature at which the device slows down
     persistence:     ``on`` or ``off``; None where the driver has no such mode
     performance_state: ``P0`` (busy) to ``P15``
-    idle:            the tool says that nothing runs on the device
+    idle:            no program runs on the device
     virtual:         the node is a virtual machine, where the slot is unknown
     repair_pending:  a memory channel or a TPC that the next reset repairs
     recovery:        the driver's recovery action: ``none``, ``reset``, ``reboot`` and others
     recovery_named:  the driver names the action, so that ``none`` means that no fault is left;
                      older drivers only tell whether the hardware needs a reset
     fabric_state:    registration at the NVLink fabric: ``completed``, ``in progress`` and others
-    fabric_status:   outcome of the registration: ``success``, or what went wrong
+    fabric_status:   outcome of the registration: ``success``, or the error
     fabric_faults:   the faults of the device's attachment to the fabric, in words
     fabric_clique:   clique and cluster in the fabric: devices of one clique reach each other
     peer:            ``switch connected``: the device's NVLinks lead to switches by construction

@@ -48,7 +48,7 @@ _STAMP = (
     r"|[a-z]+ *:[a-z]+ *: |[0-9]+-[0-9]+-[0-9]+T[0-9:,.]+([+-][0-9:]+|Z)? ) *"
 )
 
-# What stands behind the name of a process with which a line begins.
+# The text after the name of a process at the beginning of a line.
 _NAMED = r"\[[0-9]+\]:? | \([0-9]+\)|: page allocation failure| invoked oom-killer|: vmalloc "
 
 # A user can forge a message in three ways:

@@ -115,7 +115,7 @@ _ENGINES = {
     "optical flow engine exception": (86, 139),
 }
 
-# The messages of these codes say whether the error was fatal.
+# The messages of these codes contain the severity.
 NVLINK5 = {
     144: "NVLink SAW error",
     145: "NVLink RLW error",
@@ -174,7 +174,7 @@ _DEMANDS = {"none": "", "reboot": REBOOT, "reset": RESET, "flr": RESET, "drain":
 def action_of(code: int, text: str) -> str:
     """The action of an Xid with this message; "" when the driver takes its demand back.
 
-    The message of 154 names what the driver asks for ("… to 0x1 (GPU Reset Required)"), those of
+    The message of 154 names the driver's demand ("… to 0x1 (GPU Reset Required)"), those of
     144 to 150 say whether the error was fatal.
     """
     if code == 154:

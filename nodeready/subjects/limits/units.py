@@ -13,11 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from nodeready.subjects.base import (
-    Line,
-    by_path,
-    files_by_name,
-)
+from nodeready.subjects.base import Line, by_path, files_by_name
 from nodeready.subjects.limits.limits_conf import ITEMS, UNLIMITED
 from nodeready.subjects.own_files import beatable
 

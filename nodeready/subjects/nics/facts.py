@@ -14,15 +14,7 @@ from typing import TypedDict
 from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.policy.fields import rows
-from nodeready.subjects.base import (
-    Output,
-    Probe,
-    ProbeError,
-    Section,
-    cached_last,
-    frozen,
-    number,
-)
+from nodeready.subjects.base import Output, Probe, ProbeError, Section, cached_last, frozen, number
 from nodeready.subjects.fleet import ALONE, Counters, FleetFacts
 from nodeready.subjects.nics import nic, routes
 from nodeready.subjects.nics.bonds import BOND_FILES, Bond, parse_bonding

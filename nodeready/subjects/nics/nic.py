@@ -33,7 +33,7 @@ class Nic:
     speed_mbps:      of the link
     duplex:          "full" or "half"
     mac:             the hardware address
-    firmware:        of the adapter, where its RDMA device tells
+    firmware:        of the adapter, where its RDMA device shows it
     carrier_changes: count of lost and regained links since the interface was made
     pci_address:     "0000:5e:00.0"
     numa_node:       the NUMA node to which the adapter is attached
