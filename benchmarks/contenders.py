@@ -33,7 +33,7 @@ _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(),
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to do the job.
+    """One method to do the job.
 
     argv:        the command
     pattern:     found in the output of a run that did what is measured

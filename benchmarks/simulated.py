@@ -121,7 +121,7 @@ def _drawn(function: Callable[[random.Random], object]) -> Replacement:
     return lambda node, draw, text: str(function(draw))
 
 
-def _below(maximum: int) -> Replacement:
+def _number_below(maximum: int) -> Replacement:
     return _drawn(lambda draw: draw.randrange(maximum))
 
 
@@ -139,7 +139,7 @@ _IDENTITIES: tuple[tuple[str, Replacement], ...] = (
     (r"(/lid:0x)([1-9a-f][0-9a-f]*)$", _identity),
     (r"(/gids/[01]:.*:)([0-9a-f]{4}:[0-9a-f]{4})$", _identity),
     (r"(/gids/[23]:.*:)(0a00:000b)$", lambda node, draw, text: f"0a40:{node + 2 & 65535:04x}"),
-    (r"^(/proc/|ceiling=)(\d+)(?=/limits:|$)", _below(90000)),
+    (r"^(/proc/|ceiling=)(\d+)(?=/limits:|$)", _number_below(90000)),
 )
 #: The same for measures, times, counters, numbers of processes and of sockets.
 _MEASURES: tuple[tuple[str, Replacement], ...] = (
@@ -156,16 +156,16 @@ _MEASURES: tuple[tuple[str, Replacement], ...] = (
     (r"^(/proc/uptime:1:[\d.]+ )([\d.]+)", _around(0.9)),
     (r"^(/proc/loadavg:1:)(\d+\.\d+)", _LOAD),
     (r"^(/proc/loadavg:1:\S+ )(\d+\.\d+)", _LOAD),
-    (r"^(/proc/loadavg:.*/)(\d+)", _below(3000)),
-    (r"^(/proc/loadavg:.* )(\d+)$", _below(90000)),
+    (r"^(/proc/loadavg:.*/)(\d+)", _number_below(3000)),
+    (r"^(/proc/loadavg:.* )(\d+)$", _number_below(90000)),
     (r"(se\.exec_start *: *)([\d.]+)", _around(0.5)),
-    (r"(/proc/sys/fs/file-nr:1:)(\d+)", _below(90000)),
-    (r"(/statistics/rx_dropped:)(\d+)$", _below(5000)),
+    (r"(/proc/sys/fs/file-nr:1:)(\d+)", _number_below(90000)),
+    (r"(/statistics/rx_dropped:)(\d+)$", _number_below(5000)),
     (r"(/carrier_changes:)(\d+)$", _drawn(lambda draw: draw.choice((2, 2, 2, 3, 4)))),
     (r"(_(?:errors?|err):)(\d+)$", _errors(9)),
     (r"(/link_downed:)(\d+)$", _errors(3)),
-    (r"(nr_fabric_manager=)(\d+)", _below(90000)),
-    (r"( 0A 0 )(\d+)$", _below(90000000)),
+    (r"(nr_fabric_manager=)(\d+)", _number_below(90000)),
+    (r"( 0A 0 )(\d+)$", _number_below(90000000)),
 )
 _REPLACEMENTS = (*_IDENTITIES, *_MEASURES)
 
@@ -197,7 +197,7 @@ class SimulatedNodes:
         draw = random.Random(node)
         identities: dict[tuple[int, str], str] = {}
         parts: list[str] = []
-        for (row, text), piece in zip(self.slots, self.pieces, strict=True):
+        for (row, text), constant_text in zip(self.slots, self.pieces, strict=True):
             if row < 0:
                 new_text = nonce
             elif (row, text) in identities:
@@ -206,7 +206,7 @@ class SimulatedNodes:
                 new_text = _REPLACEMENTS[row][1](node, draw, text)
                 if row < len(_IDENTITIES):
                     identities[row, text] = new_text
-            parts += (piece, new_text)
+            parts += (constant_text, new_text)
         return "".join((*parts, self.tail))
 
     def answer(self, node: int, nonce: str) -> str:

@@ -71,7 +71,7 @@ def _imports(checkout: Path, name: str) -> tuple[float, int]:
     # The first run compiles what has changed.
     for _ in range(2):
         text = _run(checkout, name, "-X", "importtime")[2]
-    times_us = [int(us) for us in re.findall(r"^import time: +(\d+) \|", text, re.M)]
+    times_us = [int(time_us) for time_us in re.findall(r"^import time: +(\d+) \|", text, re.M)]
     return sum(times_us) / 1e6, len(times_us)
 
 

@@ -37,7 +37,7 @@ def sanitise(text: str, limit: int = 4000) -> str:
     return _UNSAFE.sub(_visible, text.replace("\t", "    "))
 
 
-def now() -> str:
+def utc_now() -> str:
     """This moment as the reports write moments: ISO 8601, UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 

@@ -97,7 +97,7 @@ class Fake(Transport):
         try:
             for key in sorted(exchanges, key=lambda key: order.index(node_of(key))):
                 one = exchanges[key]
-                one.begin()
+                one.start()
                 while not one.is_over:
                     assert one.request is not None
                     self._answer(one, one.request, deadline)

@@ -5,6 +5,7 @@ Snapshots go in, and a Python text comes out that is valid as it is.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,6 @@ from dataclasses import dataclass, field
 from textwrap import wrap
 from typing import Any
 
-from nodeready.audit.peers import _read
 from nodeready.inventory.nodeset import fold
 from nodeready.policy.policy import PolicyError, check_settings, reason, setting_kind
 from nodeready.subjects.base import Unknown
@@ -20,10 +20,8 @@ from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.text import sanitise
 
-#: Names of few nodes that a file lists at most: a node can invent any number.
+#: Maximum of listed names that few nodes have: a node can invent any number.
 _MOST_FEW = 20
-
-
 #: Columns of the file; a longer comment is wrapped.
 WIDTH = 88
 
@@ -33,7 +31,7 @@ class Learned:
     """One setting of the fleet.
 
     value:  of the majority, as group_data holds it; None: no majority
-    notes:  how many nodes have it, and the values of the other nodes
+    notes:  the number of nodes with it, and the values of other nodes
     """
 
     key: str
@@ -148,6 +146,15 @@ def _assigned(setting: Learned) -> list[str]:
         return [f"{setting.key} = {setting.value!r}"]
     rows = [f"    {name!r}: {row!r}," for name, row in sorted(setting.value.items())]
     return [f"{setting.key} = {{", *rows, "}"]
+
+
+def _read(text: str) -> dict[str, Any]:
+    """The settings of such a file, as pyinfra would find them."""
+    return {
+        ast.unparse(statement.targets[0]): ast.literal_eval(statement.value)
+        for statement in ast.parse(text).body
+        if isinstance(statement, ast.Assign)
+    }
 
 
 def render(learned: Sequence[Learned], nodes: Sequence[str], when: str) -> str:

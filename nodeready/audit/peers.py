@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -79,17 +78,3 @@ def differing(peers: Mapping[str, Mapping[str, Facts]]) -> tuple[Outlier, ...]:
 def key_of(facts: Mapping[str, Any]) -> tuple[Any, ...]:
     """A key that equal facts share; True and 1 differ."""
     return (*facts.items(), *map(type, facts.values()))
-
-
-# --- `nodeready learn`: the majority as a group_data file for a person to review.
-#
-# Snapshots go in, and a Python text comes out that validates as it is.
-
-
-def _read(text: str) -> dict[str, Any]:
-    """The settings of such a file, as pyinfra would find them."""
-    return {
-        ast.unparse(statement.targets[0]): ast.literal_eval(statement.value)
-        for statement in ast.parse(text).body
-        if isinstance(statement, ast.Assign)
-    }

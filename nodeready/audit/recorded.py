@@ -206,7 +206,7 @@ def reports(
     question: RecordedQuestion,
     groups: Callable[[str], Iterable[str]],
     source: Source,
-    now: float,
+    moment: float,
 ) -> tuple[tuple[NodeReport, ...], Recorded]:
     """The reports of the nodes, and the summary of their verdicts."""
     digests = {
@@ -218,7 +218,7 @@ def reports(
     stale = missing = 0
     for name, policy in question.policies.items():
         record = records.get(name)
-        age = None if record is None or record.problem else now - record.time
+        age = None if record is None or record.problem else moment - record.time
         distrust = _why_not(record, age, policy, source)
         counts: tuple[tuple[str, int], ...] = ()
         results: list[Result] = []

@@ -1,7 +1,7 @@
 """A node's own last verdict: its form, and the directory into which the node writes it.
 
 The node writes its `Verdict` where its prolog reads it, into a directory that the nodes share, and
-as metrics for node_exporter (reports/prometheus.py). Whoever is root on a node decides what that
+as metrics for node_exporter (reports/prometheus.py). Root of a node decides what that
 node's verdict says. `audit/recorded.py` collects them.
 
 This module is the node's: the standard library, Python 3.9, and quick to import.

@@ -53,7 +53,7 @@ from nodeready.subjects.context import FleetContext
 from nodeready.subjects.registry import CheckSelection
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.text import now
+from nodeready.text import utc_now
 from nodeready.transport.base import FAILED, Answer, SshPeer
 from nodeready.transport.inherited import close_inherited, register_for_fork
 from nodeready.transport.processes import Frames
@@ -275,7 +275,7 @@ class AuditWorkers:
         pairs = [socketpair() for _ in judges]
         sys.stdout.flush()
         sys.stderr.flush()
-        for judge, (ours, theirs) in zip(judges, pairs, strict=True):
+        for judge, (parent_end, child_end) in zip(judges, pairs, strict=True):
             pid = os.fork()
             if pid == 0:
                 status = 1
@@ -283,16 +283,16 @@ class AuditWorkers:
                     close_inherited()
                     for pair in pairs:
                         for end in pair:
-                            if end is not theirs:
+                            if end is not child_end:
                                 end.close()
-                    _serve(judge, Frames(theirs, threading.Lock()))
+                    _serve(judge, Frames(child_end, threading.Lock()))
                     status = 0
                 except OSError:
                     status = 0  # the control process is gone
                 finally:
                     # Without the exit handlers of the control process.
                     os._exit(status)
-            frames = register_for_fork(Frames(socket.socket(fileno=os.dup(ours.fileno()))))
+            frames = register_for_fork(Frames(socket.socket(fileno=os.dup(parent_end.fileno()))))
             self._workers.append(_Worker(judge.number, pid, frames))
         for pair in pairs:
             for end in pair:
@@ -529,7 +529,7 @@ class AuditWorkers:
                 peers.setdefault(",".join(row.groups) or ALL, {})[reply.name] = facts
         nodes = _Rows(rows, self._results, self._files)
         audit = Audit(
-            started, now(), digest(self._declared.values()), nodes, differing(peers), complete
+            started, utc_now(), digest(self._declared.values()), nodes, differing(peers), complete
         )
         return audit, problem
 

@@ -21,7 +21,7 @@ from nodeready.subjects.registry import (
     SelectionError,
     select,
 )
-from nodeready.text import now
+from nodeready.text import utc_now
 from nodeready.transport.base import INTERRUPTED
 from nodeready.transport.snapshots import PROBE_TIMEOUT_S, SnapshotReply
 
@@ -130,7 +130,7 @@ def audit(
         raise Refused(str(error)) from None
     refuse_unwritable(output)
     screen = options.screen()
-    started = now()
+    started = utc_now()
     with contextlib.ExitStack() as after:
         if place is not None:
             document, nodes = recorded_audit(

@@ -18,7 +18,7 @@ from nodeready.reports.deploy_table import show_plan
 from nodeready.reports.lines import nodes as folded
 from nodeready.reports.registry import Options, find, names
 from nodeready.subjects.registry import CHANGED, SelectionError, select_whole
-from nodeready.text import counted, now
+from nodeready.text import counted, utc_now
 from nodeready.transport.snapshots import NOT_PROBED, PROBE_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def deploy(
     except SelectionError as error:
         raise Refused(str(error)) from None
     report = _Report(
-        options.screen(), format, chosen, Options(diff=diff, quiet=options.quiet), now(), check
+        options.screen(), format, chosen, Options(diff=diff, quiet=options.quiet), utc_now(), check
     )
     nodes = ssh_targets(inventory, options)
     with nodes.transport:
@@ -97,7 +97,9 @@ class _Report:
         self, nodes: Iterable[DeployedNode], *, complete: bool = True, silent: bool = False
     ) -> int:
         """Show the document. Returns the exit code."""
-        document = Deploy(self.started, now(), self.check, self.subjects, tuple(nodes), complete)
+        document = Deploy(
+            self.started, utc_now(), self.check, self.subjects, tuple(nodes), complete
+        )
         if not silent:
             show("deploy", self.form, document, self.screen, options=self.options)
         return deploy_code(document)

@@ -19,7 +19,7 @@ from nodeready.reports import env_script
 from nodeready.reports.deploy_table import show_errors
 from nodeready.reports.registry import names
 from nodeready.subjects.fleet import FleetFacts
-from nodeready.text import now
+from nodeready.text import utc_now
 from nodeready.transport.base import Request, new_nonce
 from nodeready.transport.snapshots import SnapshotReply
 
@@ -125,7 +125,7 @@ def env(
     if directory and not re.fullmatch(r"/[A-Za-z0-9_.,:=/%-]{1,200}", directory):
         raise Refused(f"--directory {directory}: an absolute path of plain characters")
     screen = options.screen()
-    taken = now()
+    taken = utc_now()
     nodes = select_targets(inventory, options, settings, job=job, tell=screen.note)
     with nodes.transport:
         replies = probe_nodes(nodes, screen, job_env.SUBJECTS)

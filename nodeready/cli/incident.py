@@ -21,7 +21,7 @@ from nodeready.node.secrets import redact, redacted
 from nodeready.policy.policy import PolicyError, digest
 from nodeready.reports.registry import FORMATS, Options, find, names
 from nodeready.subjects.registry import CheckSelection, select
-from nodeready.text import now
+from nodeready.text import utc_now
 from nodeready.transport.snapshots import PROBE_TIMEOUT_S, SnapshotReply, take_snapshot
 from nodeready.triage import incident as kept
 from nodeready.triage.collector import EvidenceCollector
@@ -37,7 +37,7 @@ def collector(
 
     @contextmanager
     def audit_nodes(names: list[str]) -> Iterator[Audit]:
-        started, selection = now(), select(subjects=here.SEEN)
+        started, selection = utc_now(), select(subjects=here.SEEN)
         results = converse(
             transport,
             screen,
@@ -98,7 +98,7 @@ def _audit_alone(
         )
     policies = {targets.policies[reply.name] for reply in replies}
     complete = not targets.transport.interrupted
-    return Audit(started, now(), digest(policies), tuple(reports), complete=complete)
+    return Audit(started, utc_now(), digest(policies), tuple(reports), complete=complete)
 
 
 def render(kind: str, document: Any) -> dict[str, Iterable[str]]:

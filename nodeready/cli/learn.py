@@ -17,7 +17,7 @@ from nodeready.reports.deploy_table import show_errors
 from nodeready.subjects.registry import (
     LEARNED,
 )
-from nodeready.text import now
+from nodeready.text import utc_now
 
 
 @click.command()
@@ -53,7 +53,7 @@ def learn(inventory: str, output: str | None, force: bool, job: str | None, **sh
         screen.tell(show_errors(replies))
         nodes.remember_failed([reply.name for reply in replies if reply.error], lost=True)
         if snapshots:
-            text = render(majority(snapshots), list(snapshots), now())
+            text = render(majority(snapshots), list(snapshots), utc_now())
             if output is None:
                 click.echo(text, nl=False)
             else:

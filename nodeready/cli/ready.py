@@ -22,7 +22,7 @@ from nodeready.policy.policy import PolicyError
 from nodeready.reports.nagios import nagios_code
 from nodeready.reports.registry import find, names
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, SelectionError, select
-from nodeready.text import counted, now
+from nodeready.text import counted, utc_now
 from nodeready.transport.base import INTERRUPTED
 from nodeready.transport.snapshots import SnapshotReply
 
@@ -102,7 +102,7 @@ def _fleet_audit(
     """The audit with the proofs of all nodes, and their slots. Raises Refused."""
     from nodeready.ready.run import WantedProofs
 
-    started = now()
+    started = utc_now()
     subjects = tuple(name for name in probed_subjects(selection) if name in LOOKED_AT)
     with targets.transport:
         if nodes_needed is not None and nodes_needed > len(targets.policies):

@@ -29,7 +29,7 @@ from nodeready.subjects.registry import (
     SUBJECTS,
     CheckSelection,
 )
-from nodeready.text import counted, now
+from nodeready.text import counted, utc_now
 from nodeready.transport.local import Local
 
 #: The options that say how a node is asked.
@@ -106,7 +106,7 @@ def recorded_audit(
     if not {*selection.checks} & {*checks_of_nodes, *OF_VERDICTS}:
         raise Refused("--only: no node judges its own gate: ask the nodes, without --recorded")
     interrupt_on_signals()
-    started, screen = now(), options.screen()
+    started, screen = utc_now(), options.screen()
     loaded, _, policies = load_targets(words, options)
     endpoints = {host.name: endpoint(host) for host in loaded}
     for name, node_endpoint in endpoints.items():
@@ -138,5 +138,5 @@ def recorded_audit(
         screen.note(
             "metrics have no texts: nodeready audit INVENTORY --limit @last-failed has them"
         )
-    audit = Audit(started, now(), digest(policies.values()), node_reports, recorded=about)
+    audit = Audit(started, utc_now(), digest(policies.values()), node_reports, recorded=about)
     return audit, Targets(Local(), policies, loaded)

@@ -17,7 +17,7 @@ from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_
 from nodeready.node.stacks.program import StacksConfig
 from nodeready.policy import Policy
 from nodeready.reports.registry import FORMATS, names
-from nodeready.text import now
+from nodeready.text import utc_now
 from nodeready.triage.stacks import archive, debuggable, group
 from nodeready.triage.stacks.collect import (
     LONGER_S,
@@ -56,7 +56,7 @@ def _grouped(
         captured.errors,
         all_threads=all_threads,
         started=started,
-        finished=now(),
+        finished=utc_now(),
         complete=captured.complete,
     )
 
@@ -71,7 +71,7 @@ def _captured(
     directory: Path | None,
 ) -> tuple[Stacks, int]:
     """The document of both rounds, and the exit code."""
-    started = now()
+    started = utc_now()
     captured = _capture(nodes, config, screen)
     native = native and captured.complete
     stacks = _grouped(captured, all_threads, started, None if native else directory)
@@ -103,14 +103,14 @@ def _for_a_check(source: str | None, form: str, output: str | None) -> None:
 
 def _checked(nodes: Targets, config: StacksConfig, screen: Screen, form: str) -> int:
     """Show how debuggable the job is. Returns the exit code."""
-    started = now()
+    started = utc_now()
     config = replace(config, check=True, samples=1)
     captured = _capture(nodes, config, screen)
     document = debuggable.judge(
         captured.traces(),
         captured.errors,
         started=started,
-        finished=now(),
+        finished=utc_now(),
         complete=captured.complete,
     )
     if not document.findings and not document.errors:

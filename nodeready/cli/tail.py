@@ -19,7 +19,7 @@ from nodeready.node.tail import TailConfig
 from nodeready.policy import Policy
 from nodeready.reports.lines import nodes as folded
 from nodeready.reports.registry import names
-from nodeready.text import now
+from nodeready.text import utc_now
 from nodeready.transport.base import INTERRUPTED, Conversation, Failure, new_nonce
 from nodeready.triage.logs import Fetched, Grouping, TailDocument, fetch_tail
 
@@ -53,7 +53,7 @@ def _newer(words: str | None) -> int:
 
 def _fetch(nodes: Targets, options: TargetOptions, config: TailConfig) -> TailDocument:
     """The document of all nodes' answers; after an interrupt, of the answers so far."""
-    grouping, started, screen = Grouping(), now(), options.screen()
+    grouping, started, screen = Grouping(), utc_now(), options.screen()
     transport = nodes.transport
     if transport.one_text:
         config = replace(config, nonce=new_nonce())
@@ -78,7 +78,7 @@ def _fetch(nodes: Targets, options: TargetOptions, config: TailConfig) -> TailDo
     nodes.remember_failed([n for n in names if n in errors], lost=True, reached=names)
     return grouping.document(
         started=started,
-        finished=now(),
+        finished=utc_now(),
         pattern=config.pattern,
         grep=config.grep,
         unreachable={name: result.error for name, result in errors.items() if result.unreachable},

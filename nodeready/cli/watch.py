@@ -32,7 +32,7 @@ from nodeready.files import make_directory, user_name
 from nodeready.inventory.placement import JobPlacement
 from nodeready.node.witnesses import motion
 from nodeready.reports.lines import nodes as folded
-from nodeready.text import now, sanitise
+from nodeready.text import sanitise, utc_now
 from nodeready.triage import incident as incidents
 from nodeready.triage.incident import ForeignDirectory, Incident
 from nodeready.triage.watch import LIMIT_S, JobSnapshot, Watch, probe
@@ -148,7 +148,7 @@ class _Watcher:
         summary = f"{self.watch.judgement.kind} {text.partition(': ')[2].partition(':')[0]}"
         if summary != self._last_summary:
             self._last_summary = summary
-            click.echo(sanitise(f"{now()} job {self.job}: {text}", 1000))
+            click.echo(sanitise(f"{utc_now()} job {self.job}: {text}", 1000))
 
     def fire(self) -> Incident | None:
         """Take an incident and run the user's command."""
@@ -156,7 +156,7 @@ class _Watcher:
         signs = self.watch.intervals[-1].signs
         still = "; ".join(sign.text for sign in signs if sign.moves is False)
         reason = f"nothing has moved for {still_s:.0f} s: {still}"
-        path = self.directory / incidents.directory_name(self.job, now())
+        path = self.directory / incidents.directory_name(self.job, utc_now())
         try:
             make_directory(self.directory, 0o700)
             directory = incidents.prepare(path)
@@ -177,7 +177,7 @@ class _Watcher:
         summary = f"{verdict.kind}: {verdict.text}" if verdict else "no verdict"
         click.echo(
             sanitise(
-                f"{now()} job {self.job}: incident {incident.archive or path}: {summary}", 2000
+                f"{utc_now()} job {self.job}: incident {incident.archive or path}: {summary}", 2000
             )
         )
         self.failed = self.failed or not incident.archive

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodeready.node.secrets import redacted
 from nodeready.shell import search_path
-from nodeready.text import now, sanitise
+from nodeready.text import sanitise, utc_now
 
 if TYPE_CHECKING:
     from nodeready.audit.verdict import NodeVerdict
@@ -220,7 +220,7 @@ def keep(reasons: Sequence[str], results: Iterable[Result], place: Path) -> Path
 
     make_directory(place, 0o700)
     _refuse_others(place)
-    path = place / f"{now().replace(':', '').replace('-', '')}-{os.getpid()}"
+    path = place / f"{utc_now().replace(':', '').replace('-', '')}-{os.getpid()}"
     make_directory(path, 0o700)
     failing = [
         {
@@ -233,7 +233,7 @@ def keep(reasons: Sequence[str], results: Iterable[Result], place: Path) -> Path
     data = {
         "schema": SCHEMA,
         "node": os.uname().nodename,
-        "taken": now(),
+        "taken": utc_now(),
         "reasons": list(reasons),
         "results": failing,
     }

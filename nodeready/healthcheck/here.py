@@ -26,7 +26,7 @@ from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection
 from nodeready.subjects.result import Result, na
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client.facts import SshClient
-from nodeready.text import now
+from nodeready.text import utc_now
 from nodeready.transport.base import Answer, Conversation, Key, collect, once
 from nodeready.transport.local import Local
 from nodeready.transport.snapshots import snapshot_question
@@ -60,7 +60,7 @@ def ready(policy: Policy, selection: CheckSelection, budget_s: int, proofs: bool
 
 
 def _judged(policy: Policy, selection: CheckSelection, limit_s: float, proofs: bool) -> Audit:
-    started, began = now(), time.monotonic()
+    started, began = utc_now(), time.monotonic()
     time_s = limit_s - min(_RESERVE_S, limit_s / 4)
     subjects = [name for name in selection.subjects if name in SEEN]
     transport = Local()
@@ -93,7 +93,7 @@ def _judged(policy: Policy, selection: CheckSelection, limit_s: float, proofs: b
         snapshot=snapshot,
         seconds=time.monotonic() - began,
     )
-    return Audit(started, now(), digest([policy]), (report,))
+    return Audit(started, utc_now(), digest([policy]), (report,))
 
 
 def _config(policy: Policy, limit_s: float, tag: str) -> ProofConfig:

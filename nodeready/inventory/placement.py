@@ -1,4 +1,4 @@
-"""The nodes on which Slurm runs a job, and the nodes of the inventory that are others."""
+"""The nodes on which Slurm runs a job, and the inventory's nodes that are not among them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class JobPlacement:
 
     user:        uid of the job's user; "": Slurm knows no such job
     nodes:       Slurm's names of the job's nodes; (): not known, as of a job that waits
-    other_nodes: nodes of the inventory on which Slurm does not run the job; a node whose name
-                 in Slurm is not known is none of them
+    other_nodes: nodes of the inventory on which Slurm does not run the job; without nodes
+                 whose name in Slurm is unknown
     """
 
     user: str = ""
@@ -42,12 +42,12 @@ def other_nodes(
         for alias in (node, *aliases.get(node, ())):
             nodes_by_name[alias.lower()].add(node)
             nodes_by_label[_first_label(alias)].add(node)
-    others = set()
+    outside_names = set()
     for name in names:
         slurm_nodes = nodes_by_name.get(name.lower()) or nodes_by_label.get(_first_label(name))
         if slurm_nodes and slurm_nodes.isdisjoint(job_nodes):
-            others.add(name)
-    return frozenset(others)
+            outside_names.add(name)
+    return frozenset(outside_names)
 
 
 def _first_label(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether root takes a file that names nodes: it runs, or is believed, with root's rights."""
+"""Whether root may read a file that names nodes: it runs, or counts, with root's rights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def trust_asked() -> bool:
 
 
 def distrust(path: str | Path, *, remedy: str = f"use {OPTION}") -> str:
-    """Why root does not take this file, in one line that says whose and what to do; "": it does.
+    """Why root does not read this file, in one line with the remedy; "": it does.
 
     Always "" for other users, whose rights are their own, and for a file that cannot be found.
 
@@ -47,7 +47,7 @@ def _owners() -> frozenset[int]:
 
 
 def _distrust_reason(path: str, owners: frozenset[int]) -> str:
-    """What is wrong with the file or with a place on the way to it, as the kernel walks there."""
+    """The first problem of the file or of its path's components, in the kernel's order."""
     todo = [*reversed(os.path.join(os.getcwd(), path).split("/"))]
     directory, links = "/", 0
     problem = _entry_problem("/", owners)
@@ -73,7 +73,7 @@ def _distrust_reason(path: str, owners: frozenset[int]) -> str:
 
 
 def _entry_problem(place: str, owners: frozenset[int]) -> str:
-    """What is wrong with one file, directory or link, with what repairs it; "": nothing."""
+    """The problem of one file, directory or link, with its repair; "": none."""
     status = os.lstat(place)
     if status.st_uid not in owners:
         return f"{place} belongs to {user_name(status.st_uid)}; chown root it"

@@ -163,8 +163,8 @@ class Lab(RunningLab):
     def slurm_configure(self, *lines: str) -> None:
         """Replace the lines that the last call added to slurm.conf, on all running machines.
 
-        A line replaces the lab's setting of the same name. slurmd and slurmctld restart; jobs go
-        on. Raises LabError when Slurm refuses the lines; then it keeps the old ones.
+        A line replaces the lab's setting of the same name. slurmd and slurmctld restart; jobs
+        continue. Raises LabError when Slurm refuses the lines; then it keeps the old ones.
         """
         with self.changing():
             configure(self.state, lines)

@@ -54,7 +54,7 @@ GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of a node; faults.toml describes the other fields.
+    """A fault of a node; faults.toml describes the fields that are not listed here.
 
     group: a key of `GROUPS`
     start: its changes on the disk are undone at the next start

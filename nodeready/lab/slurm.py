@@ -244,7 +244,7 @@ def spread(lab: LabState) -> None:
 
 
 def _restart(machine: NodeState) -> None:
-    """Restart its daemon, as process 1 would; jobs go on."""
+    """Restart its daemon, as process 1 would; jobs continue."""
     path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     argv = ["nsenter", "-t", "1", "-C", "env", "-i", path, "sh", "-e", SCRIPT]
     done = processes.enter(machine.pid, argv)

@@ -25,7 +25,7 @@ from nodeready.smoke.plan import plan
 from nodeready.smoke.regressions import regressions
 from nodeready.smoke.rounds import OutOfTime, TestRounds
 from nodeready.smoke.search import search
-from nodeready.text import counted, now
+from nodeready.text import counted, utc_now
 from nodeready.transport.snapshots import NOT_PROBED
 
 #: The maximum of suspects that another engine tests.
@@ -52,7 +52,7 @@ def smoke(
     Never raises for a node's fault. An interrupt, or the deadline, ends what runs on the nodes,
     and the document has what is known until then.
     """
-    started, nodes = now(), Participants(task, tell, progress)
+    started, nodes = utc_now(), Participants(task, tell, progress)
     run = _SmokeRun(nodes)
     try:
         nodes.probe(password)
@@ -242,7 +242,7 @@ class _SmokeRun:
             )
         return document.SmokeReport(
             started=started,
-            finished=now(),
+            finished=utc_now(),
             complete=not task.transport.interrupted,
             engine=choice.name,
             proves=choice.proves,

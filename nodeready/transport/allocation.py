@@ -61,7 +61,7 @@ class RunningJob:
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, names: Iterable[str]) -> RunningJob:
-        """The job as the way to these nodes, which stay in the job's own order."""
+        """The job with these nodes alone, in the job's own order."""
         wanted_names = dict.fromkeys(names)
         job_nodes = tuple(name for name in self.nodes if name in wanted_names)
         missing = wanted_names.keys() - {*job_nodes} - self.refused.keys()

@@ -1,8 +1,8 @@
-"""How nodes are asked: requests, answers, and the interface of a transport. Pure.
+"""Requests, answers, and the interface of a transport. Pure.
 
 A command holds a conversation with every node: a generator that yields a `Request`, gets its
-`Answer`, and may ask again; what it returns is what the command wanted to know. Every request gets
-exactly one answer: after an interrupt, or at the deadline, that is a `Failure`.
+`Answer`, may ask again, and returns the result. Every request gets exactly one answer: after an
+interrupt, or at the deadline, a `Failure`.
 
 A node program is a module with ``main(config)``. Its configuration is a dataclass with at least
 the fields ``nonce``, ``tag`` and ``limit_s`` (`nodeready.node.payload`). `request` runs the
@@ -20,21 +20,21 @@ from typing import Any, Generic, NamedTuple, TypeVar, Union
 from nodeready.node import payload
 from nodeready.subjects import wire
 
-#: Kinds of failure that are not the command's own: no connection was made; it ended in the
-#: middle; it stands, but not even the command's own limit was kept; the limit ended the command;
-#: sudo wants a password; sudo refuses for good; the node prints without end; an internal error.
+#: Kinds of failure beside the command's own: no connection; the connection was lost; the command
+#: exceeded its own limit; the limit ended the command; sudo wants a password; sudo refuses; the
+#: node printed too much; an internal error.
 UNREACHABLE, LOST, HUNG, TIMEOUT = "unreachable", "lost", "hung", "timeout"
 SUDO, REFUSED, OUTPUT, FAILED = "sudo", "refused", "output", "failed"
-#: The deadline of all requests came first; the user interrupted us.
+#: The deadline of all requests came first; the user interrupted the run.
 LATE, INTERRUPTED = "late", "interrupted"
 LATE_WORDS = "no answer in time"
 
 #: The node's own connection is the trouble: exit status 4.
 UNREACHED = frozenset({UNREACHABLE, LOST})
-#: After these there is no use in asking the node anything more.
+#: After these, further questions to the node are useless.
 OVER = frozenset({UNREACHABLE, LOST, HUNG, SUDO, REFUSED, LATE, INTERRUPTED})
 
-#: A whole answer: a snapshot is some 20 KB, and at most 8 MB before it is packed.
+#: Maximum of an answer: a snapshot is some 20 KB, and at most 8 MB before it is packed.
 ANSWER_BYTES = 16 << 20
 #: Bytes of standard error that are kept; the rest is read and dropped.
 ERROR_BYTES = 64 << 10
@@ -50,8 +50,7 @@ TIMED_OUT = (124, 137, None)
 
 
 class TransportUnavailable(Exception):
-    """A way to the nodes that cannot be taken: for none of them, and not as it was asked for; one
-    line."""
+    """The transport cannot be used for any node; the reason in one line."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Request:
     payload: what the script finds at its file descriptor 3; None: nothing
     mark:    the text with which the answer begins, after a login's output; "": unknown
     max_bytes: of the answer; a node that prints more has failed
-    reads:   it only reads: it may be asked again when the way was cut off in the middle
+    reads:   it only reads: it may be sent again after a lost connection
     """
 
     node: str
@@ -78,10 +77,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back from a node: a `Reply` or a `Failure`.
+    """A node's answer: a `Reply` or a `Failure`.
 
     stdout, stderr: the script's output, decoded without loss; of a failure, until then
-    seconds: from the question to the answer, with the connection that was made for it
+    seconds: from the question to the answer, with a new connection for it
     """
 
     stdout: str = ""
@@ -148,8 +147,8 @@ Conversation = Generator[Request, Answer, ResultT]
 Key = Union[str, tuple[str, str]]
 
 
-#: Asks every named node one question, and returns every answer. The first argument is the word
-#: for it beside the progress.
+#: Asks every named node one question, and returns every answer. The first argument names the
+#: work beside the progress.
 Asks = Callable[[str, Mapping[str, Request]], Mapping[str, Answer]]
 
 
@@ -164,10 +163,10 @@ def once(request: Request) -> Conversation[Answer]:
 
 
 class Exchange(Generic[ResultT]):
-    """How far a conversation has come. A mistake in its code becomes a Failure of its node.
+    """The state of a conversation. A bug in its code becomes a Failure of its node.
 
     request: the question that waits for its answer
-    over:    the conversation has ended, and ``value`` is what it returned
+    is_over: the conversation has ended, and returned ``value``
     """
 
     def __init__(self, conversation: Conversation[ResultT]) -> None:
@@ -176,7 +175,7 @@ class Exchange(Generic[ResultT]):
         self.is_over = False
         self.value: ResultT | Failure = Failure()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Run the conversation to its first question."""
         self._has_begun = True
         self._step(lambda: next(self._conversation))
@@ -218,7 +217,7 @@ def append_up_to(buffer: bytearray, data: bytes, maximum: int) -> None:
 
 
 def bug_text(error: Exception) -> str:
-    """An unexpected exception in one line, with the place in our code."""
+    """An unexpected exception in one line, with its place in the code."""
     import traceback  # It takes long to load, and is not needed.
 
     place = traceback.extract_tb(error.__traceback__)[-1]
@@ -245,10 +244,10 @@ class NodeChannel(ABC):
 
 
 class SshPeer(NamedTuple):
-    """What a connection saw of a node's sshd.
+    """A node's sshd, as a connection saw it.
 
-    address: the node's, as the control machine found it; "": the way led through another machine,
-             or to another port
+    address: the node's, as the control machine sees it; "": unknown, behind another machine or at
+             another port
     key:     the host key that sshd proved to have, ``type base64``
     """
 
@@ -257,12 +256,12 @@ class SshPeer(NamedTuple):
 
 
 class Transport(ABC):
-    """A way to the nodes. Use as a context manager: leaving it disconnects.
+    """Asks nodes. Use as a context manager: leaving it disconnects.
 
     nodes:       their names
     run:         a word for this run; ``tag`` marks its processes on the nodes
     interrupted: the user has interrupted the run, and what ran on the nodes was ended
-    one_text:    it brings one text to many nodes at once: equal questions to many nodes use
+    one_text:    it sends one text to many nodes at once: equal questions to many nodes share
                  ``nonce``
     """
 
@@ -291,7 +290,7 @@ class Transport(ABC):
     def converse(
         self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
     ) -> Iterator[tuple[Key, ResultT | Failure]]:
-        """Hold these conversations side by side, and yield what each returns, as it comes.
+        """Hold these conversations in parallel, and yield the result of each, as it comes.
 
         deadline: of time.monotonic(): each node without an answer then gets a Failure.
                   None: only the requests' own limits
@@ -319,7 +318,7 @@ class Transport(ABC):
         return
 
     def ssh_peers(self) -> Mapping[str, SshPeer]:
-        """Node -> what the connection saw of its sshd, of the nodes that are connected by ssh."""
+        """Node -> its sshd as the connection saw it, of the nodes that are connected by ssh."""
         return {}
 
     def use_password(self, password: str, nodes: Iterable[str]) -> None:
@@ -339,7 +338,7 @@ def collect(
     on_found: Callable[[Key, ResultT | Failure], object] = lambda key, value: None,
     deadline: float | None = None,
 ) -> dict[Key, ResultT | Failure]:
-    """What all conversations returned; an interrupt may come here or in ``on_found``.
+    """The results of all conversations; an interrupt may come here or in ``on_found``.
 
     on_found: gets each result as it comes, for the progress
     """
@@ -361,8 +360,8 @@ def collect(
             break
         except KeyboardInterrupt as interrupt:
             if not interrupt_is_ours:
-                # It came before the stream began, or a second time: nothing comes any more. The
-                # stream may not have known of it.
+                # The interrupt came before the stream began, or a second time: the stream may
+                # not have seen it, and yields nothing more.
                 transport.interrupted = True
                 break
             stop = interrupt
@@ -388,7 +387,7 @@ def new_nonce() -> str:
 def request(
     node: str, main: str, config: Any, *, margin_s: int = MARGIN_S, mark: str = "", **how: Any
 ) -> Request:
-    """What runs the module ``main`` with this config on a node.
+    """The request that runs the module ``main`` with this config on a node.
 
     how: as for `payload.program`
     """
@@ -402,9 +401,9 @@ def rows(
     kinds: Mapping[str, type[Any]],
     refused: list[str] | None = None,
 ) -> list[Any]:
-    """What a node's program printed, as these dataclasses.
+    """The rows of a node's program, as these dataclasses.
 
-    refused: gets the reason of each row that makes no sense, which then costs itself alone
+    refused: gets the reason of each invalid row, which is skipped
     Raises DecodeError: without ``refused`` for any such row, else for an answer that is too large.
     """
     decoded = []

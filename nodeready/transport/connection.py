@@ -4,7 +4,7 @@ A node's sshd is a stranger, before and after the login. All connections of a ru
 (gevent). paramiko reads for as long as there is something to read, and believes lengths and
 counts: an sshd that never stops talking, or one packet with a large number in it, would stop the
 connections to all other nodes, and no deadline would come. Here a connection reads for a moment,
-then the other connections do; and the output that answers no question is bounded.
+then the next one does; and the output that answers no question is bounded.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from nodeready.transport.ssh_config import SshConfigError, SshSettings
 
 #: Seconds that a connection with more to read may block its peers.
 TURN_S = 0.005
-#: A read that takes longer has waited: the other connections ran meanwhile.
+#: A read that takes longer has waited: further connections ran meanwhile.
 _WAITED_S = 0.0002
 #: Bytes that an sshd may say unasked: its banner, two key exchanges, a login.
 UNASKED_BYTES = 1 << 20
@@ -70,7 +70,7 @@ ENDLESS = "sends without end"
 
 
 class _FairSocket:
-    """A connection's socket for paramiko: bounded, and fair to the other connections."""
+    """A connection's socket for paramiko: bounded, and it lets further connections run."""
 
     def __init__(self, sock: Any) -> None:
         self._sock = sock

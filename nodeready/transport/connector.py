@@ -25,7 +25,7 @@ _SSH_PORT = 22
 
 def set_timeouts(inventory: Inventory) -> None:
     """Give every node's connection a deadline (paramiko's own can wait up to an hour), bounds, and
-    the ways of ssh.
+    ssh's configuration.
 
     Must be called before pyinfra's State takes the inventory.
     """

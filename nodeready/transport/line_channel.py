@@ -1,8 +1,8 @@
-"""A script on a node that is spoken with, line by line, while it runs.
+"""Exchanges lines with a running script on a node.
 
-Only lines with the mark count: what a login prints in between is passed over. Every wait has its
-limit, and so has what is kept. The script's input ends when the channel is closed, or when this
-machine dies: a script that reads it to the end leaves nothing behind.
+Only lines with the mark count: the output of a login is skipped. Every wait has a limit, and the
+kept output has one. The script's input ends when the channel is closed or this machine dies: a
+script that reads it to the end leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from nodeready.transport.sudo import sudo_error
 #: Bytes of one line, and of all lines; no answer has more.
 _LINE_BYTES = 256 << 10
 _ALL_BYTES = 16 << 20
-#: Bytes without the mark that are kept, to tell why the script ended.
+#: Kept bytes without the mark: they tell why the script ended.
 _NOISE_BYTES = 4 << 10
 #: Bytes that are read at once.
 PIECE = 64 << 10
-#: Seconds for the last words of a script that takes no input any more.
+#: Seconds for the last output of a script that takes no more input.
 _LAST_S = 2.0
 #: Seconds in which a node must take a line, or a new channel.
 SEND_S = 15.0
@@ -41,7 +41,7 @@ class Stream(Protocol):
 
 
 class LineChannel(NodeChannel):
-    """A running script. Never raises for a node's fault: ``error`` says what ended it.
+    """A running script. Never raises for a node's fault: ``error`` has it.
 
     error: one line; "" while the script runs
     """
@@ -49,9 +49,8 @@ class LineChannel(NodeChannel):
     def __init__(
         self, open_stream: Callable[[], Stream], first_input: str, mark: str, *, sudo: bool = False
     ) -> None:
-        """begin: starts the command. Raises as a Stream does, and ValueError with the reason when
-               there is no way to
-        first: what the command reads before all else: a password, and the script
+        """open_stream: starts the command. Raises as a Stream does, or ValueError with the reason
+        first_input: what the command reads first: a password, and the script
         mark:  the beginning of every line of the script that counts
         sudo:  whether its output may be sudo's refusal
         """

@@ -222,7 +222,7 @@ class Local(Transport):
         running: dict[Key, LocalProcess] = {}
         try:
             for key, exchange in exchanges.items():
-                exchange.begin()
+                exchange.start()
                 self._ask(key, exchange, running)
             while exchanges:
                 over = [key for key, exchange in exchanges.items() if exchange.is_over]

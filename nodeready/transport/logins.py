@@ -290,7 +290,7 @@ class JumpHost:
             except JumpRefusal as refusal:
                 count = self.forward_count(jump_client)
                 if refusal.code != _CONNECT_FAILED and count > 0:
-                    # The jump host refuses one more forward, whatever its target.
+                    # The jump host refuses one more forward, to any target.
                     self._max_forwards[id(jump_client)] = count
                     continue
                 if refusal.code != _CONNECT_FAILED:

@@ -1,10 +1,10 @@
 """Child processes that ask a share of the nodes each: the parent's end, and the child's.
 
-A login costs some milliseconds of a core, so that thousands of nodes are shared between as many
-processes as there are cores. ClusterShell's event loop runs in a child, too. Conversations and
-their answers stay in the parent; requests go to the child, and answers come back. The two speak in
-frames over a socket: a length and a pickle. Both ends belong to one run; the output of nodes is
-text in the frames.
+A login costs some milliseconds of a core, so thousands of nodes are shared between one process per
+core. ClusterShell's event loop runs in a child, too. Conversations and
+their answers stay in the parent; requests go to the child, and answers come back. They
+exchange frames over a socket: a length and a pickle. Both ends belong to one run; the output of
+nodes is text in the frames.
 
 A child ends when the parent's end of the socket closes, and first ends its processes on the
 nodes.
@@ -87,15 +87,15 @@ class Frames:
 
     def _take(self, count: int) -> bytes | None:
         data = bytearray(count)
-        view, have = memoryview(data), 0
-        while have < count:
+        view, count_read = memoryview(data), 0
+        while count_read < count:
             try:
-                came = self._sock.recv_into(view[have:])
+                received = self._sock.recv_into(view[count_read:])
             except OSError:
-                came = 0
-            if not came:
+                received = 0
+            if not received:
                 return None
-            have += came
+            count_read += received
         return bytes(data)
 
     def close(self) -> None:
@@ -113,21 +113,21 @@ class Frames:
 
 
 class WorkerProcess:
-    """A child and the way to it.
+    """A child process, and the socket to it.
 
-    nodes: that it asks
-    pid:   of the child
+    nodes: the child's
+    pid:   the child's
     """
 
     def __init__(self, nodes: Iterable[str], sock: socket.socket, pid: int) -> None:
         self.nodes, self.pid, self.frames = tuple(nodes), pid, register_for_fork(Frames(sock))
-        #: Why it answers no more; "": it does.
-        self.gone = ""
-        #: Why we ended it; "": we did not.
-        self.fault = ""
+        #: Why the child answers no more; "": it answers.
+        self.gone_reason = ""
+        #: Why this process killed the child; "": it did not.
+        self.kill_reason = ""
 
     def send(self, *frame: Any) -> None:
-        """Send a frame; a child that is gone gets none, and its waiters get the frame "gone"."""
+        """Send a frame. A child that is gone gets none; its waiters get the frame "gone"."""
         with contextlib.suppress(OSError):
             self.frames.send(*frame)
 
@@ -136,8 +136,8 @@ class WorkerProcess:
 
         gevent's own subprocesses, where this process has some, take the status of every child.
         """
-        if self.fault:
-            return self.fault
+        if self.kill_reason:
+            return self.kill_reason
         for _ in range(50):
             with contextlib.suppress(ChildProcessError):
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -152,69 +152,69 @@ class WorkerProcess:
 
 
 class WorkerTransport(Transport):
-    """Nodes that children ask. The children live from entering to leaving.
+    """Nodes that child processes ask, from entering to leaving.
 
-    child_name: the word for a child in the words of a failure
+    child_name: the child's name in a failure
     """
 
     child_name = "the process that asked it"
 
     def __init__(self, nodes: Iterable[str], run: str = "") -> None:
         super().__init__(nodes, run)
-        self._peers: list[WorkerProcess] = []
-        self.peer_of: dict[str, WorkerProcess] = {}
+        self._workers: list[WorkerProcess] = []
+        self.worker_of: dict[str, WorkerProcess] = {}
         self._numbers = itertools.count()
-        # What each call, channel and question waits for.
-        self._waiting: dict[int, Queue[Any]] = {}
+        # Number of a call, channel or question -> the frames for it.
+        self._queues: dict[int, Queue[Any]] = {}
         self._readers: list[Any] = []
 
     @abstractmethod
     def start(self) -> list[WorkerProcess]:
-        """Start the children. Every node has one."""
+        """Start the children: one for every node."""
 
     def __enter__(self) -> WorkerTransport:
-        self._peers = self.start()
-        self.peer_of = {name: peer for peer in self._peers for name in peer.nodes}
-        self._readers = [gevent.spawn(self._read, peer) for peer in self._peers]
+        self._workers = self.start()
+        self.worker_of = {name: worker for worker in self._workers for name in worker.nodes}
+        self._readers = [gevent.spawn(self._read, worker) for worker in self._workers]
         return self
 
     def __exit__(self, *problem: object) -> None:
-        for peer in self._peers:
-            peer.send("quit")
+        for worker in self._workers:
+            worker.send("quit")
         until = time.monotonic() + _GRACE_S
         gevent.joinall(self._readers, timeout=_GRACE_S)
-        for peer in self._peers:
-            peer.frames.close()
-            _reap(peer.pid, until)
+        for worker in self._workers:
+            worker.frames.close()
+            _reap(worker.pid, until)
 
     def note(self, text: str) -> None:
-        """A child has a line for the user."""
+        """Show a line of a child to the user."""
         return
 
-    def _read(self, peer: WorkerProcess) -> None:
-        """Hand on what the child says, until it ends."""
+    def _read(self, worker: WorkerProcess) -> None:
+        """Dispatch the child's frames, until it ends."""
         reason = ""
-        while (frame := peer.frames.receive()) is not None:
-            waits = self._waiting.get(frame[1])
-            if frame[0] == "mistake":
+        while (frame := worker.frames.receive()) is not None:
+            queue = self._queues.get(frame[1])
+            if frame[0] == "bug":
                 reason = frame[2]
             elif frame[0] == "note":
                 self.note(frame[2])
-            elif waits is not None:
-                waits.put((peer, *frame))
-        peer.gone = reason or f"{self.child_name} {peer.ended()}"
-        for waits in list(self._waiting.values()):
-            waits.put((peer, "gone"))
+            elif queue is not None:
+                queue.put((worker, *frame))
+        worker.gone_reason = reason or f"{self.child_name} {worker.ended()}"
+        for queue in list(self._queues.values()):
+            queue.put((worker, "gone"))
 
     @contextlib.contextmanager
     def wait(self) -> Iterator[tuple[int, Queue[Any]]]:
-        """A number, and the queue into which everything goes that a child says with it."""
+        """A number, and the queue of the frames with this number."""
         number = next(self._numbers)
-        self._waiting[number] = Queue()
+        self._queues[number] = Queue()
         try:
-            yield number, self._waiting[number]
+            yield number, self._queues[number]
         finally:
-            del self._waiting[number]
+            del self._queues[number]
 
     def converse(
         self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
@@ -229,18 +229,18 @@ class WorkerTransport(Transport):
                     remaining_s = (
                         None if deadline is None else deadline + _GRACE_S - time.monotonic()
                     )
-                    peer, kind, *details = frames.get(
+                    worker, kind, *details = frames.get(
                         timeout=None if remaining_s is None else max(0, remaining_s)
                     )
                     if kind == "gone":
-                        yield from self._gone(peer, exchanges)
+                        yield from self._gone(worker, exchanges)
                         continue
                     _, key, answer = details
                     exchange = exchanges.get(key)
                     if exchange is None:
                         continue
                     exchange.answer(answer)
-                    peer.send("next", call, key, None if exchange.is_over else exchange.request)
+                    worker.send("next", call, key, None if exchange.is_over else exchange.request)
                     if exchange.is_over:
                         yield key, exchanges.pop(key).value
             except Empty:
@@ -258,58 +258,61 @@ class WorkerTransport(Transport):
                     self.end()
 
     def _stop(self, call: int) -> None:
-        """The children end what they have going on for this call."""
-        for peer in self._peers:
-            peer.send("stop", call)
+        """Have the children stop their work for this call."""
+        for worker in self._workers:
+            worker.send("stop", call)
 
     def _begin(
         self, call: int, exchanges: dict[Key, Exchange[ResultT]], deadline: float | None
     ) -> Iterator[tuple[Key, ResultT | Failure]]:
-        """Put every conversation's first question; yields those that have none."""
+        """Send every conversation's first question; yields the conversations without one."""
         first_requests: dict[WorkerProcess, list[tuple[Key, Request]]] = {}
         for key, exchange in list(exchanges.items()):
-            exchange.begin()
+            exchange.start()
             if exchange.is_over:
                 yield key, exchanges.pop(key).value
                 continue
-            peer = self.peer_of[node_of(key)]
-            first_requests.setdefault(peer, []).append((key, cast("Request", exchange.request)))
-        for peer, pairs in first_requests.items():
-            peer.send("converse", call, deadline, pairs)
-        for peer in self._peers:
-            if peer.gone:
-                yield from self._gone(peer, exchanges)
+            worker = self.worker_of[node_of(key)]
+            first_requests.setdefault(worker, []).append((key, cast("Request", exchange.request)))
+        for worker, pairs in first_requests.items():
+            worker.send("converse", call, deadline, pairs)
+        for worker in self._workers:
+            if worker.gone_reason:
+                yield from self._gone(worker, exchanges)
 
     @staticmethod
     def _gone(
-        peer: WorkerProcess, exchanges: dict[Key, Exchange[ResultT]]
+        worker: WorkerProcess, exchanges: dict[Key, Exchange[ResultT]]
     ) -> Iterator[tuple[Key, ResultT | Failure]]:
-        """Every conversation of a child that is gone fails with the reason."""
-        nodes = set(peer.nodes)
+        """End every conversation of a child that is gone, with the reason."""
+        nodes = set(worker.nodes)
         ended = {key: exchanges.pop(key) for key in list(exchanges) if node_of(key) in nodes}
-        yield from end_all(ended, lambda key: Failure(kind=FAILED, error=peer.gone))
+        yield from end_all(ended, lambda key: Failure(kind=FAILED, error=worker.gone_reason))
 
     def open(self, request: Request) -> NodeChannel:
         """See Transport."""
         return _RemoteChannel(self, request)
 
-    def question(self, peer: WorkerProcess, *words: Any, limit_s: float) -> Any:
-        """What the child answers to this; None: nothing in this time."""
+    def question(self, worker: WorkerProcess, *words: Any, limit_s: float) -> Any:
+        """The child's answer; None: none in this time."""
         with self.wait() as (number, frames):
-            peer.send(words[0], number, *words[1:])
+            worker.send(words[0], number, *words[1:])
             until = time.monotonic() + limit_s
-            while not peer.gone:
+            while not worker.gone_reason:
                 try:
                     sender, *frame = frames.get(timeout=max(0.0, until - time.monotonic()))
                 except Empty:
                     break
-                if sender is peer:
+                if sender is worker:
                     return None if frame[0] == "gone" else frame[2]
         return None
 
     def _ask_all(self, *words: Any, limit_s: float) -> list[Any]:
-        """What all children answer to this, at once."""
-        jobs = [gevent.spawn(self.question, peer, *words, limit_s=limit_s) for peer in self._peers]
+        """The answers of all children, asked at once."""
+        jobs = [
+            gevent.spawn(self.question, worker, *words, limit_s=limit_s)
+            for worker in self._workers
+        ]
         gevent.joinall(jobs, timeout=limit_s)
         return [job.value for job in jobs if job.value is not None]
 
@@ -323,11 +326,11 @@ class WorkerTransport(Transport):
         return peers
 
     def use_password(self, password: str, nodes: Iterable[str]) -> None:
-        of: dict[WorkerProcess, list[str]] = {}
+        names_by_worker: dict[WorkerProcess, list[str]] = {}
         for name in nodes:
-            of.setdefault(self.peer_of[name], []).append(name)
-        for peer, names in of.items():
-            peer.send("password", password, names)
+            names_by_worker.setdefault(self.worker_of[name], []).append(name)
+        for worker, names in names_by_worker.items():
+            worker.send("password", password, names)
 
 
 class _RemoteChannel(NodeChannel):
@@ -335,32 +338,32 @@ class _RemoteChannel(NodeChannel):
 
     def __init__(self, transport: WorkerTransport, request: Request) -> None:
         self.error = ""
-        self._transport, self._peer = transport, transport.peer_of[request.node]
+        self._transport, self._worker = transport, transport.worker_of[request.node]
         self._name = os.urandom(8).hex()
-        self._peer.send("open", self._name, request)
+        self._worker.send("open", self._name, request)
 
     def send_line(self, line: str) -> None:
-        self._peer.send("line", self._name, line)
+        self._worker.send("line", self._name, line)
 
     def read_line(self, limit_s: float) -> str | None:
         if self.error:
             return None
-        # The child waits for so long, and may still have to connect.
+        # The child waits for limit_s, and may still have to connect.
         reply = self._transport.question(
-            self._peer, "read", self._name, limit_s, limit_s=limit_s + 60
+            self._worker, "read", self._name, limit_s, limit_s=limit_s + 60
         )
         if reply is None:
-            self.error = self._peer.gone or "no answer from the process that asks it"
+            self.error = self._worker.gone_reason or "no answer from the process that asks it"
             return None
         line, self.error = reply
         return cast("str | None", line)
 
     def close(self) -> None:
-        self._peer.send("close", self._name)
+        self._worker.send("close", self._name)
 
 
 def _reap(pid: int, until: float) -> None:
-    """Wait for a child's end, and no longer."""
+    """Wait until the child has ended; end it after ``until``."""
     for number in (0, signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(OSError):
             if number:
@@ -378,7 +381,7 @@ def _reap(pid: int, until: float) -> None:
 
 
 def fork_worker(nodes: Sequence[str], make_transport: Callable[[], Transport]) -> WorkerProcess:
-    """A child that is a copy of this process, in a new session, and asks these nodes.
+    """Fork a child in a new session that asks these nodes.
 
     make_transport: makes the child's transport, in the child
     """
@@ -389,7 +392,7 @@ def fork_worker(nodes: Sequence[str], make_transport: Callable[[], Transport]) -
         return WorkerProcess(nodes, parent_end, pid)
     status, frames = 1, Frames(child_end)
     try:
-        # Ctrl-C is for the parent, which tells us.
+        # Ctrl-C is for the parent, which stops the child.
         os.setsid()
         handle_signals(signal.SIG_IGN)
         parent_end.close()
@@ -399,25 +402,25 @@ def fork_worker(nodes: Sequence[str], make_transport: Callable[[], Transport]) -
         status = 0
     except Exception as error:  # noqa: BLE001 - a mistake of ours is told with the nodes' names
         with contextlib.suppress(OSError):
-            frames.send("mistake", -1, bug_text(error))
+            frames.send("bug", -1, bug_text(error))
     finally:
         os._exit(status)
 
 
 class _WorkerServer:
-    """The transport of a child, and what the parent has going on with it."""
+    """Serves the parent with the transport of a child."""
 
     def __init__(self, transport: Transport, frames: Frames) -> None:
         self._transport, self._frames = transport, frames
         self._calls: dict[int, Any] = {}
         self._stopped: set[int] = set()
-        # What a conversation, or a channel, gets from the parent next.
+        # The parent's next request for each conversation.
         self._questions: dict[tuple[int, Key], Queue[Request | None]] = {}
         self._channels: dict[str, _HeldChannel] = {}
 
     def serve(self) -> None:
-        """Do what the parent's frames say, until it says that all is done, or is gone."""
-        does: dict[str, Callable[..., None]] = {
+        """Handle the parent's frames, until "quit" or the parent's end."""
+        handlers: dict[str, Callable[..., None]] = {
             "converse": self._converse, "next": self._next, "stop": self._stop,
             "open": self._open, "line": self._line, "read": self._read, "close": self._close,
             "password": self._transport.use_password, "end": self._end,
@@ -426,7 +429,7 @@ class _WorkerServer:
         while (frame := self._frames.receive()) is not None:
             if frame[0] == "quit":
                 return
-            does[frame[0]](*frame[1:])
+            handlers[frame[0]](*frame[1:])
         for call in list(self._calls):
             self._stop(call)
         self._transport.end()
@@ -442,7 +445,7 @@ class _WorkerServer:
         self._questions.update({(call, key): Queue() for key in conversations})
 
         def hold() -> None:
-            # The interrupt comes once, and what runs on the nodes is being ended when it is over.
+            # The interrupt comes once; the transport then ends its processes on the nodes.
             with contextlib.suppress(KeyboardInterrupt):
                 for _ in self._transport.converse(conversations, deadline):
                     pass
@@ -456,7 +459,7 @@ class _WorkerServer:
         self._calls[call].link(over)
 
     def _hold(self, call: int, key: Key, first: Request) -> Conversation[None]:
-        """A conversation whose questions are the parent's, and whose answers go there."""
+        """A conversation that passes the parent's questions on, and the answers back."""
         request: Request | None = first
         while request is not None:
             answer: Answer = yield request
@@ -470,9 +473,9 @@ class _WorkerServer:
             questions.put(request)
 
     def _stop(self, call: int) -> None:
-        if call not in self._stopped and (going := self._calls.get(call)):
+        if call not in self._stopped and (greenlet := self._calls.get(call)):
             self._stopped.add(call)
-            going.kill(KeyboardInterrupt, block=False)
+            greenlet.kill(KeyboardInterrupt, block=False)
 
     def _open(self, name: str, request: Request) -> None:
         self._channels[name] = _HeldChannel(self._transport, request)
@@ -481,12 +484,12 @@ class _WorkerServer:
         self._channels[name].lines.put(line)
 
     def _read(self, number: int, name: str, limit_s: float) -> None:
-        held = self._channels[name]
-        gevent.spawn(lambda: self._say("line", number, held.read(limit_s)))
+        channel = self._channels[name]
+        gevent.spawn(lambda: self._say("line", number, channel.read(limit_s)))
 
     def _close(self, name: str) -> None:
-        if held := self._channels.pop(name, None):
-            held.lines.put(None)
+        if channel := self._channels.pop(name, None):
+            channel.lines.put(None)
 
     def _end(self, number: int, limit_s: float) -> None:
         def end() -> None:
@@ -500,9 +503,9 @@ class _WorkerServer:
 
 
 class _HeldChannel:
-    """A channel of the parent's: lines go out in their order, and reading waits beside that.
+    """A channel that the parent uses. Sending and reading do not wait for each other.
 
-    lines: what is to be sent; None: close it
+    lines: to send; None: close the channel
     """
 
     def __init__(self, transport: Transport, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""The rights with which a command runs on a node: sudo to root, or pyinfra's other ways."""
+"""The rights with which a command runs on a node: sudo to root, or another method of pyinfra's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyinfra.connectors.util import extract_control_arguments, make_unix_command
 from nodeready import shell
 from nodeready.transport.sudo import as_root
 
-#: Arguments of pyinfra's that put something around a command; without them it goes as it is.
+#: pyinfra's arguments that wrap a command.
 _WRAPPING_ARGUMENTS = ("_env", "_chdir", "_sudo", "_su_user", "_doas", "_dzdo")
 
 
@@ -22,7 +22,7 @@ class HostRights:
 
     sudo:      nodeready itself calls sudo, to root
     password:  of that sudo; "": none
-    arguments: pyinfra's, for any other way to get rights
+    arguments: pyinfra's, for any other method
     """
 
     sudo: bool
@@ -30,7 +30,7 @@ class HostRights:
     arguments: dict[str, Any]
 
     def apply(self, command: shell.ShellCommand) -> shell.ShellCommand:
-        """The command as root, where that is our part."""
+        """The command, with sudo where nodeready calls sudo."""
         return as_root(command, self.password) if self.sudo else command
 
 
@@ -48,7 +48,7 @@ def rights_of(host: Host) -> HostRights:
 
 
 def wrap_command(host: Host, command: str, arguments: dict[str, Any]) -> str:
-    """The command with what pyinfra puts around it, where we use the connector directly."""
+    """The command with pyinfra's wrapping, for a connector that is used directly."""
     if not any(arguments.get(name) for name in _WRAPPING_ARGUMENTS):
         return command
     arguments = dict(arguments)

@@ -1,9 +1,9 @@
-"""The transport by srun: one script to every node of a job, as a step that takes nothing.
+"""The transport by srun: one script to every node of a job, as a step without resources.
 
 For users who have neither ssh to the nodes nor root there, and for thousands of nodes, to which
 Slurm's own tree carries the step. The step overlaps with the job's own (srun(1), --overlap): it
-waits for no resources and takes none. What is asked goes to all nodes in one step; what is spoken
-with is a step on one node, over srun's standard input and output.
+waits for no resources and takes none. A question goes to all nodes in one
+step; an interactive script is a step on one node, over srun's standard input and output.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from nodeready.transport.sudo import as_root, sudo_error
 #: Seconds beyond the script's own limit: slurmd starts a step within moments, and srun gives up a
 #: node that does not answer after 10 s (TcpTimeout and MessageTimeout, slurm.conf(5)).
 STARTING_S = 15
-_PIECE = 64 << 10
+_READ_BYTES = 64 << 10
 #: Steps at a time: each is a process here, and slurmctld makes them in turn.
 _STEPS = 8
 #: Seconds in which nodes that have answered are waited for, so that their next question, when it
@@ -112,47 +112,47 @@ class Srun(Transport):
         An interrupt ends the steps, and nothing else of the job.
         """
         exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
-        turns: _SrunTurns = _SrunTurns(self)
+        steps: _StepQueue = _StepQueue(self)
         try:
             for key, exchange in list(exchanges.items()):
-                exchange.begin()
+                exchange.start()
                 if not exchange.is_over and (reason := self.job.refused.get(node_of(key))):
                     exchange.end(Failure(kind=UNREACHABLE, error=reason))
                 if exchange.is_over:
                     yield key, exchanges.pop(key).value
                 else:
-                    turns.wait_for(key)
+                    steps.wait_for(key)
             while exchanges:
-                came = turns.next(exchanges, deadline)
-                if came is None:
+                answered = steps.next(exchanges, deadline)
+                if answered is None:
                     continue
-                key, answer = came
+                key, answer = answered
                 exchanges[key].answer(answer)
                 if exchanges[key].is_over:
                     yield key, exchanges.pop(key).value
                 else:
-                    turns.wait_for(key)
+                    steps.wait_for(key)
         except Empty:
             yield from end_all(exchanges, lambda key: late())
         except KeyboardInterrupt:
             self.interrupted = True
-            turns.end()
+            steps.end()
             yield from end_all(exchanges, lambda key: interrupted())
         finally:
-            turns.end()
+            steps.end()
 
-    def begin(
+    def begin_step(
         self, waiting: Mapping[Key, Exchange[Any]], put: Callable[[tuple[str, Answer]], object]
-    ) -> _Going:
+    ) -> _RunningStep:
         """A step for the first of these conversations, and for all that ask the same.
 
         put: gets each node's answer, once
         """
-        keys = self._next(waiting)
+        keys = self._with_same_question(waiting)
         first = cast("Request", waiting[next(iter(keys.values()))].request)
-        return _Going(keys, gevent.spawn(self._carry, first, tuple(keys), put))
+        return _RunningStep(keys, gevent.spawn(self._run_step, first, tuple(keys), put))
 
-    def _next(self, exchanges: Mapping[Key, Exchange[ResultT]]) -> dict[str, Key]:
+    def _with_same_question(self, exchanges: Mapping[Key, Exchange[ResultT]]) -> dict[str, Key]:
         """Node -> its conversation: all whose question is the same as the first conversation's, in
         Slurm's order of the nodes."""
         key_of: dict[str, Key] = {}
@@ -166,10 +166,10 @@ class Srun(Transport):
         order = {name: place for place, name in enumerate(self.job.nodes)}
         return dict(sorted(key_of.items(), key=lambda item: order.get(item[0], len(order))))
 
-    def _carry(
+    def _run_step(
         self, request: Request, nodes: Sequence[str], put: Callable[[tuple[str, Answer]], object]
     ) -> None:
-        """Ask these nodes, and wait for the answers. put: gets each node's, once.
+        """Ask these nodes, and wait for the answers. put: gets each node's answer, once.
 
         Never raises for what Slurm or a node does.
         """
@@ -192,7 +192,7 @@ class Srun(Transport):
         waiting = nodes
         # When a step fails to start on one node, srun ends it on all. When Slurm has lost a node,
         # srun starts none and ends those that have begun. Good nodes get a second try.
-        for last in (False, True):
+        for is_last in (False, True):
             step, is_whole = self._step(request, on_answer, waiting)
             bad = dict(step.unlaunched)
             if is_whole and step.waiting and not bad:
@@ -201,7 +201,7 @@ class Srun(Transport):
                     began = {*step.names.values()} - bad.keys()
                     bad = {**bad, **dict.fromkeys(began, "")}
             waiting = [name for name in step.waiting if name not in bad]
-            if last or not waiting or not bad:
+            if is_last or not waiting or not bad:
                 step.give_up(request.limit_s, is_whole)
                 return
             for name in waiting:
@@ -212,12 +212,12 @@ class Srun(Transport):
         """See Transport. A step on this node; it ends with its input, and that with us."""
         line, stdin = self._command(request.script, request.limit_s, request.payload)
 
-        def begin() -> _SrunStep:
+        def start_step() -> _SrunStep:
             if reason := self.job.refused.get(request.node):
                 raise ValueError(reason)
             return _SrunStep(self, request.node, line)
 
-        return LineChannel(begin, stdin, request.mark, sudo=self.sudo)
+        return LineChannel(start_step, stdin, request.mark, sudo=self.sudo)
 
     def _command(self, script: str, limit_s: int, payload: str | None) -> shell.ShellCommand:
         command = shell.command(script, limit_s, self.tag, payload)
@@ -243,7 +243,7 @@ class Srun(Transport):
                 return step, is_whole
 
     def adapted(self, step: StepOutput, argv: Sequence[str]) -> bool:
-        """Whether srun refused an option of these words that the next step does without."""
+        """Whether srun refused an option that the next step omits."""
         if "--overlap" in argv and step.has_no_overlap:
             if self._overlap:
                 # There, steps overlap unless the job's own is --exclusive.
@@ -264,19 +264,19 @@ class Srun(Transport):
         ]  # fmt: skip
 
     def session_argv(self, node: str, line: str) -> list[str]:
-        """The words of a step on one node that is spoken with, and runs this line."""
+        """The argv of an interactive step on one node that runs this line."""
         # Without --gres a step has the job's GPUs; with --overlap it shares them since 22.05.
         # Before, it would wait for the job's own step to end: no longer than for a node to begin.
         # Its one task has one CPU to itself, unless it is bound to none.
-        has = (
+        resources = (
             (f"--immediate={STARTING_S}", "--cpu-bind=none", "--mem=0")
             if self.works
             else self._gres
         )
-        return [*self._options([node]), *has, "--input=0", "sh", "-c", line]
+        return [*self._options([node]), *resources, "--input=0", "sh", "-c", line]
 
     def _options(self, nodes: Sequence[str]) -> list[str]:
-        """srun and what every step has."""
+        """srun, with the options of every step."""
         return [
             "srun", f"--jobid={self.job.number}", *self._overlap,
             f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1",
@@ -286,11 +286,11 @@ class Srun(Transport):
 
     def _run(self, step: StepOutput, argv: list[str], stdin: str, limit_s: int) -> bool:
         """Run srun and give its output to the step; whether srun came to its own end."""
-        process = _started(argv, _parts(stdin))
+        process = _start_srun(argv, _parts(stdin))
         to, out, error_lines = _streams(process)
 
         def stderr() -> None:
-            while data := error_lines.read1(_PIECE):
+            while data := error_lines.read1(_READ_BYTES):
                 step.add_error(data)
 
         def feed() -> None:
@@ -304,7 +304,7 @@ class Srun(Transport):
         feeding = gevent.spawn(feed)
         try:
             with gevent.Timeout(limit_s + shell.KILL_AFTER_S + STARTING_S):
-                while data := out.read1(_PIECE):
+                while data := out.read1(_READ_BYTES):
                     step.add(data)
                 drain.join()
                 process.wait()
@@ -320,26 +320,26 @@ class Srun(Transport):
 
 
 @dataclass(frozen=True)
-class _Going:
+class _RunningStep:
     """A step that runs. keys: node -> its conversation, of those that have not answered"""
 
     keys: dict[str, Key]
     greenlet: Any
 
 
-class _SrunTurns:
+class _StepQueue:
     """The steps of one call of `Srun.converse`, and the conversations that wait for one."""
 
     def __init__(self, transport: Srun) -> None:
         self._transport = transport
         self._waiting: dict[Key, None] = {}
         self._since = 0.0
-        self._steps: dict[int, _Going] = {}
+        self._steps: dict[int, _RunningStep] = {}
         self._numbers = itertools.count()
         self._answers: Queue[tuple[int, str, Answer]] = Queue()
 
     def wait_for(self, key: Key) -> None:
-        """This conversation has a question."""
+        """Queue a conversation that has a question."""
         if not self._waiting:
             self._since = time.monotonic()
         self._waiting[key] = None
@@ -350,12 +350,12 @@ class _SrunTurns:
         """The next answer; None: try again. Raises Empty at the deadline."""
         remaining_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         if self._waiting and len(self._steps) < _STEPS:
-            # Those that have just answered may all ask the same soon.
-            soon = self._since + _GATHER_S - time.monotonic() if self._steps else 0.0
-            if soon <= 0:
+            # The nodes that have just answered may ask the same soon.
+            gather_s = self._since + _GATHER_S - time.monotonic() if self._steps else 0.0
+            if gather_s <= 0:
                 self._begin(exchanges)
                 return None
-            remaining_s = soon if remaining_s is None else min(remaining_s, soon)
+            remaining_s = gather_s if remaining_s is None else min(remaining_s, gather_s)
         try:
             number, name, answer = self._answers.get(timeout=remaining_s)
         except Empty:
@@ -370,16 +370,16 @@ class _SrunTurns:
     def _begin(self, exchanges: Mapping[Key, Exchange[Any]]) -> None:
         number = next(self._numbers)
         waiting = {key: exchanges[key] for key in self._waiting}
-        going = self._transport.begin(
+        step = self._transport.begin_step(
             waiting, lambda node_answer: self._answers.put((number, *node_answer))
         )
-        self._steps[number] = going
-        for key in going.keys.values():
+        self._steps[number] = step
+        for key in step.keys.values():
             del self._waiting[key]
 
     def end(self) -> None:
         """End the steps, and nothing else of the job."""
-        gevent.killall([going.greenlet for going in self._steps.values()])
+        gevent.killall([step.greenlet for step in self._steps.values()])
 
 
 class OwnJob(Srun):
@@ -399,10 +399,10 @@ class OwnJob(Srun):
         sudo: bool = False,
     ) -> None:
         super().__init__(RunningJob("", tuple(nodes)), tell, works=works, sudo=sudo)
-        self._given = options
+        self._salloc_options = options
 
     def __enter__(self) -> OwnJob:
-        self.job = allocate(self.nodes, self._given, self.tell)
+        self.job = allocate(self.nodes, self._salloc_options, self.tell)
         # The allocation has no other steps: ours may have all that the job has.
         self._gres = ()
         return self
@@ -411,7 +411,7 @@ class OwnJob(Srun):
         release(self.job, self.tell)
 
 
-def _started(argv: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start_srun(argv: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """srun, running. variables: further ones of its environment"""
     return subprocess.Popen(
         argv,
@@ -444,7 +444,7 @@ class _SrunStep:
 
     def _start(self) -> None:
         self._argv = self._transport.session_argv(self._node, self._line)
-        self._process = _started(self._argv, {})
+        self._process = _start_srun(self._argv, {})
         self._to, self._out, self._err = _streams(self._process)
         self._step_output = StepOutput("", [self._node], lambda name, answer: None)
         self._reading, self._left = [self._out, self._err], bytes(self._sent)
@@ -457,7 +457,7 @@ class _SrunStep:
             if self._err in ready:
                 self._add_error()
             if self._out in ready:
-                data = os.read(self._out.fileno(), _PIECE)
+                data = os.read(self._out.fileno(), _READ_BYTES)
                 if data:
                     self._has_output = True
                     self._sent.clear()
@@ -471,7 +471,7 @@ class _SrunStep:
             self.close()
             self._start()
             return self.read(max(0.0, until - time.monotonic()))
-        raise ValueError(self._step_output.ended(self._node, self._process.wait() == 0))
+        raise ValueError(self._step_output.end_reason(self._node, self._process.wait() == 0))
 
     def _is_adapted(self) -> bool:
         """Whether srun refused an option that the next step of any node does without.
@@ -486,7 +486,7 @@ class _SrunStep:
         return self._transport.adapted(trial, self._argv)
 
     def _add_error(self) -> None:
-        data = os.read(self._err.fileno(), _PIECE)
+        data = os.read(self._err.fileno(), _READ_BYTES)
         self._step_output.add_error(data)
         if not data:
             self._reading.remove(self._err)
@@ -549,13 +549,13 @@ def _parts(stdin: str) -> dict[str, str]:
     data = stdin.encode("utf-8", "surrogateescape")
     if len(data) > _PART * _PARTS or b"\0" in data:
         return {}
-    parts = [data[at : at + _PART] for at in range(0, max(1, len(data)), _PART)]
+    parts = [data[start : start + _PART] for start in range(0, max(1, len(data)), _PART)]
     return {f"{_INPUT}{at}": os.fsdecode(part) for at, part in enumerate(parts)}
 
 
 def _from_environment(parts: int) -> str:
-    """What puts them together again, for the shell of a task."""
-    names = [f"{_INPUT}{at}" for at in range(parts)]
+    """The shell text that joins the input's parts again."""
+    names = [f"{_INPUT}{index}" for index in range(parts)]
     copies = "".join(f"nr_{at}=${name}; " for at, name in enumerate(names))
     values = " ".join(f'"$nr_{at}"' for at in range(parts))
     return f"{copies}unset {' '.join(names)}; printf %s {values} | "
@@ -618,7 +618,7 @@ class StepOutput:
         self._node_of = tuple(self.waiting)
         self.names: dict[bytes, str] = {}
         self._texts: dict[bytes, bytearray] = {}
-        self._rest = self._error_rest = b""
+        self._unread = self._unread_errors = b""
         self._errors: dict[int, bytearray] = {}
 
     def script(self, inner: str) -> str:
@@ -628,7 +628,7 @@ class StepOutput:
 
     def add(self, data: bytes) -> None:
         """Take a piece of the step's output, each line with its task's label (srun --label)."""
-        *rows, self._rest = (self._rest + data).split(b"\n")
+        *rows, self._unread = (self._unread + data).split(b"\n")
         for row in rows:
             label, separator, text = row.partition(b": ")
             task = label.strip()
@@ -637,7 +637,7 @@ class StepOutput:
 
     def add_error(self, data: bytes) -> None:
         """Take a piece of standard error; the beginning is kept, of srun and of each task."""
-        *rows, self._error_rest = (self._error_rest + data).split(b"\n")
+        *rows, self._unread_errors = (self._unread_errors + data).split(b"\n")
         for row in rows:
             self._error_line(row)
 
@@ -651,9 +651,9 @@ class StepOutput:
 
     def _error_rows(self, task: int) -> list[str]:
         """The lines of standard error of a task, or of srun itself."""
-        if self._error_rest:
-            self._error_line(self._error_rest)
-            self._error_rest = b""
+        if self._unread_errors:
+            self._error_line(self._unread_errors)
+            self._unread_errors = b""
         text = self._errors.get(task, bytearray()).decode("utf-8", "replace")
         return [row.strip() for row in text.splitlines() if row.strip()]
 
@@ -714,30 +714,29 @@ class StepOutput:
         matches = [match for row in self.error_lines if (match := _LAUNCH.search(row))]
         return {match[1]: match[2] for match in matches}
 
-    def ended(self, node: str, well: bool) -> str:
-        """Why the step on this node ended, from the words of srun and the task.
+    def end_reason(self, node: str, exited_0: bool) -> str:
+        """Why the step on this node ended, from the errors of srun and the task.
 
-        well: the task's exit status was 0
+        exited_0: the task's exit status was 0
         """
         if node in self.unlaunched:
             return f"srun could not start there: {self.unlaunched[node]}"
         task_lines = [row for row in self._error_rows(_SRUN) if not _SRUNS.match(row)]
-        if task_lines or well:
+        if task_lines or exited_0:
             return f"ended by itself: {task_lines[-1][:200]}" if task_lines else "ended by itself"
-        return f"srun: {self.last()}"
+        return f"srun: {self.last_error()}"
 
-    def last(self, task_rows: Sequence[str] = ()) -> str:
-        """The last line of srun, or else of the task, that tells something: srun's closing words
-        do not."""
+    def last_error(self, task_rows: Sequence[str] = ()) -> str:
+        """The last error of srun, or else of the task; srun's closing line is no error."""
         rows = [row for row in self.error_lines if not row.startswith("Job step aborted")]
         rows = rows or [_SRUNS.sub("", row) for row in task_rows]
         last_line = rows[-1] if rows else "it said nothing"
         return f"{last_line}: {_AS_ITS_USER}" if last_line.endswith(_DENIED) else last_line
 
     def give_up(self, limit_s: int, is_whole: bool) -> None:
-        """An error for every node that is still waited for.
+        """Answer for every node that has not answered, with an error.
 
-        limit_s: seconds that they had; whole: srun came to its own end
+        limit_s: seconds of the step; is_whole: srun ended by itself
         """
         unlaunched, began = self.unlaunched, set(self.names.values())
         for name in list(self.waiting):
@@ -753,7 +752,7 @@ class StepOutput:
             elif name in began and not is_whole:
                 reason, kind = f"no answer in {limit_s} s", TIMEOUT
             else:
-                words = about[-1] if about else self.last(task_rows)
+                words = about[-1] if about else self.last_error(task_rows)
                 late = "" if is_whole else f" gave no answer in {limit_s} s"
                 reason, kind = f"srun{late}: {words}", LOST
             self._answer(name, Failure(kind=kind, error=reason))

@@ -354,7 +354,7 @@ class ConnectedHosts(Transport):
     ) -> None:
         """Answer all questions of the conversation; failure: why the node cannot be asked."""
         with ctx_host.use(link.host):
-            exchange.begin()
+            exchange.start()
             while not exchange.is_over:
                 assert exchange.request is not None
                 answer = failure or ask_host(link.host, exchange.request, self.tag, link.rights)

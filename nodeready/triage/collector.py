@@ -13,7 +13,7 @@ from nodeready.inventory.placement import JobPlacement
 from nodeready.node.secrets import redacted
 from nodeready.node.tail import TailConfig
 from nodeready.policy import Policy
-from nodeready.text import counted, now, sanitise
+from nodeready.text import counted, utc_now, sanitise
 from nodeready.transport.base import (
     HUNG,
     OVER,
@@ -105,14 +105,14 @@ class EvidenceCollector:
 
     def collect(self, directory: Directory, reason: str) -> tuple[Incident, str]:
         """All parts, their index and archive; and why there is no archive, or ""."""
-        started = now()
+        started = utc_now()
         takers = self.take_stacks, self.take_logs, self.take_cores, self.take_audit
         parts, is_complete = incident.take(
             directory, dict(zip(incident.PARTS, takers, strict=True)), time.monotonic
         )
         stacks = self.stacks
         document = Incident(
-            *(started, now(), self.job, stacks.user if stacks else "", reason, is_complete),
+            *(started, utc_now(), self.job, stacks.user if stacks else "", reason, is_complete),
             verdict=stacks.verdict if stacks else None,
             advice=stacks.advice if stacks else (),
             parts=parts,
@@ -167,7 +167,7 @@ class EvidenceCollector:
         # It imports pyinfra, which is too slow for --help.
         from nodeready.inventory.slurm import job_placement
 
-        transport, started = self.transport, now()
+        transport, started = self.transport, utc_now()
         placement = JobPlacement() if self.user else job_placement(self.job, transport.nodes)
         placement = replace(placement, user=placement.user or self.owner)
         config = program_config(self.timeout_s, job=self.job, user=self.user)
@@ -180,7 +180,7 @@ class EvidenceCollector:
                 archive.keep_traces(path, self._redact_traces(captured.traces())),
                 captured.errors,
                 started=started,
-                finished=now(),
+                finished=utc_now(),
                 complete=captured.complete,
             )
         )

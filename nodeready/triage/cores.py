@@ -23,7 +23,7 @@ from nodeready.policy import Policy
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
 from nodeready.subjects.json_types import Count
-from nodeready.text import counted, now
+from nodeready.text import counted, utc_now
 from nodeready.transport.base import (
     INTERRUPTED,
     UNREACHED,
@@ -571,7 +571,7 @@ def collect_cores(
     since_s: maximum age of a core in seconds; 0: any
     job:     only cores of this job; "": all
     """
-    started = now()
+    started = utc_now()
     errors: dict[str, str] = {}
     nonce = new_nonce()
     requests = {
@@ -608,7 +608,7 @@ def collect_cores(
         lost |= lost_readers.keys()
     return Cores(
         started=started,
-        finished=now(),
+        finished=utc_now(),
         nodes=tuple(policies),
         crashes=tuple(crashes),
         errors=errors,

@@ -24,7 +24,7 @@ from nodeready.exit_codes import exit_code
 from nodeready.files import make_directory, own_directory, write_atomically
 from nodeready.node.secrets import redacted
 from nodeready.subjects.json_types import Moment
-from nodeready.text import now
+from nodeready.text import utc_now
 from nodeready.triage.stacks.document import Verdict
 
 # --- The document.
@@ -178,7 +178,7 @@ def prepare(path: Path) -> Directory:
 def directory_name(job: str, moment: str) -> str:
     """A name for the directory of an incident: ``4711-20261121T030000Z``; never a path.
 
-    moment: ISO 8601, UTC, as `nodeready.text.now` writes it
+    moment: ISO 8601, UTC, as `nodeready.text.utc_now` writes it
     """
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", job)[:100].lstrip(".-") or "job"
     return f"{plain}-{re.sub('[-:]', '', moment)}"
@@ -271,7 +271,7 @@ def finish(
     forms: file name -> the renderer of its content
     """
     incident = dataclasses.replace(
-        redacted(incident), finished=now(), archive=os.fspath(directory.archive)
+        redacted(incident), finished=utc_now(), archive=os.fspath(directory.archive)
     )
     try:
         for name, render in forms.items():

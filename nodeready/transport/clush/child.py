@@ -1,4 +1,4 @@
-"""ClusterShell's process: one thread, its event loop, which does what the parent says."""
+"""ClusterShell's process: one thread, whose event loop handles the parent's frames."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from nodeready.transport.base import (
     late,
     node_of,
 )
-from nodeready.transport.clush.command import Batch, OpenSession, Question, Ssh
-from nodeready.transport.clush.gateway import Gateway, Hold, decoded, remedy
+from nodeready.transport.clush.command import Batch, OpenSession, Question, SshWorker
+from nodeready.transport.clush.gateway import Gateway, KeepOpen, decoded, remedy
 from nodeready.transport.clush.gateway_program import gateway_command
 from nodeready.transport.clush.ssh_targets import (
     COMMON,
@@ -54,7 +54,7 @@ _GATHER_S = 0.02
 
 
 class _Inbox(EventHandler):  # type: ignore[misc]
-    """Runs what other threads and timers want run."""
+    """Runs a function for a message of another thread, or for a timer."""
 
     def __init__(self, go: Callable[[Any], object]) -> None:
         self._go = go
@@ -75,19 +75,19 @@ class ClushProcess:
         self._gateway_targets = {target.name: target for target in plan.gateways}
         self.tag, self._fanout = plan.tag, plan.fanout
         self.invoke = gateway_command(os.environ)
-        self.jobs: set[Batch] = set()
+        self.batches: set[Batch] = set()
         self.sessions: dict[int, OpenSession] = {}
         self.gateways: dict[str, Gateway] = {}
         #: The nodes on which something of this run may run.
         self.reached: set[str] = set()
-        #: Node -> the gateways that lead there; such a row -> the number of nodes that want it.
+        #: Node -> the gateways to it; a row of gateways -> the number of nodes that need it.
         self._row_of: dict[str, tuple[str, ...]] = {}
         self._wanted: Counter[tuple[str, ...]] = Counter()
         self._calls: dict[int, tuple[float | None, dict[Key, Question]]] = {}
         self._waiting: list[Question | OpenSession] = []
         self._gathering = False
         self._timers: list[Any] = []
-        #: Gateways that the user knows to be unfit.
+        #: Gateways that the user was warned about.
         self._bad: set[str] = set()
         self._planned: Counter[str] = Counter()
         self.task = task_self()
@@ -106,14 +106,14 @@ class ClushProcess:
         self.task.set_info("grooming_delay", 0.0)
         self.task.set_default("stdout_msgtree", False)
         self.task.set_default("stderr_msgtree", False)
-        self.task.set_default("distant_worker", Ssh)
+        self.task.set_default("distant_worker", SshWorker)
         if plan.topology:
             self._read_topology(plan.topology)
         set_std_group_resolver(RESOLVER_NOGROUP)
         Communication.Message.data_decode = decoded
 
     def _read_topology(self, path: str) -> None:
-        """The gateways and what is behind them. One that cannot be read: a line, and no tree."""
+        """Read the gateways. A file that cannot be read gets a line to the user, and no tree."""
         try:
             tree = tree_of(path)
             self._row_of.update(rows(tree))
@@ -123,9 +123,9 @@ class ClushProcess:
             self.say("note", -1, f"{path}: {reason}: asking every node directly")
 
     def gateway_fanout(self) -> int:
-        """ssh programs at once on one gateway: those that are spoken with take no place away."""
+        """ssh programs at once on one gateway: interactive ones do not count."""
         base = min(self._fanout or GATEWAY_FANOUT, max(GATEWAY_FANOUT, self._fanout))
-        return base + sum(1 for session in self.sessions.values() if session.by)
+        return base + sum(1 for session in self.sessions.values() if session.gateway)
 
     def gateway_target(self, name: str) -> SshTarget:
         """How a gateway is reached: as the inventory says, else as ssh's configuration does."""
@@ -143,7 +143,7 @@ class ClushProcess:
     # The parent.
 
     def run(self) -> None:
-        """Do what the parent says, until it says that all is done, or is gone."""
+        """Handle the parent's frames, until "quit" or the parent's end."""
         port = self.task.port(handler=_Inbox(self._frame), autoclose=False)
 
         def read() -> None:
@@ -165,20 +165,20 @@ class ClushProcess:
         self.task.timer(seconds, _Inbox(lambda _: go()), interval=interval)
 
     def _frame(self, frame: tuple[Any, ...] | None) -> None:
-        does: dict[str, Callable[..., None]] = {
+        handlers: dict[str, Callable[..., None]] = {
             "converse": self._converse, "next": self._next, "stop": self._stop,
             "open": self._open, "line": self._line, "close": self._close,
             "password": self._password, "end": self._end, "ssh_peers": self._ssh_peers,
         }  # fmt: skip
         if frame is None:
-            # The parent is gone: nothing of it stays on the nodes.
+            # The parent is gone: end its processes on the nodes.
             for call in list(self._calls):
                 self._stop(call)
             self._on_all(5, lambda: self._leave(1))
         elif frame[0] == "quit":
             self._leave(0)
         else:
-            does[frame[0]](*frame[1:])
+            handlers[frame[0]](*frame[1:])
 
     def _leave(self, status: int) -> None:
         """End every ssh here; a gateway ends its own with the connection."""
@@ -208,8 +208,8 @@ class ClushProcess:
     def _next(self, call: int, key: Key, request: Request | None) -> None:
         if call not in self._calls:
             return
-        _, asks = self._calls[call]
-        asks.pop(key, None)
+        _, questions = self._calls[call]
+        questions.pop(key, None)
         if request is not None:
             self._ask(call, key, request)
             if not self._gathering:
@@ -217,14 +217,16 @@ class ClushProcess:
                 self.later(_GATHER_S, self._go)
 
     def _ask(self, call: int, key: Key, request: Request) -> None:
-        deadline, asks = self._calls[call]
+        deadline, questions = self._calls[call]
 
         def put(answer: Answer) -> None:
             self.say("answer", call, key, answer)
 
-        question = asks[key] = Question(request, self._targets[node_of(key)], self.tag, put, call)
-        if question.to.refused:
-            question.answer(Failure(kind=REFUSED, error=question.to.refused))
+        question = questions[key] = Question(
+            request, self._targets[node_of(key)], self.tag, put, call
+        )
+        if question.target.refused:
+            question.answer(Failure(kind=REFUSED, error=question.target.refused))
         elif deadline is not None and time.monotonic() > deadline:
             question.answer(late())
         else:
@@ -232,56 +234,58 @@ class ClushProcess:
 
     def _stop(self, call: int) -> None:
         """Drop the questions of this call, whose answers are not awaited any more."""
-        _, asks = self._calls.pop(call, (None, {}))
-        self._give_up(asks.values(), lambda question: late(), False)
+        _, questions = self._calls.pop(call, (None, {}))
+        self._give_up(questions.values(), lambda question: late(), False)
 
     def _give_up(
-        self, asks: Iterable[Question], failure: Callable[[Question], Failure], tell: bool
+        self, questions: Iterable[Question], failure: Callable[[Question], Failure], tell: bool
     ) -> None:
-        of: dict[Batch | None, list[Question]] = defaultdict(list)
-        for question in asks:
-            if not question.over:
+        by_batch: dict[Batch | None, list[Question]] = defaultdict(list)
+        for question in questions:
+            if not question.is_over:
                 if not tell:
                     question.put = lambda answer: None
-                of[question.job].append(question)
-        for job, questions in of.items():
-            if job is not None:
-                job.end(questions, failure)
-            for question in questions:
+                by_batch[question.batch].append(question)
+        for batch, unanswered in by_batch.items():
+            if batch is not None:
+                batch.end(unanswered, failure)
+            for question in unanswered:
                 question.answer(failure(question))
         self._waiting = [
-            waiting for waiting in self._waiting if not getattr(waiting, "over", False)
+            waiting for waiting in self._waiting if not getattr(waiting, "is_over", False)
         ]
 
     def _tick(self) -> None:
         now_s = time.monotonic()
-        for job in list(self.jobs):
-            job.look(now_s)
+        for batch in list(self.batches):
+            batch.end_late(now_s)
         for gate in list(self.gateways.values()):
             if gate.state == "asked" and now_s > gate.since + CONNECT_TIMEOUT_S + LOGIN_S:
-                gate.why = f"no answer in {CONNECT_TIMEOUT_S + LOGIN_S} s"
+                gate.unfit_reason = f"no answer in {CONNECT_TIMEOUT_S + LOGIN_S} s"
                 gate._close(abort=True)
-        for call, (deadline, asks) in list(self._calls.items()):
-            unanswered = [question for question in asks.values() if not question.over]
+        for call, (deadline, questions) in list(self._calls.items()):
+            unanswered = [question for question in questions.values() if not question.is_over]
             if deadline is not None and now_s > deadline and unanswered:
-                self._give_up(unanswered, lambda question: late(question.began), True)
+                self._give_up(unanswered, lambda question: late(question.has_begun), True)
                 self._on_all(2, lambda: None)
-            elif not asks:
+            elif not questions:
                 del self._calls[call]
 
     def gateway_judged(self) -> None:
-        """A gateway turned out fit or unfit: ask the nodes that waited for that."""
+        """A gateway is known to be fit or unfit: ask the nodes that waited for it."""
         if self._waiting:
             self._go()
 
     def gateway_closed(self, gate: Gateway, fit: bool) -> None:
-        """Tell of a gateway once, in one line."""
+        """Warn about a gateway once, in one line."""
         if gate.name not in self._bad:
             self._bad.add(gate.name)
             consequence = "nodes behind it are asked in another way"
-            todo = "" if fit else f"; {remedy(gate.why)}"
+            todo = "" if fit else f"; {remedy(gate.unfit_reason)}"
             self.say(
-                "note", -1, f"gateway {gate.name} is not used: {gate.why}{todo}; {consequence}"
+                "note",
+                -1,
+                f"gateway {gate.name} is not used: {gate.unfit_reason}{todo}; {consequence}",
             )
         self.gateway_judged()
 
@@ -289,48 +293,50 @@ class ClushProcess:
         """Ask the nodes whose route is known; open the gateways of the remaining nodes."""
         self._gathering = False
         waiting, self._waiting = self._waiting, []
-        names = {question.to.name for question in waiting}
+        names = {question.target.name for question in waiting}
         self._wanted = Counter(self._row_of[name] for name in names if name in self._row_of)
         ready: defaultdict[Any, list[Question]] = defaultdict(list)
         for question in waiting:
-            by = self._by(question)
-            if by is None:
+            gateway = self._gateway_for(question)
+            if gateway is None:
                 self._waiting.append(question)
             elif isinstance(question, OpenSession):
-                question.start(by)
+                question.start(gateway)
             else:
-                question.by = by
-                if by:
-                    self._planned[by] += 1
+                question.gateway = gateway
+                if gateway:
+                    self._planned[gateway] += 1
                 request = question.request
                 same = (
                     request.script, request.payload, request.limit_s, request.max_bytes,
-                    question.tag, question.to.sudo, question.to.password, bool(by),
-                    question.to.user if by else "",
+                    question.tag, question.target.sudo, question.target.password, bool(gateway),
+                    question.target.user if gateway else "",
                 )  # fmt: skip
                 ready[same].append(question)
         self._planned.clear()
-        for batch in ready.values():
-            self._start(batch)
+        for questions in ready.values():
+            self._start(questions)
 
-    def _start(self, batch: list[Question]) -> None:
-        # A node that is asked the same twice is two commands.
-        first = {question.to.name: question for question in reversed(batch)}
-        job = Batch(self, list(reversed(first.values())))
-        self.jobs.add(job)
-        job.start(batch[0].tag != self.tag and len(batch) < self.room // 2)
-        repeated = [question for question in batch if first[question.to.name] is not question]
+    def _start(self, questions: list[Question]) -> None:
+        # Two equal questions to a node are two commands.
+        first = {question.target.name: question for question in reversed(questions)}
+        batch = Batch(self, list(reversed(first.values())))
+        self.batches.add(batch)
+        batch.start(questions[0].tag != self.tag and len(questions) < self.room // 2)
+        repeated = [
+            question for question in questions if first[question.target.name] is not question
+        ]
         if repeated:
             self._start(repeated)
 
-    def _by(self, question: Question | OpenSession) -> str | None:
-        """The gateway for a node; "": none; None: that is not known yet."""
-        to = question.to
+    def _gateway_for(self, question: Question | OpenSession) -> str | None:
+        """The gateway for a node; "": none; None: not known yet."""
+        to = question.target
         row = self._row_of.get(to.name)
         if row is None or to.direct_reason or (to.sudo and to.password):
             return ""
         gates = [gate for name in row if (gate := self.gateways.get(name)) and gate.state]
-        # One node needs no more than one of them.
+        # One node needs one gateway.
         for name in row:
             if len(gates) < self._wanted[row] and name not in self.gateways:
                 gates.append(self._open_gate(name))
@@ -339,20 +345,20 @@ class ClushProcess:
         fit = [gate for gate in gates if gate.state == "fit"]
         if not fit:
             return ""
-        return min(fit, key=lambda gate: gate.load + self._planned[gate.name]).name
+        return min(fit, key=lambda gate: gate.asked_count + self._planned[gate.name]).name
 
     def _open_gate(self, name: str) -> Gateway:
         gate = self.gateways[name] = Gateway(self, name)
         to = self.gateway_target(name)
-        worker = Ssh({name: to}, gate, None, self.invoke, is_unlimited=True)
+        worker = SshWorker({name: to}, gate, None, self.invoke, is_unlimited=True)
         worker.nodes = NodeSet(name)
         worker.SNAME_STDIN, worker.SNAME_STDOUT = gate.SNAME_WRITER, gate.SNAME_READER
         worker.SNAME_STDERR = gate.SNAME_ERROR
-        self.task.gateways[name] = (worker, {Hold()})
+        self.task.gateways[name] = (worker, {KeepOpen()})
         self.task.schedule(worker)
         return gate
 
-    # What is spoken with.
+    # Interactive commands.
 
     def _open(self, number: int, request: Request) -> None:
         to = self._targets[request.node]
@@ -383,7 +389,7 @@ class ClushProcess:
         self._on_all(limit_s, lambda: self.say("ended", number, True))
 
     def _on_all(self, limit_s: float, done: Callable[[], object]) -> None:
-        """End by its tag what this run has running on the nodes that it reached."""
+        """End this run's processes, by its tag, on the nodes that it reached."""
         # In brackets, so that the search does not find its own command line.
         run = self.tag.removeprefix("nodeready:")
         script = f"{shell.library('end')}nr_end {quote(f'[n]odeready:{run}')}"
@@ -434,5 +440,5 @@ def main(number: int) -> None:
         ClushProcess(frames, begin[1]).run()
     except Exception as problem:  # noqa: BLE001 - a mistake of ours is told with the nodes' names
         with contextlib.suppress(OSError):
-            frames.send("mistake", -1, bug_text(problem))
+            frames.send("bug", -1, bug_text(problem))
         os._exit(1)

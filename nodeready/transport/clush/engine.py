@@ -22,7 +22,7 @@ class ClushEngine(Protocol):
     task: Any
     tag: str
     invoke: str
-    jobs: set[Any]
+    batches: set[Any]
     sessions: dict[int, Any]
     gateways: dict[str, Any]
     reached: set[str]

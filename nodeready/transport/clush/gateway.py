@@ -29,29 +29,29 @@ MESSAGE_BYTES = 2 * NOISE_BYTES
 STRAY_NAMES = 100_000
 
 
-class Hold:
-    """What keeps a gateway's connection open between two requests."""
+class KeepOpen:
+    """Keeps a gateway's connection open between two requests."""
 
     def _gateway_abort(self, gateway: str) -> None:
         return
 
 
 class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
-    """The connection to one gateway, and what is known of it.
+    """The connection to one gateway, and its state.
 
-    state: "asked", "fit", or "" when it is not used (any more), and then ``why``
+    state: "asked", "fit", or "" when it is not used (any more): see ``unfit_reason``
     """
 
     def __init__(self, engine: ClushEngine, name: str) -> None:
         super().__init__(engine.task, NodeSet(name))
-        self.name, self.state, self.why = name, "asked", ""
+        self.name, self.state, self.unfit_reason = name, "asked", ""
         self.since = time.monotonic()
         self._engine = engine
         self.errors = bytearray()
         #: Bytes since the last whole message; names of STRAY_NAMES.
         self._unread = self._strays = 0
-        #: Nodes that are asked through it just now.
-        self.load = 0
+        #: Number of nodes that are asked through it now.
+        self.asked_count = 0
 
     def shell(self, **arguments: Any) -> None:
         """As ClusterShell's, with a fanout and a user for this gateway and this command."""
@@ -79,7 +79,7 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
         self.send_queued(message)
 
     def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
-        """A line of the gateway's. What makes no sense ends the connection."""
+        """Handle a line of the gateway; an invalid one ends the connection."""
         if sname == self.SNAME_ERROR or msg == FLOOD:
             append_up_to(self.errors, msg + b"\n", ERROR_BYTES)
             return
@@ -98,7 +98,7 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
             self._abort(f"its answer makes no sense: {type(problem).__name__}")
 
     def _abort(self, reason: str) -> None:
-        self.why = self.why or sanitise(reason, 200)
+        self.unfit_reason = self.unfit_reason or sanitise(reason, 200)
         self._close(abort=True)
 
     def recv(self, msg: Any) -> None:
@@ -143,11 +143,11 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
             return
         targets = worker.gwtargets.get(self.name, ())
         names = expand(msg.nodes)
-        known = [name for name in names if name in targets]
-        self._strays += len(names) - len(known)
+        own_names = [name for name in names if name in targets]
+        self._strays += len(names) - len(own_names)
         if self._strays > STRAY_NAMES:
             raise Communication.MessageProcessingError("answers for other nodes")
-        for name in known:
+        for name in own_names:
             if kind in ("OUT", "SER"):
                 sname = "stdout" if kind == "OUT" else "stderr"
                 for row in (msg.data_decode() + b"\n").splitlines():
@@ -161,10 +161,10 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
         self.workers.pop(id(worker), None)
 
     def ev_close(self, worker: Any, timedout: bool) -> None:
-        """The connection ended: no node is asked through it any more, and its nodes fail."""
+        """The connection ended: its nodes fail, and no node is asked through it any more."""
         fit, self.state = self.state == "fit", ""
         self.opened = self.setup = False
-        self.why = self.why or self._words(fit)
+        self.unfit_reason = self.unfit_reason or self._words(fit)
         self.task._pchannel_close(self.name, worker)
         self._engine.gateway_closed(self, fit)
 
@@ -176,7 +176,7 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
         if fit:
             return "connection lost"
         if self._rc == 255:
-            return self._engine.gateway_target(self.name).words(text)
+            return self._engine.gateway_target(self.name).failure_text(text)
         rows = [row.strip() for row in text.splitlines() if row.strip()]
         return sanitise(rows[-1][:200]) if rows else f"its program ended ({self._rc})"
 
@@ -215,7 +215,7 @@ def decoded(message: Any) -> Any:
 
 
 def remedy(reason: str) -> str:
-    """What to do about a gateway that is unfit."""
+    """The remedy for an unfit gateway."""
     if "ClusterShell" in reason or "not found" in reason:
         return f"install the same ClusterShell there, or set {PROGRAM}"
     return "repair it, or take it out of topology.conf"

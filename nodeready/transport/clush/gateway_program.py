@@ -66,8 +66,8 @@ def bounded_read(maximum: int, noise: int, errors: int, flood: bytes, mark: byte
                 last = data[-64:]
         self.nr_read[sname] = total, last
         is_answer = last is None or sname != self.worker.SNAME_STDOUT
-        most = maximum if is_answer else noise
-        if is_gateway or total > most or len(stream.rbuf) > noise:
+        limit_bytes = maximum if is_answer else noise
+        if is_gateway or total > limit_bytes or len(stream.rbuf) > noise:
             stream.rbuf = b""
             self._on_nodeset_msgline(self.key, flood, sname)
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""How nodes are reached: the inventory in words of ssh's, and topology.conf's gateways."""
+"""The nodes as targets of ssh, and the gateways of topology.conf."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 LOGIN_S = 10
 
 
-# --- What the inventory says, as words of ssh's.
+# --- The inventory's settings as options of ssh.
 
 
 @dataclass(frozen=True)
 class SshTarget:
-    """How ssh reaches a node, as the inventory has it.
+    """The target of ssh for a node, from the inventory.
 
-    to:       the destination for ssh here: an address, or the name
+    destination: for ssh here: an address, or the name
     options:  of ssh here
     user:     "": ssh's own configuration tells; travels to a gateway
     key:      the private key; "": ssh's own
     direct_reason: why it is never asked through a gateway; "": it may be
     sudo:     run what is asked as root
     password: sudo's; "": none
-    refused:  why the node cannot be asked at all in this way; "": it can
+    refused:  why ClusterShell cannot ask the node; "": it can
     shown, known_hosts: for the words of a failure
     """
 
     name: str
-    to: str
+    destination: str
     options: tuple[str, ...] = ()
     user: str = ""
     key: str = ""
@@ -62,20 +62,20 @@ class SshTarget:
 
     def unreachable(self, errors: str) -> Failure:
         """The failure of a connection, from ssh's standard error."""
-        return Failure(kind=UNREACHABLE, error=self.words(errors))
+        return Failure(kind=UNREACHABLE, error=self.failure_text(errors))
 
-    def words(self, errors: str, by: str = "") -> str:
-        """Why there is no connection. by: the gateway whose ssh failed; "": this machine's"""
+    def failure_text(self, errors: str, gateway: str = "") -> str:
+        """Why there is no connection. gateway: whose ssh failed; "": this machine's"""
         # It loads paramiko and pyinfra, which ClusterShell's process needs for this alone.
         from nodeready.transport.connection import connect_error
 
-        place = f" of gateway {by}" if by else ""
+        place = f" of gateway {gateway}" if gateway else ""
         return connect_error(
-            translated(errors),
-            self.name if by else self.shown or self.to,
-            user=self.user or ("its own" if by else getpass.getuser()),
-            key=f"any key{place}" if by else self.key or "any key of the agent or ~/.ssh",
-            known_hosts=f"~/.ssh/known_hosts{place}" if by else self.known_hosts,
+            connect_error_words(errors),
+            self.name if gateway else self.shown or self.destination,
+            user=self.user or ("its own" if gateway else getpass.getuser()),
+            key=f"any key{place}" if gateway else self.key or "any key of the agent or ~/.ssh",
+            known_hosts=f"~/.ssh/known_hosts{place}" if gateway else self.known_hosts,
             limit_s=CONNECT_TIMEOUT_S,
         )
 
@@ -107,8 +107,8 @@ SSH_SAYS = tuple(
 )
 
 
-def translated(errors: str) -> str:
-    """What ssh's standard error means, in the words that `connect_error` reads."""
+def connect_error_words(errors: str) -> str:
+    """ssh's standard error in the words that `connect_error` knows."""
     for pattern, words in SSH_SAYS:
         if pattern.search(errors):
             return words
@@ -116,7 +116,7 @@ def translated(errors: str) -> str:
     return sanitise(rows[-1][:200]) if rows else "timed out"
 
 
-#: pyinfra's arguments that put something else around a command, which only pyinfra knows.
+#: pyinfra's arguments that change a command in a way that only pyinfra knows.
 _PYINFRAS = (
     "_su_user", "_doas", "_dzdo", "_sudo_user", "_env", "_chdir", "_use_su_login",
     "_use_sudo_login", "_preserve_sudo_env",
@@ -159,7 +159,7 @@ def ssh_target(host: Host, sudo: bool = False) -> SshTarget:
         refused = f"{only[0]} is pyinfra's: ask with --via ssh"
     return SshTarget(
         name=name,
-        to=to,
+        destination=to,
         options=tuple(options),
         user=user,
         key=absolute(key) if key else "",
@@ -182,7 +182,7 @@ COMMON = (
 
 
 def absolute(path: str) -> str:
-    """A path as the user meant it: from home, or from where they stand."""
+    """The path from the home or the current directory."""
     return os.path.join(os.getcwd(), os.path.expanduser(path))
 
 

@@ -115,9 +115,9 @@ class Clush(WorkerTransport):
             setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
         )
         child_end.close()
-        peer = WorkerProcess(self.nodes, parent_end, pid)
-        peer.send("begin", self._plan)
-        return [peer]
+        worker = WorkerProcess(self.nodes, parent_end, pid)
+        worker.send("begin", self._plan)
+        return [worker]
 
     def note(self, text: str) -> None:
         """A line of the child's for the user."""
@@ -134,13 +134,16 @@ class Clush(WorkerTransport):
 
     def _watch(self) -> None:
         """End a silent child, so that everything that waits for it fails."""
-        (peer,) = self._peers
-        while not peer.gone:
+        (worker,) = self._workers
+        while not worker.gone_reason:
             gevent.sleep(_SILENT_S / 3)
-            if self.question(peer, "ssh_peers", limit_s=_SILENT_S) is None and not peer.gone:
-                peer.fault = f"gave no sign for {_SILENT_S:.0f} s, and was ended"
+            if (
+                self.question(worker, "ssh_peers", limit_s=_SILENT_S) is None
+                and not worker.gone_reason
+            ):
+                worker.kill_reason = f"gave no sign for {_SILENT_S:.0f} s, and was ended"
                 with contextlib.suppress(OSError):
-                    os.kill(peer.pid, signal.SIGKILL)
+                    os.kill(worker.pid, signal.SIGKILL)
                 return
 
     def use_password(self, password: str, nodes: Iterable[str]) -> None:
@@ -154,14 +157,16 @@ class Clush(WorkerTransport):
         target = self._target_of[request.node]
         command = shell.command(request.script, request.limit_s, self.tag, request.payload)
         stdin = as_root(command, target.password).stdin if target.sudo else command.stdin
-        return LineChannel(lambda: _Far(self, request), stdin, request.mark, sudo=target.sudo)
+        return LineChannel(
+            lambda: _ClushStream(self, request), stdin, request.mark, sudo=target.sudo
+        )
 
 
-class _Far:
+class _ClushStream:
     """A command that ClusterShell runs on one node, as a Stream."""
 
     def __init__(self, transport: Clush, request: Request) -> None:
-        self._process = transport.peer_of[request.node]
+        self._process = transport.worker_of[request.node]
         self._open = contextlib.ExitStack()
         self._number, self._frames = self._open.enter_context(transport.wait())
         self._process.send("open", self._number, request)
@@ -173,7 +178,9 @@ class _Far:
         except Empty:
             raise TimeoutError from None
         if kind == "gone":
-            raise ValueError(self._process.gone or "no answer from the process that asks it")
+            raise ValueError(
+                self._process.gone_reason or "no answer from the process that asks it"
+            )
         if kind == "over":
             if details[1]:
                 raise ValueError(details[1])

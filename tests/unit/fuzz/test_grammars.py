@@ -101,7 +101,7 @@ def step(text: str) -> None:
     for at in range(0, len(heard), 4096):
         output.add(heard[at : at + 4096])
     output.add_error(heard)
-    assert output.unlaunched.keys() or output.last() is not None
+    assert output.unlaunched.keys() or output.last_error() is not None
     assert output.has_no_overlap in (True, False)
     assert output.has_no_gres in (True, False)
 
@@ -333,7 +333,7 @@ ELSEWHERE = {
     "tests/unit/node": "node/cores/core_file.py:parse node/smoke/orders.py:read",
     "a file of /proc": "node/cores/gcore.py:_read node/proofs/mesh.py:_read "
     "node/witnesses/nccl_ras.py:_read node/stacks/processes.py:_read",
-    "a path of ours": "audit/peers.py:_read healthcheck/here.py:_read healthcheck/gate.py:read "
+    "a path of ours": "audit/learned.py:_read healthcheck/here.py:_read healthcheck/gate.py:read "
     "transport/connection.py:answers",
     "a text of ours or of the user": "node/cores/core_pattern.py:expand "
     "subjects/own_files.py:_parse_own_files transport/ssh_config.py:expand",

@@ -20,8 +20,8 @@ from nodeready.transport.clush.gateway import decoded
 from nodeready.transport.clush.gateway_program import FLOOD, gateway_command
 from nodeready.transport.clush.ssh_targets import (
     SshTarget,
+    connect_error_words,
     ssh_target,
-    translated,
     without_own_keys,
 )
 from tests.cases import cases
@@ -37,8 +37,8 @@ def test_an_error_of_ssh_has_the_words_of_the_other_carrier(case):
     assert failure.error.startswith(case["error"])
     assert "\x1b" not in failure.error
     words = "n1 refused user root with any key of gateway gw1"
-    assert WAY.words("Permission denied (publickey)", "gw1") == words
-    assert translated("") == "timed out"
+    assert WAY.failure_text("Permission denied (publickey)", "gw1") == words
+    assert connect_error_words("") == "timed out"
 
 
 def lines_of(out=(), error=()):
@@ -120,7 +120,7 @@ def test_the_data_of_an_inventory_are_options_of_ssh():
     own = ssh_target(
         host(**data, ssh_known_hosts_file="/known", ssh_strict_host_key_checking="no")
     )
-    assert (own.to, own.shown, own.direct_reason) == (
+    assert (own.destination, own.shown, own.direct_reason) == (
         "10.0.0.1",
         "[10.0.0.1]:2222",
         "a port of its own",

@@ -152,7 +152,7 @@ def test_a_node_without_an_answer_has_the_reason(case):
 def test_why_a_step_of_a_dialogue_ended(case):
     output, _ = step("gpu1")
     output.add_error(case["said"].encode())
-    assert output.ended("gpu1", case["well"]) == case["why"]
+    assert output.end_reason("gpu1", case["well"]) == case["why"]
 
 
 OLD = """

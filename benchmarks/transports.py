@@ -1,4 +1,4 @@
-"""`benchmarks/run ways`: the same audit by every transport, beside other engines.
+"""`benchmarks/run transports`: the same audit by every transport, beside other engines.
 
 One lab with a real Slurm; eight of its nodes are gateways of ClusterShell's tree. In one run, in
 turns: `true` by pyinfra (the yardstick E), ClusterShell (flat, tree), Slurm; `nodeready audit` by
@@ -96,14 +96,16 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     ratio = median(samples[AUDIT_TREE]).wall_s / median(samples[TREE]).wall_s
     budget = Budget(f"audit over the tree ÷ {TREE}", 1.2, ratio)
     tables = [("", sample_rows(samples, EXEC, "E", size)), ("", budget_rows([budget]))]
-    return BenchmarkReport(f"The ways to {size} nodes", tables, f"{arguments.gateways} gateways.")
+    return BenchmarkReport(
+        f"The transports to {size} nodes", tables, f"{arguments.gateways} gateways."
+    )
 
 
 def main() -> int:
     """The command."""
-    parser = command.options("ways", __doc__, nodes="256", repeat=3, gateways=8)
+    parser = command.options("transports", __doc__, nodes="256", repeat=3, gateways=8)
     packages = ("pyinfra", "paramiko", "ClusterShell")
-    return command.main("ways", parser, _measure, packages, has_ansible=True)
+    return command.main("transports", parser, _measure, packages, has_ansible=True)
 
 
 if __name__ == "__main__":
