@@ -13,7 +13,7 @@ from nodeready.inventory.placement import JobPlacement
 from nodeready.node.secrets import redacted
 from nodeready.node.tail import TailConfig
 from nodeready.policy import Policy
-from nodeready.text import counted, utc_now, sanitise
+from nodeready.text import counted, sanitise, utc_now
 from nodeready.transport.base import (
     HUNG,
     OVER,
