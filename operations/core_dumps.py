@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nodeready.deploy.actions import Action, MakeDirectory, RemoveFile, RunCommand
-from nodeready.deploy.own_files import SYSCTL_D, others_of, own_file, sysctl_dropin, sysctl_name
+from nodeready.deploy.own_files import SYSCTL_D, own_file, own_variants, sysctl_dropin, sysctl_name
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects.core_dumps import checks
@@ -49,7 +49,7 @@ def pattern(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     else:
         # The package's own file sets the pattern; ours would hide it.
         core_pattern = packaged(cores) or cores.live
-        for path, content in others_of(snapshot, SYSCTL_D, sysctl_name("core_dumps")):
+        for path, content in own_variants(snapshot, SYSCTL_D, sysctl_name("core_dumps")):
             yield RemoveFile(path, content)
     if cores.live != core_pattern:
         yield RunCommand(("sysctl", "-w", f"{KEY}={core_pattern}"))

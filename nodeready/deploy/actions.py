@@ -1,8 +1,8 @@
 """The actions of an operation on a node, as plain data: they can be shown, compared and run.
 
-Every action renders itself to one line of shell that calls our library (nodeready/sh/change.sh)
-and describes itself for the plan. File writes carry the old content, for the diff and so that a
-file that changed since it was looked at is not overwritten.
+An action renders itself to one line of shell that calls nodeready/sh/change.sh, and describes
+itself for the plan. A file write has the old content, for the diff; a file that changed since the
+snapshot is not overwritten.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ def _packed(content: bytes) -> str:
 class WriteFile:
     """The file at ``path`` becomes ``content``.
 
-    old:       what is there now; None: no such file
+    old:       its content in the snapshot; None: no such file
     mode:      of a new file; an existing one keeps its mode and owner
     user:      write with this user's rights, not as root: the file of this name in the user's home
                directory
     validator: a command that gets the new file as its last word and must succeed
     large:     sent through the connection instead of the command line, packed; no diff
-    owned:     nodeready's own file: always written, where another file that changed meanwhile is
-               left alone
+    owned:     nodeready's own file: written even when it changed since the snapshot
     """
 
     path: str
@@ -61,7 +60,7 @@ class WriteFile:
         arguments = shell.join([self.mode, data, old, *self.validator])
         if not self.user:
             return f"nr_write {shell.quote(self.path)} {arguments}"
-        # The node's user database says where the home directory is, not what the node was seen as.
+        # The home directory's path comes from the node's user database, not from the snapshot.
         name = shell.quote(self.path.rpartition("/")[2])
         words = f'nr_write "$NR_HOME"/{name} {arguments}'
         return f"nr_as {shell.quote(self.user)} {shell.quote(words)}"
@@ -87,7 +86,7 @@ class WriteFile:
         return _packed(self.content)
 
 
-#: Lines before times lines after: difflib's time grows with that.
+#: Maximum product of both numbers of lines: difflib's time grows with it.
 _MOST_COMPARED = 4_000_000
 
 
@@ -97,10 +96,10 @@ def _diff(old: list[str], new: list[str], old_name: str, new_name: str) -> str:
         lines = difflib.unified_diff(old, new, old_name, new_name, lineterm="")
         return "\n".join(sanitise(line) for line in lines)
     before, after = {*old}, {*new}
-    gone = [f"-{line}" for line in old if line not in after]
-    come = [f"+{line}" for line in new if line not in before]
+    removed = [f"-{line}" for line in old if line not in after]
+    added = [f"+{line}" for line in new if line not in before]
     head = (f"--- {old_name}", f"+++ {new_name}", f"@@ {len(old)} lines, then {len(new)} @@")
-    return "\n".join(sanitise(line) for line in (*head, *gone, *come))
+    return "\n".join(sanitise(line) for line in (*head, *removed, *added))
 
 
 @dataclass(frozen=True)

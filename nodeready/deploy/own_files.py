@@ -12,7 +12,7 @@ from nodeready.subjects.templates import render
 
 
 def name_after(default: str, other: str) -> str:
-    """A file name that sorts behind ``other``: ``default``, or one that begins with z's.
+    """A file name that sorts after ``other``: ``default``, or a name that begins with z's.
 
     For directories in which the last file wins (sysctl.d, limits.d, grub.d). Raises PlanError for
     an ``other`` behind which no file can be (nodeready/subjects/own_files.py, ``beatable``).
@@ -36,21 +36,20 @@ def own_file(
 ) -> Iterator[Action]:
     """Write a file that we own outright, unless it has this content already.
 
-    instead_of: the file's usual name: what stands in its directory under other forms of that name
-                is removed after the file is written, so that a connection that dies in between
-                leaves the setting in place
+    instead_of: the file's usual name. Files under other forms of that name in its directory are
+                removed after the file is written: a lost connection leaves the setting in place
     """
     old = snapshot.files.get(path)
     if old != content:
         yield WriteFile(path, content, old, validator=validator, owned=True)
     if instead_of:
-        for other, before in others_of(snapshot, path.rpartition("/")[0], instead_of):
+        for other, before in own_variants(snapshot, path.rpartition("/")[0], instead_of):
             if other != path:
                 yield RemoveFile(other, before)
 
 
-def others_of(snapshot: Snapshot, directory: str, default: str) -> Iterator[tuple[str, bytes]]:
-    """Path and content of what is ours in this very directory under a form of this name."""
+def own_variants(snapshot: Snapshot, directory: str, default: str) -> Iterator[tuple[str, bytes]]:
+    """Path and content of nodeready's files in this directory under a form of this name."""
     for path, content in snapshot.files.items():
         folder, _, name = path.rpartition("/")
         if folder == directory and is_own(name, default):

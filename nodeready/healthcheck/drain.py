@@ -1,7 +1,7 @@
-"""Drain this node in Slurm when it is not ready, and undrain what nodeready drained, nothing else.
+"""Drain this node in Slurm when it is not ready, and undrain it after a drain by nodeready.
 
-The decision is pure; only `settle` calls `scontrol`. A prolog that finds its node ready
-calls nothing of this: a job of a thousand nodes would ask slurmctld a thousand times.
+The decision is pure; only `settle` calls `scontrol`. The prolog of a ready node uses none of this:
+a job of a thousand nodes would ask slurmctld a thousand times.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from nodeready.text import sanitise, utc_now
 if TYPE_CHECKING:
     from nodeready.audit.verdict import NodeVerdict
 
-#: The first word of our reasons. A drain with another reason is never overwritten or taken back.
+#: The first word of nodeready's reasons. A drain with another reason is never changed or undone.
 PREFIX = "nodeready:"
 #: Characters of a reason: sinfo -R and mails show it in one line.
 _REASON_LENGTH = 200
 #: Seconds for one answer of slurmctld; Slurm's own MessageTimeout is 10 by default.
 SCONTROL_S = 5.0
-#: The beginnings of states in which a node gets no jobs already, for a reason that is not ours.
-_TAKEN = ("DOWN", "FAIL", "FUTURE", "POWER", "REBOOT", "UNKNOWN")
+#: The beginnings of states in which Slurm itself gives a node no jobs.
+_WITHOUT_JOBS = ("DOWN", "FAIL", "FUTURE", "POWER", "REBOOT", "UNKNOWN")
 
 
 class DrainError(Exception):
@@ -43,7 +43,7 @@ class DrainError(Exception):
 
 @dataclass(frozen=True)
 class SlurmNode:
-    """What Slurm knows of a node: the words of its state (IDLE, DRAIN) and the reason, or ""."""
+    """A node as Slurm shows it: the words of its state (IDLE, DRAIN) and the reason, or ""."""
 
     states: tuple[str, ...]
     reason: str
@@ -83,7 +83,7 @@ def _about(reason: str) -> tuple[str, ...]:
 
 
 def decide(node: SlurmNode, reason: str) -> tuple[str, ...]:
-    """What to tell Slurm about the node, as words of ``scontrol update``; () for nothing.
+    """The words of ``scontrol update`` for the node; () for no update.
 
     reason: why the node is not ready; "": it is ready
     ``undrain`` clears the drain alone, where ``resume`` would also raise a node that is down.
@@ -96,7 +96,7 @@ def decide(node: SlurmNode, reason: str) -> tuple[str, ...]:
         # The text behind the check may hold a number that changes with every audit.
         same = _about(node.reason) == _about(reason)
         return () if same else (f"reason={reason}",)
-    if any(state.startswith(_TAKEN) for state in node.states):
+    if any(state.startswith(_WITHOUT_JOBS) for state in node.states):
         return ()
     return ("state=drain", f"reason={reason}")
 
@@ -156,13 +156,13 @@ def _scontrol(words: list[str], until: float) -> str:
 
 
 def _line(text: str) -> str:
-    """The first line that says something, safe to show."""
+    """The first line with text, safe to show."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return sanitise(lines[0], 160) if lines else ""
 
 
 def tell(verdict: NodeVerdict, until: float, before: Callable[[], object] = lambda: None) -> str:
-    """Have Slurm give this node jobs or not, by the verdict, and say so in the node's log.
+    """Drain or undrain this node in Slurm by the verdict, and write it to the node's log.
 
     until:  time.monotonic() at which Slurm must have answered
     before: as for `settle`

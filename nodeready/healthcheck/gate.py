@@ -31,7 +31,7 @@ BEGAN = time.monotonic()
 PATH = "/run/nodeready/verdict.json"
 
 
-def fresh(
+def believed(
     verdict: NodeVerdict | None,
     *,
     now_s: float,
@@ -39,9 +39,9 @@ def fresh(
     policy_digest: str,
     max_age_s: float,
 ) -> NodeVerdict | None:
-    """The verdict, when it may be believed: of this boot, by this policy, and not too old.
+    """The verdict, if it is of this boot, by this policy and not too old; else None.
 
-    A verdict from the future tells that the clock was set, so its age is unknown: None.
+    A verdict from the future has an unknown age, because the clock was set: None.
     """
     if verdict is None or not boot_id or verdict.boot_id != boot_id:
         return None
@@ -60,7 +60,7 @@ def boot_id() -> str:
 
 
 def read(policy_digest: str, max_age_s: float, path: str = PATH) -> NodeVerdict | None:
-    """The verdict in the file, when it may be believed, else None. Never raises, never waits.
+    """The verdict in the file, see `believed`; else None. Never raises, never waits.
 
     Only root may have written the file, because the verdict decides which node gets a job.
     """
@@ -75,7 +75,7 @@ def read(policy_digest: str, max_age_s: float, path: str = PATH) -> NodeVerdict 
             os.close(directory)
     except OSError:
         return None
-    return fresh(
+    return believed(
         parse(text),
         now_s=time.time(),
         boot_id=boot_id(),
@@ -85,7 +85,7 @@ def read(policy_digest: str, max_age_s: float, path: str = PATH) -> NodeVerdict 
 
 
 def write(verdict: NodeVerdict, path: str = PATH) -> None:
-    """Keep a verdict; the old one stays until the new one is whole. Raises OSError."""
+    """Replace the kept verdict in one step. Raises OSError."""
     from pathlib import Path
 
     from nodeready.files import make_directory, write_atomically
@@ -116,7 +116,7 @@ def verdict_line(go: bool, reasons: Iterable[str]) -> str:
 
 
 def judged(audit: Audit, policy: Policy) -> NodeVerdict:
-    """The verdict that an audit of this machine comes to."""
+    """The verdict of an audit of this machine."""
     from nodeready import __version__
     from nodeready.audit.document import go, reasons
     from nodeready.audit.verdict import listed_fields as rows
@@ -157,9 +157,9 @@ def keep(audit: Audit, policy: Policy) -> tuple[NodeVerdict, list[str]]:
 
 
 def share(verdict: NodeVerdict, policy: Policy) -> list[str]:
-    """Write the timer's verdict into the nodes' directory, last of all: its server may be gone.
+    """Write the verdict into the nodes' shared directory. Returns a line for an error.
 
-    Returns a line when it could not be written.
+    This is the last step, because the directory's server may be down.
     """
     directory = policy.gate_directory
     if not directory:
@@ -196,8 +196,8 @@ def record(policy: Policy, arguments: Namespace) -> int:
 def prolog(policy: Policy, arguments: Namespace) -> int:
     """`prolog`: the kept verdict, else an audit within the budget. Returns 0 for go, 3 for no-go.
 
-    After a kept no-go the node is looked at again: it may have been repaired since, and a job's
-    failed prolog costs more than a look.
+    A kept no-go is audited again: the node may have been repaired since, and a failed prolog costs
+    more than an audit.
     """
     verdict, audit = read(digest([policy]), policy.gate_max_age_s), None
     if verdict is None or not verdict.go:
@@ -205,15 +205,16 @@ def prolog(policy: Policy, arguments: Namespace) -> int:
         from nodeready.subjects.registry import select
 
         remaining_s = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
-        # Kept back for Slurm, should the audit take all of its time.
+        # Reserved for Slurm, in case the audit uses all of its time.
         slurm_s = min(_SLURM_S, remaining_s / 4) if policy.gate_drain else 0.0
         audit = here.audit(policy, select(subjects=here.SEEN), remaining_s - slurm_s)
         verdict = judged(audit, policy)
     if policy.gate_drain and audit is not None and not verdict.go:
         from nodeready.healthcheck.drain import tell
 
-        # Slurm itself drains a node whose prolog fails, and the first reason stays: ours says why.
-        # A node that is ready tells nothing: a large job would ask slurmctld once for every node.
+        # Slurm itself drains a node whose prolog fails, and keeps the first reason: nodeready's
+        # names the check. A ready node calls no scontrol: a large job would ask slurmctld once per
+        # node.
         before = _evidence(verdict, audit)
         problem = tell(verdict, BEGAN + policy.gate_budget_s + _LATE_S, before)
         if problem:
@@ -223,7 +224,7 @@ def prolog(policy: Policy, arguments: Namespace) -> int:
 
 
 def _evidence(verdict: NodeVerdict, audit: Audit) -> Callable[[], None]:
-    """What keeps the evidence of this node: called when the node is about to be drained."""
+    """A function that keeps the evidence of this node, for the moment before its drain."""
 
     def begin() -> None:
         # A failure here must not keep the node from being drained.

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 SEEN = tuple(name for name in LOOKED_AT if SUBJECTS[name].judged_on_node)
 #: Seconds for an audit without `--timeout`.
 LIMIT_S = 60
-#: Seconds at the end of a limit for judging and reporting, at most a fourth of the limit.
+#: Seconds at the end of a limit for checks and reports, at most a fourth of the limit.
 _RESERVE_S = 1.0
-#: Seconds that a section's own limit ends before the snapshot's: without a network in between
-#: one is enough, and a second more or less decides whether a busy node is taken for a broken one.
+#: Seconds between the end of a section's limit and of the snapshot's. Without a network one second
+#: is enough; each further second makes a busy node look like a broken one.
 _MARGIN_S = 1
 
 
@@ -65,7 +65,7 @@ def _judged(policy: Policy, selection: CheckSelection, limit_s: float, proofs: b
     subjects = [name for name in selection.subjects if name in SEEN]
     transport = Local()
     (name,) = transport.nodes
-    # The script's limit is the shorter one: it gives up what is slow while its answer is awaited.
+    # The script has the shorter limit: it ends slow sections while the answer is awaited.
     question = snapshot_question(name, policy, subjects, max(1, int(time_s)), _MARGIN_S)
     conversations: dict[Key, Conversation[Answer]] = {
         "snapshot": once(replace(question.request, limit_s=question.request.limit_s + 1))
@@ -117,16 +117,16 @@ def _proofs(name: str, config: ProofConfig) -> Request:
     return request(name, "nodeready.node.proofs.program", config)
 
 
-# --- Judging without the fleet: a node cannot know the host keys of its peers.
+# --- The checks without the fleet: a node does not know the host keys of its peers.
 
 _CHECK = "ssh_client.known_hosts"
 
 
 def judge_alone(snapshot: Snapshot, policy: Policy) -> list[Result]:
-    """The results of everything in the snapshot, without any other node beside it.
+    """The results of the whole snapshot, without the fleet.
 
-    Whether the block of host keys is the fleet's is for an audit of the fleet to say. Here the
-    block must not be missing altogether; ssh's options are judged as everywhere.
+    Only an audit of the fleet can judge the block of host keys. Here the block must exist; ssh's
+    options are judged as in every audit.
     """
     observed = snapshot.subjects.get("ssh_client")
     if policy.ssh_client_mode != "known_hosts" or not isinstance(observed, SshClient):

@@ -63,7 +63,7 @@ exit status:
 
 
 class _Once(argparse.Action):
-    """Stores the value of an option; argparse would take the last of several in silence."""
+    """Stores the value of an option. argparse would silently take the last of several."""
 
     is_given = False
 
@@ -150,7 +150,7 @@ def main(words: list[str] | None = None) -> int:
         _complain("interrupted")
         return exit_codes.exit_code(interrupted=True)
     except BrokenPipeError:
-        # The reader of our output went away. Python would complain once more when it flushes.
+        # The reader of the output is gone. Python would complain again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_codes.exit_code(failed=True)
     except OSError as error:
@@ -160,8 +160,8 @@ def main(words: list[str] | None = None) -> int:
 
 # --- The program compiled for the Python that runs here: it starts in half the time.
 #
-# The compiled program is the same zip with the code beside each source, where Python's import
-# looks for it. Another Python takes the sources from the same zip: slower, and otherwise the same.
+# The compiled program is the same zip with compiled code beside each source, where Python's import
+# finds it. Another version of Python takes the sources from the same zip, which is slower.
 
 #: PEP 552, an unchecked hash-based .pyc: import does not compare the source with its hash.
 _UNCHECKED_HASH = (1).to_bytes(4, "little")
@@ -174,7 +174,7 @@ def compiled(program: bytes, place: str) -> bytes:
     place:   the path of the compiled program on the node, for tracebacks
     Raises zipfile.BadZipFile for what is no zip, and SyntaxError for what is no Python.
     """
-    # Imported here: every start of the program would pay for them.
+    # Imported here, because these modules slow down every start of the program.
     import io
     import marshal
     import zipfile

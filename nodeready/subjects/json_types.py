@@ -5,7 +5,7 @@ A class is both its JSON (`nodeready.reports.json_report`) and its schema
 made of other fields.
 
 JSON:      the attributes in order, where these are not the fields. A dotted one is an attribute's
-           attribute; one with ``?`` is left out when its value is None
+           attribute; one with ``?`` is left out without a value
 JSON_KEYS: attribute -> its key, where they differ: keys are stable, names are not
 
 Limits are words of JSON Schema: ``Annotated[int, {"minimum": 0}]``.

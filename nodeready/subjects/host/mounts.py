@@ -1,7 +1,7 @@
 """The mounts of a node: whether each of them answers, and whether fstab's are there.
 
-A network mount whose server is gone hangs every process that looks into it, often for good. So a
-process of its own (``stat -f``, statfs(2)) asks each network mount under a timeout, and a process
+A network mount whose server is down hangs every process that accesses it, often forever. So a
+separate process (``stat -f``, statfs(2)) asks each network mount under a timeout, and a process
 that does not end is left behind. The local mounts share one process. The kernel's table of mounts,
 /proc/self/mounts, is read without touching a mount. What a person has mounted by FUSE is left out:
 that person may let it hang, and no job of others uses it.

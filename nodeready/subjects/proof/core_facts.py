@@ -37,7 +37,7 @@ class CoreDirectory:
 
 @dataclass(frozen=True)
 class ProvedCore:
-    """What the crash of a canary, a sleeping /bin/sh, left.
+    """The core of a crashed canary, a sleeping /bin/sh.
 
     pattern:       kernel.core_pattern as the session sees it
     handler:       the program to which the pattern pipes; "": the pattern names a file
@@ -56,7 +56,7 @@ class ProvedCore:
     gdb:           gdb's path; "": not installed
     gdb_said:      the complaint of gdb or coredumpctl
     frames:        of the backtrace that gdb read from the core
-    leftover:      what could not be removed, and why; "": nothing
+    leftover:      the files that could not be removed, and why; "": none
     """
 
     JSON_KEYS: ClassVar = {"leftover": "left"}
@@ -91,8 +91,8 @@ class ProvedCore:
     def is_cut_by_limit(self) -> bool:
         """Whether the session's core limit is the reason that there is no complete core.
 
-        The kernel heeds the limit when it writes a file and not when it pipes a core.
-        systemd-coredump heeds it as upstream builds the program (RHEL, SLES).
+        The kernel applies the limit when it writes a file, and not when it pipes a core.
+        systemd-coredump applies it as upstream builds the program (RHEL, SLES).
         """
         limit = self.limit_bytes
         if limit is None or self.skipped or self.dumped is None or self.is_complete:

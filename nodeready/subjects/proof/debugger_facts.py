@@ -22,7 +22,7 @@ class DebuggerAttempt:
     tool:    the tool's path; "": not installed, and no other field means anything
     rc:      the tool's exit status, negative for a signal, NO_START; None: ended by its limit
     complaint: the tool's error message, on one line
-    good:    the tool showed what it should
+    good:    the tool's output is as expected
     refused: the tool was not permitted to look at the target
     limit_s: seconds that the tool had
     full:    ``limit_s`` was the tool's whole limit, not cut short by the end of the run
@@ -47,7 +47,7 @@ class DebuggerAttempt:
 
 @dataclass(frozen=True)
 class Guards:
-    """What may keep a process from attaching to another one of the same user.
+    """The settings that can forbid a process to attach to another process of the same user.
 
     yama:        kernel.yama.ptrace_scope in force; None: no Yama in this kernel
     deny_ptrace: SELinux enforces and its boolean is on; None: no such boolean
@@ -65,7 +65,7 @@ class Guards:
 class Attach:
     """py-spy's attempts at a canary, a process of the same user.
 
-    guards: what may refuse py-spy
+    guards: the settings that can refuse py-spy
     error:  why the canary did not start; "": it did
     """
 
@@ -93,7 +93,7 @@ class Control:
 class Tracers:
     """The attempts of gdb and strace, each at a canary of the same user.
 
-    guards: what may refuse them
+    guards: the settings that can refuse them
     error:  why a canary did not start; "": both did
     """
 

@@ -39,15 +39,15 @@ class SessionProof:
 
 @dataclass(frozen=True)
 class ProvedCollective:
-    """What a collective over all nodes showed of one.
+    """The outcome of a collective over all nodes for one node.
 
-    nodes:    how many were to take part; 1: this one alone
-    engine:   that made the collective, ``torch 2.13.0 over nccl``; "": none
-    proves:   what its pass proves
+    nodes:    the number of nodes in the test; 1: this node alone
+    engine:   the program of the collective, ``torch 2.13.0 over nccl``; "": none
+    proves:   the meaning of a pass
     against:  the evidence against this node, a sentence for each finding; (): no evidence
     untested: why the node was not tested; "": it was
-    lacking:  that is because it has no engine
-    warnings: what got worse on the node meanwhile, or is slow
+    lacking:  the node was not tested because it has no engine
+    warnings: counters that got worse on the node meanwhile, and slow links
     """
 
     nodes: int
@@ -64,8 +64,8 @@ class ProvedCollective:
 #: The reason of a proof without an answer.
 UNFINISHED = "did not finish in time"
 
-#: The proofs that run in the job's user's session, in the order in which they start -> what each
-#: saw: a field of `Proved`. What runs is a row of the program (node/proofs/program.py).
+#: The proofs that run in the session of the job's user, in the order of their start -> the class
+#: of the observation: a field of `Proved`. node/proofs/program.py has the function of each.
 SESSION: dict[str, type[Any]] = {
     "limits": SessionLimits,
     "attach": Attach,
@@ -76,7 +76,7 @@ SESSION: dict[str, type[Any]] = {
 }
 #: The proofs that run between the nodes.
 MESH, COLLECTIVE = "mesh", "collective"
-#: The further sessions, opened when one of `IN_EACH_SESSION` is asked for.
+#: The further sessions, opened when one of `IN_EACH_SESSION` is requested.
 FURTHER_SESSIONS: dict[str, type[Any]] = {"ssh": SessionProof, "step": SessionProof}
 #: The proofs that each session repeats.
 IN_EACH_SESSION = ("limits", "attach", "tracers", "core")
@@ -88,7 +88,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class ProofConfig:
-    """The orders to the program of the proofs.
+    """The configuration of the program of the proofs.
 
     nonce:     random word with which each of its lines begins
     tag:       ``nodeready:RUN``, in the arguments of every process that it starts and leaves
@@ -116,9 +116,9 @@ class ProofConfig:
 
 @dataclass(frozen=True)
 class Proved:
-    """What the proofs of one node saw. None: the proof was not asked for.
+    """The observations of one node's proofs. None: the proof was not requested.
 
-    user:    in whose session the proofs ran
+    user:    the user in whose session the proofs ran
     control: root's attempt to attach; None also where the login was not root's
     logins:  how this node opens sessions
     ssh:     the way in by ssh, from the node to itself; None also where the session is ssh's
@@ -128,7 +128,7 @@ class Proved:
     peers:   ssh and pdsh from this node to its peers, as this node saw them
     reach:   ssh and pdsh between the nodes, as all nodes together saw them
     mesh:    the job's ports between the nodes, as all nodes together saw them
-    collective: what a collective over all nodes showed of this one
+    collective: the outcome of a collective over all nodes for this node
     """
 
     user: User | Unknown

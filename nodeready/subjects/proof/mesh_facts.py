@@ -21,7 +21,7 @@ class Blocked:
 
     kind:  ``target``: peers do not reach the node; ``source``: the node does not reach peers;
            ``both``; ``pair``: the node does not reach one peer, and neither has other trouble
-    ports: the ports that fail; (): no connection was tried, for the name led astray
+    ports: the ports that fail; (): not tried, because the name resolves to a wrong address
     peers: the peers with which the connections fail
     tried: with how many peers connections were tried, in that direction
     cause: one line
@@ -38,7 +38,7 @@ class Blocked:
 
 @dataclass(frozen=True)
 class Mesh:
-    """How the connections between a node and its peers went on the job's ports.
+    """The outcome of the connections between a node and its peers on the job's ports.
 
     nodes:     how many nodes took part; 1: this one alone
     first, last: the range of ports
@@ -48,15 +48,15 @@ class Mesh:
     by:        how many peers tried to reach this node
     reached:   how many peers this node reached, on all ports that were tried
     reached_by: how many peers reached this node, on all ports that were tried
-    blocked:   what is wrong, for which this node is to blame
+    blocked:   the faults that this node causes
     median_ms: of the handshakes of this node's own connections; None: there was none
     worst_ms:  the slowest of these handshakes
     worst_peer: the peer of the slowest handshake
-    crowd:     connections that came to this node's listeners, when most were no peer's and a peer
-               did not come through; else 0
+    crowd:     the number of connections to this node's listeners, if most were foreign and a peer
+               failed to connect; else 0
     own_name:  why the node's host name does not resolve to the node's address on the node; "": it
                does
-    names:     what is wrong with host names between this node and its peers
+    names:     the faults of host names between this node and its peers
     """
 
     nodes: int

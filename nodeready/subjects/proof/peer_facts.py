@@ -60,7 +60,7 @@ class PdshRun:
 
 @dataclass(frozen=True)
 class RcmdDefault:
-    """The remote command that pdsh takes in one kind of shell, without being asked for one.
+    """The default remote command of pdsh in one kind of shell.
 
     kind:   of shell: ``login`` or ``interactive``
     rcmd:   as ``pdsh -q`` prints it; "": it prints none
@@ -148,12 +148,12 @@ class Same:
 
 @dataclass(frozen=True)
 class Reach:
-    """How the logins between a node and its peers went, by ssh and by pdsh.
+    """The outcome of the logins between a node and its peers, by ssh and by pdsh.
 
     to:        to how many peers this node tried to log in
     by:        how many peers tried to log in to this node
-    ssh:       what is wrong with the logins, for which this node is to blame
-    excused:   peers that this node does not reach, and that are to blame themselves
+    ssh:       the faults of the logins that this node causes
+    excused:   peers that this node does not reach, by a fault of the peers
     pdsh_targets: how many peers pdsh was given: those that ssh reaches
     distinct:  how many different answers pdsh brought
     missing:   the peers without an answer

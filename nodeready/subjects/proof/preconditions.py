@@ -1,4 +1,4 @@
-"""What several checks of proofs need: an observation, further sessions, PAM's services."""
+"""Shared by the checks of proofs: observations, further sessions, PAM's services."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nodeready.subjects.result import Result, na, unknown
 
 _T = TypeVar("_T")
 
-#: Of a fix that is another subject's deploy: the command, for the subject's name to follow.
+#: The command for a fix by another subject's deploy; the subject's name follows it.
 DEPLOY_ONLY = "nodeready deploy INVENTORY --only"
 
 

@@ -1,4 +1,4 @@
-"""How a session of the job's user is opened on a node, and its limits."""
+"""Sessions of the job's user on a node: how they are opened, their limits and resources."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SessionLimits:
     further: tuple[int, ...] = ()
 
 
-#: Limits that no policy names, and that end a job all the same -> as /proc/PID/limits calls them.
+#: Limits that no policy names and that can end a job -> their names in /proc/PID/limits.
 OTHER_ITEMS = {
     "as": "Max address space", "data": "Max data size", "fsize": "Max file size",
     "cpu": "Max cpu time", "stack": "Max stack size", "nproc": "Max processes",
@@ -64,7 +64,7 @@ OTHER_ITEMS = {
 }  # fmt: skip
 
 
-#: The ways in which a job's processes come to a node -> how a result names that way.
+#: The kinds of sessions in which a job's processes start -> their names in results.
 SESSION_NAMES = {
     "ssh": "ssh", "su": "su -", "shell": "a shell as sshd starts it", "login": "a login shell",
     "srun": "srun", "slurmd": "slurmd",
@@ -89,9 +89,9 @@ class PamLine:
 
 @dataclass(frozen=True)
 class Service:
-    """What PAM asks for one service.
+    """The PAM stack of one service.
 
-    name:  the way in, ``ssh`` or ``su``, or ``slurm``
+    name:  the service: ``ssh``, ``su`` or ``slurm``
     path:  its file; "": no file can be read
     is_complete: all files that it includes could be read
     lines: of its account and session stacks, with included files, in their order
@@ -116,17 +116,17 @@ class LimitsLine:
 
 @dataclass(frozen=True)
 class Logins:
-    """How this node opens sessions: where to look when one way gets what another does not.
+    """How this node opens sessions, for the causes of differences between them.
 
-    services: what PAM asks, for each way that goes through PAM
+    services: the PAM stacks of the services that use PAM
     use_pam:  sshd asks PAM (UsePAM); None: only root can tell, or sshd's configuration is refused
-    nologin:  the file that keeps all users but root from logging in; "": no file does
+    nologin:  the file that closes logins to all users but root; "": there is none
     notice:   the first line of that file
     shutdown: a shutdown is scheduled
     sshd:     the limits of sshd itself, in the order of ITEMS; (): sshd does not run
     slurmd:   the limits of slurmd, which its jobs inherit; (): slurmd does not run
     lines:    limits for some users and groups alone
-    domains:  what stands for the user in such a line: the name, ``@`` and each group's, and
+    domains:  the words for the user in such a line: the name, ``@`` and each group's name, and
               ``:`` and ``@:`` with their numbers
     """
 
@@ -176,7 +176,7 @@ class DeviceNode:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a job uses, as its user can use it.
+    """The directories and devices of a job, as its user can use them.
 
     places:  /tmp, shared memory, the home
     devices: of GPUs and RDMA that the user cannot open

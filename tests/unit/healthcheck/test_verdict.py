@@ -25,7 +25,7 @@ NOW = {"now_s": 1060.0, "boot_id": "boot", "policy_digest": "policy", "max_age_s
 @pytest.mark.parametrize("verdict", [GOOD, BAD], ids=["go", "no-go"])
 def test_a_written_verdict_is_read(verdict):
     assert gate.parse(verdict.text().encode()) == verdict
-    assert gate.fresh(verdict, **NOW) == verdict
+    assert gate.believed(verdict, **NOW) == verdict
 
 
 def test_a_stale_verdict_is_none():
@@ -38,11 +38,11 @@ def test_a_stale_verdict_is_none():
         {"boot_id": ""},
         {"policy_digest": "another"},
     ):
-        assert gate.fresh(GOOD, **{**NOW, **more}) is None, more
-    assert gate.fresh(None, **NOW) is None
-    assert gate.fresh(replace(GOOD, boot_id=""), **{**NOW, "boot_id": ""}) is None
+        assert gate.believed(GOOD, **{**NOW, **more}) is None, more
+    assert gate.believed(None, **NOW) is None
+    assert gate.believed(replace(GOOD, boot_id=""), **{**NOW, "boot_id": ""}) is None
     for moment in (float("nan"), float("inf"), float("-inf")):
-        assert gate.fresh(replace(GOOD, time=moment), **NOW) is None
+        assert gate.believed(replace(GOOD, time=moment), **NOW) is None
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/verdicts.json"))
