@@ -7,7 +7,7 @@ from nodeready.smoke.engine_choice import MISSING_ENGINE
 from nodeready.smoke.idle_gpus import list_numbers
 from nodeready.smoke.knowledge import GPU, PAIR, SCALE
 from nodeready.subjects.proof.facts import ProvedCollective as CollectiveProof
-from nodeready.subjects.result import some
+from nodeready.subjects.result import join_first
 
 
 def collective_proofs(smoke: SmokeReport) -> dict[str, CollectiveProof]:
@@ -15,7 +15,7 @@ def collective_proofs(smoke: SmokeReport) -> dict[str, CollectiveProof]:
     evidence: dict[str, list[str]] = {}
     for suspect in smoke.suspects:
         for name in suspect.nodes:
-            peers = some((peer for peer in suspect.nodes if peer != name), ", ")
+            peers = join_first((peer for peer in suspect.nodes if peer != name), ", ")
             start = {
                 PAIR: f"with {peers}: ",
                 GPU: f"GPU {list_numbers([*suspect.gpus])}: " if suspect.gpus else "",

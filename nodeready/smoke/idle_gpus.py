@@ -9,7 +9,7 @@ from types import MappingProxyType
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.gpus import findings
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
-from nodeready.subjects.result import some
+from nodeready.subjects.result import join_first
 from nodeready.text import counted, sanitise
 from nodeready.transport.snapshots import SnapshotReply
 
@@ -95,7 +95,7 @@ def _missing_reason(
     if hidden and not observed.gpus:
         return f"the idle GPUs cannot be determined: {findings.unshown_reason(observed)}"
     if hidden:
-        return f"{count}: its tool does not show {some(hidden, ', ')}"
+        return f"{count}: its tool does not show {join_first(hidden, ', ')}"
     if not devices or (expected is not None and len(devices) < expected):
         return f"{count}, {expected} {source}" if expected else count
     return ""
@@ -122,7 +122,7 @@ def _select(
         used = [number for number in numbers if uses[number][0] == reason]
         users = dict.fromkeys(user for number in used for user in uses[number][1])
         verb = "is" if len(used) == 1 else "are"
-        by = f" ({some(users)})" if users else ""
+        by = f" ({join_first(users)})" if users else ""
         reasons.append(f"GPU {list_numbers(used)} {verb} {reason}{by}")
     is_busy = any(reason == _BUSY for reason, _ in uses.values())
     return (), "; ".join(reasons) + ("; --busy tests beside them" if is_busy else "")

@@ -22,7 +22,7 @@ from nodeready.node.smoke.orders import (
 from nodeready.ready import mesh
 from nodeready.smoke.knowledge import SmokeOutcome, Test
 from nodeready.subjects.ports.checks import ports_text
-from nodeready.subjects.result import some
+from nodeready.subjects.result import join_first
 from nodeready.text import sanitise
 
 #: Higher figures are invented: a hundred times what a GPU's NVLinks carry, and longer than a test.
@@ -210,7 +210,7 @@ def _waiting_cause(failed: list[_NamedRank], awaited: list[str]) -> str:
     phases = Counter(named.rank.phase for named in failed)
     phase = min(phases, key=lambda name: (-phases[name], PHASES.index(name)))
     position = "at its end" if phase == "done" else f"in {phase}"
-    return f"hangs {position}" + (f", waiting for {some(awaited, ', ')}" if awaited else "")
+    return f"hangs {position}" + (f", waiting for {join_first(awaited, ', ')}" if awaited else "")
 
 
 def _reported_by_two(reports: Iterable[tuple[str | None, str]]) -> set[str]:
@@ -308,7 +308,7 @@ def pair_outcome(
             f"{'port' if len(numbers) == 1 else 'ports'} {ports_text(numbers)}: {cause}"
             for cause, numbers in failing.items()
         ]
-        return SmokeOutcome(False, f"no connection to {target} {some(causes)}")
+        return SmokeOutcome(False, f"no connection to {target} {join_first(causes)}")
     if not tries:
         return SmokeOutcome(False, f"no connection to {target} was tried in time")
     cause = _DATA_CAUSES[answer.outcome]

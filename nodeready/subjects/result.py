@@ -118,10 +118,10 @@ def worst(results: Iterable[Result]) -> str:
     return "na"
 
 
-def some(texts: Iterable[str], joint: str = "; ", maximum: int = 4) -> str:
-    """The first texts, and the number of the others.
+def join_first(texts: Iterable[str], joint: str = "; ", maximum: int = 4) -> str:
+    """The first texts, and the number of further ones.
 
-    >>> some("abcdef")
+    >>> join_first("abcdef")
     'a; b; c; d and 2 more'
     """
     listed = list(texts)
@@ -134,7 +134,9 @@ def by_value(values: Mapping[str, object], unit: str = "") -> str:
     names: dict[object, list[str]] = {}
     for name, value in values.items():
         names.setdefault(value, []).append(name)
-    return some(f"{value}{unit} on {some(group, ', ')}" for value, group in names.items())
+    return join_first(
+        f"{value}{unit} on {join_first(group, ', ')}" for value, group in names.items()
+    )
 
 
 #: The result that stands for a subject that could not be observed is ``SUBJECT.observed``.

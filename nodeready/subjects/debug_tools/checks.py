@@ -14,7 +14,17 @@ from nodeready.subjects.debug_tools.facts import (
     unusable,
 )
 from nodeready.subjects.proof.debugger_facts import NOEXEC
-from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, some, warn
+from nodeready.subjects.result import (
+    Result,
+    Subject,
+    check,
+    fail,
+    fixable,
+    join_first,
+    na,
+    ok,
+    warn,
+)
 
 #: The machines for which py-spy's wheels hold a static binary.
 MACHINES = ("x86_64", "aarch64")
@@ -49,7 +59,7 @@ def packages(observed: DebugTools, policy: Policy) -> Result:
         return ok(check, expected)
     words = [f"missing: {missing}"] if missing else []
     words += dict.fromkeys(trouble.words for trouble in troubles)
-    actual, source = some(words), troubles[0].path if troubles else ""
+    actual, source = join_first(words), troubles[0].path if troubles else ""
     repairs = {trouble.mend for trouble in troubles}
     if "chmod" in repairs or (observed.manager and (missing or "reinstall" in repairs)):
         return fixable(check, expected, actual, source)

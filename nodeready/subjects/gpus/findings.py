@@ -11,7 +11,7 @@ from nodeready.subjects.gpus.amd_gpu import is_integrated
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, PciGpu, Tool
 from nodeready.subjects.iommu.instincts import MODELS
 from nodeready.subjects.ports.port_ranges import join_ranges, range_text
-from nodeready.subjects.result import Result, fail, na, ok, some, unknown
+from nodeready.subjects.result import Result, fail, join_first, na, ok, unknown
 
 #: The kernel driver that a vendor's tool works with.
 DRIVERS = {"nvidia": "nvidia", "amd": "amdgpu"}
@@ -96,7 +96,7 @@ def unshown_reason(observed: Gpus, vendor: str = "") -> str:
 
 def first_few(texts: Iterable[str]) -> str:
     """``a, b, c, d and 3 more``."""
-    return some(texts, ", ", _SHOWN)
+    return join_first(texts, ", ", _SHOWN)
 
 
 def findings_text(findings: Iterable[tuple[Gpu, str]]) -> str:

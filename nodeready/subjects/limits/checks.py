@@ -16,7 +16,17 @@ from nodeready.subjects.limits.limits_conf import (
     covers_all_people,
 )
 from nodeready.subjects.own_files import beatable
-from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, some, warn
+from nodeready.subjects.result import (
+    Result,
+    Subject,
+    check,
+    fail,
+    fixable,
+    join_first,
+    na,
+    ok,
+    warn,
+)
 
 _LOGIN_FILES = ("/etc/security/limits.d/*nodeready.conf",)
 _LOGIN_FIXES = (
@@ -240,7 +250,7 @@ def exceptions(observed: Limits, policy: Policy) -> Result:
     if fails:
         names = ", ".join(dict.fromkeys(fails))
         return fail(check, "none", actual, fails[0], f"raise or remove {names}")
-    names = some(lines, ", ")
+    names = join_first(lines, ", ")
     fix = f"raise or remove {names}, or leave {'it' if len(lines) == 1 else 'them'} be"
     return warn(check, "none", actual, next(iter(lines)), fix)
 
@@ -264,7 +274,7 @@ def _shortfall(observed: Limits, policy: Policy, limits_of_file: PamLimits) -> s
             if short:
                 value = next((item_text(entry.value, item) for entry in short if entry), "unset")
                 shortfalls.append(f"{item} {value} for {domain}")
-    return some(shortfalls, ", ")
+    return join_first(shortfalls, ", ")
 
 
 @check(

@@ -21,9 +21,9 @@ from nodeready.subjects.result import (
     by_value,
     check,
     fail,
+    join_first,
     na,
     ok,
-    some,
     unknown,
     warn,
 )
@@ -97,7 +97,7 @@ def flaps(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     since = _since(before.seconds)
     if not grown:
         return ok(check, "no change of a link", f"none {since}")
-    actual = f"{some([f'{name}: {count} changes' for name, count in grown.items()])} {since}"
+    actual = f"{join_first([f'{name}: {count} changes' for name, count in grown.items()])} {since}"
     source = f"/sys/class/net/{next(iter(grown))}/carrier_changes"
     fix = "look into dmesg and the switch's log; replace cable or transceiver if it goes on"
     # The rate per day counts also when the last audit was long ago.
@@ -142,7 +142,7 @@ def errors(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     source = f"/sys/class/net/{names[0]}/statistics"
     fix = f"ethtool -S {quote(names[0])} names the kind; clean or replace cable and transceiver"
     judge = fail if bad else warn
-    return judge(check, expected, f"{some(texts)} {since}", source, fix)
+    return judge(check, expected, f"{join_first(texts)} {since}", source, fix)
 
 
 # --- The interfaces as they are now.
@@ -164,7 +164,7 @@ def _source(names: Iterable[str], attribute: str) -> str:
 
 def _names(listed: Iterable[str]) -> str:
     """``eth0, eth1, eth2, eth3 and 4 more``."""
-    return some(listed, ", ")
+    return join_first(listed, ", ")
 
 
 def _slaves(observed: Nics) -> dict[str, list[Nic]]:
@@ -250,9 +250,9 @@ def link(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
         return fail(
             check,
             expectation,
-            some(texts),
+            join_first(texts),
             _source(no_link or switched_off or not_admitted, "carrier"),
-            some(fixes),
+            join_first(fixes),
         )
     silent = [name for name, nic in judged.items() if nic.carrier is None]
     if silent:
@@ -536,7 +536,7 @@ def bond(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
         bond_name = next(item.name for item in bonds if _bond_problems(item))
         fix = "check cables and switch ports of the slaves, and LACP on the switch"
         return fail(
-            check, "all slaves in use", some(problems), f"/proc/net/bonding/{bond_name}", fix
+            check, "all slaves in use", join_first(problems), f"/proc/net/bonding/{bond_name}", fix
         )
     silent = [slave.name for item in bonds for slave in item.slaves if slave.mii is None]
     if silent:

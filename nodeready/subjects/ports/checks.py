@@ -27,7 +27,7 @@ from nodeready.subjects.ports.port_ranges import (
     range_text,
     without,
 )
-from nodeready.subjects.result import Result, Subject, check, fail, ok, some, unknown, warn
+from nodeready.subjects.result import Result, Subject, check, fail, join_first, ok, unknown, warn
 
 #: Maximum of holders of ports, and of ranges of ports, that are named.
 _MOST = 4
@@ -61,7 +61,7 @@ def _holders_text(holders: Iterable[Socket]) -> str:
     for holder_socket in holders:
         by_holder.setdefault(_holder(holder_socket), set()).add(holder_socket.port)
     texts = (f"{ports_text(ports)} by {holder}" for holder, ports in by_holder.items())
-    return some(texts, maximum=_MOST)
+    return join_first(texts, maximum=_MOST)
 
 
 def ports_text(ports: Iterable[int]) -> str:
@@ -109,7 +109,7 @@ def range(observed: Ports, policy: Policy) -> Result:
             f"{port} by {_holder(socket)}, {socket.state} to {socket.peer or 'nobody'}"
             for port, socket in sorted(held_sockets.items())
         )
-        actual = some(texts, maximum=_MOST)
+        actual = join_first(texts, maximum=_MOST)
         fix = "wait for the connection to end; see ports.ephemeral"
         return warn(check, expected, actual, "/proc/net/tcp", fix)
     return ok(check, expected)

@@ -9,9 +9,9 @@ from nodeready.subjects.result import (
     Result,
     check,
     fail,
+    join_first,
     na,
     ok,
-    some,
     unknown,
     warn,
 )
@@ -46,10 +46,10 @@ def collective(observed: Proved, policy: Policy) -> Result:
         fix = (
             "nodeready smoke INVENTORY --exclude-out FILE looks longer, and writes who is left out"
         )
-        return fail(check, expected, some(result.against), result.engine, fix)
+        return fail(check, expected, join_first(result.against), result.engine, fix)
     if result.untested:
         return (na if result.lacking else unknown)(check, result.untested)
     if result.warnings:
         fix = "look at what these count with gpus.*, nics.* and rdma.*"
-        return warn(check, expected, some(result.warnings), result.engine, fix)
+        return warn(check, expected, join_first(result.warnings), result.engine, fix)
     return ok(check, expected, f"{result.engine}: {result.proves}")

@@ -16,9 +16,9 @@ from nodeready.subjects.result import (
     deploy,
     fail,
     fixable,
+    join_first,
     na,
     ok,
-    some,
 )
 from nodeready.subjects.ssh_client.login_failures import (
     CAUSES,
@@ -120,7 +120,9 @@ def pdsh(observed: Proved, policy: Policy) -> Result:
     """
     check = "proof.pdsh"
     if isinstance(observed.reach, Reach) and observed.reach.pdsh_by:
-        actual = f"does not answer the pdsh of {some(observed.reach.pdsh_by, ', ')} as itself"
+        actual = (
+            f"does not answer the pdsh of {join_first(observed.reach.pdsh_by, ', ')} as itself"
+        )
         fix = "log in by ssh with a command and see what the user's shell makes of it"
         return fail(check, "an answer to every peer", actual, fix=fix)
     peers = observation(check, observed, "peers", Peers)

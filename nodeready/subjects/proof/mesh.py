@@ -12,9 +12,9 @@ from nodeready.subjects.result import (
     Result,
     check,
     fail,
+    join_first,
     na,
     ok,
-    some,
     unknown,
     warn,
 )
@@ -69,7 +69,7 @@ def _peers_text(blocked: Blocked) -> str:
     """``all 5 peers that tried``, ``3 of 5 peers (gpu001, gpu002, gpu003)``."""
     if len(blocked.peers) == blocked.tried:
         return f"all {blocked.tried} peers"
-    return f"{len(blocked.peers)} of {blocked.tried} peers ({some(blocked.peers, ', ')})"
+    return f"{len(blocked.peers)} of {blocked.tried} peers ({join_first(blocked.peers, ', ')})"
 
 
 def _blocked_text(blocked: Blocked) -> str:
@@ -133,7 +133,7 @@ def mesh(observed: Proved, policy: Policy) -> Result:
         fix = "packet filters here (ports.firewall), on the peers and between them"
         if not any(blocked.ports for blocked in reach.blocked):
             fix = "correct /etc/hosts or the name service"
-        return fail(check, expected, some(map(_blocked_text, reach.blocked)), "", fix)
+        return fail(check, expected, join_first(map(_blocked_text, reach.blocked)), "", fix)
     if reach.crowd:
         actual = f"cannot tell who reaches it: {reach.crowd} foreign connections came meanwhile"
         fix = "see who connects to them: ss -tnp, and run again"

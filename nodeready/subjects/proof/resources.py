@@ -9,7 +9,7 @@ from nodeready.subjects.proof.preconditions import (
     observation,
 )
 from nodeready.subjects.proof.session_facts import SHM, JobDirectory, Resources
-from nodeready.subjects.result import Result, check, fail, ok, some, warn
+from nodeready.subjects.result import Result, check, fail, join_first, ok, warn
 
 
 def _unusable(place: JobDirectory, home: str) -> str:
@@ -58,7 +58,7 @@ def resources(observed: Proved, policy: Policy) -> Result:
     closed = [f"{device.path} ({device.mode})" for device in resources.devices]
     if closed:
         fix = f"add {name} to the file's group, or open it with a rule of udev (NVIDIA: "
-        actual = f"{name} cannot open {some(closed)}"
+        actual = f"{name} cannot open {join_first(closed)}"
         return fail(check, expected, actual, "/dev", f"{fix}NVreg_DeviceFileMode=0666)")
     broken = [place for place in resources.places if place.error and place.path != resources.home]
     if broken:

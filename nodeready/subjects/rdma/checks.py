@@ -21,9 +21,9 @@ from nodeready.subjects.result import (
     by_value,
     check,
     fail,
+    join_first,
     na,
     ok,
-    some,
     unknown,
     warn,
 )
@@ -209,15 +209,15 @@ def errors(observed: Rdma, policy: Policy, fleet: FleetFacts) -> Result:
     span = _duration(before.seconds)
     if grown:
         fix = "check the cable and the transceiver, and the switch port's own counters"
-        return fail(check, expectation, f"in {span}: {some(grown)}", first or "", fix)
+        return fail(check, expectation, f"in {span}: {join_first(grown)}", first or "", fix)
     if unread:
-        return unknown(check, f"cannot be read: {some(unread, ', ')}")
+        return unknown(check, f"cannot be read: {join_first(unread, ', ')}")
     if flapping:
-        actual = f"full, so that no more shows: {some(flapping, ', ')}"
+        actual = f"full, so that no more shows: {join_first(flapping, ', ')}"
         return warn(
             check, expectation, actual, "", "reset the counters with perfquery -R, then look"
         )
-    silent = f" (full before: {some(full, ', ')})" if full else ""
+    silent = f" (full before: {join_first(full, ', ')})" if full else ""
     return ok(check, expectation, f"none in {span}{silent}")
 
 
@@ -243,11 +243,11 @@ def expected(observed: Rdma, policy: Policy) -> Result:
         return na(check, "the policy names no rdma_ports")
     missing = [name for name in named if name not in observed.ports]
     if missing:
-        present = some(observed.ports, ", ") or "no RDMA port"
+        present = join_first(observed.ports, ", ") or "no RDMA port"
         return fail(
             check,
             f"{len(named)} ports",
-            f"missing: {some(missing, ', ')} (there: {present})",
+            f"missing: {join_first(missing, ', ')} (there: {present})",
             "/sys/class/infiniband",
             "look for the adapter in lspci and for its driver in dmesg",
         )
@@ -296,7 +296,7 @@ def devices(observed: Rdma, policy: Policy) -> Result:
         if not lost and not closed:
             path = f"/sys/class/infiniband/{nameless[0]}/node_guid"
             fix = "give it a GUID: mlxconfig, or the hypervisor (ip link set … vf N node_guid)"
-        return fail(check, "an open RDMA device per adapter", some(problems), path, fix)
+        return fail(check, "an open RDMA device per adapter", join_first(problems), path, fix)
     return ok(check, f"{len(real)} devices")
 
 
@@ -373,16 +373,16 @@ def state(observed: Rdma, policy: Policy) -> Result:
     }
     if faulty:
         port = judged_ports[next(iter(faulty))][1]
-        fix = f"check the cable and the switch port of {some(faulty, ', ')}"
+        fix = f"check the cable and the switch port of {join_first(faulty, ', ')}"
         if all("subnet manager" in text for text in faulty.values()):
             fix = "check the fabric's subnet manager (sminfo; opensm or UFM)"
-        return fail(check, expectation, some(faulty.values()), source(port, "state"), fix)
+        return fail(check, expectation, join_first(faulty.values()), source(port, "state"), fix)
     if silent:
-        return unknown(check, some(silent.values()))
+        return unknown(check, join_first(silent.values()))
     spare = {} if policy.rdma_ports else _disabled_ports(observed)
     if spare:
-        words = some(f"{name}: {port.state}, Disabled" for name, (_, port) in spare.items())
-        fix = f"plug or enable {some(spare, ', ')}, or name the ports in use in rdma_ports"
+        words = join_first(f"{name}: {port.state}, Disabled" for name, (_, port) in spare.items())
+        fix = f"plug or enable {join_first(spare, ', ')}, or name the ports in use in rdma_ports"
         path = source(next(iter(spare.values()))[1], "phys_state")
         return warn(check, "ACTIVE, as the others of its board", words, path, fix)
     return ok(check, expectation, f"{len(judged_ports)} ports ACTIVE, LinkUp")
@@ -446,12 +446,12 @@ def rate(observed: Rdma, policy: Policy) -> Result:
     deviating = {name: used[name][1].rate_text for name in slow if name not in unread}
     if deviating:
         first = used[next(iter(deviating))][1]
-        fix = f"reseat or replace the cable of {some(deviating, ', ')}, or retrain the link"
+        fix = f"reseat or replace the cable of {join_first(deviating, ', ')}, or retrain the link"
         return fail(check, expects, by_value(deviating), source(first, "rate"), fix)
     if unread:
-        return unknown(check, f"no rate of {some(unread, ', ')}")
+        return unknown(check, f"no rate of {join_first(unread, ', ')}")
     if boardless:
-        named = some(boardless, ", ")
+        named = join_first(boardless, ", ")
         return unknown(check, f"the model or board of {named} cannot be read: no rate to compare")
     return ok(check, expects)
 
@@ -570,12 +570,12 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
         if broken:
             card = f"{first.name} at {first.pci_address}" if first.pci_address else first.name
             fix = f"reseat the card of {card}, then look with lspci -vv (LnkSta)"
-            return fail(check, expectation, some(broken.values()), path, fix)
+            return fail(check, expectation, join_first(broken.values()), path, fix)
         fix = "set the slot's link speed in the BIOS to Auto, or move the card to a faster slot"
-        return warn(check, expectation, some(doubtful.values()), path, fix)
+        return warn(check, expectation, join_first(doubtful.values()), path, fix)
     unread = [f"{name}: {link.unread}" for name, link in links.items() if link.unread]
     if unread:
-        return unknown(check, some(unread))
+        return unknown(check, join_first(unread))
     if not readable:
         return na(check, "no adapter in use tells of its PCIe link")
     return ok(check, expectation, by_value({name: link.text for name, link in readable.items()}))
@@ -610,7 +610,7 @@ def link_layer(observed: Rdma, policy: Policy) -> Result:
         fix = f"{fix}, then reboot" if device.kind == "mlx5" else "set the adapter's port type"
         return fail(check, expects, by_value(deviating), source(port, "link_layer"), fix)
     if unread:
-        return unknown(check, f"no link layer of {some(unread, ', ')}")
+        return unknown(check, f"no link layer of {join_first(unread, ', ')}")
     return ok(check, expects)
 
 
@@ -636,11 +636,11 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
         expects = by_value({name: policy_values[name] for name in present})
         if deviating:
             source_path = path.format(next(iter(deviating)).partition("/")[0])
-            fix = f"flash the adapters of {some(deviating, ', ')}"
+            fix = f"flash the adapters of {join_first(deviating, ', ')}"
             return fail(check, expects, by_value(deviating), source_path, fix)
         unread = [name for name, text in present.items() if not text]
         if unread:
-            return unknown(check, f"no firmware version of {some(unread, ', ')}")
+            return unknown(check, f"no firmware version of {join_first(unread, ', ')}")
         return ok(check, expects) if present else na(check, "none of the policy's ports is there")
     if policy.rdma_ports:
         return na(check, "the policy names no firmware")
@@ -661,7 +661,7 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
         source_path = path.format(next(iter(mixed[0])))
         fix = "flash all to one version"
         return warn(
-            check, "equal on boards of a kind", some(map(by_value, mixed)), source_path, fix
+            check, "equal on boards of a kind", join_first(map(by_value, mixed)), source_path, fix
         )
     unread = [
         name
@@ -671,7 +671,7 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
         if not board[name]
     ]
     if unread:
-        return unknown(check, f"no firmware version of {some(unread, ', ')}")
+        return unknown(check, f"no firmware version of {join_first(unread, ', ')}")
     texts = by_value({n: text for board in boards for n, text in board.items()})
     return ok(check, "equal on boards of a kind", texts)
 
@@ -704,7 +704,7 @@ def gids(observed: Rdma, policy: Policy) -> Result:
         if port.active and port.link_layer not in _LAYERS and device.kind not in ("efa", "cxi")
     ]
     if layerless:
-        return unknown(check, f"no link layer of {some(layerless, ', ')}")
+        return unknown(check, f"no link layer of {join_first(layerless, ', ')}")
     if not roce:
         return na(check, "no active RoCE port")
     without = [n for n, port in roce.items() if all(g.type != "RoCE v2" for g in port.gids)]
@@ -721,7 +721,7 @@ def gids(observed: Rdma, policy: Policy) -> Result:
             fix,
         )
     if untyped:
-        return unknown(check, f"no type of the GIDs of {some(untyped, ', ')}")
+        return unknown(check, f"no type of the GIDs of {join_first(untyped, ', ')}")
     return ok(check, expectation, f"{len(roce)} ports with a RoCE v2 GID")
 
 
