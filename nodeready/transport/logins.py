@@ -321,6 +321,10 @@ def _alive(client: Client | None) -> bool:
 
 # --- What the nodes of a run share.
 
+#: Maximum simultaneous lookups of names, each in a thread; gevent's default is 10. An unanswered
+#: lookup takes 10 s (resolv.conf(5)), and the names behind it would miss their deadline.
+_MAX_LOOKUPS = 256
+
 
 class SshLogins:
     """The logins of a run, and what they share.
@@ -337,6 +341,8 @@ class SshLogins:
         self._jump_hosts: dict[Login, JumpHost] = {}
         self._agents: dict[str, Agent] = {}
         self._neighbours = Neighbours(tell)
+        pool = gevent.get_hub().threadpool
+        pool.maxsize = max(pool.maxsize, _MAX_LOOKUPS)
 
     def settings(self, login: Login) -> SshSettings:
         """What ssh_config says about it. Raises SshConfigError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 
 import gevent
@@ -25,7 +26,13 @@ from nodeready.transport.base import Failure
 from nodeready.transport.connection import ASKING, Neighbours, connect_error, on_link, routes
 from nodeready.transport.host_keys import HostKeyError, HostKeyPolicy, KnownHostsFiles
 from nodeready.transport.identities import SshIdentity, offered_keys
-from nodeready.transport.logins import HANDSHAKES, Client, HandshakeLimiter, PausableDeadline
+from nodeready.transport.logins import (
+    HANDSHAKES,
+    Client,
+    HandshakeLimiter,
+    PausableDeadline,
+    SshLogins,
+)
 from nodeready.transport.ssh_config import (
     SshConfig,
     SshConfigError,
@@ -360,3 +367,16 @@ def test_a_path_is_filled_in(monkeypatch):
     monkeypatch.setenv("SITE", "lab")
     path = expand("~/${SITE}/%h-%x-${NO}", {"h": "gpu1"})
     assert path == "/home/ml/lab/gpu1-%x-${NO}"
+
+
+def test_names_that_do_not_resolve_do_not_block_the_lookups_of_other_names():
+    SshLogins(15)
+    waiting = Event()
+    pool = gevent.get_hub().threadpool
+    try:
+        with gevent.Timeout(10):
+            blocked = [pool.spawn(waiting.wait) for _ in range(60)]
+            assert pool.spawn(lambda: "an address").get() == "an address"
+    finally:
+        waiting.set()
+    gevent.wait(blocked)
