@@ -54,6 +54,11 @@ def _seconds(moment: str) -> float:
     return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
 
 
+def _duration(started: str, finished: str) -> float:
+    """Seconds between two moments; 0 where the clock was set back in between."""
+    return max(0.0, round(_seconds(finished) - _seconds(started), 3))
+
+
 def _nodes(audit: Audit) -> Iterator[Sample]:
     for node in audit.nodes:
         yield {"node": node.name}, float(node.status not in (UNREACHABLE, FAILED))
@@ -99,7 +104,7 @@ def prometheus(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     """The pieces of the exposition, a series at a time."""
     finished = _seconds(audit.finished)
     moments: list[Sample] = [({}, finished)]
-    duration: list[Sample] = [({}, round(finished - _seconds(audit.started), 3))]
+    duration: list[Sample] = [({}, _duration(audit.started, audit.finished))]
     complete: list[Sample] = [({}, audit.complete)]
     digest: list[Sample] = [({"policy_digest": audit.policy_digest}, 1)]
     build: list[Sample] = [({"version": nodeready.__version__}, 1)]
@@ -131,9 +136,10 @@ def prometheus_smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Itera
     ]
     excluded: list[Sample] = [({"node": name}, 1) for name in smoke_test.exclude]
     counts: list[Sample] = [({"status": s}, n) for s, n in smoke_test.summary.items()]
+    took = _duration(smoke_test.started, smoke_test.finished)
     rows: list[tuple[str, str, list[Sample]]] = [
         ("timestamp_seconds", "When it ended, in seconds since 1970.", [({}, finished)]),
-        ("duration_seconds", "How long it took.", [({}, finished - _seconds(smoke_test.started))]),
+        ("duration_seconds", "How long it took.", [({}, took)]),
         ("complete", "0 when it was interrupted.", [({}, smoke_test.complete)]),
         ("go", "1 when every test was made and passed.", [({}, smoke_test.good)]),
         ("info", "What made the collective.", [({"engine": smoke_test.engine}, 1)]),

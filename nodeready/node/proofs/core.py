@@ -168,10 +168,12 @@ class CrashCanary:
         self.pid = 0
         self.program = "/bin/sh"
         self.mark = Mark(os.urandom(8).hex(), os.geteuid(), time.time())
+        self._began_s = time.monotonic()
         self._uses_pid = bool(first_number("/proc/sys/kernel/core_uses_pid"))
         self._values: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
-        self._ended: float | None = None
+        #: Of time.time() and time.monotonic().
+        self._ended: tuple[float, float] | None = None
 
     def begin(self) -> None:
         """Start the shell. Raises OSError if it does not start."""
@@ -220,7 +222,7 @@ class CrashCanary:
             if time.monotonic() > until:
                 return None
             time.sleep(0.02)
-        self._ended = time.time()
+        self._ended = time.time(), time.monotonic()
         return status.si_code == os.CLD_DUMPED
 
     def expected_path(self, second: int | None = None) -> str:
@@ -241,15 +243,24 @@ class CrashCanary:
                 core_files = [find_core(path, self.mark, named=True) for path in paths]
         if self._values and self.pattern and not handler_of(self.pattern):
             named = names_process(self.pattern, self._values, uses_pid=self._uses_pid)
-            until = self._ended or time.time()
-            # One second more on both sides, because the kernel's coarse clock is a little behind.
-            seconds = range(int(self.mark.since) - 1, int(until) + 2)
-            for path in dict.fromkeys(self.expected_path(second) for second in seconds):
+            for path in dict.fromkeys(self.expected_path(second) for second in self._seconds()):
                 for name in existing_files(path):
                     # The name has the host's pid, which we know only in the host's namespace.
                     is_ours = named and "P" in self._values
                     core_files.append(find_core(name, self.mark, named=is_ours))
         return [core_file for core_file in core_files if core_file is not None]
+
+    def _seconds(self) -> list[int]:
+        """The seconds since the epoch in which the core can have been dumped.
+
+        If the clock was set meanwhile, these are the seconds after the start by the old clock and
+        those before the end by the new one. One second more on both sides, because the kernel's
+        coarse clock is a little behind.
+        """
+        until, until_s = self._ended or (time.time(), time.monotonic())
+        first, last = int(self.mark.since) - 1, int(until) + 1
+        count = int(until_s - self._began_s) + 3
+        return sorted({*range(first, first + count), *range(last - count, last + 1)})
 
     def clean_up(self) -> str:
         """End the canary and remove its cores. Returns the cores that are left, with the reason.

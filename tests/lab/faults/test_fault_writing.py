@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -123,3 +125,38 @@ def test_a_file_that_changed_since_it_was_looked_at(fresh_node):
             apply(run, [change])
         found = fresh_node.enter(["cat", "/etc/theirs"], check=False).stdout
         assert found == (now or b"").decode()
+
+
+def test_a_full_disk_of_this_machine_is_one_line_and_the_old_report_stays(tmp_path, tool):
+    """Of reports, incidents and the files of the state; nothing half-written is left."""
+    place = tmp_path / "full"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(place)], check=True)
+    try:
+        (place / "old").write_text("old")
+        with contextlib.suppress(OSError):
+            (place / "fill").write_bytes(bytes(1 << 17))
+        tool.home = tool.home / "home"
+        tool.home.symlink_to(place)
+        said = f"nodeready: No space left on device: {place}/"
+        (tmp_path / "dump.txt").write_text(
+            "Process 7: python3\n\nThread 7 (idle)\n    f (a.py:3)\n"
+        )
+        for words in (
+            ("audit", "@local", "--only", "ptrace", "--format", "json", "-o", place / "old"),
+            ("bundle", "@local", "-o", place / "new"),
+            ("stacks", "--from", tmp_path / "dump.txt", "-o", place / "stacks"),
+        ):
+            done = tool(*words)
+            assert (done.status, len(done.lines), done.out) == (1, 1, ""), done
+            assert done.err.startswith(said), done
+        done = tool("incident", "--local", "--job", "x", "-o", place / "incident")
+        assert done.status == 1, done
+        assert done.out.count("No space left on device: ") == 2, done
+        # What a run keeps for the next one is not what it was asked for.
+        assert tool("audit", "@local", "--only", "ptrace.scope").status in (0, 3)
+        assert (place / "old").read_text() == "old"
+        files = [path.name for path in place.rglob("*") if path.is_file()]
+        assert {*files} - {"last-failed"} == {"fill", "old"}
+    finally:
+        subprocess.run(["umount", str(place)], check=True)

@@ -170,6 +170,26 @@ def test_a_file_that_is_no_verdict_makes_its_own_node_unknown(name, tmp_path):
     assert (about.believed, about.stale, about.missing) == (1, 0, 1)
 
 
+SPOILED = (None, True, -1, 10**400, 1e308, "x" * 9000, [], {}, [[]] * 9, {"a": 1}, "\x1b[2J\n")
+
+
+def test_no_poisoned_field_makes_a_node_well_or_costs_another(tmp_path):
+    """Each field of a verdict and of its results; and JSON that is deep, doubled or none."""
+    texts = ["[" * 60_000, '{"a":' * 9000, "null", "\0" * 500, GOOD[:-2] + ', "node": "gpu002"}']
+    for value in SPOILED:
+        texts += [json.dumps({**json.loads(GOOD), key: value}) for key in json.loads(GOOD)]
+        for key in json.loads(GOOD)["results"][0]:
+            poisoned = json.loads(GOOD)
+            poisoned["results"][0][key] = value
+            texts.append(json.dumps(poisoned))
+    (tmp_path / "gpu002.json").write_text(verdict("gpu002", WELL).text())
+    for text in texts:
+        (tmp_path / "gpu001.json").write_text(text)
+        nodes, _ = judged(recorded.of_directory(str(tmp_path), 3, 60))
+        assert nodes["gpu001"].status != "ok", text[:2000]
+        assert nodes["gpu002"].status == "ok", text[:2000]
+
+
 def test_a_file_of_another_user_is_not_read(tmp_path):
     (tmp_path / "gpu001.json").write_text(GOOD)
     directory = os.open(tmp_path, os.O_RDONLY)
