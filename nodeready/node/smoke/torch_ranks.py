@@ -257,8 +257,8 @@ class RankWork:
             count = torch.cuda.device_count()
             if count < len(self.order["gpus"]):
                 torch.cuda.init()
-                of = len(self.order["gpus"])
-                raise RuntimeError(f"GPU {self.gpu}: PyTorch sees {count} of {of} GPUs")
+                requested = len(self.order["gpus"])
+                raise RuntimeError(f"GPU {self.gpu}: PyTorch sees {count} of {requested} GPUs")
             torch.cuda.set_device(self.device)
         side = SIDE if self.gpu >= 0 else SIDE_CPU
         four = (torch.arange(side) % 4).to(torch.float32)
@@ -381,27 +381,27 @@ class RankWork:
 
     def all_reduce(self) -> None:
         torch, n = self.torch, self.world
-        at = self.positions(8, self.order["small"], torch.int64) + 1
-        got = at * (self.rank + 1)
+        values = self.positions(8, self.order["small"], torch.int64) + 1
+        got = values * (self.rank + 1)
         self.dist.all_reduce(got)
         self.sync()
-        expected = at * (n * (n + 1) // 2)
+        expected = values * (n * (n + 1) // 2)
         message = mismatch(torch, got, expected, "all_reduce of int64")
         difference = int((got - expected)[0].item())
         if (
             message
             and 1 <= abs(difference) <= n
-            and bool((got - expected == at * difference).all())
+            and bool((got - expected == values * difference).all())
         ):
             how = "were missing" if difference < 0 else "counted twice"
             message = f"all_reduce of int64: as if rank {abs(difference) - 1} {how}"
         self.report_mismatch(message)
         # Exact in float32: nothing is larger than 2^24 for up to 160,000 ranks.
-        at = self.positions(4, self.order["small"], torch.float32) % 13 + 1
-        expected = at * sum(rank % 8 + 1 for rank in range(n))
+        values = self.positions(4, self.order["small"], torch.float32) % 13 + 1
+        expected = values * sum(rank % 8 + 1 for rank in range(n))
         took = []
         for _ in range(LATENCIES):
-            got = at * (self.rank % 8 + 1)
+            got = values * (self.rank % 8 + 1)
             self.sync()
             began = time.monotonic()
             self.dist.all_reduce(got)
@@ -412,47 +412,49 @@ class RankWork:
 
     def all_gather(self) -> None:
         torch = self.torch
-        at = self.positions(8, self.order["small"], torch.int64)
-        parts = [torch.full_like(at, -1) for _ in range(self.world)]
-        self.dist.all_gather(parts, at + self.rank * 1000003)
+        values = self.positions(8, self.order["small"], torch.int64)
+        parts = [torch.full_like(values, -1) for _ in range(self.world)]
+        self.dist.all_gather(parts, values + self.rank * 1000003)
         self.sync()
         for rank, part in enumerate(parts):
             title = f"all_gather, the part of rank {rank}"
-            self.report_mismatch(mismatch(torch, part, at + rank * 1000003, title))
+            self.report_mismatch(mismatch(torch, part, values + rank * 1000003, title))
 
     def send_recv(self) -> None:
         """Send to the next rank of the ring, receive from the previous rank."""
         if self.world == 1:
             return
         torch, dist = self.torch, self.dist
-        at = self.positions(8, self.order["small"], torch.int64)
-        before, behind = (self.rank - 1) % self.world, (self.rank + 1) % self.world
-        self.say(waits_for=before)
-        sent, got = at + self.rank * 7919, torch.full_like(at, -1)
+        values = self.positions(8, self.order["small"], torch.int64)
+        previous, following = (self.rank - 1) % self.world, (self.rank + 1) % self.world
+        self.say(waits_for=previous)
+        sent, got = values + self.rank * 7919, torch.full_like(values, -1)
         if self.order["backend"] == "nccl":
             operations = [
-                dist.P2POp(dist.isend, sent, behind),
-                dist.P2POp(dist.irecv, got, before),
+                dist.P2POp(dist.isend, sent, following),
+                dist.P2POp(dist.irecv, got, previous),
             ]
             work = dist.batch_isend_irecv(operations)
         else:
-            work = [dist.isend(sent, behind), dist.irecv(got, before)]
+            work = [dist.isend(sent, following), dist.irecv(got, previous)]
         for request in work:
             request.wait()
         self.sync()
         self.say(waits_for=-1)
-        self.report_mismatch(mismatch(torch, got, at + before * 7919, f"what rank {before} sent"))
+        self.report_mismatch(
+            mismatch(torch, got, values + previous * 7919, f"what rank {previous} sent")
+        )
 
     def large(self) -> None:
         """Measure the fastest of some repetitions. All ranks agree on their number."""
         torch, n = self.torch, self.world
         count = max(1, self.order["large"] // 4)
         few = torch.arange(1, 14, dtype=torch.float32, device=self.device)
-        at = few.repeat(count // 13 + 1)[:count]
-        got = torch.empty_like(at)
+        values = few.repeat(count // 13 + 1)[:count]
+        got = torch.empty_like(values)
 
         def once() -> float:
-            torch.mul(at, self.rank % 8 + 1, out=got)
+            torch.mul(values, self.rank % 8 + 1, out=got)
             self.sync()
             began = time.monotonic()
             self.dist.all_reduce(got)
@@ -460,7 +462,7 @@ class RankWork:
             return time.monotonic() - began
 
         once()
-        at_end = at * sum(rank % 8 + 1 for rank in range(n))
+        at_end = values * sum(rank % 8 + 1 for rank in range(n))
         self.report_mismatch(mismatch(torch, got, at_end, "the large all_reduce"))
         times = [once()]
         self.large_s = times[0]
@@ -470,7 +472,7 @@ class RankWork:
             self.store.set("nodeready/more", str(min(REPETITIONS, int(share / self.large_s))))
         times += [once() for _ in range(int(self.store.get("nodeready/more")))]
         self.report_mismatch(mismatch(torch, got, at_end, "the large all_reduce"))
-        moved = at.numel() * 4 * 8 * 2 * (n - 1) / n
+        moved = values.numel() * 4 * 8 * 2 * (n - 1) / n
         self.gbps = moved / min(times) / 1e9
 
     def wait_for_all(self) -> None:
