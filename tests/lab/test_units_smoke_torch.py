@@ -286,7 +286,7 @@ import threading
 from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.smoke import engines
 from nodeready.node.smoke.orders import *
-config = Config("nonce", "tag", python={node.path!r}, environment={node.words!r})
+config = SmokeConfig("nonce", "tag", python={node.path!r}, environment={node.words!r})
 found = engines.Engines(ProcessSupervisor("nodeready:test", 100), config)
 found.run({order(limit_s=60.0)!r}, threading.Event())
 """
