@@ -10,7 +10,6 @@ import pytest
 
 from nodeready.node.cores import core_file
 from nodeready.node.cores.core_file import NoCore, program_problem
-from nodeready.node.stacks import processes, ranks
 
 PRSTATUS, PRPSINFO, AUXV, FILE = 1, 3, 6, 0x46494C45
 ENTRY, EXECFN = 0x400500, 0x7FFF0100
@@ -158,30 +157,19 @@ def test_another_program_than_the_one_that_crashed_is_named(path, wanted, proble
     assert (text.startswith(problem), bool(text)) == (True, bool(problem))
 
 
-SLURM = {"SLURM_JOB_ID": "88", "SLURM_PROCID": "0"}
-TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "none"}
-ADDRESS = {"MASTER_ADDR": "gpu001", "MASTER_PORT": "29500"}
+#: What tells a rank and its job, whose rules tests/unit/node/test_ranks.py asks.
+KEPT = {
+    "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "none",
+    "SLURM_JOB_ID": "88", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "OMPI_COMM_WORLD_RANK": "5",
+    "MASTER_ADDR": "gpu001", "MASTER_PORT": "29500",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("environment", "rank", "names"), [
-    ({}, None, ()),
-    (TORCHRUN | ADDRESS, 3, ("gpu001:29500",)),
-    (TORCHRUN | ADDRESS | {"TORCHELASTIC_RUN_ID": "run7"}, 3, ("run7", "gpu001:29500")),
-    (TORCHRUN | ADDRESS | SLURM, 3, ("88", "gpu001:29500")),
-    # A batch script is no task of a step.
-    (SLURM, None, ("88",)),
-    (SLURM | {"SLURM_STEP_ID": "0"}, 0, ("88",)),
-    # mpirun in a step: each of its ranks has the step's number, too.
-    (SLURM | {"SLURM_STEP_ID": "0", "OMPI_COMM_WORLD_RANK": "5"}, 5, ("88",)),
-    ({"MASTER_ADDR": "gpu001"}, None, ()),
-])  # fmt: skip
-def test_rank_and_job_of_a_core_are_those_of_stacks(monkeypatch, environment, rank, names):
-    monkeypatch.setattr(core_file.CoreReader, "environment", lambda self: environment)
+def test_rank_and_job_of_a_core_are_those_of_stacks(monkeypatch):
+    monkeypatch.setattr(core_file.CoreReader, "environment", lambda self: KEPT)
     reader = object.__new__(core_file.CoreReader)
-    assert reader.rank() == (rank, names)
-    words = [f"{name}={value}".encode() for name, value in environment.items()]
-    assert all(map(core_file._KEPT.fullmatch, words))
+    assert reader.rank() == (3, ("88", "gpu001:29500"))
+    for name, value in KEPT.items():
+        assert core_file._KEPT.fullmatch(f"{name}={value}".encode())
     for other in (b"MYRANK=3", b"RANK=", b"AWS_SECRET_ACCESS_KEY=x", b"RANK=\x1b[31m"):
         assert not core_file._KEPT.fullmatch(other)
-    process = processes.ScannedProcess(1, 0, environment=environment)
-    assert (ranks.identify(process).rank, tuple(ranks.jobs(process))) == (rank, names)
