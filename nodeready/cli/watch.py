@@ -116,7 +116,13 @@ class _Watcher:
         """
         transport = self.nodes.transport
         config = motion.MotionConfig(
-            "", transport.tag, LIMIT_S, self.job, user=self.user, owner=self.owner
+            "",
+            transport.tag,
+            LIMIT_S,
+            self.job,
+            user=self.user,
+            owner=self.owner,
+            parts=self.placement.parts,
         )
         # It runs unattended: progress would fill the log.
         ask = ask_with_progress(transport, Screen("never", quiet=True))

@@ -15,11 +15,13 @@ class JobPlacement:
     nodes:       Slurm's names of the job's nodes; (): not known, as of a job that waits
     other_nodes: nodes of the inventory on which Slurm does not run the job; without nodes
                  whose name in Slurm is unknown
+    parts:       numbers of the further parts of a heterogeneous job
     """
 
     user: str = ""
     nodes: tuple[str, ...] = ()
     other_nodes: frozenset[str] = frozenset()
+    parts: tuple[str, ...] = ()
 
 
 def other_nodes(

@@ -108,15 +108,19 @@ def job_placement(
     user = rows[0][2]
     # The number of an array stands for all its tasks, but is the job number of one task only. The
     # first part's number is that of a heterogeneous job; each further part has another number.
-    texts = [
-        text for number, label, _, text in rows if number == job or label.startswith(f"{job}+")
-    ]
+    texts = {
+        number: text
+        for number, label, _, text in rows
+        if number == job or label.startswith(f"{job}+")
+    }
+    parts = tuple(number for number in texts if number != job)
     try:
-        nodes = unique(name for text in texts for name in expand(text)) if all(texts) else []
+        is_complete = all(texts.values())
+        nodes = unique(n for text in texts.values() for n in expand(text)) if is_complete else []
         aliases = _aliases(path) if nodes else {}
     except (NodeSetError, InventoryError):
-        return JobPlacement(user)
-    return JobPlacement(user, tuple(nodes), other_nodes(names, nodes, aliases))
+        return JobPlacement(user, parts=parts)
+    return JobPlacement(user, tuple(nodes), other_nodes(names, nodes, aliases), parts)
 
 
 def _aliases(path: str) -> dict[str, list[str]]:

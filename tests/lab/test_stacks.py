@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from nodeready.deploy import py_spy_binary
-from nodeready.lab import Lab, down
+from nodeready.lab import Lab, LabNode, down
 from nodeready.policy import Policy
 from tests.command import Done, ours, wait_for
 from tests.conftest import Login
@@ -232,20 +232,35 @@ def test_what_a_node_with_gpus_and_infiniband_tells_beside_the_stacks(
 def start_step(login: Login, lab: Lab, nodes: int) -> str:
     """The number of a job with two ranks on each of the first nodes; its last rank stands
     elsewhere."""
+    words = (f"-N{nodes}", "--ntasks-per-node=2", "-o", f"{HERE}/log-%j")
+    return start_ranks(login, lab, [node for node in lab.nodes[:nodes] for _ in "12"], words)
+
+
+def start_ranks(
+    login: Login,
+    lab: Lab,
+    places: list[LabNode],
+    words: Sequence[str],
+    *,
+    step: str = "-l --ntasks-per-node=2",
+    rest: Sequence[str] = (),
+) -> str:
+    """The number of a job of `sbatch WORDS --wrap ... REST`, once its ranks stand.
+
+    places: the node of each rank
+    """
     binary = py_spy_binary.binary(Policy().py_spy_version, os.uname().machine)
     for node in lab.nodes:
         node.write(f"{HERE}/train.py", TRAIN.replace('"RANK"', '"SLURM_PROCID"'))
         node.enter(["chmod", "1777", HERE])
         node.enter(["sh", "-c", f"rm -f {HERE}/at-*"])
         node.write(PY_SPY, binary, 0o755)
-    ranks = range(2 * nodes)
-    place = f"[ $SLURM_PROCID = {ranks[-1]} ] && w=load_batch || w=all_reduce"
+    place = f"[ $SLURM_PROCID = {len(places) - 1} ] && w=load_batch || w=all_reduce"
     run = f"/usr/bin/python3 {HERE}/train.py $w"
     begin = "echo rank $SLURM_PROCID begins"
-    script = f"srun -l --ntasks-per-node=2 sh -c '{begin}; {place}; {run}; :'"
-    words = ("--parsable", f"-N{nodes}", "--ntasks-per-node=2", "-D", "/tmp")
-    number = login("sbatch", *words, "-o", f"{HERE}/log-%j", "--wrap", script)
-    at = [Path(f"/proc/{lab.nodes[rank // 2].pid}/root{HERE}/at-{rank}") for rank in ranks]
+    script = f"srun {step} sh -c '{begin}; {place}; {run}; :'"
+    number = login("sbatch", "--parsable", "-D", "/tmp", *words, "--wrap", script, *rest)
+    at = [Path(f"/proc/{node.pid}/root{HERE}/at-{rank}") for rank, node in enumerate(places)]
     wait_for(lambda: all(path.exists() for path in at))
     return number
 
@@ -348,3 +363,19 @@ def test_ranks_on_a_node_that_slurm_did_not_give_to_the_job_are_only_claims(
         assert f"Processes on {other.name} claim the job and are no ranks of it" in done.err
     finally:
         other.enter(["kill", "-KILL", f"-{claims}"])
+
+
+def test_the_parts_of_a_heterogeneous_job_are_one_job(slurm_lab, login, fleet, tool):
+    """Each part has a number and a cgroup of its own; the job has the first part's number."""
+    first, second, _ = slurm_lab.nodes
+    words, rest = ("-w", first.name, "-o", "/dev/null"), (":", "-w", second.name)
+    step = "--het-group=0,1"
+    number = start_ranks(login, slurm_lab, [first, second], words, step=step, rest=rest)
+    env = {"SLURM_CONF": slurm_lab.slurm_conf}
+    done = tool(
+        "stacks", fleet(slurm_lab.nodes), "--job", number, *QUICK, "--format", "json", env=env
+    )
+    assert sorted(groups(done)) == [("stack", [0]), ("stack", [1])], done
+    found = json.loads(done.out)
+    assert (found["job"], found["others"]) == (number, [])
+    assert [row["node"] for row in found["processes"]] == [first.name, second.name]

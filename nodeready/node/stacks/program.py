@@ -112,6 +112,7 @@ class StacksConfig:
     job, pids, match:    see `ranks.Selection`
     user:                only this user's processes; "": those of all users
     owner, is_elsewhere: see `ranks.Selection`
+    parts:               numbers of the further parts of a heterogeneous job
     locals:              take variables of the ranks' innermost calls
     dump:                have the ranks write their flight recorders
     ras:                 query NCCL's RAS port even if a query is known to have crashed jobs
@@ -142,6 +143,7 @@ class StacksConfig:
     check: bool = False
     owner: str = ""
     is_elsewhere: bool = False
+    parts: tuple[str, ...] = ()
     longer_s: float = 0.0
 
 
@@ -265,7 +267,8 @@ def _snapshot(
     trace: gets the witnesses of the node, and the seconds between samples
     """
     # The search for the ranks must leave time to probe them.
-    scanned, left_out = processes.scan(_deadline(supervisor, supervisor.left_s / 2))
+    every_process, left_out = processes.scan(_deadline(supervisor, supervisor.left_s / 2))
+    scanned = ranks.with_parts(every_process, config.job, config.parts)
     problem = f"{left_out} processes were not looked at: no time left" if left_out else ""
     selection = ranks.Selection(
         config.job,

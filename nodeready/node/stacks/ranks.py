@@ -155,6 +155,21 @@ def identify(process: ScannedProcess) -> RankIdentity:
     return RankIdentity(job=job, master=master, owner=owner)
 
 
+def with_parts(
+    processes: Sequence[ScannedProcess], job: str, parts: Container[str]
+) -> Sequence[ScannedProcess]:
+    """The processes; those of a heterogeneous job's further parts are in the job itself.
+
+    Slurm gives each part a cgroup by a number of its own, and all ranks the first part's number.
+    """
+    if not parts:
+        return processes
+    return [
+        replace(process, cgroup_job=job) if process.cgroup_job in parts else process
+        for process in processes
+    ]
+
+
 def owner_of(process: ScannedProcess) -> str:
     """The owner of a process, from its cgroup or uid: a user cannot forge these."""
     return f"job {process.cgroup_job}" if process.cgroup_job else f"uid {process.uid}"

@@ -55,7 +55,7 @@ class MotionConfig:
     """The ranks to probe.
 
     nonce, tag, limit_s: as of every program that is sent to a node (`nodeready.node.payload`)
-    job, match, user, owner: as of `nodeready.node.stacks.program.StacksConfig`
+    job, match, user, owner, parts: as of `nodeready.node.stacks.program.StacksConfig`
     """
 
     nonce: str
@@ -65,6 +65,7 @@ class MotionConfig:
     match: str = ""
     user: str = ""
     owner: str = ""
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,8 @@ def main(config: MotionConfig) -> None:
 
 def probe(config: MotionConfig, deadline: float) -> tuple[list[Motion], str]:
     """Every rank of the job, and what was left out, one line."""
-    job_processes, left_out = processes.scan(deadline)
+    every_process, left_out = processes.scan(deadline)
+    job_processes = ranks.with_parts(every_process, config.job, config.parts)
     error = f"{left_out} processes were not looked at: no time left" if left_out else ""
     uid, owner = _uid(config.user, deadline), _uid(config.owner, deadline)
     selection = ranks.Selection(config.job, (), config.match, uid, owner)

@@ -143,7 +143,7 @@ def capture(
 ) -> Captured:
     """Run the program on all nodes at once. An interrupt makes the result incomplete."""
     placement = placement or JobPlacement()
-    config = replace(config, owner=placement.user)
+    config = replace(config, owner=placement.user, parts=placement.parts)
     captured = Captured(config, list(nodes), placement=placement)
     elsewhere = replace(config, is_elsewhere=True)
     requests = {

@@ -178,3 +178,4 @@ def test_whose_a_job_is_and_where_it_does_not_run(tools, case):
     assert placement.user == case["user"]
     assert folded(placement.nodes) == case.get("nodes", "")
     assert sorted(placement.other_nodes) == case.get("others", [])
+    assert [*placement.parts] == case.get("parts", [])

@@ -22,6 +22,7 @@ from nodeready.node.stacks.ranks import (
     launchers,
     program,
     select,
+    with_parts,
 )
 from tests.cases import cases
 
@@ -234,6 +235,14 @@ def test_the_busiest_are_offered_where_there_is_no_rank():
     many = processes(*(f"{100 + n} 1 python {n}.py | cpu {n}" for n in range(30)))
     others = processes("50 1 bash | cpu 1000", f"{OWN} 1 python x | cpu 1000")
     assert [row.pid for row in busiest_pythons([*many, *others], OWN)] == list(range(129, 119, -1))
+
+
+def test_a_heterogeneous_job_has_the_ranks_of_all_its_parts():
+    rows = processes("30 1 train | step 0 | cgroup 3", "31 1 train | step 1 | cgroup 4")
+    for parts, numbers in ((("4",), [0, 1]), ((), [0])):
+        ranks = select(with_parts(rows, "3", parts), Selection(job="3"), OWN)
+        assert [rank.identity.rank for rank in ranks] == numbers
+        assert {rank.identity.owner for rank in ranks} == {"job 3"}
 
 
 def test_what_another_user_claims_decides_nothing_about_a_jobs_ranks():
