@@ -90,7 +90,7 @@ def audited(run, monkeypatch, tmp_path):
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / str(count)))
         monkeypatch.setattr(workers, "worker_count", lambda nodes: workers_count)
         for module in (command, workers):
-            monkeypatch.setattr(module, "now", lambda: "2026-01-01T00:00:00Z")
+            monkeypatch.setattr(module, "utc_now", lambda: "2026-01-01T00:00:00Z")
         for moment in (EARLIER, NOW):
             monkeypatch.setattr(workers.time, "time", lambda moment=moment: moment)
             done = run(nodes, "audit", "--format", form, **more)
