@@ -208,4 +208,4 @@ def test_a_job_is_tested_by_steps_of_its_own(smoke, monkeypatch):
     assert {(policy.job_user, *policy.port_range) for policy in policies} == {
         ("ada", 29600, 29610)
     }
-    assert runner.task.given == {}
+    assert runner.task.inventory_addresses == {}
