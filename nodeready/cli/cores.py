@@ -13,6 +13,7 @@ from nodeready.cli.options import (
     Refused,
     asking,
     format_option,
+    local_option,
     option,
     output_directory,
     since_option,
@@ -21,6 +22,7 @@ from nodeready.cli.screen import Screen, show
 from nodeready.cli.targets import (
     TargetOptions,
     Targets,
+    local_policy,
     local_targets,
     running_job,
     select_targets,
@@ -28,8 +30,6 @@ from nodeready.cli.targets import (
 from nodeready.cli.values import past, seconds_ago
 from nodeready.exit_codes import OK, exit_code
 from nodeready.files import own_directory, write_atomically
-from nodeready.healthcheck import here
-from nodeready.policy.policy import PolicyError
 from nodeready.reports.cores_table import size, summary
 from nodeready.reports.registry import find, names
 from nodeready.text import sanitise
@@ -57,13 +57,6 @@ def _write(cores: Cores, path: Path) -> None:
         if crash.text:
             write_atomically(path / name, [crash.text], _MODE)
     write_atomically(path / "cores.json", find("cores", "json").render(cores), _MODE)
-
-
-def _local_targets() -> Targets:
-    try:
-        return local_targets(here.load(None))
-    except PolicyError as error:
-        raise Refused("\n".join(error.problems)) from None
 
 
 def _nodes(
@@ -131,7 +124,7 @@ def _dump(dumper: CoreDumper, screen: Screen, yes: bool) -> int:
 
 @click.command()
 @click.argument("inventory", required=False)
-@option("--local", is_flag=True, help="This machine, without any connection.")
+@local_option
 @since_option("those written")
 @option("--job", metavar="ID", help="Only this job: of Slurm, torchrun, or ADDRESS:PORT.")
 @option(
@@ -177,7 +170,7 @@ def cores(
     if local and options.limit is not None:
         raise Refused("--limit: --local is about this machine alone")
     screen = options.screen()
-    nodes = _local_targets() if local else _nodes(inventory, options, job, screen)
+    nodes = local_targets(local_policy()) if local else _nodes(inventory, options, job, screen)
     with nodes.transport as transport:
         ask = ask_with_progress(transport, screen)
         if pid is not None:

@@ -13,12 +13,25 @@ import click
 from nodeready.audit.document import Audit, NodeReport
 from nodeready.cli.audit import audit_document
 from nodeready.cli.conversations import ask_with_progress, converse
-from nodeready.cli.options import Refused, asking, format_option, option, output_directory
+from nodeready.cli.options import (
+    Refused,
+    asking,
+    format_option,
+    local_option,
+    option,
+    output_directory,
+)
 from nodeready.cli.screen import Screen, show
-from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
+from nodeready.cli.targets import (
+    TargetOptions,
+    Targets,
+    local_policy,
+    local_targets,
+    select_targets,
+)
 from nodeready.healthcheck import here
 from nodeready.node.secrets import redact, redacted
-from nodeready.policy.policy import PolicyError, digest
+from nodeready.policy.policy import digest
 from nodeready.reports.registry import FORMATS, Options, find, names
 from nodeready.subjects.registry import CheckSelection, select
 from nodeready.text import utc_now
@@ -128,11 +141,7 @@ def nodes_of_job(
         steps = job if options.via == "srun" or inventory is None else None
         targets = select_targets(inventory, options, job=steps, tell=options.screen().note)
         return targets, targets.job or job
-    try:
-        policy = here.load(None)
-    except PolicyError as error:
-        raise Refused("\n".join(error.problems)) from None
-    return local_targets(policy, sudo=options.sudo), job
+    return local_targets(local_policy(), sudo=options.sudo), job
 
 
 def _directory(path: Path) -> Directory:
@@ -155,7 +164,6 @@ def checked(timeout: int, job: str, user: str | None) -> None:
 
 # --- The options that `watch` has, too.
 
-LOCAL = option("--local", is_flag=True, help="This machine, without any connection.")
 JOB = option(
     "--job", metavar="ID", required=True, help="The job: of Slurm, torchrun, or ADDRESS:PORT."
 )
@@ -171,7 +179,7 @@ TIMEOUT = option(
 
 @click.command()
 @click.argument("inventory", required=False)
-@LOCAL
+@local_option
 @JOB
 @USER
 @TIMEOUT

@@ -192,6 +192,11 @@ def hostfile_options(nodes: str) -> Callable[[Command], Command]:
     return lambda command: out(form(command))
 
 
+def local_option(command: Command) -> Command:
+    """``--local``."""
+    return option("--local", is_flag=True, help="This machine, without any connection.")(command)
+
+
 def since_option(noun: str) -> Callable[[Command], Command]:
     """``--since WHEN``, which ``past`` reads. noun: of the selected objects"""
     return option(

@@ -14,11 +14,18 @@ from nodeready.audit.document import Audit, Ready, ready_code, slots
 from nodeready.audit.fleet import probed_subjects
 from nodeready.cli.audit import audit_document
 from nodeready.cli.conversations import ask_password
-from nodeready.cli.options import Refused, asking, hostfile_options, option, report, steps_option
+from nodeready.cli.options import (
+    Refused,
+    asking,
+    hostfile_options,
+    local_option,
+    option,
+    report,
+    steps_option,
+)
 from nodeready.cli.screen import Screen, refuse_unwritable, show, write_hostfile
-from nodeready.cli.targets import TargetOptions, Targets, select_targets
+from nodeready.cli.targets import TargetOptions, Targets, local_policy, select_targets
 from nodeready.cli.values import policy_settings
-from nodeready.policy.policy import PolicyError
 from nodeready.reports.nagios import nagios_code
 from nodeready.reports.registry import find, names
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, SelectionError, select
@@ -148,16 +155,13 @@ def _local_audit(settings: dict[str, Any], selection: CheckSelection, budget_s: 
     """The same on this machine, without any connection."""
     from nodeready.healthcheck import here
 
-    try:
-        policy = replace(here.load(None), **settings)
-    except PolicyError as error:
-        raise Refused("\n".join(error.problems)) from None
+    policy = replace(local_policy(), **settings)
     return here.ready(policy, selection, budget_s).audit
 
 
 @click.command()
 @click.argument("inventory", required=False)
-@option("--local", is_flag=True, help="This machine, without any connection.")
+@local_option
 @option(
     "--budget",
     type=click.IntRange(1, 3600),

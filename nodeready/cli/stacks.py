@@ -11,7 +11,14 @@ import click
 from click.core import ParameterSource
 
 from nodeready.cli.conversations import ask_with_progress
-from nodeready.cli.options import Refused, asking, format_option, option, output_directory
+from nodeready.cli.options import (
+    Refused,
+    asking,
+    format_option,
+    local_option,
+    option,
+    output_directory,
+)
 from nodeready.cli.screen import Screen, show
 from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
 from nodeready.node.stacks.program import StacksConfig
@@ -198,7 +205,7 @@ def _capture(nodes: Targets, config: StacksConfig, screen: Screen) -> Captured:
 
 @click.command()
 @click.argument("inventory", required=False)
-@option("--local", is_flag=True, help="This machine, without any connection.")
+@local_option
 @option(
     "--from",
     "source",

@@ -194,6 +194,16 @@ def ssh_targets(
     return Targets(SshTransport(loaded, hosts, _pyinfra_config(options)), policies, loaded)
 
 
+def local_policy() -> Policy:
+    """The policy of this machine. Raises Refused."""
+    from nodeready.healthcheck import here
+
+    try:
+        return here.load(None)
+    except PolicyError as error:
+        raise Refused("\n".join(error.problems)) from None
+
+
 def local_targets(policy: Policy, *, sudo: bool = False) -> Targets:
     """This machine, without a connection. sudo: requests run as root"""
     interrupt_on_signals()

@@ -17,14 +17,13 @@ import click
 from nodeready.cli.conversations import ask_with_progress
 from nodeready.cli.incident import (
     JOB,
-    LOCAL,
     TIMEOUT,
     USER,
     checked,
     collector,
     nodes_of_job,
 )
-from nodeready.cli.options import Refused, asking, option, output_directory
+from nodeready.cli.options import Refused, asking, local_option, option, output_directory
 from nodeready.cli.screen import Screen
 from nodeready.cli.targets import TargetOptions, Targets
 from nodeready.exit_codes import INTERRUPTED, exit_code
@@ -199,7 +198,7 @@ class _Watcher:
 
 @click.command()
 @click.argument("inventory", required=False)
-@LOCAL
+@local_option
 @JOB
 @USER
 @TIMEOUT
