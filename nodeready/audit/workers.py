@@ -1,13 +1,14 @@
 """The workers of an audit: processes that read answers and judge nodes.
 
-The control process contacts the nodes and gives each answer to a worker. What comes of an answer
-stays in the worker's file: of a node, the control process keeps what the fleet needs, and later
-the results. When the fleet is complete, the workers judge what it decides. So neither the time of
-one core nor the memory of one process bounds the number of nodes.
+The control process contacts the nodes and gives each answer to a worker. The worker parses the
+answer, judges the checks that need no fleet, and writes the observations to its file. It returns
+only an `AnswerSummary` to the control process. When all nodes have answered, the workers judge the
+checks that need the fleet, and return the results. So neither the time of one core nor the memory
+of one process limits the number of nodes.
 
 A worker is a fork of the control process, made before any connection: it has the policies and the
-code, and no key, thread or socket of anything else. A worker that dies costs the node whose answer
-it was reading, and no other. Few nodes need no worker: the control process does the same itself.
+code, but no key, thread or socket of a connection. If a worker dies, only the node whose answer it
+was reading fails. For few nodes there are no workers: the control process does their orders.
 """
 
 from __future__ import annotations
@@ -61,20 +62,20 @@ from nodeready.transport.snapshots import NOT_PROBED, SnapshotQuestion, Snapshot
 
 #: Fewer nodes need no worker: to start one takes longer than to read their answers.
 MIN_NODES = 64
-#: CPU seconds after which the reading of one subject is ended, and again for the next subject. An
-#: answer is bounded, and no part of it takes a second.
-_SLOW_S = 10.0
+#: CPU seconds after which the parsing of a subject is ended, and again for the next subject. The
+#: size of an answer is limited, and no part of it takes a second.
+_MAX_CPU_S = 10.0
 #: A worker that has orders and is silent for this time is killed.
 _SILENT_S = 60
 #: Orders that a worker may have at once: it must not wait for the next one.
 _MAX_ORDERS = 4
-#: Answers that wait for a worker. More would fill the memory; the nodes wait instead.
+#: Maximum answers that wait for a worker in memory. Further nodes wait to send theirs.
 _MAX_WAITING = 64
 #: Orders of a worker between two collections of garbage.
 _COLLECT_EVERY = 1000
 
 #: Stands in a SnapshotReply for the snapshot that a worker has.
-AWAITED = Snapshot()
+WORKER_HAS_SNAPSHOT = Snapshot()
 
 #: The kinds of orders that get an answer.
 _ANSWERED = ("read", "keep", "judge")
@@ -103,7 +104,7 @@ def _failure(error: BaseException) -> _OrderFailure:
 
 
 def _raise_late(signum: int, frame: object) -> None:
-    raise TimeoutError(f"took longer than {_SLOW_S:g} s")
+    raise TimeoutError(f"took longer than {_MAX_CPU_S:g} s")
 
 
 def _serve(judge: AnswerJudge, frames: Frames) -> None:
@@ -117,7 +118,7 @@ def _serve(judge: AnswerJudge, frames: Frames) -> None:
     count = 0
     while (order := frames.receive()) is not None:
         try:
-            signal.setitimer(signal.ITIMER_PROF, _SLOW_S, _SLOW_S)
+            signal.setitimer(signal.ITIMER_PROF, _MAX_CPU_S, _MAX_CPU_S)
             answer = judge.do(order)
         except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
             answer = _failure(error)
@@ -175,7 +176,7 @@ class _Row(NamedTuple):
 
 
 class _Rows(Sequence[NodeReport]):
-    """The nodes of a document, each made when it is read."""
+    """The nodes of a document; each NodeReport is made when it is read."""
 
     def __init__(self, rows: list[_Row], results: list[Result], files: list[int]) -> None:
         self._rows, self._results, self._files = rows, results, files
@@ -213,8 +214,8 @@ class _Rows(Sequence[NodeReport]):
 class AuditWorkers:
     """The workers of one audit. A context manager: the document reads their files.
 
-    policies:   the declared ones, by node
-    facts_text: makes the text of a subject's facts where the run's format shows them
+    policies:   by node
+    facts_text: makes the text of a subject's facts; None: the run's format shows no facts
     count:      of the workers; None: `worker_count`; 0: the control process does all orders
     """
 
@@ -229,7 +230,7 @@ class AuditWorkers:
         numbers = {key: number for number, key in enumerate(unique)}
         self._policies = {name: numbers[id(policy)] for name, policy in policies.items()}
         self.count = worker_count(len(policies)) if count is None else count
-        # The files have no name: nothing of them is left, however this process ends.
+        # The files have no names, so the kernel removes them however this process ends.
         self._open: list[IO[bytes]] = [
             tempfile.TemporaryFile(buffering=0, prefix="nodeready-")  # noqa: SIM115 - until close
             for _ in range(self.count + 1)
@@ -239,14 +240,18 @@ class AuditWorkers:
             AnswerJudge(number, self._files, list(unique.values()), facts_text)
             for number in range(self.count + 1)
         ]
-        #: The control process's own judge is the last one.
-        self._own = judges[-1]
+        #: The judge in the control process itself.
+        self._local_judge = judges[-1]
+        # By node: (number of the judge, its answer to the order), or why the order failed.
         self._summaries: dict[str, tuple[int, AnswerSummary]] = {}
-        self._failures: dict[str, str] = {}
         self._outcomes: dict[str, tuple[int, NodeOutcome]] = {}
+        self._failures: dict[str, str] = {}
+        # The values that judges have numbered.
         self._results: list[Result] = []
         self._facts: list[Any] = []
+        # By judge: for each of its numbers, the index in `_results`, and the index in `_facts`.
         self._tables: list[tuple[list[int], list[int]]] = [([], []) for _ in judges]
+        # id of a value that all judges share -> its number.
         self._shared_ids: dict[int, int] = {}
         self._orders: Queue[tuple[str, tuple[Any, ...]]] = Queue(_MAX_WAITING)
         self._open_orders = 0
@@ -275,7 +280,7 @@ class AuditWorkers:
         pairs = [socketpair() for _ in judges]
         sys.stdout.flush()
         sys.stderr.flush()
-        for judge, (parent_end, child_end) in zip(judges, pairs, strict=True):
+        for judge, (control_end, worker_end) in zip(judges, pairs, strict=True):
             pid = os.fork()
             if pid == 0:
                 status = 1
@@ -283,16 +288,16 @@ class AuditWorkers:
                     close_inherited()
                     for pair in pairs:
                         for end in pair:
-                            if end is not child_end:
+                            if end is not worker_end:
                                 end.close()
-                    _serve(judge, Frames(child_end, threading.Lock()))
+                    _serve(judge, Frames(worker_end, threading.Lock()))
                     status = 0
                 except OSError:
                     status = 0  # the control process is gone
                 finally:
                     # Without the exit handlers of the control process.
                     os._exit(status)
-            frames = register_for_fork(Frames(socket.socket(fileno=os.dup(parent_end.fileno()))))
+            frames = register_for_fork(Frames(socket.socket(fileno=os.dup(control_end.fileno()))))
             self._workers.append(_Worker(judge.number, pid, frames))
         for pair in pairs:
             for end in pair:
@@ -304,7 +309,7 @@ class AuditWorkers:
             self._greenlets.append(gevent.spawn(self._kill_silent))
 
     def close(self) -> None:
-        """End the workers and forget what they kept."""
+        """End the workers and remove their files."""
         gc.set_threshold(*self._gc_threshold)
         gevent.killall(self._greenlets)
         for worker in self._workers:
@@ -314,14 +319,17 @@ class AuditWorkers:
 
     # --- Orders and answers.
 
-    def _give(self, name: str, order: tuple[Any, ...]) -> None:
-        """Have an order done; blocks the greenlet while too many wait."""
+    def _submit(self, name: str, order: tuple[Any, ...]) -> None:
+        """Queue an order about a node for the workers; blocks while the queue is full.
+
+        Without workers, the control process does the order at once.
+        """
         self._open_orders += 1
         self._is_idle.clear()
         if any(not worker.is_gone for worker in self._workers):
             self._orders.put((name, order))
         else:
-            self._do_here(name, order)
+            self._do_locally(name, order)
 
     def _feed(self, worker: _Worker) -> None:
         """Send orders to a worker while it has room for them."""
@@ -330,34 +338,34 @@ class AuditWorkers:
             name, order = self._orders.get()
             if worker.is_gone:
                 self._open_orders -= 1
-                self._give(name, order)
+                self._submit(name, order)
                 return
             worker.pending.append((name, order))
             worker.active = time.monotonic()
-            # An order to a worker that is gone is given again by `_receive`.
+            # If the worker is gone, `_receive` submits the order again.
             with contextlib.suppress(OSError):
                 worker.frames.send(*order)
 
-    def _feed_here(self) -> None:
-        """Do the waiting orders in the control process, when no worker is left."""
+    def _do_queued(self) -> None:
+        """Do the queued orders in the control process, when no worker is left."""
         while True:
-            self._do_here(*self._orders.get())
+            self._do_locally(*self._orders.get())
 
     def _receive(self, worker: _Worker) -> None:
-        """Take the answers of a worker, until it ends."""
+        """Receive the answers of a worker until it ends."""
         while (frame := worker.frames.receive()) is not None:
             answer, *new = frame
             name, order = worker.pending.popleft()
             worker.active = time.monotonic()
             worker.slots.release()
-            self._take(worker.number, name, order, answer, new)
+            self._keep_answer(worker.number, name, order, answer, new)
         ended_by = worker.end()
         cause = f" ({ended_by})" if ended_by else ""
         pending, worker.pending = worker.pending, deque()
         for index, (name, order) in enumerate(pending):
             if index == 0:
                 work = "judged it" if order[0] == "judge" else "read its answer"
-                self._take(
+                self._keep_answer(
                     worker.number,
                     name,
                     order,
@@ -366,9 +374,9 @@ class AuditWorkers:
                 )
             else:
                 self._open_orders -= 1
-                self._give(name, order)
+                self._submit(name, order)
         if all(worker.is_gone for worker in self._workers):
-            self._greenlets.append(gevent.spawn(self._feed_here))
+            self._greenlets.append(gevent.spawn(self._do_queued))
 
     def _kill_silent(self) -> None:
         """Kill the workers that have orders and answer none."""
@@ -379,15 +387,17 @@ class AuditWorkers:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(worker.pid, signal.SIGKILL)
 
-    def _do_here(self, name: str, order: tuple[Any, ...]) -> None:
+    def _do_locally(self, name: str, order: tuple[Any, ...]) -> None:
         """Do an order in the control process."""
         try:
-            answer = self._own.do(order)
+            answer = self._local_judge.do(order)
         except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
             answer = _failure(error)
-        self._take(self._own.number, name, order, answer, self._own.take_new())
+        self._keep_answer(
+            self._local_judge.number, name, order, answer, self._local_judge.take_new()
+        )
 
-    def _take(
+    def _keep_answer(
         self,
         judge: int,
         name: str,
@@ -395,7 +405,11 @@ class AuditWorkers:
         answer: Any,
         new: Sequence[list[Any]],
     ) -> None:
-        """Keep the answer to an order. new: the values that got a number of this judge's"""
+        """Keep the answer to an order.
+
+        judge: the number of the judge that answered
+        new:   the results and the facts that this judge has numbered since its last answer
+        """
         results, facts = self._tables[judge]
         results += [self._number(result) for result in new[0]]
         facts += range(len(self._facts), len(self._facts) + len(new[1]))
@@ -422,27 +436,30 @@ class AuditWorkers:
         if self._open_orders:
             self._is_idle.wait()
 
-    # --- First: every answer, as it comes.
+    # --- First: each answer when it arrives.
 
     def read(self, question: SnapshotQuestion, answer: Answer) -> Snapshot:
-        """Have an answer read; returns what stands for the snapshot that a worker has."""
+        """Submit an answer to the workers; returns `WORKER_HAS_SNAPSHOT`."""
         name = question.request.node
         policy = self._policies[name]
         if answer.error or probe_script.mark(question.nonce) not in answer.stdout:
             self._open_orders += 1
-            self._do_here(name, ("keep", question.read(answer), policy))
+            self._do_locally(name, ("keep", question.read(answer), policy))
         else:
             subjects = tuple(probe.subject for probe in question.probes)
-            self._give(name, ("read", policy, subjects, question.nonce, answer.stdout))
-        return AWAITED
+            self._submit(name, ("read", policy, subjects, question.nonce, answer.stdout))
+        return WORKER_HAS_SNAPSHOT
 
     def settle(self, replies: Iterable[SnapshotReply]) -> list[SnapshotReply]:
-        """The replies after all answers are read: each failed, or with what the fleet needs."""
+        """The replies after all answers are read.
+
+        Each has an error, or a snapshot with only the subject that the fleet needs.
+        """
         replies = list(replies)
         for reply in replies:
-            if reply.snapshot is not None and reply.snapshot is not AWAITED:
+            if reply.snapshot is not None and reply.snapshot is not WORKER_HAS_SNAPSHOT:
                 self._open_orders += 1
-                self._do_here(reply.name, ("keep", reply.snapshot, self._policies[reply.name]))
+                self._do_locally(reply.name, ("keep", reply.snapshot, self._policies[reply.name]))
         self._finish()
         settled = []
         for reply in replies:
@@ -471,19 +488,19 @@ class AuditWorkers:
     # --- Then: every node, with the fleet.
 
     def _share(self, value: Any) -> int | None:
-        """The number of a value that all judges share; None for None."""
+        """Give a value to all judges; returns its number. None for None."""
         if value is None:
             return None
         number = self._shared_ids.get(id(value))
         if number is None:
             # The judges keep the value, so that its id is not used again.
-            number = self._shared_ids[id(value)] = len(self._own.shared)
+            number = self._shared_ids[id(value)] = len(self._local_judge.shared)
             self._broadcast(("share", value))
         return number
 
     def _broadcast(self, order: tuple[Any, ...]) -> None:
-        """Give every judge an order that has no answer."""
-        self._own.do(order)
+        """Send an order that has no answer to every judge."""
+        self._local_judge.do(order)
         for worker in self._workers:
             with contextlib.suppress(OSError):
                 worker.frames.send(*order)
@@ -499,8 +516,8 @@ class AuditWorkers:
         complete: bool = True,
     ) -> tuple[Audit, str]:
         """The audit of settled replies, and why some counters could not be kept, or ""."""
-        moment = time.time()
-        self._broadcast(("context", context.addresses, moment))
+        time_s = time.time()
+        self._broadcast(("context", context.addresses, time_s))
         counting = [name for name, (_, entry) in self._summaries.items() if entry.has_counters]
         with counters.Earlier(counting) as earlier:
             for reply in replies:
@@ -516,9 +533,9 @@ class AuditWorkers:
                         host_key=about.host_key,
                         earlier=earlier.text(reply.name) if summary.has_counters else "",
                     )
-                    self._give(reply.name, ("judge", order))
+                    self._submit(reply.name, ("judge", order))
             self._finish()
-        problem = self._keep_counters(moment)
+        problem = self._keep_counters(time_s)
         rows, peers = [], dict[str, dict[str, Any]]()
         checks = {*selection.results}
         subjects = {NUMBER_OF[name] for name in selection.subjects}
@@ -539,28 +556,28 @@ class AuditWorkers:
         """The node's row, and its facts to compare with peers; None: it was not judged."""
         seconds = round(reply.seconds, 3)
         error = reply.error or ("" if reply.reached else NOT_PROBED)
-        entry = self._outcomes.pop(reply.name, None) if reply.reached else None
-        if reply.reached and entry is None:
+        judged = self._outcomes.pop(reply.name, None) if reply.reached else None
+        if reply.reached and judged is None:
             error = self._failures.get(reply.name, "it was not judged")
-        if entry is None:
+        if judged is None:
             report = NodeReport.of(
                 reply.name, error=error, unreachable=reply.unreachable, seconds=seconds
             )
             row = _Row(reply.name, report.status, seconds, error, groups, array("I"), None)
             return row, None
-        judge, outcome = entry
+        judge, outcome = judged
         numbers = array("I")
-        for owner, _, codes in sorted(outcome.results, key=lambda result: result[1]):
-            table = self._tables[owner][0]
+        for coder, _, codes in sorted(outcome.results, key=lambda result: result[1]):
+            table = self._tables[coder][0]
             for code in codes:
                 number = table[code] if type(code) is int else self._number(code)
                 if self._results[number].check in checks:
                     numbers.append(number)
         facts = {}
-        for owner, subject, code in outcome.compared:
+        for coder, subject, code in outcome.compared:
             if subject in subjects:
                 facts[SUBJECT_NAMES[subject]] = (
-                    self._facts[self._tables[owner][1][code]] if type(code) is int else code
+                    self._facts[self._tables[coder][1][code]] if type(code) is int else code
                 )
         report = NodeReport.of(
             reply.name,
@@ -571,7 +588,8 @@ class AuditWorkers:
         place = None if outcome.facts is None else (judge, *outcome.facts)
         return _Row(reply.name, report.status, seconds, error, groups, numbers, place), facts
 
-    def _keep_counters(self, moment: float) -> str:
+    def _keep_counters(self, time_s: float) -> str:
+        """Keep the counters for the next audit; returns why some could not be kept, or ""."""
         places = {
             name: (judge, *outcome.counters)
             for name, (judge, outcome) in self._outcomes.items()
@@ -582,4 +600,4 @@ class AuditWorkers:
             file, start, size = places[name]
             return os.pread(self._files[file], size, start).decode("ascii")
 
-        return counters.keep(places, text, moment)
+        return counters.keep(places, text, time_s)

@@ -20,8 +20,8 @@ from nodeready.exit_codes import exit_code, handle_signals
 from nodeready.shell import search_path
 from nodeready.text import sanitise
 
-#: Subcommand -> its line in the help. The module of the same name is imported when the command is
-#: used, so that --help is quick.
+#: Subcommand -> its line in the help. The command's module, of the same name, is imported when the
+#: command is used, so that --help is quick.
 _COMMANDS = {
     "completion": "Completion for bash, zsh or fish.",
     "audit": "What differs from the policy, on every node.",
@@ -41,9 +41,9 @@ _COMMANDS = {
     "lab": "A cluster of real SSH nodes on this machine.",
 }
 #: The commands that contact nodes.
-_TALKING = (
-    *("audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores"),
-    *("incident", "watch", "smoke"),
+_CONTACT_NODES = frozenset(
+    {"audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores", "incident"}
+    | {"watch", "smoke"}
 )
 
 
@@ -55,7 +55,7 @@ def patch() -> None:
     from gevent import monkey
 
     monkey.patch_all()
-    # pyinfra and paramiko log what we report ourselves, once and in one line.
+    # nodeready itself reports each error that pyinfra and paramiko log.
     for name in ("pyinfra", "paramiko"):
         logger = logging.getLogger(name)
         logger.addHandler(logging.NullHandler())
@@ -63,25 +63,26 @@ def patch() -> None:
         logger.setLevel(logging.CRITICAL + 1)
 
 
-def _patched(work: Callable[..., Any]) -> Callable[..., Any]:
-    """The callback of a command that contacts nodes, with the standard library patched before it.
+def _patched(callback: Callable[..., Any]) -> Callable[..., Any]:
+    """The callback of a command that contacts nodes; it patches the standard library first.
 
-    A word that looks like --help may be the value of another option.
+    `resolve_command` patches nothing if a word of the command line is ``--help``. But this word
+    may be the value of another option, and then the command runs.
     """
 
-    @functools.wraps(work)
+    @functools.wraps(callback)
     def patched(*args: Any, **kwargs: Any) -> Any:
         patch()
-        return work(*args, **kwargs)
+        return callback(*args, **kwargs)
 
     return patched
 
 
 class _Commands(click.Group):
-    """A group that imports a subcommand when it is asked for."""
+    """A group that imports a subcommand when the subcommand is used."""
 
-    #: Whether this process is the command, and no program that has imported it: only then may the
-    #: standard library be patched.
+    #: This process is the `nodeready` command, not another program that has imported this module.
+    #: Only then may the standard library be patched.
     is_the_command = False
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -99,24 +100,26 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does. A command that contacts nodes is imported after gevent's patches.
+        """As click does, but gevent's patches precede the import of a command that contacts nodes.
 
-        Not for --help and completion, which contact no node.
+        There are no patches for --help and completion, which contact no node.
         """
-        talking = self.is_the_command and args[0] in _TALKING and not ctx.resilient_parsing
-        if talking and not {"-h", "--help"} & {*args[1:]}:
+        contacts_nodes = (
+            self.is_the_command and args[0] in _CONTACT_NODES and not ctx.resilient_parsing
+        )
+        if contacts_nodes and not {"-h", "--help"} & {*args[1:]}:
             patch()
         name, command, arguments = super().resolve_command(ctx, args)
-        if self.is_the_command and not talking:
+        if self.is_the_command and not contacts_nodes:
             handle_signals(signal.default_int_handler)
         if self.is_the_command and command is not None:
             ctx.default_map = {str(command.name): defaults_of(command, _COMMANDS)}
-        if talking and command is not None and command.callback is not None:
+        if contacts_nodes and command is not None and command.callback is not None:
             command.callback = _patched(command.callback)
         return name, command, arguments
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """As click does, with the words of the help, for which no command is imported."""
+        """As click does, but with the help lines of _COMMANDS, so that no command is imported."""
         names = [
             CompletionItem(name, help=about)
             for name, about in sorted(_COMMANDS.items())
@@ -166,15 +169,15 @@ def completion(shell: str) -> None:
     zsh:  nodeready completion zsh >"${fpath[1]}/_nodeready"
     fish: nodeready completion fish >~/.config/fish/completions/nodeready.fish
     """
-    maker = get_completion_class(shell)
-    assert maker is not None
-    script = maker(cli, {}, "nodeready", "_NODEREADY_COMPLETE")
-    # bash: click asks bash for its version first, which only an installed bash can answer.
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None
+    script = completion_class(cli, {}, "nodeready", "_NODEREADY_COMPLETE")
+    # Not script.source(): for bash, it runs bash first, which may not be installed here.
     click.echo(script.source_template % script.source_vars())
 
 
 def complain(text: str) -> None:
-    """Print the problems to standard error, a line each."""
+    """Print each line of the text to standard error as a problem."""
     for line in text.split("\n"):
         click.echo(f"nodeready: {sanitise(line)}", err=True)
 
@@ -182,8 +185,8 @@ def complain(text: str) -> None:
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; ends the process with the documented exit code."""
     # Programs are found in the system's directories, never in the current one. `run` starts the
-    # user's program, so it gets the original PATH back.
-    given_path = os.environ.get("PATH")
+    # user's program with the original PATH.
+    original_path = os.environ.get("PATH")
     os.environ["PATH"] = search_path(os.environ.get("PATH", ""))
     _Commands.is_the_command = True
     try:
@@ -191,7 +194,7 @@ def main(arguments: list[str] | None = None) -> Any:
             arguments,
             prog_name="nodeready",
             standalone_mode=False,
-            obj=given_path,
+            obj=original_path,
         )
         sys.exit(status or 0)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -215,7 +218,7 @@ def main(arguments: list[str] | None = None) -> Any:
         complain(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
         sys.exit(exit_code(failed=True))
     except Exception as error:
-        # Imported here: it takes longer than anybody waits for --help.
+        # Imported only here, because the import is slow and --help must be quick.
         from nodeready.transport.base import TransportUnavailable
 
         if not isinstance(error, TransportUnavailable):

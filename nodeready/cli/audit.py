@@ -41,7 +41,10 @@ def audit_document(
     started: str,
     workers: AuditWorkers,
 ) -> Audit:
-    """The audit of these replies. workers: their snapshots are in the workers or the replies"""
+    """The audit of these replies.
+
+    replies: without the snapshots that the workers have
+    """
     from nodeready.subjects.context import FleetContext
     from nodeready.transport.fleet_context import fleet_context
 
@@ -123,7 +126,7 @@ def audit(
       nodeready audit inventories/prod.py --recorded http://prometheus:9090
     """
     options = TargetOptions(**shared)
-    place = recorded_source(recorded, token_file) if recorded else None
+    source = recorded_source(recorded, token_file) if recorded else None
     try:
         selection = select(only, skip)
     except SelectionError as error:
@@ -131,17 +134,19 @@ def audit(
     refuse_unwritable(output)
     screen = options.screen()
     started = utc_now()
-    with contextlib.ExitStack() as after:
-        if place is not None:
+    with contextlib.ExitStack() as exit_stack:
+        if source is not None:
             document, nodes = recorded_audit(
-                inventory, options, place, timeout, selection, part=bool(only or skip)
+                inventory, options, source, timeout, selection, part=bool(only or skip)
             )
         else:
             nodes = select_targets(inventory, options, job=job, tell=screen.note)
             from nodeready.audit.workers import AuditWorkers
 
             # The workers are forked before any connection is made.
-            workers = after.enter_context(AuditWorkers(nodes.policies, find("audit", format).tell))
+            workers = exit_stack.enter_context(
+                AuditWorkers(nodes.policies, find("audit", format).tell)
+            )
             with nodes.transport:
                 subjects = probed_subjects(selection)
                 replies = probe_nodes(nodes, screen, subjects, timeout, read=workers.read)
@@ -155,7 +160,10 @@ def audit(
         code = audit_code(document, fail_on)
         failing = [node.name for node in document.nodes if node.status in FAILING]
         show(
-            *("audit", format, document, screen),
+            "audit",
+            format,
+            document,
+            screen,
             output=output,
             silent=screen.quiet and not failing,
             options=Options(fail_on=fail_on),

@@ -50,7 +50,7 @@ def collector(
 
     @contextmanager
     def audit_nodes(names: list[str]) -> Iterator[Audit]:
-        started, selection = utc_now(), select(subjects=here.SEEN)
+        started, selection = utc_now(), select(subjects=here.LOCAL_SUBJECTS)
         results = converse(
             transport,
             screen,

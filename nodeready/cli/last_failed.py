@@ -23,7 +23,7 @@ def _state_file() -> Path:
 class FailedNode:
     """A node that failed in its last run.
 
-    lost:      it could not be asked, and no command has judged it
+    lost:      it was not reached, and no command has judged it
     inventory: the inventory file of that run; "": the command line listed the nodes
     """
 
@@ -38,7 +38,8 @@ class FailedNode:
         return cls(name, bool(lost), inventory)
 
     def __str__(self) -> str:
-        return "\t".join((self.name, "lost" * self.lost, self.inventory)).rstrip("\t")
+        lost = "lost" if self.lost else ""
+        return "\t".join((self.name, lost, self.inventory)).rstrip("\t")
 
 
 def load_failed() -> list[FailedNode]:
@@ -53,16 +54,18 @@ def load_failed() -> list[FailedNode]:
 def save_failed(
     failed: Iterable[str], reached: Set[str], inventory: str, *, is_whole: bool, lost: bool
 ) -> None:
-    """Update the state file with the result of a run. A full home is not an error.
+    """Update the state file with the result of a run; a write error is ignored.
 
-    The rows of nodes that were not asked stay, whichever inventory they are from, so that a run
-    with --limit or an interrupted run forgets no node. A run over a whole inventory forgets the
-    nodes that have left that inventory.
+    The rows of nodes that were not contacted stay, so that a run with --limit or an interrupted
+    run forgets no node. A run over a whole inventory forgets the nodes that have left that
+    inventory.
 
-    inventory: its file; "": the command line listed the nodes
-    is_whole:  every node of the inventory was asked
-    lost:      the command only collects. It adds the nodes that could not be asked and forgets the
-               earlier ones of that kind; the rows of a command that judges stay
+    failed:    names of the nodes that failed in this run
+    reached:   names of the nodes that answered
+    inventory: the inventory file; "": the command line listed the nodes
+    is_whole:  every node of the inventory was contacted
+    lost:      the command collects and does not judge: ``failed`` are the nodes that it did not
+               reach. It replaces only the rows of lost nodes
     """
     rows = [
         node

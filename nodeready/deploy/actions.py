@@ -1,8 +1,8 @@
 """The actions of an operation on a node, as plain data: they can be shown, compared and run.
 
-An action renders itself to one line of shell that calls nodeready/sh/change.sh, and describes
-itself for the plan. A file write has the old content, for the diff; a file that changed since the
-snapshot is not overwritten.
+Every action renders itself to one line of shell that calls a function of nodeready/sh/change.sh,
+and describes itself for the plan. A file write has the old content, for the diff, and because a
+file that changed since the snapshot is not overwritten.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ class PlanError(Exception):
 
 @lru_cache(maxsize=8)
 def _packed(content: bytes) -> str:
-    """Once per content: a fleet's nodes all get the same py-spy and the same known_hosts."""
+    """The content, compressed, as base64 text.
+
+    Cached, because all nodes of a fleet get the same py-spy and the same known_hosts.
+    """
     return base64.encodebytes(gzip.compress(content, 6, mtime=0)).decode("ascii")
 
 
@@ -60,7 +63,8 @@ class WriteFile:
         arguments = shell.join([self.mode, data, old, *self.validator])
         if not self.user:
             return f"nr_write {shell.quote(self.path)} {arguments}"
-        # The home directory's path comes from the node's user database, not from the snapshot.
+        # The path of the home directory comes from the node's user database when the script runs,
+        # not from the snapshot.
         name = shell.quote(self.path.rpartition("/")[2])
         words = f'nr_write "$NR_HOME"/{name} {arguments}'
         return f"nr_as {shell.quote(self.user)} {shell.quote(words)}"
@@ -86,18 +90,18 @@ class WriteFile:
         return _packed(self.content)
 
 
-#: Maximum product of both numbers of lines: difflib's time grows with it.
-_MOST_COMPARED = 4_000_000
+#: Maximum of (old lines times new lines) for difflib, whose time grows with this product.
+_MAX_LINE_PAIRS = 4_000_000
 
 
 def _diff(old: list[str], new: list[str], old_name: str, new_name: str) -> str:
     """A unified diff, safe to show; of two long files, only the removed and added lines."""
-    if len(old) * len(new) <= _MOST_COMPARED:
+    if len(old) * len(new) <= _MAX_LINE_PAIRS:
         lines = difflib.unified_diff(old, new, old_name, new_name, lineterm="")
         return "\n".join(sanitise(line) for line in lines)
-    before, after = {*old}, {*new}
-    removed = [f"-{line}" for line in old if line not in after]
-    added = [f"+{line}" for line in new if line not in before]
+    old_lines, new_lines = {*old}, {*new}
+    removed = [f"-{line}" for line in old if line not in new_lines]
+    added = [f"+{line}" for line in new if line not in old_lines]
     head = (f"--- {old_name}", f"+++ {new_name}", f"@@ {len(old)} lines, then {len(new)} @@")
     return "\n".join(sanitise(line) for line in (*head, *removed, *added))
 
@@ -141,7 +145,7 @@ class MakeDirectory(_WithoutDiff):
 
 @dataclass(frozen=True)
 class RunCommand(_WithoutDiff):
-    """A command. ``purpose`` names it when it fails; "": the command itself does."""
+    """A command. ``purpose`` names it in an error; "": the error has the command itself."""
 
     argv: tuple[str, ...]
     purpose: str = ""
@@ -155,9 +159,9 @@ class RunCommand(_WithoutDiff):
 
 @dataclass(frozen=True)
 class Script(_WithoutDiff):
-    """A fixed shell text of our own (a file of nodeready/sh) with arguments.
+    """A shell library (a file of nodeready/sh) and a call of one of its functions.
 
-    For what one command cannot say, such as a package manager with its lock and index.
+    For a change that takes more than one command, such as the installation of a package.
     """
 
     library: str
@@ -196,7 +200,7 @@ class StepChange:
         lock = shell.join(["nr_lock", run, holder, str(wait_s)])
         body = "\n".join(action.sh() for action in self.actions)
         if any(isinstance(action, WriteFile) and action.user for action in self.actions):
-            # The library once more, as text, for the shell that runs as the user.
+            # The shell that runs as the user reads the library from this variable.
             lib += f"NR_LIB={shell.quote(lib)}\n{shell.library('as_user')}"
             body += "\nnr_as_done"
         return f"{lib}{lock}\n{body}\n"

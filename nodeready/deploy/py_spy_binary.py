@@ -1,8 +1,8 @@
 """The static py-spy binary that goes to the nodes: where the control machine gets it from.
 
-Nodes need no internet. In this order: the directory of $NODEREADY_PY_SPY_DIR (wheels as pip
-downloads them), the py-spy of this environment, our cache, and pip. py-spy's manylinux wheels
-hold one statically linked program per machine.
+Nodes need no internet. The sources, in this order: the directory of $NODEREADY_PY_SPY_DIR (wheels
+as pip downloads them), the py-spy of this environment, nodeready's cache, and pip. py-spy's
+manylinux wheels hold one statically linked program per machine.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _MACHINES = {
     "x86_64": (62, ("manylinux_2_17_x86_64", "manylinux_2_5_x86_64", "manylinux1_x86_64")),
     "aarch64": (183, ("manylinux_2_17_aarch64", "manylinux2014_aarch64")),
 }
-#: Seconds for pip: three megabytes over a slow proxy, and not the whole deploy.
+#: Seconds for pip to download three megabytes over a slow proxy.
 _PIP_TIMEOUT_S = 120
-_INTERPRETER = 3  # PT_INTERP: the program wants a dynamic loader, and this node's libc
+_INTERPRETER = 3  # PT_INTERP: the program needs a dynamic loader and the node's libc
 
 _lock = threading.Lock()
 _binaries: dict[tuple[str, str], bytes | str] = {}
@@ -88,8 +88,8 @@ def binary_problem(content: bytes, version: str, machine: str) -> str:
         (number,) = struct.unpack_from("<H", content, 18)
         (start,) = struct.unpack_from("<Q", content, 32)
         size, count = struct.unpack_from("<HH", content, 54)
-        places = range(start, start + count * size, size)
-        kinds = [struct.unpack_from("<I", content, at)[0] for at in places]
+        offsets = range(start, start + count * size, size)
+        kinds = [struct.unpack_from("<I", content, offset)[0] for offset in offsets]
     except (struct.error, ValueError, OverflowError):
         return "a damaged program"
     if number != _MACHINES[machine][0]:
@@ -105,14 +105,17 @@ def _read(path: Path) -> bytes | None:
 
 
 def _distrust_reason(path: Path, version: str, machine: str) -> str:
-    """Why root hands no program from here to the nodes; "": root does, or its sha256 is known."""
+    """Why a program of this path must not go to the nodes; "" if it may.
+
+    A path that only root can write may, and any path if the program's sha256 is known.
+    """
     if (version, machine) in DIGESTS:
         return ""
     return trust.distrust(path, remedy=trust.SET_VARIABLE)
 
 
 def _from_cache(path: Path, version: str, machine: str) -> bytes | None:
-    """What the cache has, unless others than root could have put it there."""
+    """The cached program; None if missing, or if a user other than root may have written it."""
     return None if _distrust_reason(path, version, machine) else _read(path)
 
 
@@ -156,7 +159,10 @@ def _from_wheel(wheel: Path, version: str) -> bytes:
 
 
 def _from_directory(directory: Path, version: str, machine: str) -> bytes:
-    """From a site's own directory of wheels. Raises PySpyError: nothing else is tried then."""
+    """The program from a site's own directory of wheels.
+
+    Raises PySpyError; the other sources are not tried then.
+    """
     wheels = sorted(directory.glob(f"py_spy-{version}-*manylinux*_{machine}.whl"))
     if not wheels:
         raise PySpyError(
@@ -196,8 +202,8 @@ exit $status
 
 @contextlib.contextmanager
 def _private_directory() -> Iterator[tuple[str, int]]:
-    """A directory, and the end of a pipe that tells `_WATCHED` when we are gone."""
-    # What `_WATCHED` could not remove, because it was killed, too, goes with the next one.
+    """A directory, and the read end of a pipe that closes when this process ends (`_WATCHED`)."""
+    # Also removes the directory of an earlier run whose `_WATCHED` was killed.
     directory, lock = private_directory("nodeready-py-spy-")
     read, write = os.pipe()
     try:
@@ -217,13 +223,13 @@ def _download(version: str, machine: str) -> bytes:
         # The owner of a directory can replace its files.
         raise PySpyError(f"py-spy {version}: {distrust}")
     with _private_directory() as (directory, alive):
-        # -I and the directory: nothing is imported from where our user happens to be, or from what
-        # PYTHONPATH adds. pip's own settings (PIP_…, pip.conf) stay.
+        # -I and cwd: nothing is imported from the user's current directory or from PYTHONPATH.
+        # pip's own settings (PIP_…, pip.conf) stay.
         argv = [sys.executable, "-I", "-m", "pip", "download", "--quiet", "--no-deps"]
         argv += ["--disable-pip-version-check", "--no-input", "--only-binary=:all:", *platforms]
         argv += ["--dest", directory, f"py-spy=={version}"]
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 ["sh", "-c", _WATCHED, "sh", directory, *argv],
                 cwd=directory,
                 stdin=alive,
@@ -238,8 +244,8 @@ def _download(version: str, machine: str) -> bytes:
         except subprocess.TimeoutExpired:
             raise PySpyError(f"py-spy {version}: pip took too long; {help_text}") from None
         wheels = sorted(Path(directory).glob("*.whl"))
-        if done.returncode or not wheels:
-            raise PySpyError(f"py-spy {version}: {_pip_reason(done.stderr)}; {help_text}")
+        if process.returncode or not wheels:
+            raise PySpyError(f"py-spy {version}: {_pip_reason(process.stderr)}; {help_text}")
         content = _from_wheel(wheels[0], version)
     reason = binary_problem(content, version, machine)
     if reason:
@@ -248,7 +254,7 @@ def _download(version: str, machine: str) -> bytes:
 
 
 def _pip_reason(stderr: str) -> str:
-    """pip's own last word: the last ERROR line, or the last line."""
+    """The last ERROR line of pip, or its last line."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")]
     return re.sub(r"^ERROR: ", "", (errors or lines or ["pip failed"])[-1])

@@ -1,8 +1,8 @@
-"""A step: an operation that asks its checks, and yields actions when one of them fails.
+"""A step: an operation that yields actions when one of its checks fails.
 
 A step is written as a generator of actions. ``@step`` turns it into a pyinfra operation (for
-``pyinfra INVENTORY deploy.py``) that also has ``plan`` (for ``nodeready deploy``). Both decide in
-one place: a step acts exactly when one of its checks fails and is ours to repair.
+``pyinfra INVENTORY deploy.py``) that also has ``plan`` (for ``nodeready deploy``). ``plan``
+decides for both: a step acts exactly when one of its checks fails and nodeready may repair it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ MakeActions = Callable[..., Iterator[Action]]
 class DeployStep:
     """One operation: a callable for deploy.py, with the plan that ``nodeready deploy`` runs.
 
-    name:      ``subject.noun``
-    fixes:     ids of the checks that it makes pass
-    touches:   the subjects that it makes stale
-    timeout_s: limit of the whole change on the node
-    needs_fleet: its function has the fleet as third argument
+    name:         ``subject.noun``
+    fixes:        ids of the checks that it makes pass
+    make_actions: the generator function that ``@step`` decorates
+    touches:      the subjects that it makes stale
+    timeout_s:    limit of the whole change on the node
+    needs_fleet:  ``make_actions`` has the fleet as third argument
+    operation:    the pyinfra operation
     """
 
     name: str
@@ -45,7 +47,7 @@ class DeployStep:
     touches: tuple[str, ...]
     timeout_s: int
     needs_fleet: bool
-    operation: Any = None
+    operation: Any
 
     @property
     def subject(self) -> str:
@@ -73,7 +75,7 @@ class DeployStep:
     ) -> StepChange | None:
         """The change that this step would make to a node; None: no change.
 
-        results: of judging the snapshot; None: they are made here
+        results: of judging the snapshot; None: the snapshot is judged here
 
         A subject that could not be observed is not changed.
         """
@@ -96,9 +98,10 @@ class DeployStep:
 def step(
     touches: Iterable[str] = (), timeout_s: int = 60, *, needs_fleet: bool = False
 ) -> Callable[[MakeActions], DeployStep]:
-    """Make a DeployStep of a generator of actions; its name is ``module.function``.
+    """A decorator that makes a DeployStep of a generator function of actions.
 
-    It fixes the checks of its subject that name it. Raises ValueError when none does.
+    The step's name is ``module.function``. It fixes the checks of its subject that have this name
+    as ``fixed_by``. Raises ValueError if no check has.
     """
 
     def wrap(make_actions: MakeActions) -> DeployStep:
@@ -107,18 +110,13 @@ def step(
         fixes = tuple(check.id for check in SUBJECTS[subject].checks if check.fixed_by == name)
         if not fixes:
             raise ValueError(f"no check of {subject} is fixed by {name}")
-        deploy_step = DeployStep(
-            name, fixes, make_actions, (subject, *touches), timeout_s, needs_fleet
-        )
 
         def run() -> Generator[StringCommand, None, None]:
             node = pyinfra.judged(host)
             assert node.snapshot is not None
-            subject = node.snapshot[deploy_step.subject]
-            if isinstance(subject, Unknown):
-                yield pyinfra.refuse(
-                    f"{deploy_step.subject} could not be observed: {subject.reason}"
-                )
+            observation = node.snapshot[subject]
+            if isinstance(observation, Unknown):
+                yield pyinfra.refuse(f"{subject} could not be observed: {observation.reason}")
                 return
             try:
                 change = deploy_step.plan(node.snapshot, node.policy, node.fleet, node.results)
@@ -133,7 +131,10 @@ def step(
 
         run.__name__, run.__module__ = make_actions.__name__, make_actions.__module__
         run.__doc__ = make_actions.__doc__
-        object.__setattr__(deploy_step, "operation", operation()(run))
+        deploy_step = DeployStep(
+            *(name, fixes, make_actions, (subject, *touches), timeout_s, needs_fleet),
+            operation=operation()(run),
+        )
         return deploy_step
 
     return wrap

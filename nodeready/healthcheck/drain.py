@@ -1,7 +1,7 @@
 """Drain this node in Slurm when it is not ready, and undrain it after a drain by nodeready.
 
-The decision is pure; only `settle` calls `scontrol`. The prolog of a ready node uses none of this:
-a job of a thousand nodes would ask slurmctld a thousand times.
+`decide` is pure; only `settle` calls `scontrol`. The prolog of a node that is ready does not call
+`scontrol`, because a job of a thousand nodes would call slurmctld a thousand times.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from nodeready.text import sanitise, utc_now
 if TYPE_CHECKING:
     from nodeready.audit.verdict import NodeVerdict
 
-#: The first word of nodeready's reasons. A drain with another reason is never changed or undone.
+#: The first word of nodeready's reasons. A drain with another reason is never changed or ended.
 PREFIX = "nodeready:"
-#: Characters of a reason: sinfo -R and mails show it in one line.
+#: Maximum characters of a reason: sinfo -R and mails show it in one line.
 _REASON_LENGTH = 200
 #: Seconds for one answer of slurmctld; Slurm's own MessageTimeout is 10 by default.
 SCONTROL_S = 5.0
-#: The beginnings of states in which Slurm itself gives a node no jobs.
-_WITHOUT_JOBS = ("DOWN", "FAIL", "FUTURE", "POWER", "REBOOT", "UNKNOWN")
+#: The beginnings of states in which a node gets no jobs already, for another reason.
+_NO_JOBS_STATES = ("DOWN", "FAIL", "FUTURE", "POWER", "REBOOT", "UNKNOWN")
 
 
 class DrainError(Exception):
@@ -43,13 +43,13 @@ class DrainError(Exception):
 
 @dataclass(frozen=True)
 class SlurmNode:
-    """A node as Slurm shows it: the words of its state (IDLE, DRAIN) and the reason, or ""."""
+    """A node in Slurm: the words of its state (IDLE, DRAIN) and the reason, or ""."""
 
     states: tuple[str, ...]
     reason: str
 
     @property
-    def drained(self) -> bool:
+    def is_drained(self) -> bool:
         return any(state.startswith("DRAIN") for state in self.states)
 
     @property
@@ -83,20 +83,21 @@ def _about(reason: str) -> tuple[str, ...]:
 
 
 def decide(node: SlurmNode, reason: str) -> tuple[str, ...]:
-    """The words of ``scontrol update`` for the node; () for no update.
+    """The words of the ``scontrol update`` that the node needs; (): none.
 
     reason: why the node is not ready; "": it is ready
-    ``undrain`` clears the drain alone, where ``resume`` would also raise a node that is down.
+
+    ``undrain`` clears only the drain; ``resume`` would also return a node that is down.
     """
-    if node.drained and not node.is_ours:
+    if node.is_drained and not node.is_ours:
         return ()
     if not reason:
-        return ("state=undrain",) if node.drained else ()
-    if node.drained:
+        return ("state=undrain",) if node.is_drained else ()
+    if node.is_drained:
         # The text behind the check may hold a number that changes with every audit.
         same = _about(node.reason) == _about(reason)
         return () if same else (f"reason={reason}",)
-    if any(state.startswith(_WITHOUT_JOBS) for state in node.states):
+    if any(state.startswith(_NO_JOBS_STATES) for state in node.states):
         return ()
     return ("state=drain", f"reason={reason}")
 
@@ -110,32 +111,36 @@ def name_of(environment: Mapping[str, str], hostname: str) -> str:
 
 
 def settle(
-    reasons: Sequence[str], go: bool, until: float, before: Callable[[], object] = lambda: None
+    reasons: Sequence[str],
+    go: bool,
+    deadline: float,
+    before_drain: Callable[[], object] = lambda: None,
 ) -> str:
     """Drain or undrain the node in Slurm. Returns the change as a line for the log, or "".
 
-    reasons: why the node is not ready
-    until: time.monotonic() at which slurmctld must have answered
-    before: called before the node is drained; not for a drain that is there already
+    reasons:      why the node is not ready
+    deadline:     time.monotonic() at which slurmctld must have answered
+    before_drain: called before the node is drained; not if it is drained already
+
     Raises DrainError.
     """
     name = name_of(os.environ, os.uname().nodename)
-    node = parse(_scontrol(["show", "node", name], until))
+    node = parse(_scontrol(["show", "node", name], deadline))
     words = decide(node, "" if go else reason_of(reasons))
     if words:
         if "state=drain" in words:
-            before()
-        _scontrol(["update", f"nodename={name}", *words], until)
+            before_drain()
+        _scontrol(["update", f"nodename={name}", *words], deadline)
     return " ".join((name, *words)) if words else ""
 
 
-def _scontrol(words: list[str], until: float) -> str:
-    """What scontrol printed. Raises DrainError."""
-    remaining_s = min(SCONTROL_S, until - time.monotonic())
+def _scontrol(words: list[str], deadline: float) -> str:
+    """Run scontrol; returns its output. Raises DrainError."""
+    remaining_s = min(SCONTROL_S, deadline - time.monotonic())
     if remaining_s <= 0:
         raise DrainError(f"no time left for scontrol {words[0]}")
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["scontrol", *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -148,28 +153,30 @@ def _scontrol(words: list[str], until: float) -> str:
         raise DrainError(f"scontrol {words[0]} gave no answer in {remaining_s:.0f} s") from None
     except OSError as error:
         raise DrainError(f"scontrol: {error.strerror}") from None
-    output, errors = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
-    if done.returncode:
-        reason = _line(errors) or _line(output) or f"status {done.returncode}"
+    output, errors = (text.decode("utf-8", "replace") for text in (process.stdout, process.stderr))
+    if process.returncode:
+        reason = _line(errors) or _line(output) or f"status {process.returncode}"
         raise DrainError(f"scontrol {words[0]}: {reason}")
     return output
 
 
 def _line(text: str) -> str:
-    """The first line with text, safe to show."""
+    """The first line that is not empty, safe to show."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return sanitise(lines[0], 160) if lines else ""
 
 
-def tell(verdict: NodeVerdict, until: float, before: Callable[[], object] = lambda: None) -> str:
-    """Drain or undrain this node in Slurm by the verdict, and write it to the node's log.
+def update_slurm(
+    verdict: NodeVerdict, deadline: float, before_drain: Callable[[], object] = lambda: None
+) -> str:
+    """Drain or undrain this node by the verdict, and log the change on the node.
 
-    until:  time.monotonic() at which Slurm must have answered
-    before: as for `settle`
+    deadline, before_drain: as for `settle`
+
     Returns the error of scontrol, or "".
     """
     try:
-        update = settle(verdict.reasons, verdict.go, until, before)
+        update = settle(verdict.reasons, verdict.go, deadline, before_drain)
     except DrainError as error:
         syslog.syslog(syslog.LOG_WARNING, f"nodeready: {error}")
         return str(error)
@@ -182,45 +189,45 @@ if TYPE_CHECKING:
     from nodeready.subjects.result import Result
 
 SCHEMA = "nodeready.node-incident/1"
-#: Where they are kept: a directory each, named by its moment, so that the oldest sorts first.
-PLACE = "/var/lib/nodeready/incidents"
-#: How many are kept.
-MOST = 5
-#: Seconds for all of it, and of these for the stacks.
+#: The incidents of this node. Each is a directory named by its time, so the oldest sorts first.
+INCIDENTS = "/var/lib/nodeready/incidents"
+#: Incidents that are kept.
+MAX_INCIDENTS = 5
+#: Seconds to keep an incident, and the part of them for the stacks.
 LIMIT_S, STACKS_S = 8, 5
-#: Bytes of the trace, and lines and bytes of the kernel's log.
+#: Maximum bytes of the trace, and maximum lines and bytes of the kernel's log.
 _TRACE_BYTES, _KERNEL_LINES, _KERNEL_BYTES = 4 << 20, 200, 256 << 10
 #: Bytes of one record of /dev/kmsg (Linux: PRINTK_MESSAGE_MAX and its prefix).
 _RECORD_BYTES = 8192
 
 
 def keep_evidence(reasons: Sequence[str], results: Iterable[Result]) -> None:
-    """Start to keep an incident in a fork, which nothing waits for; returns at once.
+    """Start to keep an incident in a fork; returns at once, and nothing waits for the fork.
 
     reasons: why the node is drained
-    results: of the look
+    results: of the audit
     """
     from nodeready.node.runtime import ForkedWorker
 
     def work(send: object) -> None:
         os.setsid()
         os.nice(19)
-        keep(reasons, results, Path(PLACE))
+        write_incident(reasons, results, Path(INCIDENTS))
 
     with contextlib.suppress(OSError):
         ForkedWorker(work, LIMIT_S)
 
 
-def keep(reasons: Sequence[str], results: Iterable[Result], place: Path) -> Path:
-    """Keep an incident in a new directory below ``place``, and no more than `MOST`.
+def write_incident(reasons: Sequence[str], results: Iterable[Result], incidents: Path) -> Path:
+    """Write an incident in a new directory below ``incidents``; remove all but `MAX_INCIDENTS`.
 
     Returns the directory. Raises OSError.
     """
     from nodeready.files import make_directory, write_atomically
 
-    make_directory(place, 0o700)
-    _refuse_others(place)
-    path = place / f"{utc_now().replace(':', '').replace('-', '')}-{os.getpid()}"
+    make_directory(incidents, 0o700)
+    _refuse_others(incidents)
+    path = incidents / f"{utc_now().replace(':', '').replace('-', '')}-{os.getpid()}"
     make_directory(path, 0o700)
     failing = [
         {
@@ -237,22 +244,23 @@ def keep(reasons: Sequence[str], results: Iterable[Result], place: Path) -> Path
         "reasons": list(reasons),
         "results": failing,
     }
-    # First what is there already; the stacks take seconds.
+    # The stacks are last, because they take seconds.
     text = json.dumps(redacted(data), indent=1)
     write_atomically(path / "incident.json", [text, "\n"], 0o600)
     write_atomically(path / "kernel.txt", (f"{row}\n" for row in _kernel()), 0o600)
-    for old in sorted(entry for entry in place.iterdir() if entry.is_dir())[:-MOST]:
-        shutil.rmtree(old, ignore_errors=True)
+    kept = sorted(entry for entry in incidents.iterdir() if entry.is_dir())
+    for incident in kept[:-MAX_INCIDENTS]:
+        shutil.rmtree(incident, ignore_errors=True)
     name, trace_text = _trace()
     write_atomically(path / name, trace_text, 0o600)
     return path
 
 
-def _refuse_others(place: Path) -> None:
-    """Raises OSError where another user could have created the files to remove."""
-    status = os.lstat(place)
+def _refuse_others(directory: Path) -> None:
+    """Raises OSError if another user may have created files in the directory."""
+    status = os.lstat(directory)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022 or not stat.S_ISDIR(status.st_mode):
-        raise PermissionError(1, "is not this user's alone", str(place))
+        raise PermissionError(1, "is not this user's alone", str(directory))
 
 
 def _kernel() -> list[str]:
@@ -263,9 +271,9 @@ def _kernel() -> list[str]:
     except OSError as problem:
         return [f"the kernel's log cannot be read: {problem.strerror}"]
     try:
-        until = time.monotonic() + 1
+        deadline = time.monotonic() + 1
         with contextlib.suppress(BlockingIOError):
-            while time.monotonic() < until:
+            while time.monotonic() < deadline:
                 try:
                     record = os.read(number, _RECORD_BYTES)
                 except BrokenPipeError:
@@ -299,7 +307,7 @@ def _record(text: str) -> str:
 
 
 def _trace() -> tuple[str, Iterator[str]]:
-    """The file of the stacks of the ranks on this node, and what is in it."""
+    """The name and the content of the file with the stacks of the ranks on this node."""
     from nodeready.node.stacks import program
     from nodeready.subjects.base import ProbeError
     from nodeready.transport.base import Conversation, Key, collect, new_nonce, once, request

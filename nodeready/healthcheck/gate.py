@@ -1,7 +1,7 @@
 """`record`, `prolog` and `healthcheck`: the verdict about this node, kept between audits.
 
-The timer's `record` keeps a verdict, a job's `prolog` asks for it, and Slurm's `healthcheck`
-drains or undrains the node by it.
+The timer runs `record`, which writes a verdict. A job's `prolog` reads it. Slurm's `healthcheck`
+writes a verdict, too, and drains or undrains the node by it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 #: When this process began to work, by time.monotonic(): the prolog's budget counts from here.
 BEGAN = time.monotonic()
 
-# --- The verdict and its file, which a boot removes: a prolog has no time for a whole audit.
+# --- The verdict and its file, because a prolog has no time for a whole audit. A boot removes it.
 
 PATH = "/run/nodeready/verdict.json"
 
 
-def believed(
+def valid_verdict(
     verdict: NodeVerdict | None,
     *,
     now_s: float,
@@ -39,9 +39,9 @@ def believed(
     policy_digest: str,
     max_age_s: float,
 ) -> NodeVerdict | None:
-    """The verdict, if it is of this boot, by this policy and not too old; else None.
+    """The verdict if it is of this boot, by this policy, and not too old; else None.
 
-    A verdict from the future has an unknown age, because the clock was set: None.
+    None, too, for a verdict from the future: the clock was set, so the verdict's age is unknown.
     """
     if verdict is None or not boot_id or verdict.boot_id != boot_id:
         return None
@@ -60,7 +60,7 @@ def boot_id() -> str:
 
 
 def read(policy_digest: str, max_age_s: float, path: str = PATH) -> NodeVerdict | None:
-    """The verdict in the file, see `believed`; else None. Never raises, never waits.
+    """The verdict in the file if it is valid, else None. Never raises, never waits.
 
     Only root may have written the file, because the verdict decides which node gets a job.
     """
@@ -75,7 +75,7 @@ def read(policy_digest: str, max_age_s: float, path: str = PATH) -> NodeVerdict 
             os.close(directory)
     except OSError:
         return None
-    return believed(
+    return valid_verdict(
         parse(text),
         now_s=time.time(),
         boot_id=boot_id(),
@@ -85,7 +85,7 @@ def read(policy_digest: str, max_age_s: float, path: str = PATH) -> NodeVerdict 
 
 
 def write(verdict: NodeVerdict, path: str = PATH) -> None:
-    """Replace the kept verdict in one step. Raises OSError."""
+    """Replace the verdict in the file, atomically. Raises OSError."""
     from pathlib import Path
 
     from nodeready.files import make_directory, write_atomically
@@ -101,25 +101,21 @@ def write(verdict: NodeVerdict, path: str = PATH) -> None:
 _LENGTH = 1000
 #: Seconds of the prolog's budget that are for scontrol, at most a fourth of the budget.
 _SLURM_S = 2.5
-#: Seconds that scontrol may take beyond the budget; slurm-prolog ends this program 2 s after it.
+#: Seconds that scontrol may take beyond the budget; slurm-prolog ends this program 2 s after the
+#: budget.
 _LATE_S = 1.0
-
-
-def arguments(parser: ArgumentParser) -> None:
-    """The three commands have no options."""
 
 
 def verdict_line(go: bool, reasons: Iterable[str]) -> str:
     """A verdict on one line."""
-
     return "nodeready: go" if go else sanitise(f"nodeready: no-go: {'; '.join(reasons)}", _LENGTH)
 
 
-def judged(audit: Audit, policy: Policy) -> NodeVerdict:
+def node_verdict(audit: Audit, policy: Policy) -> NodeVerdict:
     """The verdict of an audit of this machine."""
     from nodeready import __version__
     from nodeready.audit.document import go, reasons
-    from nodeready.audit.verdict import listed_fields as rows
+    from nodeready.audit.verdict import listed_fields
 
     (node,) = audit.nodes
     return NodeVerdict(
@@ -130,19 +126,19 @@ def judged(audit: Audit, policy: Policy) -> NodeVerdict:
         tuple(reasons(node.results)),
         node=node.name,
         version=__version__,
-        **rows(node.results),
+        **listed_fields(node.results),
     )
 
 
-def keep(audit: Audit, policy: Policy) -> tuple[NodeVerdict, list[str]]:
-    """Keep the verdict and the metrics of an audit.
+def write_files(audit: Audit, policy: Policy) -> tuple[NodeVerdict, list[str]]:
+    """Write the files of the verdict and of the metrics of an audit.
 
     Returns the verdict, and a line for each file that could not be written.
     """
     from nodeready.healthcheck.here import rendered
     from nodeready.healthcheck.here import write as write_report
 
-    verdict, problems = judged(audit, policy), []
+    verdict, problems = node_verdict(audit, policy), []
     try:
         write(verdict)
     except OSError as error:
@@ -157,9 +153,9 @@ def keep(audit: Audit, policy: Policy) -> tuple[NodeVerdict, list[str]]:
 
 
 def share(verdict: NodeVerdict, policy: Policy) -> list[str]:
-    """Write the verdict into the nodes' shared directory. Returns a line for an error.
+    """Write the timer's verdict into the directory that all nodes share.
 
-    This is the last step, because the directory's server may be down.
+    Called last, because the directory's server may hang. Returns a line per problem.
     """
     directory = policy.gate_directory
     if not directory:
@@ -184,8 +180,8 @@ def record(policy: Policy, arguments: Namespace) -> int:
     from nodeready.healthcheck import here
     from nodeready.subjects.registry import select
 
-    audit = here.audit(policy, select(subjects=here.SEEN))
-    verdict, problems = keep(audit, policy)
+    audit = here.audit(policy, select(subjects=here.LOCAL_SUBJECTS))
+    verdict, problems = write_files(audit, policy)
     print(verdict_line(verdict.go, verdict.reasons))
     problems += share(verdict, policy)
     for problem in problems:
@@ -196,8 +192,8 @@ def record(policy: Policy, arguments: Namespace) -> int:
 def prolog(policy: Policy, arguments: Namespace) -> int:
     """`prolog`: the kept verdict, else an audit within the budget. Returns 0 for go, 3 for no-go.
 
-    A kept no-go is audited again: the node may have been repaired since, and a failed prolog costs
-    more than an audit.
+    A kept no-go is not used: the node may have been repaired since, and a failed prolog costs a
+    job more than an audit.
     """
     verdict, audit = read(digest([policy]), policy.gate_max_age_s), None
     if verdict is None or not verdict.go:
@@ -207,47 +203,48 @@ def prolog(policy: Policy, arguments: Namespace) -> int:
         remaining_s = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
         # Reserved for Slurm, in case the audit uses all of its time.
         slurm_s = min(_SLURM_S, remaining_s / 4) if policy.gate_drain else 0.0
-        audit = here.audit(policy, select(subjects=here.SEEN), remaining_s - slurm_s)
-        verdict = judged(audit, policy)
+        audit = here.audit(policy, select(subjects=here.LOCAL_SUBJECTS), remaining_s - slurm_s)
+        verdict = node_verdict(audit, policy)
     if policy.gate_drain and audit is not None and not verdict.go:
-        from nodeready.healthcheck.drain import tell
+        from nodeready.healthcheck.drain import update_slurm
 
-        # Slurm itself drains a node whose prolog fails, and keeps the first reason: nodeready's
-        # names the check. A ready node calls no scontrol: a large job would ask slurmctld once per
-        # node.
-        before = _evidence(verdict, audit)
-        problem = tell(verdict, BEGAN + policy.gate_budget_s + _LATE_S, before)
+        # Slurm itself drains a node whose prolog fails, but keeps the first reason: this one names
+        # the failed check. A node that is ready does not call slurmctld, because a large job would
+        # call it once for every node.
+        before_drain = _evidence_keeper(verdict, audit)
+        problem = update_slurm(verdict, BEGAN + policy.gate_budget_s + _LATE_S, before_drain)
         if problem:
             print(f"nodeready: {problem}", file=sys.stderr)
     print(verdict_line(verdict.go, verdict.reasons))
     return exit_codes.exit_code(check=not verdict.go)
 
 
-def _evidence(verdict: NodeVerdict, audit: Audit) -> Callable[[], None]:
-    """A function that keeps the evidence of this node, for the moment before its drain."""
+def _evidence_keeper(verdict: NodeVerdict, audit: Audit) -> Callable[[], None]:
+    """A function that starts to keep the evidence of this node, to call before a drain."""
 
-    def begin() -> None:
+    def start_keeping() -> None:
         # A failure here must not keep the node from being drained.
         with contextlib.suppress(Exception):
             from nodeready.healthcheck.drain import keep_evidence
 
             keep_evidence(verdict.reasons, audit.nodes[0].results)
 
-    return begin
+    return start_keeping
 
 
 def healthcheck(policy: Policy, arguments: Namespace) -> int:
-    """`healthcheck`: `record`, and tell Slurm. Returns the exit code, 1 when a part failed."""
+    """`healthcheck`: `record`, and drain or undrain the node in Slurm. Returns the exit code."""
     from nodeready.healthcheck import here
-    from nodeready.healthcheck.drain import SCONTROL_S, tell
+    from nodeready.healthcheck.drain import SCONTROL_S, update_slurm
     from nodeready.subjects.registry import select
 
     remaining_s = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
-    audit = here.audit(policy, select(subjects=here.SEEN), remaining_s)
-    verdict, problems = keep(audit, policy)
+    audit = here.audit(policy, select(subjects=here.LOCAL_SUBJECTS), remaining_s)
+    verdict, problems = write_files(audit, policy)
     if policy.gate_drain:
-        # Slurm ends a health check after 60 s; asking and telling slurmctld may take 10 of them.
-        problem = tell(verdict, time.monotonic() + 2 * SCONTROL_S, _evidence(verdict, audit))
+        # Slurm ends a health check after 60 s. The two calls of scontrol may take 10 s of them.
+        deadline = time.monotonic() + 2 * SCONTROL_S
+        problem = update_slurm(verdict, deadline, _evidence_keeper(verdict, audit))
         problems += [problem] if problem else []
     print(verdict_line(verdict.go, verdict.reasons))
     for problem in problems:

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from nodeready.transport.base import Request
 
 #: The subjects that a node observes of itself.
-SEEN = tuple(name for name in LOOKED_AT if SUBJECTS[name].judged_on_node)
+LOCAL_SUBJECTS = tuple(name for name in LOOKED_AT if SUBJECTS[name].judged_on_node)
 #: Seconds for an audit without `--timeout`.
 LIMIT_S = 60
 #: Seconds at the end of a limit for checks and reports, at most a fourth of the limit.
 _RESERVE_S = 1.0
-#: Seconds between the end of a section's limit and of the snapshot's. Without a network one second
-#: is enough; each further second makes a busy node look like a broken one.
+#: Seconds between the limit of a section and that of the snapshot. No network delays the answer,
+#: so one second is enough; each further second would take time from the probes of a busy node.
 _MARGIN_S = 1
 
 
@@ -60,21 +60,22 @@ def ready(policy: Policy, selection: CheckSelection, budget_s: int, proofs: bool
 
 
 def _judged(policy: Policy, selection: CheckSelection, limit_s: float, proofs: bool) -> Audit:
-    started, began = utc_now(), time.monotonic()
+    started, started_s = utc_now(), time.monotonic()
     time_s = limit_s - min(_RESERVE_S, limit_s / 4)
-    subjects = [name for name in selection.subjects if name in SEEN]
+    subjects = [name for name in selection.subjects if name in LOCAL_SUBJECTS]
     transport = Local()
     (name,) = transport.nodes
-    # The script has the shorter limit: it ends slow sections while the answer is awaited.
+    # The script gets a shorter limit than its request, so that it can end a slow probe and still
+    # answer.
     question = snapshot_question(name, policy, subjects, max(1, int(time_s)), _MARGIN_S)
     conversations: dict[Key, Conversation[Answer]] = {
         "snapshot": once(replace(question.request, limit_s=question.request.limit_s + 1))
     }
     config = None
     if proofs and "proof" in selection.subjects:
-        config = _config(policy, time_s, transport.tag)
-        conversations["proofs"] = once(_proofs(name, config))
-    answers = collect(transport, conversations, deadline=began + time_s)
+        config = _proof_config(policy, time_s, transport.tag)
+        conversations["proofs"] = once(_proof_request(name, config))
+    answers = collect(transport, conversations, deadline=started_s + time_s)
     if transport.interrupted:
         raise KeyboardInterrupt
     answer = answers["snapshot"]
@@ -85,18 +86,18 @@ def _judged(policy: Policy, selection: CheckSelection, limit_s: float, proofs: b
     if config is not None:
         from nodeready.subjects.proof.facts import read
 
-        proved = read(answers["proofs"].stdout, config)
-        snapshot = replace(snapshot, subjects={**snapshot.subjects, "proof": proved})
+        proof = read(answers["proofs"].stdout, config)
+        snapshot = replace(snapshot, subjects={**snapshot.subjects, "proof": proof})
     report = NodeReport.of(
         name,
         selection.of(judge_alone(snapshot, policy)),
         snapshot=snapshot,
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - started_s,
     )
     return Audit(started, utc_now(), digest([policy]), (report,))
 
 
-def _config(policy: Policy, limit_s: float, tag: str) -> ProofConfig:
+def _proof_config(policy: Policy, limit_s: float, tag: str) -> ProofConfig:
     from nodeready.subjects.debug_tools.facts import PY_SPY
     from nodeready.subjects.proof.facts import SESSION, ProofConfig
 
@@ -111,7 +112,7 @@ def _config(policy: Policy, limit_s: float, tag: str) -> ProofConfig:
     )
 
 
-def _proofs(name: str, config: ProofConfig) -> Request:
+def _proof_request(name: str, config: ProofConfig) -> Request:
     from nodeready.transport.base import request
 
     return request(name, "nodeready.node.proofs.program", config)
@@ -123,10 +124,11 @@ _CHECK = "ssh_client.known_hosts"
 
 
 def judge_alone(snapshot: Snapshot, policy: Policy) -> list[Result]:
-    """The results of the whole snapshot, without the fleet.
+    """The results of all subjects in the snapshot, without the other nodes.
 
-    Only an audit of the fleet can judge the block of host keys. Here the block must exist; ssh's
-    options are judged as in every audit.
+    Only an audit of the fleet can compare the block of host keys in known_hosts with the keys of
+    the nodes. So `ssh_client.known_hosts` fails here only if the block is missing; otherwise it
+    does not apply.
     """
     observed = snapshot.subjects.get("ssh_client")
     if policy.ssh_client_mode != "known_hosts" or not isinstance(observed, SshClient):
@@ -136,8 +138,10 @@ def judge_alone(snapshot: Snapshot, policy: Policy) -> list[Result]:
 
         own_lines = fleet_lines({os.uname().nodename: snapshot}, policy.ssh_known_hosts)
         return judge(snapshot, policy, FleetFacts(known_hosts=own_lines))
-    held = observed.known_hosts.lines or ("# a block that did not come along",)
-    results = judge(snapshot, policy, FleetFacts(known_hosts=held))
+    # The fleet's lines are unknown. The lines of the node stand in for them, so that the other
+    # checks of ssh_client are judged; a large block was probed without its lines.
+    stand_in = observed.known_hosts.lines or ("# a block without its lines",)
+    results = judge(snapshot, policy, FleetFacts(known_hosts=stand_in))
     not_judged = na(_CHECK, "there are keys; an audit of all nodes tells whether they are right")
     return [not_judged if result.check == _CHECK else result for result in results]
 
@@ -149,8 +153,9 @@ EMBEDDED = "policy.json"
 
 
 def load(file: str | None = None) -> Policy:
-    """The policy of this node: of ``file``, PATH, the bundle, or the defaults.
+    """The policy of this node.
 
+    The value of a setting is that of ``file``, else of PATH, else of the bundle, else the default.
     Raises PolicyError, a line per problem, also when ``file`` is missing.
     """
     settings = _settings(_embedded(), "the bundle's policy")
@@ -195,8 +200,8 @@ def _settings(text: bytes, source: str) -> dict[str, Any]:
     problems = []
     for key in data.keys() - set(names):
         close = closest_word(key, names)
-        meant = f"did you mean {close}?" if close else "there is no such setting"
-        problems.append(f"{source}: unknown setting {key_text(key)}: {meant}")
+        hint = f"did you mean {close}?" if close else "there is no such setting"
+        problems.append(f"{source}: unknown setting {key_text(key)}: {hint}")
     try:
         settings = check_settings({key: data[key] for key in names if key in data}, source)
     except PolicyError as error:
@@ -243,7 +248,7 @@ def run(policy: Policy, options: Namespace) -> int:
     from nodeready.subjects.registry import SelectionError, select
 
     try:
-        chosen = select(options.only, options.skip, SEEN)
+        chosen = select(options.only, options.skip, LOCAL_SUBJECTS)
     except SelectionError as error:
         raise PolicyError([str(error)]) from None
     document = audit(policy, chosen, max(1, options.timeout))
@@ -277,7 +282,7 @@ def ready_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--no-proofs", action="store_true", help="audit only")
 
 
-def _changed(policy: Policy, options: Namespace) -> Policy:
+def _with_options(policy: Policy, options: Namespace) -> Policy:
     """The policy, changed by the options. Raises PolicyError for a wrong value."""
     changes: dict[str, tuple[str, Any]] = {}
     if options.ports is not None:
@@ -299,8 +304,8 @@ def run_ready(policy: Policy, options: Namespace) -> int:
     from nodeready.audit.document import ready_code
     from nodeready.subjects.registry import select
 
-    policy = _changed(policy, options)
-    chosen = select(subjects=SEEN if options.no_proofs else (*SEEN, "proof"))
+    policy = _with_options(policy, options)
+    chosen = select(subjects=LOCAL_SUBJECTS if options.no_proofs else (*LOCAL_SUBJECTS, "proof"))
     document = ready(policy, chosen, max(1, options.budget), proofs=not options.no_proofs)
     code = ready_code(document)
     _report("ready", document, code, options)
@@ -318,13 +323,13 @@ def rendered(kind: str, document: Audit | Ready, form: str, verbose: int = 0) ->
 
 
 def _report(kind: str, document: Audit | Ready, code: int, options: Namespace) -> None:
-    """Write the report as the options say; --quiet is for a good end alone."""
+    """Write the report as the options say; --quiet omits only the table of a success."""
     if code or not options.quiet or options.output or options.format != "table":
         write(rendered(kind, document, options.format, options.verbose), options.output)
 
 
 def write(texts: Iterable[str], output: str | None) -> None:
-    """Write a report to a file, whole or not at all, or to standard output. Raises OSError."""
+    """Write a report to a file, atomically, or to standard output. Raises OSError."""
     if output is None:
         sys.stdout.writelines(texts)
         return

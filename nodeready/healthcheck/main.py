@@ -22,19 +22,20 @@ class PyzCommand(NamedTuple):
 
     about:     what the command is for
     module:    the command's module in this room, imported when the command is used
-    run:       the module's function ``(policy, given) -> exit code``
-    arguments: the module's function that adds the options to a parser
+    run:       the module's function ``(policy, options) -> exit code``
+    arguments: the module's function that adds the options to a parser; "": no options
     """
 
     about: str
     module: str
     run: str
-    arguments: str = "arguments"
+    arguments: str = ""
 
 
 COMMANDS = {
     "audit": PyzCommand(
-        "what differs from the policy on this node; changes nothing", "here", "run"
+        "what differs from the policy on this node; changes nothing",
+        *("here", "run", "arguments"),
     ),
     "ready": PyzCommand(
         "go or no-go for a job, proven by acting, within a budget",
@@ -119,8 +120,8 @@ def _command(words: list[str]) -> tuple[str, list[str]]:
     )
     parser.add_argument("--version", action="version", version=f"{nodeready.__version__}")
     parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help="one of those below")
-    first = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
-    return parser.parse_args(words[: first + 1]).command, words[first + 1 :]
+    index = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
+    return parser.parse_args(words[: index + 1]).command, words[index + 1 :]
 
 
 def _run(words: list[str]) -> int:
@@ -130,7 +131,8 @@ def _run(words: list[str]) -> int:
     module = importlib.import_module(f"nodeready.healthcheck.{command.module}")
     parser = _parser(f"nodeready.pyz {name}", f"{name}: {command.about}.", _EXIT)
     parser.add_argument("--policy", metavar="FILE", help="settings as JSON, before all others")
-    getattr(module, command.arguments)(parser)
+    if command.arguments:
+        getattr(module, command.arguments)(parser)
     options = parser.parse_args(tail)
     code: int = getattr(module, command.run)(here.load(options.policy), options)
     sys.stdout.flush()

@@ -141,7 +141,7 @@ class PatternWalk:
                 status = users_file.linked_status(place)
                 matches.append(
                     _OwnedName(
-                        name, users_file.person(status.st_uid), users_file.modified_ns(status)
+                        name, users_file.main_uid(status.st_uid), users_file.modified_ns(status)
                     )
                 )
         return [entry.name for entry in users_file.by_turns(matches)]

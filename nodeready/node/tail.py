@@ -252,11 +252,11 @@ class TailReader:
         except OSError as error:
             self.report_error(match.shown, error)
             return None
-        kind = users_file.kind(status.st_mode)
+        kind = users_file.special_kind(status.st_mode)
         if not kind:
             if not match.real.endswith(_PACKED):
                 moment = users_file.modified_ns(status)
-                return _Hit(match, users_file.person(status.st_uid), moment, status.st_mtime)
+                return _Hit(match, users_file.main_uid(status.st_uid), moment, status.st_mtime)
             self.unread(match.shown, "is compressed", fault=False)
         elif not (deep and stat.S_ISDIR(status.st_mode)):
             self.unread(match.shown, f"is {kind}", fault=False)

@@ -48,8 +48,8 @@ class FileRefused(OSError):
         super().__init__(0, reason)
 
 
-def kind(mode: int) -> str:
-    """``a FIFO``; "": a regular file."""
+def special_kind(mode: int) -> str:
+    """The kind of a file that is not regular, such as ``a FIFO``; "" for a regular file."""
     if stat.S_ISREG(mode):
         return ""
     return _KINDS.get(stat.S_IFMT(mode), "no regular file")
@@ -170,29 +170,26 @@ class Resolved:
     owner: int | None = None
 
 
-def _no_touch(path: str) -> None:
-    """Do nothing: no path can hang."""
-
-
-def follow(place: Resolved, name: str, touch: Callable[[str], None] = _no_touch) -> Resolved:
-    """The target of a name in this directory, or of a path.
+def follow(directory: Resolved, name: str, touch: Callable[[str], None] | None = None) -> Resolved:
+    """The target of a name or a path in this directory, or of an absolute path.
 
     A user's link is followed with that user's rights. Raises OSError if the target is missing,
     FileRefused for links of several users or a hard link, and the exceptions of ``touch``.
 
     touch: called with each path before the path is used
     """
-    todo, links = name.split("/")[::-1], 0
-    path, owner = "/" if name.startswith("/") else place.path, place.owner
-    while todo:
-        name = todo.pop()
+    remaining_names, links = name.split("/")[::-1], 0
+    path, owner = "/" if name.startswith("/") else directory.path, directory.owner
+    while remaining_names:
+        name = remaining_names.pop()
         if name in ("", "."):
             continue
         if name == "..":
             path = os.path.dirname(path)
             continue
         step = f"{path.rstrip('/')}/{name}"
-        touch(step)
+        if touch is not None:
+            touch(step)
         with with_rights(None if owner is None else rights_of(owner)):
             status = os.lstat(step)
             if not stat.S_ISLNK(status.st_mode):
@@ -210,7 +207,7 @@ def follow(place: Resolved, name: str, touch: Callable[[str], None] = _no_touch)
                     raise FileRefused(f"the link {step} is another user's than the one before it")
                 owner = status.st_uid
         path = "/" if target.startswith("/") else path
-        todo += target.split("/")[::-1]
+        remaining_names += target.split("/")[::-1]
     return Resolved(path, owner)
 
 
@@ -229,7 +226,7 @@ def linked_status(place: Resolved) -> os.stat_result:
 
 @contextmanager
 def held_path(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_result]]:
-    """An O_PATH descriptor and the status of the target of a path that a process named.
+    """An O_PATH descriptor and the status of the target of a path of a process.
 
     The path is resolved below the process's own root, with the rights of this user, and only
     through links of root and that user. The caller opens the target by the descriptor, with the
@@ -244,9 +241,11 @@ def held_path(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_resu
         if not path.startswith("/"):
             path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), path)
         with with_rights(rights_of(uid)):
-            opened_path, todo, links = [opened[0]], path.split("/")[::-1], 0
-            while todo:
-                name = todo.pop()
+            # The descriptors of the current directory and its parents.
+            opened_path = [opened[0]]
+            remaining_names, links = path.split("/")[::-1], 0
+            while remaining_names:
+                name = remaining_names.pop()
                 if name in ("", "."):
                     continue
                 if name == "..":
@@ -265,7 +264,7 @@ def held_path(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_resu
                     raise FileRefused("a link on the way is another user's")
                 target = os.readlink("", dir_fd=number)
                 opened_path = [opened[0]] if target.startswith("/") else opened_path
-                todo += target.split("/")[::-1]
+                remaining_names += target.split("/")[::-1]
         yield opened_path[-1], os.fstat(opened_path[-1])
     finally:
         for number in opened:
@@ -298,8 +297,8 @@ def scan(directory: Resolved) -> Iterator[Iterator[os.DirEntry[str]]]:
 class HeldFile:
     """A file that is held by an O_PATH descriptor.
 
-    number:        the descriptor, which the caller closes
-    status:        of the file
+    number:            the descriptor, which the caller closes
+    status:            of the file
     is_name_forgeable: a user other than the owner may have given the file this name
     """
 
@@ -317,15 +316,15 @@ def hold(path: str) -> HeldFile:
     number = os.open("/", flags | os.O_DIRECTORY)
     parent = os.fstat(number)
     for name in filter(None, path.split("/")):
+        directory = number
         try:
-            child = os.open(name, flags, dir_fd=number)
+            parent = os.fstat(directory)
+            number = os.open(name, flags, dir_fd=directory)
         except OSError as problem:
             problem.filename = path
             raise
         finally:
-            parent = os.fstat(number)
-            os.close(number)
-        number = child
+            os.close(directory)
     try:
         status = os.fstat(number)
         if stat.S_ISLNK(status.st_mode):
@@ -333,8 +332,8 @@ def hold(path: str) -> HeldFile:
     except OSError:
         os.close(number)
         raise
-    private = parent.st_uid in (0, status.st_uid) and not parent.st_mode & _OTHERS_WRITE
-    return HeldFile(number, status, not private)
+    is_private = parent.st_uid in (0, status.st_uid) and not parent.st_mode & _OTHERS_WRITE
+    return HeldFile(number, status, is_name_forgeable=not is_private)
 
 
 def open_regular(
@@ -354,13 +353,13 @@ def open_regular(
     try:
         mode = held_file.status.st_mode
         if not stat.S_ISREG(mode):
-            raise FileRefused(f"it is {kind(mode)}")
-        root = os.geteuid() == 0
-        several = held_file.status.st_nlink > 1 and held_file.is_name_forgeable
-        if root and several and not (hard_links and held_file.status.st_uid):
+            raise FileRefused(f"it is {special_kind(mode)}")
+        is_root = os.geteuid() == 0
+        may_be_hard_link = held_file.status.st_nlink > 1 and held_file.is_name_forgeable
+        if is_root and may_be_hard_link and not (hard_links and held_file.status.st_uid):
             raise FileRefused(
-                f"it has {held_file.status.st_nlink} names: a hard link, which somebody else "
-                "than its owner may have made"
+                f"it has {held_file.status.st_nlink} names: a hard link, which a user other than "
+                "its owner may have made"
             )
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         with with_rights(rights_of(held_file.status.st_uid if owner is None else owner)):
@@ -387,9 +386,9 @@ def modified_ns(status: os.stat_result) -> int:
 
 
 _SUBUID = "/etc/subuid"
-#: Total seconds to look up the names of such ids; the seconds used so far.
-_NAMES_S = 1.0
-_used_s: list[float] = []
+#: Maximum seconds in this process to look up the accounts of such ids; the seconds used so far.
+_MAX_LOOKUP_S = 1.0
+_used_s = [0.0]
 
 
 @lru_cache(maxsize=1)
@@ -405,20 +404,20 @@ def _subordinate() -> tuple[tuple[int, int], ...]:
 
 
 @lru_cache(maxsize=100_000)
-def person(uid: int) -> int:
-    """One number for all ids of a user.
+def main_uid(uid: int) -> int:
+    """The same id for all subordinate ids of a user (subuid(5), newuidmap(1)).
 
-    A user has tens of thousands of ids for user namespaces (subuid(5), newuidmap(1)). The first id
-    of the range stands for all, except an id that is another user's own.
+    A user has tens of thousands of them for user namespaces. The first id of the range stands for
+    all, except an id that is the uid of another account.
     """
     first = next((first for first, end in _subordinate() if first <= uid < end), None)
     if first is None:
         return uid
-    began = time.monotonic()
-    if sum(_used_s) < _NAMES_S:
+    started_s = time.monotonic()
+    if _used_s[0] < _MAX_LOOKUP_S:
         with contextlib.suppress(KeyError, OverflowError):
             return pwd.getpwuid(uid).pw_uid
-        _used_s[:] = [sum(_used_s) + time.monotonic() - began]
+        _used_s[0] += time.monotonic() - started_s
     return first
 
 
@@ -434,7 +433,7 @@ Owned = TypeVar("Owned", bound=_Owned)
 
 
 def by_turns(files: Iterable[Owned]) -> list[Owned]:
-    """The newest file of each owner (a `person`), then the second newest of each, and so on."""
+    """The newest file of each owner (a `main_uid`), then the second newest of each, and so on."""
     nth: Counter[int] = Counter()
     ranked = []
     for file in sorted(files, key=lambda file: -file.modified_ns):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from nodeready.node.users_file import ROOT, Resolved, by_turns, follow, modified_ns, person, scan
+from nodeready.node.users_file import ROOT, Resolved, by_turns, follow, main_uid, modified_ns, scan
 
 # --- A pattern expanded: the path of a core.
 
@@ -241,7 +241,7 @@ def _subdirectory(
         os.path.join(directory.shown, entry.name),
         Resolved(os.path.join(directory.real.path, entry.name), directory.real.owner),
         {**values, **directory.values},
-        person(status.st_uid),
+        main_uid(status.st_uid),
         modified_ns(status),
     )
 

@@ -163,7 +163,7 @@ def _entry(directory: int, entry: os.DirEntry[str]) -> _CoreEntry | None:
     if not stat.S_ISREG(status.st_mode):
         return None
     size_bytes, modified_ns = status.st_size, users_file.modified_ns(status)
-    owner = users_file.person(status.st_uid)
+    owner = users_file.main_uid(status.st_uid)
     return _CoreEntry(
         directory, entry.name, status.st_dev, status.st_ino, modified_ns, size_bytes, owner
     )

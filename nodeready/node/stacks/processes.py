@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeready.node.runtime import ForkedWorker, Send
-from nodeready.node.users_file import person
+from nodeready.node.users_file import main_uid
 
 #: The variables in which launchers number a rank: (rank, rank on the node, number of ranks), the
 #: most reliable first. A Slurm step may start mpirun, and both may start torchrun.
@@ -96,7 +96,7 @@ class ScannedProcess:
     cgroup_job:  the Slurm job whose cgroup it is in, which only root can choose; "": none
     uid:         the user who started it; None: not readable. An environment proves nothing: its
                  user writes it
-    person:      one number for all ids of that user (`users_file.person`)
+    main_uid:    the same for all ids of that user (`users_file.main_uid`)
     hangs:       its memory cannot be read: the read hangs in the kernel
     """
 
@@ -111,7 +111,7 @@ class ScannedProcess:
     cgroup_job: str = ""
     hangs: bool = False
     uid: int | None = None
-    person: int | None = None
+    main_uid: int | None = None
 
     @property
     def python(self) -> bool:
@@ -321,7 +321,7 @@ def _scan_one(pid: int) -> dict[str, Any] | None:
     words = _read(f"/proc/{pid}/cmdline", _COMMAND_BYTES) or b""
     fields["environment"] = environment_of(pid)
     fields["command"] = words.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
-    fields["person"] = None if fields["uid"] is None else person(fields["uid"])
+    fields["main_uid"] = None if fields["uid"] is None else main_uid(fields["uid"])
     fields["cgroup_job"] = slurm_job(contents(f"/proc/{pid}/cgroup"))
     return fields
 

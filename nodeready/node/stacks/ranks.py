@@ -111,8 +111,8 @@ class JobRank:
     @property
     def turn(self) -> str:
         """The owner whose turn it takes: its job, or its user under any of the user's ids."""
-        job, person = self.process.cgroup_job, self.process.person
-        return f"job {job}" if job else f"uid {self.process.uid if person is None else person}"
+        job, main_uid = self.process.cgroup_job, self.process.main_uid
+        return f"job {job}" if job else f"uid {self.process.uid if main_uid is None else main_uid}"
 
 
 def _number(text: str | None) -> int | None:
@@ -483,7 +483,8 @@ def _strangers(tree: _Tree, pids: Sequence[int], selection: Selection) -> set[in
         # The cgroup of another job shows only whose that other job is.
         names = {tree.identities[pid].job, selection.job} - {process.cgroup_job}
         if any(
-            users[name].isdisjoint((process.uid, process.person)) for name in names & users.keys()
+            users[name].isdisjoint((process.uid, process.main_uid))
+            for name in names & users.keys()
         ):
             strangers.add(pid)
     return strangers

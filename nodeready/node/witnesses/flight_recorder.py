@@ -178,7 +178,7 @@ def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
     """
     with users_file.held_path(pid, uid, path) as (held, file_stat):
         if not stat.S_ISREG(file_stat.st_mode):
-            raise FileRefused(f"it is {users_file.kind(file_stat.st_mode)}")
+            raise FileRefused(f"it is {users_file.special_kind(file_stat.st_mode)}")
         if file_stat.st_uid != uid:
             raise FileRefused("it is another user's file")
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -216,9 +216,8 @@ def ask_for_dump(pid: int, uid: int, rank: int | None, environment: Mapping[str,
     try:
         with users_file.held_path(pid, uid, path) as (held, file_stat):
             if not stat.S_ISFIFO(file_stat.st_mode):
-                return (
-                    f"{path}: it is {users_file.kind(file_stat.st_mode) or 'a file'}, and no pipe"
-                )
+                kind = users_file.special_kind(file_stat.st_mode) or "a file"
+                return f"{path}: it is {kind}, and no pipe"
             if file_stat.st_uid != uid:
                 return f"{path}: it is another user's"
             if not _has_open(pid, file_stat):

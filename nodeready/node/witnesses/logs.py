@@ -485,7 +485,7 @@ def _destination(shown: str, mode: int) -> str:
         return f"its output goes to {os.devnull}"
     if stat.S_ISCHR(mode) and shown.startswith(("/dev/pts/", "/dev/tty", "/dev/console")):
         return f"its output goes to a terminal ({shown})"
-    return f"its output goes to {users_file.kind(mode)}"
+    return f"its output goes to {users_file.special_kind(mode)}"
 
 
 def open_written(link: str, shown: str, uid: int) -> _LogFile:
@@ -499,7 +499,9 @@ def open_written(link: str, shown: str, uid: int) -> _LogFile:
         try:
             file_stat = os.fstat(held)
             if not stat.S_ISREG(file_stat.st_mode):
-                raise NoLogError(f"its output goes to {users_file.kind(file_stat.st_mode)}")
+                raise NoLogError(
+                    f"its output goes to {users_file.special_kind(file_stat.st_mode)}"
+                )
             if not file_stat.st_nlink:
                 raise NoLogError(f"the file that it writes was deleted: {shown}")
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

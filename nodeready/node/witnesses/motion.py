@@ -85,7 +85,7 @@ class Motion:
     watchdog:   the end of the log has a timeout of PyTorch's watchdog
     may_poll:   it uses a GPU, an RDMA device or MPI, which wait by polling. Any other CPU time is
                 work
-    uid:        of its user, one number for all ids of the user (`users_file.person`)
+    uid:        of its user, the same for all ids of the user (`users_file.main_uid`)
     in_cgroup:  it is in the Slurm job's cgroup
     """
 
@@ -179,7 +179,7 @@ def probe(config: MotionConfig, deadline: float) -> tuple[list[Motion], str]:
         if values and values is not processes.HANGS:
             values["may_poll"] = values["may_poll"] or pid in mpi
             process = numbers[pid].process
-            values |= {"uid": process.person, "in_cgroup": bool(process.cgroup_job)}
+            values |= {"uid": process.main_uid, "in_cgroup": bool(process.cgroup_job)}
             motions.append(Motion(pid=pid, rank=numbers[pid].identity.rank, **values))
     hung = sum(values is processes.HANGS for values in values_by_pid.values())
     if hung:

@@ -170,7 +170,7 @@ def test_a_parser_that_does_not_end_costs_its_subject_on_that_node(audited, monk
         return real.parse(outputs, policy)
 
     monkeypatch.setitem(answer_judge.PROBE_OF, "gate", replace(real, parse=parse))
-    monkeypatch.setattr(workers, "_SLOW_S", 0.2)
+    monkeypatch.setattr(workers, "_MAX_CPU_S", 0.2)
     nodes = {**healthy(2), "slow": shows({**own("h100", 7), "gate": "forever"})}
     unknown = [
         (node["name"], result["actual"])

@@ -25,7 +25,7 @@ NOW = {"now_s": 1060.0, "boot_id": "boot", "policy_digest": "policy", "max_age_s
 @pytest.mark.parametrize("verdict", [GOOD, BAD], ids=["go", "no-go"])
 def test_a_written_verdict_is_read(verdict):
     assert gate.parse(verdict.text().encode()) == verdict
-    assert gate.believed(verdict, **NOW) == verdict
+    assert gate.valid_verdict(verdict, **NOW) == verdict
 
 
 def test_a_stale_verdict_is_none():
@@ -38,11 +38,11 @@ def test_a_stale_verdict_is_none():
         {"boot_id": ""},
         {"policy_digest": "another"},
     ):
-        assert gate.believed(GOOD, **{**NOW, **more}) is None, more
-    assert gate.believed(None, **NOW) is None
-    assert gate.believed(replace(GOOD, boot_id=""), **{**NOW, "boot_id": ""}) is None
+        assert gate.valid_verdict(GOOD, **{**NOW, **more}) is None, more
+    assert gate.valid_verdict(None, **NOW) is None
+    assert gate.valid_verdict(replace(GOOD, boot_id=""), **{**NOW, "boot_id": ""}) is None
     for moment in (float("nan"), float("inf"), float("-inf")):
-        assert gate.believed(replace(GOOD, time=moment), **NOW) is None
+        assert gate.valid_verdict(replace(GOOD, time=moment), **NOW) is None
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/verdicts.json"))
@@ -70,7 +70,8 @@ def test_the_commands_keep_the_verdict_and_report_it(monkeypatch, capsys):
     monkeypatch.setattr(drain, "settle", settle)
     monkeypatch.setattr(syslog, "syslog", lambda *words: None)
     (line,) = [
-        f"nodeready: no-go: {reason}\n" for reason in gate.judged(here.audit(), policy).reasons
+        f"nodeready: no-go: {reason}\n"
+        for reason in gate.node_verdict(here.audit(), policy).reasons
     ]
     for command, code, err in (
         (gate.record, 3, ""),
@@ -90,11 +91,11 @@ def test_the_commands_keep_the_verdict_and_report_it(monkeypatch, capsys):
 
 def test_the_options_of_the_nodes_own_ready_go_before_its_policy():
     said = Namespace(ports="30000-30009", gpus=4, user="ada")
-    changed = here._changed(Policy(port_range="1-9", gpu_count=8, job_user="ml"), said)
+    changed = here._with_options(Policy(port_range="1-9", gpu_count=8, job_user="ml"), said)
     assert changed == Policy(port_range=(30000, 30009), gpu_count=4, job_user="ada")
-    assert here._changed(changed, Namespace(ports=None, gpus=None, user=None)) == changed
+    assert here._with_options(changed, Namespace(ports=None, gpus=None, user=None)) == changed
     for wrong in ({"ports": "9-1"}, {"gpus": -1}):
         with pytest.raises(PolicyError, match="--" + next(iter(wrong))):
-            here._changed(
+            here._with_options(
                 changed, Namespace(**{"ports": None, "gpus": None, "user": None, **wrong})
             )

@@ -261,7 +261,7 @@ def test_what_another_user_claims_decides_nothing_about_a_jobs_ranks():
     plain = [replace(row, cgroup_job="") for row in own]
     # Slurm tells whose it is; the ids of that user's containers, and root's, are the job's.
     inside = processes("70 1 python train.py | torch 2 4 | SLURM_JOB_ID=88 | uid 100000")
-    inside = [replace(inside[0], person=7), replace(inside[0], pid=71, uid=0, person=0)]
+    inside = [replace(inside[0], main_uid=7), replace(inside[0], pid=71, uid=0, main_uid=0)]
     ranks = select([*fakes, *plain, *inside], Selection(job="88", owner=7), OWN)
     assert {rank.process.pid for rank in ranks if not rank.stranger} == {30, 31, 70, 71}
     assert len(ranks) == 4 + MAX_STRANGERS

@@ -140,7 +140,7 @@ def test_too_much_of_one_owner_leaves_out_nothing_of_anothers(monkeypatch, lette
     for number in range(4):
         main = tuple((f"{name}{number}", file, line) for name, file, line in frames)
         hers.append(target(FACTS, dumps=[Dump(main, rest)] * 2))
-        process = replace(hers[-1].rank.process, uid=100_000 + number, person=100_000)
+        process = replace(hers[-1].rank.process, uid=100_000 + number, main_uid=100_000)
         hers[-1].rank = replace(hers[-1].rank, process=process)
     line, trace = trace_of(*hers, target(FACTS, dumps=[DUMP]))
     assert len(line) <= answer._MAX_ANSWER
