@@ -10,16 +10,6 @@ from tests.builders.proof import put_py_spy
 from tests.command import wait_for
 from tests.lab.targets import WAIT
 
-#: Hundreds of processes at once that say what the environment of their starter says.
-FAKES = """
-import os, time
-for number in range(300):
-    if os.fork() == 0:
-        os.environ["RANK"] = str(number % 4)
-        os.execvp("python3", ["python3", "-S", "-c", "import time; time.sleep(600)"])
-time.sleep(600)
-"""
-
 
 def launch(person, program, **values):
     words = [f"{name}={value}" for name, value in values.items()]
@@ -29,28 +19,6 @@ def launch(person, program, **values):
 def count(node, uid, least):
     there = f"test $(pgrep -c -u {uid} python3) -ge {least}"
     wait_for(lambda: node.enter(["sh", "-c", there], check=False).returncode == 0)
-
-
-def test_fake_ranks_are_not_shown_as_the_job_and_take_no_part_in_it(mallory, bob, tool, fleet):
-    node = mallory.node
-    put_py_spy(node)
-    job = {"WORLD_SIZE": 4, "SLURM_JOB_ID": 4711, "MASTER_ADDR": "a", "MASTER_PORT": 29500}
-    for rank in range(4):
-        launch(bob, WAIT, RANK=rank, UP="/dev/null", **job)
-    launch(mallory, FAKES, RANK=0, **job)
-    count(node, bob.uid, 4)
-    count(node, mallory.uid, 300)
-    words = ("--job", "4711", "--samples", 1, "--format", "json", "--timeout", 80)
-    done = tool("stacks", fleet([node]), *words)
-    found = json.loads(done.out)
-    assert (found["job"], found["user"], found["world_size"]) == ("4711", "bob", 4), done
-    assert [one["rank"] for one in found["processes"]] == [0, 1, 2, 3]
-    (group,) = found["groups"]
-    assert group["frames"][-1]["function"] == "waits_here", done
-    (other,) = found["others"]
-    assert (other["user"], other["stranger"]) == ("mallory", True)
-    assert "the owner of job 4711 is unknown: bob, mallory claim it" in " ".join(found["advice"])
-    assert "--user NAME" in " ".join(found["advice"])
 
 
 #: More ranks than the job has, and each of them moves.
