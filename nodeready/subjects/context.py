@@ -126,8 +126,6 @@ class NodeSnapshot(Protocol):
     def error(self) -> str: ...
     @property
     def unreachable(self) -> bool: ...
-    @property
-    def seconds(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -164,7 +162,6 @@ class Judged:
     results: of all checks, from the latest snapshot
     error:   one line when probing the node failed, or did not finish
     unreachable: the node was not reached, or was lost on the way
-    seconds: wall time of probing, connection included
     """
 
     name: str
@@ -174,7 +171,6 @@ class Judged:
     results: tuple[Result, ...] = ()
     error: str = ""
     unreachable: bool = False
-    seconds: float = 0.0
 
     @property
     def reached(self) -> bool:
@@ -186,21 +182,19 @@ class Judged:
         return replace(self, snapshot=snapshot, results=results)
 
 
-def judge_nodes(nodes: Iterable[NodeSnapshot], context: FleetContext) -> list[Judged]:
+def judge_nodes(replies: Iterable[NodeSnapshot], context: FleetContext) -> list[Judged]:
     """Every node with its results."""
-    return [_judge_node(node, context) for node in nodes]
-
-
-def _judge_node(reply: NodeSnapshot, context: FleetContext) -> Judged:
-    node = Judged(
-        reply.name,
-        context.policies[reply.name],
-        context.about(reply.name),
-        error=reply.error,
-        unreachable=reply.unreachable,
-        seconds=reply.seconds,
-    )
-    return node if reply.snapshot is None else node.judged(reply.snapshot)
+    nodes = []
+    for reply in replies:
+        node = Judged(
+            reply.name,
+            context.policies[reply.name],
+            context.about(reply.name),
+            error=reply.error,
+            unreachable=reply.unreachable,
+        )
+        nodes.append(node if reply.snapshot is None else node.judged(reply.snapshot))
+    return nodes
 
 
 def context_of(
