@@ -84,7 +84,7 @@ def test_a_core_of_a_live_process_is_whole_and_the_process_goes_on(tool, fleet, 
     assert (refused.status, refused.out) == (2, ""), refused
     assert "--yes" in refused.err
     terminal = Terminal(tool, "cores", where, "--gcore", pid, columns=200)
-    terminal.expect("It is paused meanwhile. Take the core? [y/N]: ")
+    terminal.expect("The process is paused meanwhile. Take the core? [y/N]: ")
     terminal.send("n\n")
     assert terminal.end().status == 0
     assert node.enter(["ls", "-A", "/var/crash"]).stdout == ""
