@@ -117,6 +117,9 @@ HALF = {"static": amd_smi.outputs()["static"]}
     (ran({"static": "Traceback\nError: no driver"}, status=255), "failed", "no driver"),
     (ran({"static": '{"gpu_data": [{"gpu": 0,'}), "nonsense", "gpu_data"),
     (ran({"static": "[]"}), "nonsense", "[]"),
+    # Deep ones, and more beginnings than documents.
+    (ran({"static": "[" * 100_000}), "nonsense", "[[["),
+    (ran({"static": "[\n" * 50_000}), "nonsense", "["),
     (ran({"rocm": "WARNING: No JSON data to report"}, "have=rocm-smi\n"), "nonsense", "WARN"),
     # rocm-smi complains and shows all, or nothing.
     (ran({"rocm": '{"card0": {"PCI Bus": "0000:C1:00.0"}}'}, "have=rocm-smi\n", 1), "ok", ""),
