@@ -1,10 +1,10 @@
-"""The nodes' verdicts in Prometheus, or in what speaks its HTTP API (Thanos, Mimir,
-VictoriaMetrics): a query for the metrics of all textfiles (reports/monitoring.py), and one for the
-targets.
+"""The nodes' verdicts from Prometheus, or from a server with its HTTP API (Thanos, Mimir,
+VictoriaMetrics).
 
-A node's textfile may have any label. Prometheus sets the target's labels, above all `instance`,
-and renames the textfile's labels of the same names (honor_labels, off by default). `up` has the
-target's labels alone.
+One query gets the metrics of all textfiles (reports/monitoring.py), a second one the targets. A
+node's textfile may have any label. Prometheus adds the target's labels, above all `instance`. If
+the textfile has labels of the same names, it renames them to `exported_…` (honor_labels, off by
+default). The metric `up` has only the target's labels.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _METRICS = (
 
 
 def queries(labels: Iterable[tuple[str, str]]) -> tuple[str, str]:
-    """The queries for the metrics and for the targets. labels: that a target must have."""
+    """The query for the metrics, and the one for the targets. labels: those of a target"""
     selector = "".join(
         f",{label}={json.dumps(text, ensure_ascii=False)}" for label, text in labels
     )
@@ -45,33 +45,36 @@ def queries(labels: Iterable[tuple[str, str]]) -> tuple[str, str]:
 
 #: The labels of a target that may name its node, where `instance` does not.
 NAMING = ("nodename", "node", "hostname", "host")
-#: Bytes of an answer: some two kilobytes a node are usual.
+#: Maximum bytes of an answer. About two kilobytes per node are usual.
 MAX_ANSWER = 256 << 20
-#: Characters of one series, and of what stands around all of them.
-_SERIES, _AROUND = 1 << 16, 1 << 20
-#: Results of one node that are not well; we have not a hundred checks.
-_MOST_RESULTS = 1000
+#: Maximum characters of a sample, and of the text before and after all samples.
+_MAX_SAMPLE, _MAX_AROUND = 1 << 16, 1 << 20
+#: Maximum results of a node that are not ok; there are fewer than a hundred checks.
+_MAX_RESULTS = 1000
 _VECTOR = r'"result"\s*:\s*\['
 _INSTANCE = r"(?:[a-z]+://)?(?:\[([^]]+)\]|([^:/]+))(?::\d+)?(?:/.*)?"
 
 
-def _asker(source: Source, limit_s: float) -> Callable[[Send], None]:
-    """What asks both queries: it sends the number of the query and a piece of its answer."""
+def _query_sender(source: Source, limit_s: float) -> Callable[[Send], None]:
+    """A function for `gather` that makes both queries.
 
-    def ask(send: Send) -> None:
+    It sends each piece of an answer, with 0 for the first query and 1 for the second.
+    """
+
+    def send_queries(send: Send) -> None:
         import http.client
         import urllib.error
         import urllib.request
         from urllib.parse import urlencode
 
-        class Here(urllib.request.HTTPRedirectHandler):
-            """What another address answers was not asked for, and it would get our password."""
+        class RefuseRedirects(urllib.request.HTTPRedirectHandler):
+            """No redirect is followed, because another address would get the password."""
 
             def redirect_request(self, req: Any, fp: Any, code: int, *details: Any) -> None:
                 address = sanitise(redact("", str(details[-1])), 200).partition("?")[0]
                 raise SourceError(f"{source.shown}: leads to {address}: name that, if it is right")
 
-        opener = urllib.request.build_opener(Here)
+        opener = urllib.request.build_opener(RefuseRedirects)
         for number, query in enumerate(queries(source.labels)):
             words = urlencode({"query": query, "timeout": f"{limit_s:g}s"})
             request = urllib.request.Request(f"{source.url}/api/v1/query?{words}")
@@ -99,7 +102,7 @@ def _asker(source: Source, limit_s: float) -> Callable[[Send], None]:
                 reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
                 raise SourceError(f"{source.shown}: {sanitise(str(reason), 300)}") from None
 
-    return ask
+    return send_queries
 
 
 def _refusal(source: Source, code: int, body: bytes) -> str:
@@ -115,50 +118,58 @@ def _refusal(source: Source, code: int, body: bytes) -> str:
     return f"{source.shown}: HTTP {code}: {message}"
 
 
+#: The labels of a metric, with its value as text.
 Sample = tuple[dict[str, str], str]
 
 
 class _PrometheusAnswer:
-    """The samples of an answer while it comes: a large one is never there as a whole."""
+    """Parses an answer piece by piece, so that a large answer is never whole in memory.
+
+    shown:        the source in errors
+    has_warnings: the answer is partial, or has warnings
+    """
 
     def __init__(self, shown: str) -> None:
-        self.shown, self.warnings = shown, False
+        self.shown, self.has_warnings = shown, False
+        # The text that is not parsed yet, and the text before the samples.
         self._text = ""
         self._head: str | None = None
-        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._json = json.JSONDecoder()
-        self._over = False
+        self._samples_ended = False
 
-    def take(self, data: bytes) -> Iterator[Sample]:
-        """The samples that have come whole. Raises SourceError for anything else."""
-        self._text += self._characters.decode(data)
+    def samples(self, data: bytes) -> Iterator[Sample]:
+        """The samples that this piece completes. Raises SourceError for another answer."""
+        self._text += self._decoder.decode(data)
         if self._head is None:
             match = re.search(_VECTOR, self._text)
             if match is None:
-                self._bounded(_AROUND)
+                self._limit_text(_MAX_AROUND)
                 return
             self._head, self._text = self._text[: match.end()], self._text[match.end() :]
-        at = 0
-        while not self._over:
-            while self._text[at : at + 1] in (" ", "\n", "\r", "\t", ","):
-                at += 1
-            if self._text[at : at + 1] == "]":
-                self._over = True
+        start = 0
+        while not self._samples_ended:
+            while self._text[start : start + 1] in (" ", "\n", "\r", "\t", ","):
+                start += 1
+            if self._text[start : start + 1] == "]":
+                self._samples_ended = True
                 break
             try:
-                sample, end = self._json.raw_decode(self._text, at)
+                sample, end = self._json.raw_decode(self._text, start)
             except (ValueError, RecursionError):
                 break
             yield self._sample(sample)
-            at = end
-        self._text = self._text[at:]
-        self._bounded(_AROUND if self._over else _SERIES)
+            start = end
+        self._text = self._text[start:]
+        self._limit_text(_MAX_AROUND if self._samples_ended else _MAX_SAMPLE)
 
-    def _bounded(self, maximum: int) -> None:
+    def _limit_text(self, maximum: int) -> None:
+        """Raise SourceError if the text that is not parsed yet has more characters."""
         if len(self._text) > maximum:
-            raise SourceError(f"{self.shown}: its answer is none of Prometheus's")
+            raise SourceError(f"{self.shown}: the answer is not Prometheus's")
 
     def _sample(self, sample: Any) -> Sample:
+        """A sample of the JSON. Raises SourceError."""
         try:
             labels, (_, value) = sample["metric"], sample["value"]
             if isinstance(value, str) and all(
@@ -167,37 +178,41 @@ class _PrometheusAnswer:
                 return labels, value
         except (TypeError, KeyError, ValueError, AttributeError):
             pass
-        raise SourceError(f"{self.shown}: a sample in its answer is none")
+        raise SourceError(f"{self.shown}: the answer has a malformed sample")
 
     def end(self) -> None:
-        """What stands around the samples. Raises SourceError for an answer that is cut off."""
+        """Parse the text around the samples. Raises SourceError for an answer that is cut off."""
         try:
             around: Any = json.loads((self._head or "") + self._text)
-            good = around["status"] == "success" and around["data"]["resultType"] == "vector"
-            self.warnings = bool(around.get("warnings")) or around.get("isPartial") is True
+            is_valid = around["status"] == "success" and around["data"]["resultType"] == "vector"
+            self.has_warnings = bool(around.get("warnings")) or around.get("isPartial") is True
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            good = False
-        if not good or not self._over:
-            raise SourceError(f"{self.shown}: its answer is none of Prometheus's")
+            is_valid = False
+        if not is_valid or not self._samples_ended:
+            raise SourceError(f"{self.shown}: the answer is not Prometheus's")
 
 
-#: The labels of our metrics; all other labels are the target's.
-_OURS = frozenset({"check", "status", "node", "policy_digest", "version"})
+#: The labels of nodeready's metrics.
+_METRIC_LABELS = frozenset({"check", "status", "node", "policy_digest", "version"})
+#: The labels that do not tell two targets of one job and instance apart.
 _NO_TARGET = frozenset(
-    {"__name__", "job", "instance", *_OURS, *(f"exported_{label}" for label in _OURS)}
+    {"__name__", "job", "instance", *_METRIC_LABELS}
+    | {f"exported_{label}" for label in _METRIC_LABELS}
 )
 
 
-def _own_label(labels: Mapping[str, str], label: str) -> str:
-    """The value of one of our labels, which Prometheus renames where the target has the same."""
+def _metric_label(labels: Mapping[str, str], label: str) -> str:
+    """The value of a label of nodeready, which Prometheus renames if the target has it, too."""
     return labels.get(f"exported_{label}", labels.get(label, ""))
 
 
 @dataclass
 class _PrometheusTarget:
-    """What the metrics of one target say.
+    """The metrics of one target.
 
-    nodes:    the nodes in its metrics: one, in the textfile of a gate
+    time:     of the verdict, in seconds since 1970; None: no such metric
+    nodes:    the nodes in its metrics; the textfile of a gate has one
+    counts:   results of each status
     statuses: (check, status)
     """
 
@@ -209,68 +224,71 @@ class _PrometheusTarget:
     counts: dict[str, int] = field(default_factory=dict)
     statuses: set[tuple[str, str]] = field(default_factory=set)
 
-    def take(self, labels: Mapping[str, str], value: float) -> None:
+    def add(self, labels: Mapping[str, str], value: float) -> None:
+        """Add a sample of the target."""
         name = labels.get("__name__", "").partition("nodeready_")[2]
         if name == "audit_timestamp_seconds":
             self.time = value
         elif name == "audit_info":
-            self.policy_digest = _own_label(labels, "policy_digest")
+            self.policy_digest = _metric_label(labels, "policy_digest")
         elif name == "build_info":
-            self.version = _own_label(labels, "version")
+            self.version = _metric_label(labels, "version")
         elif name == "audit_complete":
             self.complete = value == 1
         elif name in ("check_status", "node_results"):
-            self.nodes.add(_own_label(labels, "node"))
-            status = _own_label(labels, "status")
+            self.nodes.add(_metric_label(labels, "node"))
+            status = _metric_label(labels, "status")
             if name == "node_results":
-                # No comparison holds for what is no number.
-                self.counts[status] = int(min(value, _MOST_RESULTS)) if value > 0 else 0
-            elif len(self.statuses) < _MOST_RESULTS:
-                self.statuses.add((_own_label(labels, "check"), status))
+                # A NaN is 0, because it is not greater than 0.
+                self.counts[status] = int(min(value, _MAX_RESULTS)) if value > 0 else 0
+            elif len(self.statuses) < _MAX_RESULTS:
+                self.statuses.add((_metric_label(labels, "check"), status))
 
     def record(self, host: str, labels: Iterable[tuple[str, str]]) -> HostRecord:
-        """What that says. labels: of the target, beside job and instance."""
+        """The verdict in the metrics. labels: of the target, without job and instance"""
         if self.time is None:
             return HostRecord(host, problem="its metrics have no time of a verdict")
         if len(self.nodes) > 1:
             return HostRecord(
                 host, problem=f"its metrics are of {len(self.nodes)} nodes: an audit's"
             )
-        sound = all(CHECK.fullmatch(check) and status in LISTED for check, status in self.statuses)
-        seen_counts = Counter(status for _, status in self.statuses)
-        is_whole = all(self.counts.get(status, 0) == seen_counts[status] for status in LISTED)
-        problem = "" if self.complete else "its look was interrupted"
-        if not (sound and is_whole and self.counts):
-            problem = "its metrics are not whole"
+        is_valid = all(
+            CHECK.fullmatch(check) and status in LISTED for check, status in self.statuses
+        )
+        listed_counts = Counter(status for _, status in self.statuses)
+        is_complete = all(self.counts.get(status, 0) == listed_counts[status] for status in LISTED)
+        problem = "" if self.complete else "its audit was interrupted"
+        if not (is_valid and is_complete and self.counts):
+            problem = "its metrics are incomplete"
         results = tuple(
             Result(check, status, actual=NO_TEXT) for check, status in sorted(self.statuses)
         )
         counts = tuple((status, self.counts.get(status, 0)) for status in ("ok", "na"))
-        # Two Prometheus that watch the same targets are replicas.
+        # Replicas of Prometheus watch the same targets and differ in such a label.
         identity = tuple(pair for pair in labels if "replica" not in pair[0])
         values = (self.time, self.policy_digest, self.version, results)
         return HostRecord(host, *values, counts=counts, problem=problem, labels=identity)
 
 
 def host_of(instance: str) -> str:
-    """The host of an ``instance``: ``gpu001:9100``, ``[fd00::1]:9100``, an address."""
+    """The host of an ``instance``: gpu001 of ``gpu001:9100``, fd00::1 of ``[fd00::1]:9100``."""
     match = re.fullmatch(_INSTANCE, instance)
     return (match[1] or match[2]) if match else instance
 
 
 def of_prometheus(
-    source: Source, names: Callable[[str], str], limit_s: float
+    source: Source, node_of: Callable[[str], str], limit_s: float
 ) -> tuple[list[HostRecord], bool]:
-    """The verdicts that Prometheus has, and whether it says that its answer is partial.
+    """The verdicts that Prometheus has, and whether its answer is partial. Raises SourceError.
 
-    names: the node of a host's name, or ""
-    Raises SourceError.
+    node_of: the node of a host's name, or ""
     """
     answers = [_PrometheusAnswer(source.shown), _PrometheusAnswer(source.shown)]
     targets: dict[tuple[tuple[str, str], Any], _PrometheusTarget] = {}
-    named: dict[tuple[str, str], tuple[str, bool]] = {}
-    for number, data in gather([_asker(source, limit_s)], limit_s, source.shown, None):
-        for labels, text in answers[number].take(data.encode("latin-1")):
+    # (job, instance) of a target -> its host, and whether Prometheus reaches it.
+    hosts: dict[tuple[str, str], tuple[str, bool]] = {}
+    for number, data in gather([_query_sender(source, limit_s)], limit_s, source.shown, None):
+        for labels, text in answers[number].samples(data.encode("latin-1")):
             key = (labels.get("job", ""), labels.get("instance", ""))
             try:
                 value = float(text)
@@ -280,20 +298,20 @@ def of_prometheus(
                 target_labels = tuple(
                     sorted(pair for pair in labels.items() if pair[0] not in _NO_TARGET)
                 )
-                targets.setdefault((key, target_labels), _PrometheusTarget()).take(labels, value)
+                targets.setdefault((key, target_labels), _PrometheusTarget()).add(labels, value)
             else:
-                hosts = [host_of(key[1]), *(labels.get(label, "") for label in NAMING)]
-                host = next((name for name in hosts if name and names(name)), hosts[0])
-                named[key] = (host, value == 1)
+                names = [host_of(key[1]), *(labels.get(label, "") for label in NAMING)]
+                host = next((name for name in names if name and node_of(name)), names[0])
+                hosts[key] = (host, value == 1)
     for answer in answers:
         answer.end()
     records = [
-        target.record(named[key][0] if key in named else host_of(key[1]), target_labels)
+        target.record(hosts[key][0] if key in hosts else host_of(key[1]), target_labels)
         for (key, target_labels), target in targets.items()
     ]
-    hosts_heard = {record.host for record in records}
-    for (_, instance), (host, up) in named.items():
-        if not up and host not in hosts_heard:
+    hosts_with_metrics = {record.host for record in records}
+    for (_, instance), (host, is_up) in hosts.items():
+        if not is_up and host not in hosts_with_metrics:
             problem = f"Prometheus does not reach {sanitise(instance, 80)}"
             records.append(HostRecord(host, problem=problem))
-    return records, any(answer.warnings for answer in answers)
+    return records, any(answer.has_warnings for answer in answers)

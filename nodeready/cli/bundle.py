@@ -22,7 +22,7 @@ from nodeready.transport.bundle import build
 
 
 def _common_policy(policies: Mapping[str, Policy]) -> Policy:
-    """The policy that all of these nodes have. Refused, with the keys, when they differ."""
+    """The policy that all of these nodes have. Raises Refused, with the keys, if they differ."""
     if len({*policies.values()}) == 1:
         return next(iter(policies.values()))
     data = {name: as_data(policy) for name, policy in policies.items()}
@@ -43,15 +43,15 @@ def _values(data: Mapping[str, Mapping[str, Any]], key: str) -> list[tuple[str, 
 
 @click.command()
 @click.argument("inventory", required=False)
-@output_file("Where the program goes.", default="nodeready.pyz")
+@output_file("File of the program.", default="nodeready.pyz")
 @option("--limit", metavar="NODES", help="The policy of these nodes: gpu[001-004], a group.")
 @trust_option
 def bundle(inventory: str | None, *, output: str, limit: str | None, trust_inventory: bool) -> int:
-    """Write the node's own program: one file that needs only Python 3.9 there.
+    """Write the node's own program: one file that needs only Python 3.9 on the node.
 
-    It looks at the node on which it runs, proves it, keeps a verdict and answers a job's prolog.
-    INVENTORY gives the policy that it judges by; without one it is the default. The same content
-    makes the same bytes. No node is contacted.
+    The program audits the node on which it runs, proves it, keeps a verdict and answers a job's
+    prolog. It judges by the policy of INVENTORY, or by the default policy. The same version and
+    policy make the same bytes. No node is contacted.
 
     \b
     Examples:
@@ -67,7 +67,7 @@ def bundle(inventory: str | None, *, output: str, limit: str | None, trust_inven
         policy = _common_policy(policies)
         source = f"the policy of {counted(len(policies), 'node')}"
     elif limit is not None:
-        raise Refused("--limit: of which INVENTORY?")
+        raise Refused("--limit: needs an INVENTORY")
     program = build(policy)
     write_atomically(Path(output), [program], 0o755)
     policy_digest = digest([policy or Policy()])

@@ -1,4 +1,4 @@
-"""Defaults of options from files: the user's file wins over the system's."""
+"""Defaults of options from files; the user's file precedes the system's."""
 
 from __future__ import annotations
 
@@ -54,23 +54,23 @@ def defaults_of(command: click.Command, commands: Iterable[str]) -> dict[str, An
     return defaults
 
 
-def _refuse_unsafe(place: str | Path, prefix: str = "") -> None:
-    """Raises Refused, ``whose`` in front of it, for what others than root could have written."""
+def _refuse_unsafe(path: str | Path, prefix: str = "") -> None:
+    """For root: raise Refused for a path that another user can write. prefix: of the error"""
     from nodeready.inventory import trust
 
-    reason = trust.distrust(place, remedy=trust.SET_VARIABLE)
+    reason = trust.distrust(path, remedy=trust.SET_VARIABLE)
     if reason:
         raise Refused(f"{prefix}{reason}")
 
 
 def _refuse_unsafe_directories() -> None:
-    """Raises Refused where root's variables lead into a directory that others can change.
+    """For root: raise Refused if a variable names a directory that another user can change.
 
-    What was kept there is read again: a py-spy for the nodes, the nodes that failed.
+    nodeready trusts its files there: the py-spy for the nodes, and the nodes that failed.
     """
     for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
-        if place := os.environ.get(name):
-            _refuse_unsafe(place, f"{name}: ")
+        if directory := os.environ.get(name):
+            _refuse_unsafe(directory, f"{name}: ")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -85,6 +85,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _option_name(path: Path, key: str, options: Iterable[str]) -> str:
+    """The option of a key. Raises Refused, with a similar option, if there is none."""
     name = key.replace("-", "_")
     if name not in options:
         from nodeready.policy.fields import closest_word
@@ -96,7 +97,11 @@ def _option_name(path: Path, key: str, options: Iterable[str]) -> str:
 
 
 def _option_value(option: click.Option, value: Any) -> Any:
-    """A list stands for the comma-separated words of the command line, or for several values."""
+    """The value as click takes it.
+
+    A list is the values of an option that may be given several times, or the comma-separated words
+    of another option.
+    """
     if option.multiple:
         return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
     return ",".join(map(str, value)) if isinstance(value, list) else value

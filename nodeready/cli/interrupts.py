@@ -1,8 +1,9 @@
 """Ctrl-C and SIGTERM under gevent: always a KeyboardInterrupt in the command's own greenlet.
 
-Python runs a signal's handler in the greenlet that happens to run: in the work on some node, or in
-gevent's loop, which would print a traceback. Until `interrupt_on_signals`, while a command is
-imported and reads its arguments, a signal ends the process at once (exit_codes.leave).
+Python runs a signal's handler in the current greenlet, which may be the work on a node, or
+gevent's loop, which would print a traceback. So the handler raises the exception in the command's
+greenlet. Before `interrupt_on_signals`, while a command is imported and reads its arguments, a
+signal ends the process at once (exit_codes.leave).
 """
 
 from __future__ import annotations

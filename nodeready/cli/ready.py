@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from nodeready.ready.run import ReadyTask, WantedProofs
     from nodeready.subjects.proof.facts import ProvedCollective
 
-#: Seconds of the budget for ending what is left over on the nodes and for the report.
+#: Seconds of the budget to end the processes that still run on the nodes, and to report.
 _RESERVE_S = 3
 
 
-def _selected(only: str | None, skip: str | None) -> CheckSelection:
+def _select_checks(only: str | None, skip: str | None) -> CheckSelection:
     try:
-        chosen = select(only, skip, SUBJECTS)
+        selection = select(only, skip, SUBJECTS)
     except SelectionError as error:
         raise Refused(str(error)) from None
-    checks = chosen.checks
+    checks = selection.checks
     if any(check.startswith("proof.") for check in checks) and "proof.user" not in checks:
         # Without the user's session all further proofs are na, which would look like success.
         checks = (*checks, "proof.user")
@@ -64,24 +64,28 @@ def _prove_fleet(
     deadline = time.monotonic() + budget_s - min(_RESERVE_S, budget_s / 4)
     addresses = given_addresses(nodes.all) if nodes.inventory is not None else {}
     pending = {"snapshot": set(nodes.policies), "proofs": set(nodes.policies)}
-    with ExitStack() as after:
-        done = {"snapshot": after.enter_context(screen.progress("looking", pending["snapshot"]))}
+    with ExitStack() as shown:
+        progress = {
+            "snapshot": shown.enter_context(screen.progress("looking", pending["snapshot"]))
+        }
 
         def on_done(name: str, stage: str) -> None:
             pending[stage].discard(name)
-            if stage in done:
-                done[stage](name)
-            if stage == "snapshot" and not pending["snapshot"] and "proofs" not in done:
-                after.close()
-                done["proofs"] = after.enter_context(screen.progress("proving", pending["proofs"]))
+            if stage in progress:
+                progress[stage](name)
+            if stage == "snapshot" and not pending["snapshot"] and "proofs" not in progress:
+                shown.close()
+                progress["proofs"] = shown.enter_context(
+                    screen.progress("proving", pending["proofs"])
+                )
 
         def ask(names: list[str]) -> bool:
-            after.close()
+            shown.close()
             return ask_password(nodes.transport, names)
 
-        def together(names: tuple[str, ...]) -> Mapping[str, ProvedCollective]:
-            after.close()
-            return _collective(task, names, screen)
+        def prove_collective(names: tuple[str, ...]) -> Mapping[str, ProvedCollective]:
+            shown.close()
+            return _prove_collective(task, names, screen)
 
         task = ReadyTask(
             nodes.transport,
@@ -91,7 +95,7 @@ def _prove_fleet(
             budget_s,
             deadline,
             addresses,
-            together,
+            prove_collective,
         )
         return prove(task, on_done, ask)
 
@@ -132,10 +136,10 @@ def _fleet_audit(
     return audit, {reply.name: slots(reply.snapshot) for reply in replies} | targets.slots
 
 
-def _collective(
+def _prove_collective(
     task: ReadyTask, names: tuple[str, ...], screen: Screen
 ) -> Mapping[str, ProvedCollective]:
-    """What a smoke test of these nodes shows of each, until the same deadline."""
+    """Each node's proof from a smoke test of these nodes, which has the deadline of the task."""
     from nodeready.smoke import run
     from nodeready.smoke.collective_proof import collective_proofs
     from nodeready.smoke.participants import SmokeTask
@@ -152,7 +156,7 @@ def _collective(
 
 
 def _local_audit(settings: dict[str, Any], selection: CheckSelection, budget_s: int) -> Audit:
-    """The same on this machine, without any connection."""
+    """The audit of this machine with its proofs, without a connection. Raises Refused."""
     from nodeready.healthcheck import here
 
     policy = replace(local_policy(), **settings)
@@ -223,13 +227,13 @@ def ready(
     settings = policy_settings(ports, user)
     if gpus is not None:
         settings["gpu_count"] = gpus
-    selection = _selected(only, skip)
+    selection = _select_checks(only, skip)
     if local == (inventory is not None):
         raise Refused("an INVENTORY or --local, one of both")
     for name, path in (("-o", output), ("--hostfile-out", hostfile_out)):
         refuse_unwritable(path, name)
     screen = options.screen()
-    with ExitStack() as after:
+    with ExitStack() as exit_stack:
         if inventory is None:
             if options.limit is not None:
                 raise Refused("--limit: --local is about this machine alone")
@@ -239,7 +243,7 @@ def ready(
             from nodeready.audit.workers import AuditWorkers
 
             targets = select_targets(inventory, options, settings, job=job, tell=screen.note)
-            workers = after.enter_context(
+            workers = exit_stack.enter_context(
                 AuditWorkers(targets.policies, find("ready", format).tell, 0)
             )
             audit, slots_of = _fleet_audit(

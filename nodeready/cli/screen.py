@@ -1,6 +1,6 @@
-"""Where a command's output goes: results to standard output or a file, all else to standard error.
+"""A command's output: results to standard output or a file, all else to standard error.
 
-rich is imported when something is shown: --help and completion show nothing.
+rich is imported only when a line is shown, so that --help and completion are quick.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 #: Seconds between two plain progress lines where there is no terminal (with -v).
 PLAIN_EVERY_S = 5.0
-#: How often the line on a terminal is drawn, in a second.
+#: Redraws of the progress line on a terminal per second.
 REDRAWN_HZ = 5
-#: A rate is shown from this number of nodes on, and after this time.
+#: Minimum nodes and seconds before a rate is shown.
 _MIN_NODES_FOR_RATE, _MIN_S_FOR_RATE = 64, 2.0
-#: The time since the last node is shown from here on.
+#: Minimum seconds without a finished node before this time is shown.
 _STALL_S = 10.0
-#: Nodes that are worked on at once: when fewer are left, all of them have begun.
+#: Nodes that are worked on at once: when fewer are pending, all of them have begun.
 _PARALLEL_NODES = 256
-#: Columns of a result in a pipe: nothing wraps there.
+#: Columns of a result in a pipe, where no line wraps.
 UNLIMITED = 100_000
 
 
@@ -48,7 +48,7 @@ def _console(stream: TextIO, color: str) -> Console:
     from rich.console import Console
 
     class PatientConsole(Console):
-        """A console that outlives its reader (`| head -1`): the work on the nodes continues."""
+        """After its reader has ended (`| head -1`), prints nothing; the command continues."""
 
         def on_broken_pipe(self) -> None:
             self.quiet = True
@@ -75,16 +75,18 @@ def _console(stream: TextIO, color: str) -> Console:
 
 
 def _text(line: StyledLine) -> Text:
-    """A report's line with its styles; its text is no markup."""
+    """A report's line with its styles. Brackets in its text are not rich's markup."""
     from rich.text import Text
 
     return Text.assemble(*line.parts)
 
 
 class Screen:
-    """The two streams of one command, with their manners.
+    """The two output streams of one command.
 
-    color: auto, always or never; quiet: only trouble; verbose: plain progress without a terminal
+    color:   auto, always or never
+    quiet:   only problems
+    verbose: plain progress lines without a terminal, if not 0
     """
 
     def __init__(self, color: str = "auto", quiet: bool = False, verbose: int = 0) -> None:
@@ -129,50 +131,50 @@ class Screen:
         self.err.print(Text(f"nodeready: {sanitise(text)}", style=style), soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """The same, but nothing under -q."""
+        """Print one line to standard error, except with -q."""
         if not self.quiet:
             self.say(text)
 
     def say_partial(self, missing: Iterable[str]) -> None:
-        """After an interrupt: which nodes the results lack."""
+        """After an interrupt: print which nodes are missing in the results."""
         names = [*missing]
         without = f"; not {nodes(names)}" if names else ""
         self.say(f"interrupted: the results are partial{without}")
 
-    def _tell(self, waiting: NodeProgress) -> None:
+    def _print_progress(self, progress: NodeProgress) -> None:
         """Print a plain line every few seconds: how many nodes are done, and which are pending."""
-        while not waiting.over.wait(PLAIN_EVERY_S):
-            self.say(waiting.sentence())
+        while not progress.over.wait(PLAIN_EVERY_S):
+            self.say(progress.sentence())
 
     @contextmanager
     def progress(self, activity: str, names: Iterable[str]) -> Iterator[NodeProgress]:
         """Count nodes while they finish, and name the pending ones."""
-        waiting = NodeProgress(activity, set(names))
-        moving = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        if self.quiet or not waiting.left or not (moving or self.verbose):
-            yield waiting
-        elif not moving:
-            telling = threading.Thread(target=self._tell, args=(waiting,), daemon=True)
-            telling.start()
+        progress = NodeProgress(activity, set(names))
+        can_redraw = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        if self.quiet or not progress.pending or not (can_redraw or self.verbose):
+            yield progress
+        elif not can_redraw:
+            printer = threading.Thread(target=self._print_progress, args=(progress,), daemon=True)
+            printer.start()
             try:
-                yield waiting
+                yield progress
             finally:
-                waiting.over.set()
-                telling.join()
+                progress.over.set()
+                printer.join()
         else:
             from rich.live import Live
             from rich.text import Text
 
-            def drawn() -> Text:
-                return Text(waiting.line(self.err.width - 1), no_wrap=True, overflow="crop")
+            def progress_line() -> Text:
+                return Text(progress.line(self.err.width - 1), no_wrap=True, overflow="crop")
 
             with Live(
-                get_renderable=drawn,
+                get_renderable=progress_line,
                 console=self.err,
                 transient=True,
                 refresh_per_second=REDRAWN_HZ,
             ):
-                yield waiting
+                yield progress
 
 
 class NodeProgress:
@@ -184,71 +186,73 @@ class NodeProgress:
     def __init__(
         self, activity: str, pending: set[str], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.activity, self.left, self.total = activity, pending, len(pending)
+        self.activity, self.pending, self.total = activity, pending, len(pending)
         self.failed = 0
         self.clock = clock
-        self.began = self.moved = clock()
+        self.started_s = self.last_done_s = clock()
         self.over = threading.Event()
 
     def __call__(self, name: str, failed: bool = False) -> None:
         """The node is done; failed: it gave no answer."""
-        if name in self.left:
-            self.left.discard(name)
+        if name in self.pending:
+            self.pending.discard(name)
             self.failed += failed
-            self.moved = self.clock()
+            self.last_done_s = self.clock()
 
     @property
     def done(self) -> int:
-        return self.total - len(self.left)
+        return self.total - len(self.pending)
 
     @property
-    def few(self) -> bool:
-        """Whether every pending node has begun, so that the pending ones are the slow ones."""
-        return 0 < len(self.left) <= max(8, min(_PARALLEL_NODES, self.total // 10))
+    def all_have_begun(self) -> bool:
+        """Whether all pending nodes have begun, so that they are the slow ones."""
+        return 0 < len(self.pending) <= max(8, min(_PARALLEL_NODES, self.total // 10))
 
-    def last(self, width: int) -> str:
-        """The slowest nodes, once few are pending, and the time since the last node finished."""
-        if not self.few:
+    def slow_nodes(self, width: int) -> str:
+        """The slow nodes, and the time since a node finished; "" until all nodes have begun."""
+        if not self.all_have_begun:
             return ""
-        names = sorted(self.left)
-        still = self.clock() - self.moved
-        since = f", {still:.0f} s" if still >= _STALL_S else ""
-        many = f"{len(names)}: " if len(names) > 1 else ""
+        names = sorted(self.pending)
+        stalled_s = self.clock() - self.last_done_s
+        since = f", {stalled_s:.0f} s" if stalled_s >= _STALL_S else ""
+        count = f"{len(names)}: " if len(names) > 1 else ""
         text = fold(names)
-        room = width - len(f"waiting for {many}{since}")
+        room = width - len(f"waiting for {count}{since}")
         if len(text) > room:
             text = f"{text[: max(0, room - 3)]}..."
-        return f"waiting for {many}{text}{since}"[:width]
+        return f"waiting for {count}{text}{since}"[:width]
 
     def _pace(self) -> tuple[str, str]:
         """Nodes per second, and the time for the pending nodes; "" while unknown."""
-        took = self.clock() - self.began
-        if self.total < _MIN_NODES_FOR_RATE or took < _MIN_S_FOR_RATE or not self.done:
+        elapsed_s = self.clock() - self.started_s
+        if self.total < _MIN_NODES_FOR_RATE or elapsed_s < _MIN_S_FOR_RATE or not self.done:
             return "", ""
-        rate = self.done / took
-        shown = f"{rate:.0f}/s" if rate >= 10 else f"{rate:.1f}/s"
-        return shown, "" if self.few or not self.left else f"{_clock(len(self.left) / rate)} left"
+        rate = self.done / elapsed_s
+        pace = f"{rate:.0f}/s" if rate >= 10 else f"{rate:.1f}/s"
+        if self.all_have_begun or not self.pending:
+            return pace, ""
+        return pace, f"{_clock(len(self.pending) / rate)} left"
 
     def line(self, width: int) -> str:
-        """The line for a terminal: what fits, the important things first."""
+        """The line for a terminal: the most important parts that fit."""
         pace, remaining = self._pace()
-        shown = {
+        parts = {
             "count": f"{self.activity:<8} {self.done}/{self.total}",
             "share": f"{100 * self.done // self.total} %"
             if self.total >= _MIN_NODES_FOR_RATE
             else "",
             "pace": pace,
             "failed": f"{self.failed} failed" if self.failed else "",
-            "time": ", ".join(filter(None, (_clock(self.clock() - self.began), remaining))),
+            "time": ", ".join(filter(None, (_clock(self.clock() - self.started_s), remaining))),
         }
-        reserved = sum(len(shown[key]) + 2 for key in ("count", "failed", "time"))
-        shown["last"] = self.last(max(24, min(60, width - reserved)))
-        chosen, room = {"count"}, width - len(shown["count"])
-        for key in ("last", "failed", "time", "share", "pace"):
-            if shown[key] and len(shown[key]) + 2 <= room:
-                chosen.add(key)
-                room -= len(shown[key]) + 2
-        return "  ".join(text for key, text in shown.items() if key in chosen)[:width]
+        reserved = sum(len(parts[key]) + 2 for key in ("count", "failed", "time"))
+        parts["slow"] = self.slow_nodes(max(24, min(60, width - reserved)))
+        fitting, room = {"count"}, width - len(parts["count"])
+        for key in ("slow", "failed", "time", "share", "pace"):
+            if parts[key] and len(parts[key]) + 2 <= room:
+                fitting.add(key)
+                room -= len(parts[key]) + 2
+        return "  ".join(text for key, text in parts.items() if key in fitting)[:width]
 
     def sentence(self) -> str:
         """The line for a log."""
@@ -256,7 +260,7 @@ class NodeProgress:
         if self.failed:
             details = ", ".join(filter(None, (f"{self.failed} failed", details)))
         text = f"{self.activity}: {self.done} of {self.total} nodes{details and f', {details}'}."
-        return f"{text} {self.last(200)}".rstrip()
+        return f"{text} {self.slow_nodes(200)}".rstrip()
 
 
 def _clock(seconds: float) -> str:
@@ -275,8 +279,7 @@ def refuse_unwritable(output: str | None, name: str = "-o") -> None:
     except NotFollowed as problem:
         raise Refused(f"{name} {problem.filename}: {problem.strerror}") from None
     except OSError:
-        # The words below are better.
-        pass
+        pass  # the errors below say more
     path = Path(os.path.realpath(output))
     if path.is_dir():
         raise Refused(f"{name} {output}: is a directory")
@@ -316,7 +319,7 @@ def show(
 
     kind:    of the document, as in `registry.FORMATS`
     silent:  print no table (-q without a finding); files and machine formats are still written
-    options: beside those of the screen
+    options: in addition to those of the screen
     mode:    of a new FILE: 0600 for a job's data, which no other user may read
     Raises OSError when FILE cannot be written.
     """

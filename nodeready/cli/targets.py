@@ -268,7 +268,7 @@ def _refuse_unused_options(inventory: str | None, options: TargetOptions, job: s
     if job is not None and options.via in ("ssh", "clush"):
         raise Refused("--job: is for --via srun")
     if inventory is None and options.via in ("ssh", "clush"):
-        raise Refused(f"--via {options.via}: of which INVENTORY?")
+        raise Refused(f"--via {options.via}: needs an INVENTORY")
     if inventory is None and options.limit is not None:
         raise Refused("--limit: selects from an INVENTORY, and there is none")
     for name, value, transports in (

@@ -1,8 +1,8 @@
-"""The snapshots of a pyinfra run: one round trip per node, shared by all its operations.
+"""The snapshots of a pyinfra run: one round trip per node, shared by all operations.
 
-For `pyinfra INVENTORY deploy.py`, where pyinfra connects and runs, and calls each operation per
-host, in prepare and again in execute. The first call probes all nodes in parallel; an
-operation that changed something makes only the subjects that it touched stale.
+For `pyinfra INVENTORY deploy.py`. pyinfra connects to the hosts and calls each operation for each
+host, first to prepare and again to execute. The first call probes all nodes in parallel. After an
+operation that changed a node, only the subjects that it touches are probed again.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from nodeready.transport.sudo import with_sudo
 class _StepRun:
     """One pyinfra run.
 
-    nodes: with their latest results; None: they were not probed yet
-    stale: node -> the subjects that were changed since then
+    declared: each node's policy
+    nodes:    with their latest results; None: they were not probed yet
+    stale:    node -> the subjects that were changed since its last probe
     """
 
     transport: ConnectedHosts
     declared: dict[str, Policy]
     nodes: dict[str, Judged] | None = None
     stale: dict[str, set[str]] = field(default_factory=dict)
-    # pyinfra loads a deploy file for all nodes at once: the first one probes, the rest wait.
+    # pyinfra runs a deploy file for all nodes at once. The first call probes; the others wait.
     lock: BoundedSemaphore = field(default_factory=BoundedSemaphore)
 
     def probe_all(self, state: State) -> dict[str, Judged]:
@@ -67,7 +68,7 @@ class _StepRun:
         return nodes
 
     def probe_again(self, node: Judged, stale: Iterable[str]) -> Judged:
-        """The node after another probe of what became stale."""
+        """The node after another probe of these subjects."""
         probe = snapshot_question(node.name, node.policy, stale)
         for _, answer in self.transport.ask([probe.request]):
             assert node.snapshot is not None
@@ -75,8 +76,8 @@ class _StepRun:
         return node
 
 
-# pyinfra calls an operation with nothing but its host, whose State stands for the run: only here
-# can the run's snapshots wait for the next operation. They go with the State.
+# pyinfra passes an operation only its host. So the snapshots wait here for the next operation,
+# under the State of the host, of which a pyinfra run has one. They are freed with the State.
 _runs: WeakKeyDictionary[State, _StepRun] = WeakKeyDictionary()
 
 
@@ -106,8 +107,8 @@ def judged(host: Host) -> Judged:
 def command(host: Host, change: StepChange) -> StringCommand:
     """The command that makes a change on the node.
 
-    pyinfra itself would put sudo's password into the command line, for every user of the node to
-    read: the password of these commands is the first line of their input.
+    pyinfra itself would put sudo's password into the command line, which every user of the node
+    can read. So these commands read the password from the first line of their standard input.
     """
     run, nodes = _run(host)
     wait_s = nodes[host.name].policy.lock_wait_s

@@ -1,6 +1,6 @@
-"""The start on the node: a Python that is too old gets a line that says so.
+"""The start of the node's own program: a Python that is too old prints one line and exits.
 
-Python 2.7 and 3.6 must be able to read this file, and no other.
+Only this file must also be valid in Python 2.7 and 3.6.
 """
 # ruff: noqa: UP031, UP036
 
@@ -18,7 +18,7 @@ if __name__ == "__main__":
 
     from nodeready.exit_codes import handle_signals, leave
 
-    # An import that a signal interrupts would show as a traceback.
+    # Python would print a traceback for an import that a signal interrupts.
     handle_signals(leave)
     from nodeready.healthcheck.main import main
 

@@ -440,18 +440,18 @@ def test_replicas_are_one_node_and_clusters_are_several(nodes_of, serve):
 def test_an_answer_is_the_same_however_it_is_cut():
     text = answer(series(), warnings=["partial"]).replace(b"gpu001", "gpüú001".encode())
     whole = prometheus_source._PrometheusAnswer("x")
-    wanted = list(whole.take(text))
+    wanted = list(whole.samples(text))
     whole.end()
-    assert (len(wanted), whole.warnings) == (len(series()), True)
+    assert (len(wanted), whole.has_warnings) == (len(series()), True)
     for position in range(0, len(text), 7):
         cut = prometheus_source._PrometheusAnswer("x")
-        assert [*cut.take(text[:position]), *cut.take(text[position:])] == wanted
+        assert [*cut.samples(text[:position]), *cut.samples(text[position:])] == wanted
         cut.end()
 
 
 def test_an_answer_that_is_none_is_one_line():
     fine = prometheus_source._PrometheusAnswer("http://x")
-    list(fine.take(answer([]).replace(b"]", b"]" + b" " * (prometheus_source._AROUND - 3))))
+    list(fine.samples(answer([]).replace(b"]", b"]" + b" " * (prometheus_source._MAX_AROUND - 3))))
     fine.end()
     for text in (
         b"",
@@ -468,12 +468,12 @@ def test_an_answer_that_is_none_is_one_line():
         answer(series()).replace(b"success", b"error"),
         b'{"result":[' + b"1" * 70_000,
         b'{"result":[' + b'{"a":"' + b"x" * 70_000,
-        b"x" * (prometheus_source._AROUND + 1),
-        answer([]) + b"x" * (prometheus_source._AROUND + 1),
+        b"x" * (prometheus_source._MAX_AROUND + 1),
+        answer([]) + b"x" * (prometheus_source._MAX_AROUND + 1),
     ):
         reader = prometheus_source._PrometheusAnswer("http://x")
         with pytest.raises(SourceError) as error:
-            [*reader.take(text), reader.end()]
+            [*reader.samples(text), reader.end()]
         assert str(error.value).startswith("http://x: ")
         assert "\n" not in str(error.value)
 
@@ -481,7 +481,7 @@ def test_an_answer_that_is_none_is_one_line():
 @pytest.mark.parametrize(
     ("status", "body", "words"),
     [
-        (200, b"<html>no</html>", "none of Prometheus's"),
+        (200, b"<html>no</html>", "not Prometheus's"),
         (401, b"no", "--token-file"),
         (404, b"<html>", "prefix"),
         (422, b'{"status":"error","error":"too \\u001b[31mmany"}', r"too \x1b[31mmany"),

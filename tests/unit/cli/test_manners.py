@@ -133,7 +133,7 @@ def test_the_line_of_progress_has_what_matters_in_its_width(nodes, width, line):
 def test_how_long_the_last_nodes_are_silent_is_said():
     waiting = asked(10_000, LATE, 44)
     waiting.clock = lambda: 85.0
-    assert waiting.last(60) == "waiting for 3: gpu[00017,00231,09998], 41 s"
+    assert waiting.slow_nodes(60) == "waiting for 3: gpu[00017,00231,09998], 41 s"
     assert waiting.line(79).endswith("  1:25  waiting for 3: gpu[00017,00231,09998], 41 s")
     assert waiting.sentence() == (
         "looking: 9997 of 10000 nodes, 118/s. waiting for 3: gpu[00017,00231,09998], 41 s"
@@ -145,8 +145,8 @@ def test_how_long_the_last_nodes_are_silent_is_said():
 
 
 def test_no_node_is_named_while_others_have_not_had_their_turn():
-    assert asked(10_000, [*range(300)], 9).last(60) == ""
-    assert asked(10_000, [*range(0, 400, 2)], 9).last(40) == (
+    assert asked(10_000, [*range(300)], 9).slow_nodes(60) == ""
+    assert asked(10_000, [*range(0, 400, 2)], 9).slow_nodes(40) == (
         "waiting for 200: gpu[00000,00002,0000..."
     )
 
