@@ -27,28 +27,30 @@ from nodeready.triage.logs import Fetched, Grouping, TailDocument, fetch_tail
 _PATH_MAX = 4096
 
 
-def _pattern(words: str) -> str:
-    """The PATTERN, if the nodes can expand it."""
-    if not words.startswith(("/", "~/")):
-        raise Refused(f"PATTERN {words}: must be absolute, such as '/var/log/train/rank_*.log'")
-    if "\0" in words or len(os.fsencode(words)) >= _PATH_MAX:
+def _checked_pattern(pattern: str) -> str:
+    """The PATTERN. Raises Refused if the nodes could not expand it."""
+    if not pattern.startswith(("/", "~/")):
+        raise Refused(f"PATTERN {pattern}: must be absolute, such as '/var/log/train/rank_*.log'")
+    if "\0" in pattern or len(os.fsencode(pattern)) >= _PATH_MAX:
         raise Refused("PATTERN: is no path")
-    return words
+    return pattern
 
 
-def _grep(words: str | None) -> str:
+def _checked_regex(regex: str | None) -> str:
+    """The value of --grep, or "". Raises Refused if it is no regular expression."""
     try:
-        re.compile(words or "")
+        re.compile(regex or "")
     except re.error as error:
-        raise Refused(f"--grep {words}: is no regular expression: {error}") from None
-    return words or ""
+        raise Refused(f"--grep {regex}: is no regular expression: {error}") from None
+    return regex or ""
 
 
-def _newer(words: str | None) -> int:
+def _newer_s(text: str | None) -> int:
+    """The value of --newer in seconds; 0 without it. Raises Refused."""
     try:
-        return span(words) if words is not None else 0
+        return span(text) if text is not None else 0
     except ValueError as error:
-        raise Refused(f"--newer {words}: {error}") from None
+        raise Refused(f"--newer {text}: {error}") from None
 
 
 def _fetch(nodes: Targets, options: TargetOptions, config: TailConfig) -> TailDocument:
@@ -61,7 +63,7 @@ def _fetch(nodes: Targets, options: TargetOptions, config: TailConfig) -> TailDo
     def converse_with(name: str) -> Conversation[Fetched]:
         result = yield from fetch_tail(name, config, transport.tag)
         if result.tail is not None:
-            # Grouped at once, so that equal lines of many nodes are kept once.
+            # Grouped now, so that equal lines of many nodes are in memory only once.
             grouping.add(name, result.tail)
         return replace(result, tail=None)
 
@@ -88,7 +90,7 @@ def _fetch(nodes: Targets, options: TargetOptions, config: TailConfig) -> TailDo
 
 
 def _no_file_reason(tail: TailDocument) -> str:
-    """Why no node has a file, one line; "" if a node has a file, or that is unknown."""
+    """Why no node has a file, one line; "" if a node has a file, or may have one."""
     kinds = {group.kind for group in tail.groups}
     if tail.unreachable or tail.failed or tail.notes or not tail.complete:
         return ""
@@ -166,7 +168,7 @@ def tail(
     if local and options.limit is not None:
         raise Refused("--limit: --local is about this machine alone")
     config = TailConfig(
-        *("", "", _pattern(words[-1]), lines, _grep(grep), _newer(newer)),
+        *("", "", _checked_pattern(words[-1]), lines, _checked_regex(grep), _newer_s(newer)),
         since_s=past(since, epoch_seconds),
         max_files=max_files,
     )

@@ -43,8 +43,8 @@ class Mi300x:
     pcie_speed: int = 32
     xgmi_uncorrectable: int = 0
     down: tuple[int, ...] = ()
-    hotspot: int = 45
-    memory: int = 38
+    hotspot_celsius: int = 45
+    memory_celsius: int = 38
     used_mb: int = 283
     violation: str = ""
     static: Mapping[str, Any] = field(default_factory=dict)
@@ -125,8 +125,8 @@ def _metric(index: int, gpu: Mi300x) -> dict[str, Any]:
         "power": {"socket_power": _value(138, "W"), "throttle_status": "N/A"},
         "temperature": {
             "edge": "N/A",
-            "hotspot": _value(gpu.hotspot, "C"),
-            "mem": _value(gpu.memory, "C"),
+            "hotspot": _value(gpu.hotspot_celsius, "C"),
+            "mem": _value(gpu.memory_celsius, "C"),
         },
         "pcie": {
             "width": gpu.pcie_width,
@@ -161,7 +161,7 @@ def outputs(
     missing: Collection[int] = (),
     buses: Sequence[str] = BUSES,
 ) -> dict[str, str]:
-    """What ``amd-smi static``, ``metric`` and ``xgmi`` print with ``--json``, by subcommand.
+    """The output of ``amd-smi static``, ``metric`` and ``xgmi`` with ``--json``, by subcommand.
 
     changes: number of a GPU -> fields of Mi300x that differ
     missing: GPUs that the driver does not have; the tool numbers the remaining ones from 0
@@ -184,9 +184,10 @@ def outputs(
 
 
 def stand_in(printed: Mapping[str, str], before: str = "") -> str:
-    """The text of a program that prints the text of its subcommand.
+    """The text of a program that prints the output of its subcommand.
 
-    before: shell text that it runs first
+    printed: the output, by subcommand
+    before:  shell text that it runs first
     """
     cases = [f"{name})\ncat <<'END'\n{text}\nEND\n;;" for name, text in printed.items()]
     body = "\n".join(cases)

@@ -1,4 +1,4 @@
-"""The rounds that a fleet takes when nothing is wrong: its groups and its sweeps. Pure."""
+"""The rounds of a smoke test of a fleet without a fault: its groups and its sweeps. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _ALL_PAIRS = 64
 class SmokePlan(NamedTuple):
     """The tests and rounds of a fleet without a fault.
 
-    tests:  of several nodes together, without the sweep
-    rounds: before the sweep, with that of each node alone
-    sweeps: rounds of pairs
+    tests:  of several nodes together, before the sweep
+    rounds: before the sweep; the first tests each node alone
+    sweeps: rounds of the sweep, which tests pairs of nodes
     """
 
     tests: int
@@ -38,7 +38,10 @@ def split_groups(nodes: Sequence[str]) -> list[list[str]]:
 
 
 def sweep_offsets(count: int, full: bool) -> list[int]:
-    """The offsets of the sweep: all of them, or ring and skips in both directions."""
+    """The offsets between the nodes of a pair, one per round of the sweep.
+
+    full: all offsets; else the ring and the skips, in both directions
+    """
     if full or count <= _ALL_PAIRS:
         return [*mesh.full(count)]
     return [offset for skip in mesh.ring_and_skips(count) for offset in (skip, count - skip)]

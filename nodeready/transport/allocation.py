@@ -1,7 +1,7 @@
 """A Slurm job on whose nodes steps can be started: a running job, or a new allocation.
 
-The allocation has no program (salloc(1), --no-shell), and one CPU on every node that Slurm can
-give now. It ends with this process, and by itself after a time.
+The allocation runs no program (salloc(1), --no-shell), and has one CPU on every node that Slurm
+can give now. It ends with this process, or after `_LIMIT_MIN` minutes.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from nodeready.inventory.nodeset import fold
 from nodeready.text import sanitise
 from nodeready.transport.base import TransportUnavailable
 
-#: A job, a task of an array, a component of a heterogeneous one (squeue(1), --jobs).
+#: A job, a task of an array job, or a component of a heterogeneous job (squeue(1), --jobs).
 _JOB = re.compile(r"[0-9]+(_[0-9]+|\+[0-9]+)?")
-#: Seconds that Slurm has to give nodes that it says are free (salloc(1), --immediate).
+#: Seconds for Slurm to give nodes that are free (salloc(1), --immediate).
 _IMMEDIATE_S = 20
-#: Seconds for giving them back.
+#: Seconds for a command of Slurm that ends the job.
 _RELEASE_S = 5
-#: Minutes after which Slurm takes the nodes back by itself, should we no longer do that.
+#: Maximum minutes of the job, in case this process does not end it.
 _LIMIT_MIN = 60
-#: sinfo's words for a node that can start a job at once, without the signs behind them
-#: (sinfo(1), NODE STATE CODES).
+#: sinfo's words for a node that can start a job at once, without `_FLAGS` (sinfo(1), NODE STATE
+#: CODES).
 _FREE, _PARTLY = "idle", "mixed"
-#: What is at the end of a state: it does not answer, is powered down, is to be rebooted, ...
-_SIGNS = "*~#!%$@^+-"
-#: The states of nodes that have no slurmd which answers.
+#: Characters at the end of a state, such as * for a node that does not answer.
+_FLAGS = "*~#!%$@^+-"
+#: The states of nodes whose slurmd does not answer.
 _DEAD = ("down", "unknown", "powered_down", "powering_down", "future", "inval")
-#: The states of nodes that only jobs of a reservation get.
+#: The states of nodes that Slurm gives only to jobs of a reservation.
 _RESERVED = ("reserved", "maint", "planned")
 
 
 class SrunError(TransportUnavailable):
-    """srun cannot be used, or not for this job; one line."""
+    """srun cannot be used at all or for this job; the text is one line."""
 
 
 @dataclass(frozen=True)
 class RunningJob:
     """A running job.
 
-    number:  what Slurm calls SLURM_JOB_ID
-    refused: node that was wanted -> why the job does not have it
+    number:  Slurm's SLURM_JOB_ID; "": no node could be allocated
+    refused: requested node -> why the job does not have it
     """
 
     number: str
@@ -61,16 +61,19 @@ class RunningJob:
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, names: Iterable[str]) -> RunningJob:
-        """The job with these nodes alone, in the job's own order."""
-        wanted_names = dict.fromkeys(names)
-        job_nodes = tuple(name for name in self.nodes if name in wanted_names)
-        missing = wanted_names.keys() - {*job_nodes} - self.refused.keys()
+        """The job with only these nodes, in the job's own order."""
+        requested = {*names}
+        job_nodes = tuple(name for name in self.nodes if name in requested)
+        missing = requested - {*job_nodes} - self.refused.keys()
         refused = {**self.refused, **dict.fromkeys(missing, f"is not in job {self.number}")}
         return replace(self, nodes=job_nodes, refused=refused)
 
 
 def running(words: str, environ: dict[str, str] | None = None) -> RunningJob:
-    """The running job of ``--job``. Raises SrunError where it does not run, and without Slurm."""
+    """The running job that ``--job`` names. Raises SrunError if it does not run or without Slurm.
+
+    words: the value of ``--job``
+    """
     if not _JOB.fullmatch(words):
         raise SrunError(f"--job {words}: is no number of a Slurm job")
     path = (environ or dict(os.environ)).get("PATH", os.defpath)
@@ -83,10 +86,10 @@ def running(words: str, environ: dict[str, str] | None = None) -> RunningJob:
     try:
         rows = slurm.ask(argv, path, slurm.TIMEOUT_S).split()
         jobs = [tuple(row.split("|")) for row in rows if row.count("|") == 3]
-        running = [job for job in jobs if job[1] == "RUNNING"]
-        if len(running) == 1:
-            number, _, user, nodes = running[0]
-            # Root is refused, too (Slurm's step_mgr.c), unless root's srun is a wrapper's.
+        running_jobs = [job for job in jobs if job[1] == "RUNNING"]
+        if len(running_jobs) == 1:
+            number, _, user, nodes = running_jobs[0]
+            # Slurm refuses root, too (step_mgr.c). But root may have a wrapper of srun that works.
             if os.geteuid() and user not in (_own_name(), str(os.geteuid())):
                 raise SrunError(
                     f"--job {words}: is {user}'s: Slurm starts a step in it for nobody but "
@@ -97,26 +100,26 @@ def running(words: str, environ: dict[str, str] | None = None) -> RunningJob:
         if "Invalid job id" in str(error):
             raise SrunError(f"--job {words}: Slurm knows no such job") from None
         raise SrunError(str(error)) from None
-    if running:
+    if running_jobs:
         raise SrunError(f"--job {words}: is an array; name one of its tasks, such as {words}_0")
     state = f"does not run: it is {jobs[0][1]}" if jobs else "does not run any more"
     raise SrunError(f"--job {words}: {state}")
 
 
 def _own_name() -> str:
-    """Our name, as squeue has it."""
+    """The name of this process's user; its number if it has no name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return str(os.geteuid())
 
 
-# --- An allocation of our own.
+# --- A new allocation.
 
 
 @dataclass(frozen=True)
 class _SlurmNodeState:
-    """What Slurm says of a node. partitions: of those that are up, the names"""
+    """The state of a node in Slurm. partitions: the names of its partitions that are up"""
 
     state: str
     idle_cpus: int
@@ -127,34 +130,39 @@ class _SlurmNodeState:
         """Why the node cannot start a job now; "": it can."""
         if not self.partitions:
             return "is in no partition that is up"
-        bare = self.state.strip(_SIGNS)
         if self.state in (_FREE, _PARTLY) and self.idle_cpus:
             return ""
-        if bare in (_FREE, _PARTLY, "allocated", "completing") and bare == self.state:
-            return f"is {bare}: no CPU is free there; --job ID asks inside of a job"
+        if self.state in (_FREE, _PARTLY, "allocated", "completing"):
+            return f"is {self.state}: no CPU is free there; --job ID asks inside of a job"
         reason = "" if self.reason == "none" else f" ({self.reason})"
         return f"is {self.state}{reason}"
 
 
 def _state_of(nodes: Sequence[str], path: str) -> dict[str, _SlurmNodeState]:
-    """Node -> what Slurm says of it; nodes that Slurm does not know are missing."""
+    """Node -> its state in Slurm; without the nodes that Slurm does not know."""
     argv = ["sinfo", "-h", "-a", "-N", "-n", fold(nodes), "-o", "%N|%R|%a|%T|%C|%E"]
     states: dict[str, _SlurmNodeState] = {}
     for row in slurm.ask(argv, path, slurm.TIMEOUT_S).splitlines():
         name, partition, availability, state, cpus, reason = (*row.split("|", 5), *[""] * 6)[:6]
-        idle = (*cpus.split("/"), "", "")[1]
+        # %C is "allocated/idle/other/total".
+        idle_cpus = (*cpus.split("/"), "", "")[1]
+        # A node has a row for each of its partitions.
         earlier = states[name].partitions if name in states else ()
         up_partition = (partition,) if availability == "up" else ()
-        number = int(idle) if idle.isdigit() else 0
         states[name] = _SlurmNodeState(
-            state, number, sanitise(reason, 200), (*earlier, *up_partition)
+            state,
+            int(idle_cpus) if idle_cpus.isdigit() else 0,
+            sanitise(reason, 200),
+            (*earlier, *up_partition),
         )
     return states
 
 
 def unusable_nodes(job: RunningJob, nodes: Sequence[str]) -> dict[str, str]:
-    """Those of a job's nodes on which Slurm can start no step any more, and why; none where Slurm
-    does not answer. A node that Slurm has lost leaves the job."""
+    """Node of the job -> why Slurm can no longer start a step on it.
+
+    {} if Slurm does not answer. A node that Slurm has lost leaves the job.
+    """
     path = os.environ.get("PATH", os.defpath)
     try:
         job_nodes = {*running(job.number).nodes}
@@ -166,7 +174,7 @@ def unusable_nodes(job: RunningJob, nodes: Sequence[str]) -> dict[str, str]:
     reasons = {}
     for name in nodes:
         state = states[name].state if name in states else "gone"
-        if name not in job_nodes or state.strip(_SIGNS) in _DEAD or "*" in state:
+        if name not in job_nodes or state.strip(_FLAGS) in _DEAD or "*" in state:
             reason = states[name].reason if name in states else "none"
             reason_text = "" if reason == "none" else f" ({reason})"
             departure = "" if name in job_nodes else f"has left job {job.number}, "
@@ -177,12 +185,12 @@ def unusable_nodes(job: RunningJob, nodes: Sequence[str]) -> dict[str, str]:
 def allocate(
     nodes: Sequence[str], options: str = "", tell: Callable[[str], None] = lambda text: None
 ) -> RunningJob:
-    """A job of our own on those of these nodes that Slurm can give now. End it with `release`.
+    """Allocate a job on those of these nodes that Slurm can give now; `release` ends it.
 
     options: for salloc(1): ``--reservation=maintenance --account=ops``
-    tell:    gets a line when Slurm needs long
+    tell:    called with a line when Slurm is slow
 
-    Raises SrunError when Slurm does not answer, or refuses the options.
+    Raises SrunError if Slurm does not answer, or refuses the options.
     """
     path = os.environ.get("PATH", os.defpath)
     for tool in ("srun", "salloc", "sinfo", "scancel"):
@@ -200,7 +208,7 @@ def allocate(
         if free:
             number, error = _run_salloc(free, arguments, tell)
         if "Unable to allocate" in error:
-            # Another job was faster, or waits for the nodes: the idle nodes are tried again.
+            # Another job got some of the nodes, or waits for them: try again with the idle nodes.
             states = _state_of(free, path)
             for name in free:
                 state = states[name].state if name in states else "gone"
@@ -222,14 +230,16 @@ def allocate(
 def _refused_nodes(
     nodes: Sequence[str], arguments: Sequence[str], path: str
 ) -> tuple[dict[str, str], str]:
-    """The nodes that Slurm cannot give now, each with the reason, and the partition of the
-    remaining nodes; "": the options name it."""
+    """The nodes that Slurm cannot give now, each with the reason, and the partition for the job.
+
+    A job has one partition: the one with the most nodes. "": the options name it.
+    """
     states = _state_of(nodes, path)
     refused = {name: "knows no node of this name" for name in nodes if name not in states}
     reserved = any(word.startswith("--reservation") for word in arguments)
     for name, state in states.items():
         reason = state.refusal()
-        if reason and not (reserved and state.state.strip(_SIGNS) in _RESERVED):
+        if reason and not (reserved and state.state.strip(_FLAGS) in _RESERVED):
             refused[name] = reason
     partitions = {name: state.partitions for name, state in states.items() if name not in refused}
     if not partitions or any(re.match(r"--partition\b|--reservation\b|-p", w) for w in arguments):
@@ -247,7 +257,7 @@ def _refused_nodes(
 def _run_salloc(
     nodes: Sequence[str], arguments: Sequence[str], tell: Callable[[str], None]
 ) -> tuple[str, str]:
-    """The number of the new job, or "", and the error of salloc."""
+    """The number of the new job, and "" as error; or "" and the error of salloc."""
     argv = [
         "salloc", "--no-shell", "--no-kill", f"--nodes={len(nodes)}", f"--nodelist={fold(nodes)}",
         f"--ntasks={len(nodes)}", "--ntasks-per-node=1", f"--time={_LIMIT_MIN}",
@@ -272,7 +282,7 @@ def _run_salloc(
     finally:
         slow.kill()
         if child.poll() is None:
-            # At TERM, salloc takes its request back.
+            # At SIGTERM, salloc cancels its request.
             child.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 _, errors = child.communicate(timeout=3)
@@ -287,13 +297,14 @@ def _run_salloc(
 
 
 def release(job: RunningJob, tell: Callable[[str], None] = lambda text: None) -> None:
-    """End a job of our own. tell: gets a line when Slurm does not answer: the job ends later."""
+    """End a job of `allocate`. tell: called with a line when Slurm does not answer"""
     if not job.number:
         return
     path = os.environ.get("PATH", os.defpath)
     try:
-        # A slurmctld that hangs would find the request when it wakes up, while slurmd still waits
-        # to tell it how the steps ended: it would take them for unkillable, and drain the nodes.
+        # squeue first, because a slurmctld that hangs must not get scancel's request. When it
+        # resumes, it would act on the request before the slurmds report that the steps have ended,
+        # take the steps for unkillable, and drain the nodes.
         slurm.ask(["squeue", "-h", "-j", job.number, "-o", "%A"], path, _RELEASE_S)
         slurm.ask(["scancel", job.number], path, _RELEASE_S)
     except InventoryError as problem:

@@ -1,8 +1,8 @@
 """Exchanges lines with a running script on a node.
 
-Only lines with the mark count: the output of a login is skipped. Every wait has a limit, and the
-kept output has one. The script's input ends when the channel is closed or this machine dies: a
-script that reads it to the end leaves nothing behind.
+Only lines that begin with the mark are the script's; other lines are a login's and are skipped.
+Each wait has a time limit, and the output has a size limit. The script's input ends when the
+channel is closed or this machine dies, so the script must end with its input.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Protocol
 from nodeready.transport.base import NodeChannel
 from nodeready.transport.sudo import sudo_error
 
-#: Bytes of one line, and of all lines; no answer has more.
+#: Maximum bytes of one line, and of all lines.
 _LINE_BYTES = 256 << 10
 _ALL_BYTES = 16 << 20
-#: Kept bytes without the mark: they tell why the script ended.
+#: Kept bytes of the lines without the mark, which may have the reason why the script ended.
 _NOISE_BYTES = 4 << 10
-#: Bytes that are read at once.
+#: Maximum bytes of one read.
 PIECE = 64 << 10
 #: Seconds for the last output of a script that takes no more input.
 _LAST_S = 2.0
-#: Seconds in which a node must take a line, or a new channel.
+#: Maximum seconds to send a line, or to open a channel.
 SEND_S = 15.0
 
 
 class Stream(Protocol):
-    """The two directions of a running command.
+    """The input and the output of a running command.
 
-    Each raises TimeoutError when it takes longer than that, and OSError or EOFError when the
-    connection is lost; `read` a ValueError with the reason when it knows why the command ended.
+    `read` and `write` raise TimeoutError after ``limit_s``, and OSError or EOFError when the
+    connection is lost. `read` raises ValueError if the command ended for a known reason.
     """
 
     def read(self, limit_s: float) -> bytes: ...
@@ -41,7 +41,7 @@ class Stream(Protocol):
 
 
 class LineChannel(NodeChannel):
-    """A running script. Never raises for a node's fault: ``error`` has it.
+    """A running script. A fault of the node raises nothing; ``error`` has it.
 
     error: one line; "" while the script runs
     """
@@ -49,10 +49,12 @@ class LineChannel(NodeChannel):
     def __init__(
         self, open_stream: Callable[[], Stream], first_input: str, mark: str, *, sudo: bool = False
     ) -> None:
-        """open_stream: starts the command. Raises as a Stream does, or ValueError with the reason
-        first_input: what the command reads first: a password, and the script
-        mark:  the beginning of every line of the script that counts
-        sudo:  whether its output may be sudo's refusal
+        """Open the channel and send the first input.
+
+        open_stream: starts the command. Raises as a Stream does, or ValueError with the reason
+        first_input: a password, if any, and the script
+        mark:        the beginning of every line of the script
+        sudo:        the output may have sudo's error
         """
         self.error = ""
         self._mark, self._sudo = mark.encode(), sudo
@@ -83,10 +85,10 @@ class LineChannel(NodeChannel):
         except TimeoutError:
             self._end("takes no input")
         except (OSError, EOFError) as problem:
-            # The script's last words tell why it takes no input any more.
-            until = time.monotonic() + _LAST_S
-            while self._stream is not None and time.monotonic() < until:
-                self._read_more(until - time.monotonic())
+            # The script's last output has the reason why it takes no more input.
+            deadline = time.monotonic() + _LAST_S
+            while self._stream is not None and time.monotonic() < deadline:
+                self._read_more(deadline - time.monotonic())
             if not self.error:
                 self._end_lost(problem)
 
@@ -96,20 +98,20 @@ class LineChannel(NodeChannel):
 
     def read_line(self, limit_s: float) -> str | None:
         """The next line with the mark; None: none within the limit, or the end (see ``error``)."""
-        until = time.monotonic() + limit_s
+        deadline = time.monotonic() + limit_s
         while True:
             line = self._next()
             if line is not None:
                 return line
-            remaining_s = until - time.monotonic()
+            remaining_s = deadline - time.monotonic()
             if self._stream is None or remaining_s <= 0:
                 return None
             self._read_more(remaining_s)
 
     def _next(self) -> str | None:
-        """The first whole line with the mark; everything in front of that line is noise."""
+        """The first complete line from the mark on; all bytes before the mark are noise."""
         mark_start = self._unread.find(self._mark)
-        # Only a part of the mark may have come: a last line without the mark stays.
+        # Without the mark, the last line stays: it may begin with a part of the mark.
         start = mark_start if mark_start >= 0 else self._unread.rfind(b"\n") + 1
         self._noise = (self._noise + self._unread[:start])[-_NOISE_BYTES:]
         del self._unread[:start]

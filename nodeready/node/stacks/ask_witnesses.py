@@ -27,12 +27,12 @@ from nodeready.node.users_file import held_path, with_rights
 from nodeready.node.witnesses import flight_recorder, gpus, kernel_log, logs, nccl_ras, ports
 from nodeready.subjects import wire
 
-#: Seconds for the witnesses of all processes, and for each tool of the node.
-_EACH_S, _TOOL_S = 3.0, 8.0
+#: Seconds for one witness to read all processes, and for each tool of the node.
+_PROCESSES_S, _TOOL_S = 3.0, 8.0
 #: Seconds before the deadline of the run by which a tool has ended.
 _SPARE_S = 1.5
 #: Maximum characters of one witness's answer as JSON, of a text in it, and of an error.
-_MAX, _MAX_TEXT, _MAX_ERROR = 128 << 10, 4000, 200
+_MAX_ANSWER, _MAX_TEXT, _MAX_ERROR = 128 << 10, 4000, 200
 #: Maximum processes of a node that are asked for a dump of their flight recorder.
 _MAX_DUMPS = 64
 
@@ -51,7 +51,7 @@ def _answer_of(observe: Callable[[], Any]) -> Answer:
         return _absent(f"{type(problem).__name__}: {_bounded(str(problem))}")
     if not isinstance(answer, dict):
         return _absent("it gave no answer")
-    if len(json.dumps(answer)) > _MAX:
+    if len(json.dumps(answer)) > _MAX_ANSWER:
         return _absent("its answer is too large")
     return answer
 
@@ -87,13 +87,15 @@ class Witnesses:
     ) -> None:
         self._supervisor, self._targets, self._ras, self._dump = supervisor, targets, ras, dump
         self._check = check
+        # By witness of the node: its thread and deadline, and its answer.
         self._tools: dict[str, tuple[Thread, float]] = {}
-        self._found: dict[str, Answer] = {}
-        self._before, self._began = self._counters(), time.monotonic()
+        self._answers: dict[str, Answer] = {}
+        # The counters of the ports before the samples, and when they were read.
+        self._first_counters, self._first_read_s = self._counters(), time.monotonic()
 
     def _counters(self) -> Any:
         """The counters of the ports; None: reading them hangs."""
-        deadline = min(self._supervisor.deadline, time.monotonic() + _EACH_S)
+        deadline = min(self._supervisor.deadline, time.monotonic() + _PROCESSES_S)
         counters = processes.probe_each(lambda _: _answer_of(ports.counters), [0], deadline).get(0)
         return None if counters is HANGS else counters
 
@@ -131,10 +133,10 @@ class Witnesses:
             self._ask_recorders()
 
     def _start(self, name: str, ask: Callable[[], Any], limit_s: float) -> None:
-        self._found[name] = _absent(f"it gave no answer within {limit_s:.0f} s")
+        self._answers[name] = _absent(f"it gave no answer within {limit_s:.0f} s")
 
         def work() -> None:
-            self._found[name] = _answer_of(ask)
+            self._answers[name] = _answer_of(ask)
 
         # A thread that never returns ends with this program.
         thread = Thread(target=work, daemon=True)
@@ -183,7 +185,7 @@ class Witnesses:
         answers = processes.probe_each(
             lambda pid: _answer_of(lambda: observe(target_by_pid[pid])),
             list(target_by_pid),
-            min(self._supervisor.deadline, time.monotonic() + _EACH_S),
+            min(self._supervisor.deadline, time.monotonic() + _PROCESSES_S),
             {pid: target.owner for pid, target in target_by_pid.items()},
         )
         for pid, target in target_by_pid.items():
@@ -205,7 +207,7 @@ class Witnesses:
                 flight_recorder.ask_for_dump(pid, uid, target.rank.identity.rank, _values(target))
             )
 
-        deadline = min(self._supervisor.deadline, time.monotonic() + _EACH_S)
+        deadline = min(self._supervisor.deadline, time.monotonic() + _PROCESSES_S)
         errors = processes.probe_each(
             ask,
             list(target_by_pid),
@@ -221,21 +223,21 @@ class Witnesses:
             )
 
     def finish(self) -> dict[str, Answer]:
-        """Read the ports again, after the last sample; the answers of the node's witnesses."""
+        """Read the ports again, after the last sample; returns the answers about the node."""
         after = self._counters()
-        seconds = time.monotonic() - self._began
-        before = self._before
+        seconds = time.monotonic() - self._first_read_s
+        before = self._first_counters
         if before is None or after is None or "absent" in before or "absent" in after:
             reason = (before or after or {}).get("absent", "its counters cannot be read")
-            self._found["network"] = _absent(str(reason))
+            self._answers["network"] = _absent(str(reason))
         else:
-            self._found["network"] = _answer_of(lambda: ports.network(before, after, seconds))
+            self._answers["network"] = _answer_of(lambda: ports.network(before, after, seconds))
         if self._dump and self._live:
             self._ask_recorders()
-        join_until = self._supervisor.deadline - _SPARE_S / 2
-        for thread, until in self._tools.values():
-            thread.join(max(0.0, min(until, join_until) - time.monotonic()))
-        return dict(self._found)
+        last_deadline = self._supervisor.deadline - _SPARE_S / 2
+        for thread, deadline in self._tools.values():
+            thread.join(max(0.0, min(deadline, last_deadline) - time.monotonic()))
+        return dict(self._answers)
 
 
 def _values(target: StackTarget) -> Mapping[str, str]:
@@ -243,7 +245,10 @@ def _values(target: StackTarget) -> Mapping[str, str]:
 
 
 def _recording(target: StackTarget) -> flight_recorder.Recording:
-    """The dump of its flight recorder, or the reason: this PyTorch has no recorder."""
+    """The dump of a rank's flight recorder, or why there is none.
+
+    A PyTorch without a recorder is named as the reason.
+    """
     uid = target.facts[-1].uid
     recording = flight_recorder.observe(
         target.pid, uid, target.rank.identity.rank, _values(target)
@@ -251,8 +256,8 @@ def _recording(target: StackTarget) -> flight_recorder.Recording:
     if recording.absent.startswith(flight_recorder.NO_DUMP):
         with contextlib.suppress(OSError), with_rights(nccl_ras.rights(target.pid, uid)):
             version = _torch(target.pid, uid, list(_files(target.pid)))
-            release_number = release(version)
-            if release_number is not None and release_number < RECORDER:
+            numbers = release(version)
+            if numbers is not None and numbers < RECORDER:
                 return flight_recorder.Recording(f"PyTorch {version} has none, 2.2 and newer have")
     return recording
 
@@ -338,7 +343,7 @@ def read_settings(
 
     environment: its variables among `processes.KEYS`
 
-    It runs in a fork (`processes.probe_each`), because a file system may never answer.
+    Call this in a fork (`processes.probe_each`), because a file system may never answer.
     """
     pattern = processes.contents("/proc/sys/kernel/core_pattern").strip()
     soft_limit = _core_limit(processes.contents(f"/proc/{pid}/limits"))

@@ -58,8 +58,9 @@ _PROC_NAMES = {
 }
 
 _CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
-# Any user can give a process the name of a service, and lower its limits. UID_MIN is 1000.
-_IS_A_PERSONS = (
+# Whether $nr_pid is an ordinary user's process (UID_MIN is 1000). Such a process may have the name
+# of a service and lower limits.
+_IS_USERS_PROCESS = (
     "nr_uid=0; while read -r nr_key nr_uid nr_rest; do "
     'if [ "$nr_key" = Uid: ]; then break; fi; '
     'done 2>/dev/null <"/proc/$nr_pid/status"; [ "${nr_uid:-0}" -ge 1000 ]'
@@ -99,7 +100,7 @@ def _service_script(service: str) -> str:
             nr_comm=
             {{ read -r nr_comm <"/proc/$nr_pid/comm"; }} 2>/dev/null || continue
             # Without cgroups for jobs, the processes of jobs are in slurmd's cgroup.
-            if {_IS_A_PERSONS}; then
+            if {_IS_USERS_PROCESS}; then
                 if [ -n "$nr_first" ] && [ -z "$nr_persons" ]; then continue; fi
                 nr_persons=1
             fi
@@ -161,7 +162,7 @@ def _script(policy: Policy) -> str:
             nr_comm=
             {{ read -r nr_comm <"$nr_file"; }} 2>/dev/null || continue
             nr_pid=${{nr_pid#/proc/}}
-            {_IS_A_PERSONS} && continue
+            {_IS_USERS_PROCESS} && continue
             printf 'process=%s %s\n' "$nr_comm" "$nr_pid"
             set -- "$@" "/proc/$nr_pid/limits"
         done
@@ -243,11 +244,11 @@ _CEILING_PID = re.compile("^ceiling=([0-9]+)$", re.M)
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Limits:
     """The observation. Raises ProbeError when a value of the kernel is no number."""
     output = outputs["limits"]
-    pid = _CEILING_PID.search(output.text)
-    if pid and "process=" not in output.text:
-        # Most nodes differ only in the number of a process.
-        text = output.text.replace(f"/proc/{pid[1]}/limits:", "/proc/0/limits:")
-        output = replace(output, text=f"{text[: pid.start(1)]}0{text[pid.end(1) :]}")
+    match = _CEILING_PID.search(output.text)
+    if match and "process=" not in output.text:
+        # The outputs of most nodes differ only in this pid. Without it, `_parse` has them cached.
+        text = output.text.replace(f"/proc/{match[1]}/limits:", "/proc/0/limits:")
+        output = replace(output, text=f"{text[: match.start(1)]}0{text[match.end(1) :]}")
     return _parse(output, outputs["sysctl"], policy.limit_services)
 
 
@@ -262,7 +263,7 @@ def _parse(output: Output, kernel: Output, services: Names) -> Limits:
     for text in output.all("unit"):
         service, _, path = text.partition(" ")
         if service not in services or not path.startswith("/"):
-            raise ProbeError("a unit that was not asked for", text)
+            raise ProbeError("a unit that was not requested", text)
         units[service] = parse_unit_limits(service, path, lines, existing)
     by_name = {service[:15]: service for service in services}
     running = []
@@ -271,10 +272,10 @@ def _parse(output: Output, kernel: Output, services: Names) -> Limits:
         limits = _proc_limits(files.get(f"/proc/{pid}/limits", ()))
         if limits:
             if name[:15] not in by_name:
-                raise ProbeError("a process that was not asked for", text)
+                raise ProbeError("a process that was not requested", text)
             running.append(Running(by_name[name[:15]], number(pid, "a process id"), limits))
     ceiling = _proc_limits(files.get(f"/proc/{values.get('ceiling')}/limits", ()))
-    strict = any("/pam.d/" in line.path and _STRICT.match(line.text) for line in lines)
+    is_strict = any("/pam.d/" in line.path and _STRICT.match(line.text) for line in lines)
     stacks = {name: stack for name in SERVICES if (stack := parse_stack(name, files))}
     confs = {stack.conf for stack in stacks.values()} & {*files, *existing}
     nr_open = files.get(_NR_OPEN_FILE, ())
@@ -283,7 +284,7 @@ def _parse(output: Output, kernel: Output, services: Names) -> Limits:
             pam=parse_pam_limits(lines, existing),
             units=units,
             running=tuple(running),
-            ceiling={item: hard for item, (_, hard) in ceiling.items()} if strict else {},
+            ceiling={item: hard for item, (_, hard) in ceiling.items()} if is_strict else {},
             nr_open=number(nr_open[0].text, NR_OPEN) if nr_open else None,
             nr_open_boot=sysctl.boot_value(sysctl.parse(kernel), NR_OPEN),
             systemd="systemd" in values,

@@ -12,13 +12,14 @@ from nodeready.subjects import wire
 class SshTry:
     """One login by ssh.
 
-    name:   the peer's name in the inventory
-    rc:     exit status of ssh: 255 for an error of ssh itself; None: ended by its time limit
-    answer: the last line that came back: the peer's host name after a good login
+    name:      the peer's name in the inventory
+    rc:        exit status of ssh: 255 for an error of ssh itself; None: ended by its time limit
+    answer:    the last line of the output: the peer's host name after a good login
     messages:  the end of ssh's messages; "" when ssh exited with 0
-    overrides: options as the user's own configuration sets them (``user ada``), where the login
-            fails or ends elsewhere with them, and works by the system's alone
-    forced: ``FILE:LINE`` of the authorized key there whose command= replaces ours; "": none
+    overrides: options of the user's own configuration (``user ada``) with which the login fails or
+               reaches another host, and without which it works
+    forced:    ``FILE:LINE`` of the peer's authorized key whose command= replaces the command; "":
+               none
     """
 
     JSON_KEYS: ClassVar = {"messages": "said", "overrides": "own"}
@@ -43,10 +44,10 @@ class PdshAnswer:
 class PdshRun:
     """One run of pdsh over the peers that ssh reaches; where ssh fails, pdsh fails as well.
 
-    targets: the names that pdsh was given
-    answers: the lines that came back
-    rc:      pdsh's exit status, which says little (0 for a refused connection); None: ended by
-             its time limit
+    targets:  the names that pdsh was given
+    answers:  the lines of its output
+    rc:       pdsh's exit status, which is 0 also for a refused connection; None: ended by its time
+              limit
     messages: the end of pdsh's messages
     """
 
@@ -62,12 +63,11 @@ class PdshRun:
 class RcmdDefault:
     """The default remote command of pdsh in one kind of shell.
 
-    kind:   of shell: ``login`` or ``interactive``
-    rcmd:   as ``pdsh -q`` prints it; "": it prints none
-    value:  PDSH_RCMD_TYPE; None: not set
-    set_by: the line that the shell read at its start and that decides, ``/path:number``; "": none,
-            or it is unknown
-    works:  it is ssh, or brought an answer
+    kind:     of shell: ``login`` or ``interactive``
+    rcmd:     as ``pdsh -q`` prints it; "": it prints none
+    value:    PDSH_RCMD_TYPE; None: not set
+    set_by:   ``FILE:LINE`` that sets the variable when the shell starts; "": none, or unknown
+    works:    it is ssh, or pdsh got an answer with it
     messages: the end of pdsh's messages when there is no ``rcmd``
     """
 
@@ -112,8 +112,8 @@ class Trouble:
            peers; ``both``; ``pair``: the node cannot log in to one peer, and neither has other
            trouble; ``namesake``: other nodes have the same host name
     peers: the peers with which the logins fail
-    tried: with how many peers logins were tried, in that direction
-    cause: a key of `nodeready.subjects.ssh_client.checks.CAUSES`
+    tried: number of peers with which logins were tried, in that direction
+    cause: a key of `nodeready.subjects.ssh_client.login_failures.CAUSES`
     message: ssh's message with the cause, or the host name that answered
     back:  whether the opposite direction works; None: it was not tried
     """
@@ -130,7 +130,7 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Missing:
-    """A peer that ssh reaches and pdsh does not. message: pdsh's words about it, or ""."""
+    """A peer that ssh reaches and pdsh does not. message: pdsh's message about it, or ""."""
 
     JSON_KEYS: ClassVar = {"message": "said"}
 
@@ -140,7 +140,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Same:
-    """Peers for which pdsh brought the same answer."""
+    """Peers from which pdsh got the same answer."""
 
     answer: str
     names: tuple[str, ...]
@@ -150,16 +150,16 @@ class Same:
 class Reach:
     """The outcome of the logins between a node and its peers, by ssh and by pdsh.
 
-    to:        to how many peers this node tried to log in
-    by:        how many peers tried to log in to this node
-    ssh:       the faults of the logins that this node causes
-    excused:   peers that this node does not reach, by a fault of the peers
-    pdsh_targets: how many peers pdsh was given: those that ssh reaches
-    distinct:  how many different answers pdsh brought
-    missing:   the peers without an answer
-    same:      peers with the same answer, for another reason than their host names
-    pdsh_said: pdsh's message when it brought no answer at all, one line
-    pdsh_by:   peers whose pdsh this node does not answer as itself; these are excused
+    to:           number of peers to which this node tried to log in
+    by:           number of peers that tried to log in to this node
+    ssh:          the faults of the logins that this node causes
+    excused:      peers that this node does not reach by a fault of the peers
+    pdsh_targets: number of peers that pdsh was given: those that ssh reaches
+    distinct:     number of different answers that pdsh got
+    missing:      the peers without an answer
+    same:         peers with the same answer, for another reason than their host names
+    pdsh_said:    pdsh's message if it got no answer at all, one line
+    pdsh_by:      peers whose pdsh gets another host name than this node's from this node
     """
 
     JSON_KEYS: ClassVar = {"pdsh_targets": "asked"}

@@ -10,17 +10,14 @@ AT_LINE = re.compile(r"(/[^\s:]+):? line (\d+):")
 OF_FILE = re.compile(r"(?:Bad owner or permissions on|Can't open user config file) (/[^\s:]+)")
 
 
-# --- Why ssh does not log in: the causes that its messages tell, their words and their fixes.
-
-
 @dataclass(frozen=True)
 class LoginCause:
     """One cause.
 
     key:     the cause's name, in `nodeready.subjects.proof.peer_facts.Trouble`
-    pattern: matches ssh's message; "": another sign than a message tells the cause
+    pattern: matches ssh's message; "": the cause is not found by a message
     words:   the fault; ``{user}`` is the job's user, ``{said}`` ssh's message
-    fix:     what a person does about the cause; ``{file}`` is the file that the message names
+    fix:     the repair by a person; ``{file}`` is the file that the message names
     deploy:  a deploy of the subject ssh_client repairs the cause
     """
 
@@ -31,10 +28,10 @@ class LoginCause:
     deploy: bool = False
 
 
-#: The first cause whose pattern is found counts: the message that ends a login is often the
-#: consequence of an earlier one. Patterns: OpenSSH 7 to 10 (sshconnect.c, sshconnect2.c,
-#: readconf.c).
-_ALL = (
+#: The first cause in this order whose pattern matches a message counts, because the last message
+#: of a login is often the consequence of an earlier one. Patterns: OpenSSH 7 to 10 (sshconnect.c,
+#: sshconnect2.c, readconf.c).
+_ORDERED_CAUSES = (
     LoginCause(
         # A connection through a command has no address (packet.c, ssh_remote_ipaddr).
         "proxy",
@@ -255,10 +252,10 @@ _ALL = (
     ),
 )
 
-CAUSES: dict[str, LoginCause] = {cause.key: cause for cause in _ALL}
+CAUSES: dict[str, LoginCause] = {cause.key: cause for cause in _ORDERED_CAUSES}
 
 _OFFENDING = re.compile(r"Offending (?:\S+ )?key (?:for IP )?in ([^\s:]+:\d+)")
-#: What ssh says beside the cause.
+#: Messages of ssh that name no cause.
 _NOISE = re.compile(
     r"Warning: Permanently added|debug\d: |(kex|ssh)_exchange_identification: |[@*# ]+$|"
     r"Connection (to|closed|reset)|(Connection|Disconnected|Received disconnect) "
@@ -267,36 +264,38 @@ _NAMED = re.compile(r"(?:^|[\s'\"])(/[^\s'\":]+)")
 
 
 def cause_of(messages: str) -> tuple[str, str]:
-    """The key of the cause that ssh's messages tell, and the message that tells it.
+    """The key of the cause in ssh's messages, and the line to show for it.
 
-    "other" and ssh's last message without a known cause. Where ssh's message only reports its end,
-    an earlier line has the reason: the command of a ProxyCommand, a line of the configuration, the
-    text of /etc/nologin.
+    Without a known cause: "other" and ssh's last line.
     """
     lines = [line.strip() for line in messages.splitlines() if line.strip()]
-    for cause in _ALL:
-        for at, line in enumerate(lines if cause.pattern else ()):
+    for cause in _ORDERED_CAUSES:
+        for index, line in enumerate(lines if cause.pattern else ()):
             if re.search(cause.pattern, line):
-                return cause.key, _telling(cause.key, lines, at)
+                return cause.key, _line_to_show(cause.key, lines, index)
     return "other", lines[-1] if lines else "ssh says nothing"
 
 
-def _telling(key: str, lines: list[str], at: int) -> str:
-    """The line that tells most, of those in which the cause was found at this place."""
+def _line_to_show(key: str, lines: list[str], index: int) -> str:
+    """The line with the reason. index: of the line that matched the cause
+
+    If the matching line only reports the end of ssh, an earlier line has the reason: the message
+    of a ProxyCommand, a line of the configuration, or the text of /etc/nologin.
+    """
     if key == "changed_key":
-        return next(filter(offending, lines), lines[at])
+        return next(filter(offending, lines), lines[index])
     if key == "open_key":
-        return next((line for line in lines if line.startswith("Permissions ")), lines[at])
-    before = [line for line in lines[:at] if not _NOISE.match(line)]
-    if key == "config" and "terminating" in lines[at]:
-        return before[-1] if before else lines[at]
+        return next((line for line in lines if line.startswith("Permissions ")), lines[index])
+    before = [line for line in lines[:index] if not _NOISE.match(line)]
+    if key == "config" and "terminating" in lines[index]:
+        return before[-1] if before else lines[index]
     if key in ("proxy", "closed", "startups"):
-        return before[0] if before else lines[at]
-    return lines[at]
+        return before[0] if before else lines[index]
+    return lines[index]
 
 
 def named_file(messages: str) -> str:
-    """The first path that a message of ssh's names; in words where it names none."""
+    """The first path in ssh's messages, or words that stand for it."""
     match = _NAMED.search(messages)
     return match[1] if match else "the file that ssh names"
 
@@ -308,8 +307,6 @@ def offending(messages: str) -> str:
 
 
 def message_source(messages: str) -> str:
-    """Where a person has to look, by ssh's message: the offending key, the line or the file of a
-    configuration; "" where it names none.
-    """
+    """What ssh's message names: ``FILE:LINE`` of a key or a setting, or a file; "": nothing."""
     line, file = AT_LINE.search(messages), OF_FILE.search(messages)
     return offending(messages) or (f"{line[1]}:{line[2]}" if line else file[1] if file else "")

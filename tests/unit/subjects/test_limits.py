@@ -216,7 +216,7 @@ def test_what_makes_no_sense_is_refused():
         with pytest.raises(ProbeError, match="no number"):
             node({}, nr_open=nr_open)
     for unit in ("evil /x.service", "slurmd x.service"):
-        with pytest.raises(ProbeError, match="not asked for"):
+        with pytest.raises(ProbeError, match="not requested"):
             node({}, f"unit={unit}")
 
 
