@@ -23,7 +23,8 @@ class HostRecord(NamedTuple):
     results: without those that are known by their number alone
     counts:  status -> how many results are known by their number alone
     problem: why there is no verdict, in one line; "": there is one
-    labels:  of its target, beside those that name the host: two hosts with other ones are two
+    labels:  of its target, without those that name the host; records of one host with different
+             labels are of different nodes
     """
 
     host: str
@@ -38,13 +39,13 @@ class HostRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """Where verdicts are collected.
+    """A directory or a Prometheus with the verdicts of the nodes.
 
-    shown:     for people: without a user
-    url:       of Prometheus, without a user; "": a directory
-    labels:    that its targets must have
+    shown:     the source in messages, without a user and password
+    url:       of Prometheus, without a user and password; "": a directory
+    labels:    of Prometheus's targets; other targets are ignored
     directory: "": Prometheus
-    header:    for Authorization; never shown
+    header:    value of the header Authorization; never shown
     """
 
     shown: str
@@ -54,19 +55,19 @@ class Source:
     header: str = field(default="", repr=False)
 
 
-def source(words: str, token: str = "") -> Source:
-    """What ``--recorded`` names. Raises ValueError.
+def source(text: str, token: str = "") -> Source:
+    """The source that ``--recorded`` names. Raises ValueError.
 
-    token: for ``Authorization: Bearer``; a directory has no use for it
+    token: for ``Authorization: Bearer``; unused for a directory
     """
     from urllib.parse import parse_qsl, unquote, urlsplit
 
-    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", words):
-        return Source(sanitise(words, 200), directory=words)
-    if re.search(r"[^\x21-\x7e]", words):
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
+        return Source(sanitise(text, 200), directory=text)
+    if re.search(r"[^\x21-\x7e]", text):
         raise ValueError("has a character that no address has")
     try:
-        parts = urlsplit(words)
+        parts = urlsplit(text)
         host, _ = parts.hostname, parts.port
     except ValueError:
         host, parts = None, urlsplit("")
@@ -78,14 +79,14 @@ def source(words: str, token: str = "") -> Source:
         labels = (("", ""),) if parts.query else ()
     if not all(re.fullmatch(_LABEL, label) for label, _ in labels):
         raise ValueError("must have labels of targets behind its ?: http://HOST:9090?cluster=a")
-    user, at, place = parts.netloc.rpartition("@")
-    if at and token:
+    credentials, has_user, address = parts.netloc.rpartition("@")
+    if has_user and token:
         raise ValueError("has a user, and there is a token: only one of them can be sent")
     header = f"Bearer {token}" if token else ""
-    if at:
-        name, _, password = user.partition(":")
+    if has_user:
+        name, _, password = credentials.partition(":")
         pair = f"{unquote(name)}:{unquote(password)}".encode()
         header = f"Basic {base64.b64encode(pair).decode()}"
-    url = f"{parts.scheme}://{place}{parts.path.rstrip('/')}"
+    url = f"{parts.scheme}://{address}{parts.path.rstrip('/')}"
     shown = f"{url}?{parts.query}" if labels else url
     return Source(shown, url=url, labels=labels, header=header)

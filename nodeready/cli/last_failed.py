@@ -61,7 +61,7 @@ def save_failed(
     inventory.
 
     failed:    names of the nodes that failed in this run
-    reached:   names of the nodes that answered
+    reached:   names of the nodes that the run contacted
     inventory: the inventory file; "": the command line listed the nodes
     is_whole:  every node of the inventory was contacted
     lost:      the command collects and does not judge: ``failed`` are the nodes that it did not

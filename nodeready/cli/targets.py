@@ -73,7 +73,7 @@ class Targets:
 
     policies:  the declared policy of each node, by name
     inventory: their inventory; None: this machine, without one
-    job:       number of the Slurm job whose steps ask; "": none, or an allocation of our own
+    job:       number of the Slurm job in whose steps requests run; "": none, or a new allocation
     """
 
     transport: Transport
@@ -104,7 +104,7 @@ class Targets:
     ) -> None:
         """Keep the failed nodes for ``--limit @last-failed``; see `last_failed.save_failed`.
 
-        asked: the nodes that the run got to; None: all targets
+        reached: the nodes that this run contacted; None: all targets
         """
         if self.inventory is None and not self.job:
             return  # this machine alone
@@ -223,8 +223,8 @@ def select_targets(
     """The nodes that a command asks, by the transport of ``--via``. Raises Refused.
 
     inventory: None: all nodes of the job, with the default policy
-    job:       the running Slurm job whose steps ask, by srun
-    tell:      gets a line about the transport
+    job:       the running Slurm job in whose steps requests run, by srun
+    tell:      called with a line about the transport
     works:     channels have the job's GPUs (`transport.srun.Srun`)
     """
     interrupt_on_signals()
@@ -295,7 +295,7 @@ def _refuse_nameless_user(hosts: Iterable[Host]) -> None:
 
 
 def _pyinfra_config(options: TargetOptions) -> Any:
-    # pyinfra takes longer to load than anybody waits for --help.
+    # Imported only here, because the import is slow and --help must be quick.
     from pyinfra.api import Config
 
     config = Config()
@@ -379,9 +379,9 @@ def _srun_transport(
     tell: Callable[[str], None],
     works: bool,
 ) -> tuple[Transport, str]:
-    """The steps of this job on these nodes, as far as the job has them, and the job's number.
+    """The steps of a job on those of these nodes that the job has, and the job's number.
 
-    job: "": an allocation of our own, which has no number yet
+    job: "": a new allocation, which has no number yet
     """
     from nodeready.transport.srun import OwnJob, Srun
 

@@ -40,10 +40,15 @@ _HOPPER_BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
 class Board:
     """A model of GPU, and the server with it.
 
-    tlimit:         Hopper prints how many degrees are left; Ampere prints the thresholds
-    xml:            what its driver shows beside or instead (`CHANGES`)
-    buses:          PCI buses of the GPUs; switches: of the NVSwitches that the server shows
-    fabric_manager: whether the server has a fabric manager
+    buses:          PCI buses of the GPUs
+    switches:       PCI buses of the NVSwitches that the server shows
+    generation:     of PCIe
+    links:          NVLinks of a GPU
+    link_gbps:      GB/s of an NVLink
+    rows:           spare rows of memory ("bank(s)" in the output)
+    tlimit:         nvidia-smi shows the degrees up to the limit (Hopper), not the limits (Ampere)
+    fabric_manager: the server has a fabric manager
+    xml:            further elements of its driver's output, and other values, as in `CHANGES`
     """
 
     product: str
@@ -117,7 +122,7 @@ BOARDS = {
     ),
 }  # fmt: skip
 
-#: The values of a healthy GPU that another GPU may have otherwise.
+#: The values that may differ between two GPUs; these are a healthy GPU's.
 CHANGES: Mapping[str, Any] = {
     "product": "",  # "": the board's
     "vbios": "",
@@ -421,7 +426,7 @@ def make(
 ) -> Hardware:
     """A node of this model, with its differences from a healthy one.
 
-    gpus:           index -> what nvidia-smi shows instead (`CHANGES`)
+    gpus:           index -> values that differ in nvidia-smi's output (`CHANGES`)
     missing:        GPUs that nvidia-smi does not show
     unbound:        GPUs that have no driver: nvidia-smi does not show them either
     unplugged:      GPUs that are not on the PCI bus
@@ -429,15 +434,15 @@ def make(
     nics:           interface -> fields of `adapters.NetDevice`
     inactive:       NVLinks that are down, as (GPU, link)
     links:          the output of `nvidia-smi nvlink --status`
-    tool:           what nvidia-smi does first: a key of `BEFORE`, or shell text
-    module:         whether the driver is loaded
-    fabric_manager: whether the fabric manager runs
+    tool:           shell text that nvidia-smi runs first, or a key of `BEFORE`
+    module:         the driver is loaded
+    fabric_manager: the fabric manager runs
     xids:           GPU -> code and text of an Xid in the kernel's log
     log:            further lines of the kernel's log; {gpu[3]} is the address of GPU 3
     """
     board = BOARDS[model]
     hidden = {*missing, *unbound, *unplugged}
-    # Without its manager the fabric stays as it is after a boot.
+    # Without the fabric manager, the fabric stays in its state after a boot.
     fabric = {} if fabric_manager else {"fabric_state": "In Progress", "fabric_status": "N/A"}
     shown = [
         {"address": f"0000:{bus}:00.0", **fabric, **gpus.get(index, {})}

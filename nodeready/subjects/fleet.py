@@ -1,4 +1,4 @@
-"""The third argument of a check: what other nodes and earlier runs tell about a node."""
+"""The third argument of a check: facts about a node from other nodes and from earlier runs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ class Counters:
 
 @dataclass(frozen=True)
 class FleetFacts:
-    """What the fleet tells about one node.
+    """Facts about one node from other nodes and from earlier runs.
 
-    addresses:   those that exactly one node of the run has; None: fewer than two were probed
-    known_hosts: the lines that the node's block of host keys shall have; None: they were not
-                 gathered
+    addresses:   of all nodes, that only one node of the run has; None: fewer than two were probed
+    known_hosts: the right lines of the node's block of host keys; None: they were not gathered
     host_key:    the key with which the node's sshd answered this run, ``type base64``; "": not
                  known
     gate_files:  (path, sha256) of every file of the node's gate; None: not known, as on the node
@@ -44,5 +43,5 @@ class FleetFacts:
     mesh_passed: bool = False
 
 
-#: Of a node that is judged without its fleet.
+#: For a node that is judged without its fleet.
 ALONE = FleetFacts()

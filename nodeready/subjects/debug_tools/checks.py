@@ -57,9 +57,9 @@ def packages(observed: DebugTools, policy: Policy) -> Result:
     troubles = [program.stuck for program in unusable_packages]
     if not observed.missing and not troubles:
         return ok(check, expected)
-    words = [f"missing: {missing}"] if missing else []
-    words += dict.fromkeys(trouble.words for trouble in troubles)
-    actual, source = join_first(words), troubles[0].path if troubles else ""
+    problems = [f"missing: {missing}"] if missing else []
+    problems += dict.fromkeys(trouble.words for trouble in troubles)
+    actual, source = join_first(problems), troubles[0].path if troubles else ""
     repairs = {trouble.mend for trouble in troubles}
     if "chmod" in repairs or (observed.manager and (missing or "reinstall" in repairs)):
         return fixable(check, expected, actual, source)

@@ -55,10 +55,14 @@ class Unit:
 
 
 def file_names(service: str) -> tuple[str, ...]:
-    """The file names of a service's unit; an instance may have its template's."""
-    template, at, instance = service.partition("@")
+    """The file names of a service's unit.
+
+    >>> file_names("getty@tty1")
+    ('getty@tty1.service', 'getty@.service')
+    """
+    template, _, instance = service.partition("@")
     names = (f"{service}.service",)
-    return (*names, f"{template}@.service") if at and instance else names
+    return (*names, f"{template}@.service") if instance else names
 
 
 def dropin_directories(service: str) -> tuple[str, ...]:
@@ -73,7 +77,8 @@ def dropin_directories(service: str) -> tuple[str, ...]:
     )
 
 
-def _size(text: str) -> int | None:
+def _parse_size(text: str) -> int | None:
+    """The bytes or the number of ``64K`` or ``infinity``; None for a text that systemd ignores."""
     if text == "infinity":
         return UNLIMITED
     match = re.fullmatch(r"(\d{1,19})(\.\d{1,9})? ?([KMGTPE]?)B?", text)
@@ -84,38 +89,39 @@ def _size(text: str) -> int | None:
     return min(value, UNLIMITED)
 
 
-def _limit(text: str, source: str) -> UnitLimit | None:
-    """``HARD_AND_SOFT`` or ``SOFT:HARD``; None for a text that systemd ignores."""
-    soft, colon, hard = text.partition(":")
-    first, second = _size(soft.strip()), _size((hard if colon else soft).strip())
-    return None if first is None or second is None else UnitLimit(first, second, source)
+def _parse_limit(text: str, source: str) -> UnitLimit | None:
+    """The limit of ``BOTH`` or ``SOFT:HARD``; None for a text that systemd ignores."""
+    soft_text, colon, hard_text = text.partition(":")
+    soft = _parse_size(soft_text.strip())
+    hard = _parse_size((hard_text if colon else soft_text).strip())
+    return None if soft is None or hard is None else UnitLimit(soft, hard, source)
 
 
-def _apply(
+def _apply_section(
     lines: Iterable[Line],
     limits: dict[str, UnitLimit],
     section_name: str = "[Service]",
-    word: str = "",
+    prefix: str = "",
 ) -> bool:
     """Apply one file's section to ``limits``. Returns whether it sets one of ITEMS.
 
-    word: the prefix of ``Limit`` in the keys
+    prefix: of the keys, before ``Limit``
     """
-    section, sets = "", False
+    section, sets_limit = "", False
     for line in lines:
         text = line.text.strip()
         if text.startswith("["):
             section = text
-        match = re.fullmatch(rf"{word}Limit([A-Z]+)\s*=\s*(.*)", text)
+        match = re.fullmatch(rf"{prefix}Limit([A-Z]+)\s*=\s*(.*)", text)
         if section != section_name or match is None or match[1].lower() not in ITEMS:
             continue
-        sets = True
+        item, sets_limit = match[1].lower(), True
         if not match[2]:
-            limits.pop(match[1].lower(), None)
-        limit = _limit(match[2], line.source)
+            limits.pop(item, None)
+        limit = _parse_limit(match[2], line.source)
         if limit is not None:
-            limits[match[1].lower()] = limit
-    return sets
+            limits[item] = limit
+    return sets_limit
 
 
 def parse_unit_limits(
@@ -123,16 +129,16 @@ def parse_unit_limits(
 ) -> Unit:
     """The limits of a service, from the lines of its unit file and drop-ins.
 
-    existing: the drop-ins that exist: a drop-in without lines masks, too
+    existing: paths of the drop-ins that exist; an empty one, too, hides others of its name
     """
     files = by_path(lines)
     dropins = files_by_name(dropin_directories(service), dict.fromkeys((*existing, *files)))
     limits: dict[str, UnitLimit] = {}
-    _apply(files.get(path, ()), limits)
+    _apply_section(files.get(path, ()), limits)
     last = ""
-    for name in dropins:
-        sets = _apply(files.get(dropins[name], ()), limits)
-        if sets and "nodeready" not in name and beatable(name):
+    for name, dropin in dropins.items():
+        sets_limit = _apply_section(files.get(dropin, ()), limits)
+        if sets_limit and "nodeready" not in name and beatable(name):
             last = name
     return Unit(path, limits, last)
 
@@ -147,7 +153,7 @@ MANAGER_DIRECTORIES = (
 
 
 def parse_defaults(lines: Iterable[Line], existing: Iterable[str] = ()) -> dict[str, UnitLimit]:
-    """The limits of a unit without its own: DefaultLimitX of systemd-system.conf(5)."""
+    """Item -> the limit of services that set none: DefaultLimit… of systemd-system.conf(5)."""
     files = by_path(lines)
     main = next(
         (
@@ -163,5 +169,5 @@ def parse_defaults(lines: Iterable[Line], existing: Iterable[str] = ()) -> dict[
     )
     limits: dict[str, UnitLimit] = {}
     for path in (main, *names.values()):
-        _apply(files.get(path, ()), limits, "[Manager]", "Default")
+        _apply_section(files.get(path, ()), limits, "[Manager]", "Default")
     return limits
