@@ -169,7 +169,7 @@ def test_the_command_hands_its_nodes_time_and_screen_to_the_smoke_test(monkeypat
     monkeypatch.setattr(run, "smoke", test)
     screen: Any = SimpleNamespace(note="note", progress="progress")
     given = task([], deadline=7.0, budget_s=90, inventory_addresses={"10.0.0.1": "a"})
-    assert set(command._collective(given, ("a", "c"), screen)) == {"a", "c"}
+    assert set(command._prove_collective(given, ("a", "c"), screen)) == {"a", "c"}
     wanted, *told = asked
     assert (wanted.transport, wanted.deadline, wanted.budget_s) == (given.transport, 7.0, 90)
     assert (list(wanted.policies), wanted.inventory_addresses) == (["a", "c"], {"10.0.0.1": "a"})
