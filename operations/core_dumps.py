@@ -34,7 +34,7 @@ def directory(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     cores: CoreDumps = snapshot["core_dumps"]
     content = render("core_dumps/tmpfiles.conf.j2", rule=retention_rule(policy))
     yield from own_file(snapshot, TMPFILES, content)
-    # The rule alone may be missing, beside a directory that only a person can repair.
+    # Only the rule may be missing, or only a person may be able to repair the directory.
     if checks.directory(cores, policy).fixable:
         yield MakeDirectory(core_directory(policy), "1777")
 
@@ -47,7 +47,7 @@ def pattern(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
         core_pattern = policy.core_pattern
         yield from sysctl_dropin(snapshot, "core_dumps", KEY, core_pattern, cores.boot)
     else:
-        # The package's own file sets the pattern; ours would hide it.
+        # The package's own file sets the pattern; nodeready's file would override it.
         core_pattern = packaged(cores) or cores.live
         for path, content in own_variants(snapshot, SYSCTL_D, sysctl_name("core_dumps")):
             yield RemoveFile(path, content)

@@ -133,8 +133,8 @@ class NodeTail:
 #: Bytes of a line in which the watchdog's words are searched.
 _MAX_LINE_BYTES = 4096
 _PACKED = (".gz", ".xz", ".bz2", ".zst", ".lz4", ".zip")
-# The fork's memory.
-_MEMORY = 1 << 30
+# Maximum bytes of memory of the fork.
+_MAX_MEMORY = 1 << 30
 
 
 def _last_rows(rows: list[bytes]) -> list[bytes]:
@@ -147,7 +147,7 @@ def _last_rows(rows: list[bytes]) -> list[bytes]:
 
 
 class _HungMountError(OSError):
-    pass
+    """A file is on a mount that does not answer."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class TailReader:
 
         All files are opened first, because the fork gives up its rights before it reads.
         """
-        users_file.confine(_MEMORY, self.config.limit_s + 1)
+        users_file.confine(_MAX_MEMORY, self.config.limit_s + 1)
         walk = PatternWalk(self.touch, self.blocked, self.report_error)
         pattern = absolute_pattern(self.config.pattern)
         hits: dict[str, _Hit] = {}
@@ -230,14 +230,14 @@ class TailReader:
             # A user namespace may not have that user.
             with contextlib.suppress(OSError):
                 users_file.give_up(Rights(NOBODY, NOBODY, ()))
-        todo = [file for file in opened if file]
-        while todo:
+        unread = [file for file in opened if file]
+        while unread:
             # Slow files of one owner must not take the time of another owner's files.
-            next_ = min(range(len(todo)), key=lambda index: self.used_s[todo[index][0].owner])
-            hit, handle = todo.pop(next_)
-            began = time.monotonic()
+            index = min(range(len(unread)), key=lambda index: self.used_s[unread[index][0].owner])
+            hit, handle = unread.pop(index)
+            started_s = time.monotonic()
             self.read(hit, handle)
-            self.used_s[hit.owner] += time.monotonic() - began
+            self.used_s[hit.owner] += time.monotonic() - started_s
         self.send({"done": True})
 
     def is_in_time(self, mtime: float) -> bool:
@@ -363,12 +363,13 @@ def read_logs(config: TailConfig) -> NodeTail:
     answer, started = _TailAnswer(config), dict(config.processes)
     deadline = time.monotonic() + config.limit_s - 1
     facts = processes.observe(list(started), deadline)
+    # Another process may have the pid of a process that has ended.
     uids = {
-        pid: facts_now.uid
-        for pid, facts_now in facts.items()
-        if facts_now and facts_now.start_s == started[pid]
+        pid: process.uid
+        for pid, process in facts.items()
+        if process and process.start_s == started[pid]
     }
-    process_facts = processes.probe_each(
+    process_logs = processes.probe_each(
         lambda pid: asdict(_read_process_log(pid, uids[pid], config.lines)),
         list(uids),
         deadline,
@@ -376,13 +377,13 @@ def read_logs(config: TailConfig) -> NodeTail:
     )
     pids: dict[str, list[int]] = defaultdict(list)
     for pid in started:
-        log = process_facts.get(pid)
+        log = process_logs.get(pid)
         if isinstance(log, dict) and log["file"]:
             pids[log["key"]].append(pid)
             answer.add_message({"file": {**log["file"], "pids": pids[log["key"]]}}, log["key"])
         else:
-            gone = pid in facts and pid not in uids
-            reason = "it has ended" if gone else "not read in time"
+            has_ended = pid in facts and pid not in uids
+            reason = "it has ended" if has_ended else "not read in time"
             reason = log["reason"] if isinstance(log, dict) else reason
             answer.add_message(
                 {"unread": asdict(UnreadFile(f"the log of process {pid}", reason, True))}

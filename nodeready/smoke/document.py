@@ -12,8 +12,7 @@ from nodeready.exit_codes import exit_code
 from nodeready.smoke.knowledge import PAIR, SmokeSuspect
 from nodeready.subjects.json_types import Count, Moment, Name, Positive
 
-#: The statuses of a node, worst first: suspected; lost or not reached; not tested; passed while
-#: something on it got worse; passed.
+#: The statuses of a node, worst first; see `SmokeNode.status`.
 SUSPECT, UNREACHABLE, UNTESTED, WARNED, PASSED = NODE_STATUSES = (
     "suspect",
     "unreachable",
@@ -28,11 +27,10 @@ class SmokeNode:
     """One node.
 
     status:   suspect: a suspect names it; unreachable: it was not reached, or the connection was
-              lost; untested: nothing could be tested there; warned: it passed, and something got
-              worse during the test
+              lost; untested: no test could run there; warned: it passed, with ``warnings``
     reason:   why it was not reached or not tested; "": it was tested
     ranks:    number of its ranks in each test
-    gpus:     of its ranks
+    gpus:     indexes of the GPUs of its ranks
     engine:   such as ``torch 2.13.0 over gloo``; "": none was found
     warnings: values that got worse during the test (errors of a GPU, of a port), or are slow
     slots:    maximum processes of a job: its GPUs, with those that took no part; 0: unknown
@@ -131,8 +129,8 @@ class SmokeReport:
     @property
     def go(self) -> tuple[Name, ...]:
         """The nodes that are not excluded, in the order of the inventory."""
-        out = {*self.exclude}
-        return tuple(node.name for node in self.nodes if node.name not in out)
+        excluded = {*self.exclude}
+        return tuple(node.name for node in self.nodes if node.name not in excluded)
 
     @property
     def summary(self) -> Annotated[dict[str, Count], {"keys": NODE_STATUSES}]:
@@ -153,10 +151,12 @@ class SmokeReport:
 
 
 def _cover(pairs: Iterable[tuple[str, str]], names: list[str]) -> set[str]:
-    """Few names that cover all pairs; the fewest where the pairs form no circle.
+    """A small set of names with at least one name of each pair.
 
-    names: in the inventory's order; of two equal choices the later one is taken, since the ranks
-           of a job meet at its first node
+    It is the smallest set unless the pairs form a circle.
+
+    names: in the inventory's order. Of two equal choices the later name is taken, because a job
+           needs its first node for the rendezvous
     """
     remaining = {frozenset(pair) for pair in pairs}
     positions = {name: position for position, name in enumerate(names)}

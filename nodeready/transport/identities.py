@@ -26,7 +26,12 @@ from nodeready.transport.ssh_config import Login, SshConfigError, SshSettings, e
 
 
 class SshIdentity(NamedTuple):
-    """The content of an IdentityFile. public: its public key; b"": unknown"""
+    """The content of an IdentityFile.
+
+    key:    the private key; None: the file has none, or a passphrase locks it
+    public: the public key; b"": unknown
+    locked: a passphrase locks the private key
+    """
 
     path: str
     key: PKey | None = None
@@ -44,7 +49,7 @@ def _public_file(path: str) -> PublicBlob | None:
 
 
 def _public_of_locked(data: bytes) -> bytes:
-    """The public key that stands in front of a locked private one (PROTOCOL.key of OpenSSH)."""
+    """The public key in the file of a locked private key (PROTOCOL.key of OpenSSH); b"": none."""
     try:
         body = b"".join(row for row in data.splitlines() if not row.startswith(b"-----"))
         message = Message(base64.b64decode(body))
@@ -59,12 +64,12 @@ def _public_of_locked(data: bytes) -> bytes:
 
 @lru_cache(maxsize=256)
 def identity(path: str, passphrase: str = "") -> SshIdentity | None:
-    """The identity in a file; None: the file is missing. Raises ConnectError for no key."""
+    """The identity in a file; None: the file is missing. Raises ConnectError if it has no key."""
     try:
         with open(path, "rb") as file:
             data = file.read(1 << 20)
     except FileNotFoundError:
-        # Only the public half is here, the private half in an agent.
+        # Only the public key is here, and the private key is in an agent.
         public = _public_file(f"{path}.pub")
         certificate = _public_file(f"{path}-cert.pub")
         if public is None and certificate is None:
@@ -88,11 +93,12 @@ def identity(path: str, passphrase: str = "") -> SshIdentity | None:
             certificate,
             True,
         )
-    except Exception as problem:  # noqa: BLE001 - whatever the library says of a file that is none
+    except Exception as problem:  # noqa: BLE001 - paramiko raises many kinds for a malformed file
         if "encrypted" in str(problem).lower() or "passphrase" in str(problem).lower():
             return SshIdentity(path, None, _public_of_locked(data), certificate, True)
         raise ConnectError(f"Invalid private key file: {path}") from None
-    # A certificate that lies beside the key is offered on its own, before the key.
+    # paramiko adds the certificate beside the key to it. `offered_keys` offers the certificate
+    # alone, before the key.
     key.public_blob = None
     return SshIdentity(path, key, key.asbytes(), certificate)
 
@@ -101,7 +107,7 @@ def identity(path: str, passphrase: str = "") -> SshIdentity | None:
 
 
 class Agent(cast("Any", AgentSSH)):  # type: ignore[misc]
-    """An ssh agent, which all connections of a run share, one question at a time."""
+    """An ssh agent. All connections of a run share it and send one request at a time."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -135,18 +141,18 @@ class Agent(cast("Any", AgentSSH)):  # type: ignore[misc]
             try:
                 return super()._send_message(message)
             except BaseException:
-                # The answer to another connection may still come over it.
+                # The answer to this request may still arrive, and would be taken for the next one.
                 self.close()
                 raise
 
     def close(self) -> None:
-        """Hang up; its keys stay known."""
+        """Close the connection; `keys` still has the keys."""
         if self._conn is not None:
             self._conn.close()
             self._conn = None
 
 
-# --- The keys that an sshd is offered, in their order.
+# --- The keys to offer to an sshd, in order.
 
 
 def _certified_key(certificate: PublicBlob) -> bytes:
@@ -234,7 +240,7 @@ class LoginKeys:
             return []
         identities = []
         for path in settings.paths("identityfile"):
-            # As ssh does, a file that is no key is passed over.
+            # Like ssh, skip a file that has no key.
             with contextlib.suppress(ConnectError):
                 file_identity = identity(path)
                 if file_identity is not None:
@@ -258,7 +264,10 @@ class LoginKeys:
         return self._open_agent(path).keys() if path else ()
 
     def authenticate(self, transport: Transport) -> Any:
-        """Raises AuthenticationException, ConnectError, SSHException, SshConfigError."""
+        """Log in with the first identity that sshd accepts, else with the password.
+
+        Raises AuthenticationException, ConnectError, SSHException, SshConfigError.
+        """
         settings, login = self._settings, self._login
         identities = self._identities()
         only_named = bool(login.key) or settings.value("identitiesonly") == "yes"

@@ -85,8 +85,8 @@ class EvidenceCollector:
     owner:       uid of the job's user; "": not known yet
     stacks:      None: not taken yet
     logs:        the logs of the ranks, from the stacks
-    hung:        node -> its answer in an earlier part, if it did not keep even the limit of a
-                 command: it is not asked again, so that it costs its time once
+    hung:        node -> its answer in an earlier part, if the node did not answer within the limit
+                 of a command. It gets no further request, so that it delays the incident once
     """
 
     transport: Transport
@@ -106,9 +106,9 @@ class EvidenceCollector:
     def collect(self, directory: Directory, reason: str) -> tuple[Incident, str]:
         """All parts, their index and archive; and why there is no archive, or ""."""
         started = utc_now()
-        takers = self.take_stacks, self.take_logs, self.take_cores, self.take_audit
+        methods = self.take_stacks, self.take_logs, self.take_cores, self.take_audit
         parts, is_complete = incident.take(
-            directory, dict(zip(incident.PARTS, takers, strict=True)), time.monotonic
+            directory, dict(zip(incident.PARTS, methods, strict=True)), time.monotonic
         )
         stacks = self.stacks
         document = Incident(
@@ -129,16 +129,16 @@ class EvidenceCollector:
             return incident.finish(directory, replace(document, complete=False), forms)
 
     def _ask(self, activity: str, requests: Mapping[str, Request]) -> Mapping[str, Answer]:
-        """The answers; of a hung node, that of the earlier part."""
+        """The answers; for a hung node, its answer in the earlier part."""
         answers = {name: answer for name, answer in self.hung.items() if name in requests}
-        asked = {name: request for name, request in requests.items() if name not in answers}
-        if asked:
-            answers |= self.ask(activity, asked)
+        new_requests = {name: request for name, request in requests.items() if name not in answers}
+        if new_requests:
+            answers |= self.ask(activity, new_requests)
         self.hung |= {name: answer for name, answer in answers.items() if answer.kind == HUNG}
         return answers
 
-    def _done(self, part: Part) -> Part:
-        """The part; raises Interrupted with it when the run was interrupted meanwhile."""
+    def _unless_interrupted(self, part: Part) -> Part:
+        """The part. Raises Interrupted with the part if the run was interrupted meanwhile."""
         if self.transport.interrupted:
             status = "missing" if part.status == "empty" else "partial"
             raise Interrupted(replace(part, status=status, reason="interrupted"))
@@ -164,7 +164,7 @@ class EvidenceCollector:
 
     def take_stacks(self, directory: Directory) -> Part:
         """Every rank's stack in every form, with all witnesses."""
-        # It imports pyinfra, which is too slow for --help.
+        # Imported only here, because it imports pyinfra, and --help must be quick.
         from nodeready.inventory.slurm import job_placement
 
         transport, started = self.transport, utc_now()
@@ -195,14 +195,14 @@ class EvidenceCollector:
                 if len(captured.errors) < len(captured.nodes)
                 else "no node answered"
             )
-            return self._done(
+            return self._unless_interrupted(
                 Part("stacks", "missing", reason=reason, errors=stacks.errors, unreached=unreached)
             )
         summary = f"{ranks} in {counted(len(stacks.groups), 'group')}"
         empty = [group for group in stacks.groups if group.processes and not group.frames]
         count = counted(sum(group.processes for group in empty), "process", "processes")
         reason = f"no stack of {count}: {empty[0].no_stack_reason}" if empty else ""
-        return self._done(
+        return self._unless_interrupted(
             Part(
                 "stacks",
                 "partial" if stacks.errors or empty else "kept",
@@ -215,7 +215,7 @@ class EvidenceCollector:
         )
 
     def _redact_traces(self, traces: Iterator[Trace]) -> Iterator[Trace]:
-        """The traces without secrets. Fills `logs` before."""
+        """The traces without secrets. Notes the logs of each trace in `logs`."""
         for trace in traces:
             for process in trace["processes"]:
                 self._note_log(trace["node"], process)
@@ -270,10 +270,10 @@ class EvidenceCollector:
                 tail = result.tail
                 files = [(file.path, file.pids, file.lines) for file in tail.files] if tail else []
                 if tail is None or tail.unread:
-                    reason = tail.unread[0].why if tail else "not read"
+                    reason = tail.unread[0].reason if tail else "not read"
                     errors.setdefault(name, result.error or f"{path}: {reason}")
                 if not files:
-                    # The lines that the stacks have are better than nothing.
+                    # Use the lines that the stacks have.
                     files = [(path, (writers[0].pid,), writers[0].lines)]
                 for shown, pids, lines in files:
                     number += 1
@@ -290,7 +290,9 @@ class EvidenceCollector:
         errors = {name: reason for name, reason in errors.items() if reason}
         status = "partial" if errors else "kept" if written else "empty"
         summary = f"the last lines of {counted(written, 'log')}"
-        return self._done(Part("logs", status, summary, errors=errors, unreached=tuple(lost)))
+        return self._unless_interrupted(
+            Part("logs", status, summary, errors=errors, unreached=tuple(lost))
+        )
 
     # --- Cores.
 
@@ -302,7 +304,9 @@ class EvidenceCollector:
         lost = tuple(cores.unreachable)
         if not cores.crashes:
             status, summary = ("partial", "") if errors else ("empty", "no core of the job")
-            return self._done(Part("cores", status, summary, errors=errors, unreached=lost))
+            return self._unless_interrupted(
+                Part("cores", status, summary, errors=errors, unreached=lost)
+            )
         cores = redacted(cores)
         directory.make_part("cores")
         for crash, name in zip(cores.crashes, cores.file_names, strict=True):
@@ -313,7 +317,9 @@ class EvidenceCollector:
         summary = f"{counted(len(cores.crashes), 'core')} of {counted(len(cores.groups), 'crash')}"
         unread = f"{len(cores.unread)} without a backtrace" if cores.unread else ""
         status = "partial" if errors or unread else "kept"
-        return self._done(Part("cores", status, summary, unread, errors, unreached=lost))
+        return self._unless_interrupted(
+            Part("cores", status, summary, unread, errors, unreached=lost)
+        )
 
     # --- The audit.
 
@@ -333,4 +339,6 @@ class EvidenceCollector:
         probed, errors = counted(len(audit.nodes) - len(unread), "node"), {**hung, **unread}
         summary = f"{probed} probed, {failing} with a finding"
         status = "partial" if errors else "kept"
-        return self._done(Part("audit", status, summary, errors=errors, unreached=unreached))
+        return self._unless_interrupted(
+            Part("audit", status, summary, errors=errors, unreached=unreached)
+        )

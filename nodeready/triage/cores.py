@@ -110,7 +110,7 @@ class Backtrace(NamedTuple):
     """gdb's backtraces of one core; frames innermost first, as gdb numbers them.
 
     crashed: of the thread that got the signal
-    python:  the lines of ``py-bt``, where gdb has that
+    python:  the lines of ``py-bt``, if gdb has this command
     """
 
     crashed: tuple[CoreFrame, ...] = ()
@@ -135,10 +135,11 @@ def _function(text: str) -> str:
 
 def _library(text: str) -> tuple[str, str] | None:
     """The text before and after the last `` from `` that a path or a library follows."""
-    path, last = text.rfind(" from /"), text.rfind(" from ")
-    name = text[last + 6 :]
-    at = last if last >= 0 and ".so" in name and " " not in name else path
-    return (text[:at], text[at + 6 :]) if at >= 0 else None
+    path_start, last_start = text.rfind(" from /"), text.rfind(" from ")
+    name = text[last_start + 6 :]
+    is_library = last_start >= 0 and ".so" in name and " " not in name
+    start = last_start if is_library else path_start
+    return (text[:start], text[start + 6 :]) if start >= 0 else None
 
 
 def parse_frame(row: str) -> CoreFrame | None:
@@ -183,7 +184,7 @@ def parse(text: str) -> Backtrace:
 
 
 def crash_key(frames: Iterable[CoreFrame]) -> tuple[CoreFrame, ...]:
-    """The frames that two equal crashes have in common."""
+    """The frames by which crashes are compared, without glibc's variants for a CPU."""
     key = []
     for frame in frames:
         function = _without_cpu(frame.function)
@@ -199,8 +200,9 @@ def _without_cpu(function: str) -> str:
 
 def headline(frames: Sequence[CoreFrame]) -> CoreFrame | None:
     """The frame that names a crash: the first with a name that is not one of _ENDINGS."""
-    named = [f for f in frames if f.function != "??"]
-    return next((f for f in named if f.function not in _ENDINGS), named[0] if named else None)
+    named = [frame for frame in frames if frame.function != "??"]
+    first = named[0] if named else None
+    return next((frame for frame in named if frame.function not in _ENDINGS), first)
 
 
 def crashed_in(frames: Sequence[CoreFrame], top: CoreFrame) -> bool:
@@ -523,7 +525,7 @@ def deduplicate(listings: Mapping[str, Listing]) -> list[CrashFile]:
         reader = home if home in files else min(files, key=lambda node: load[node])
         load[reader] += 1
         file = files[reader]
-        # A node may name a file after another node. That node would see the file if it were its.
+        # The file's name may be false: if that node had written the file, it would see the file.
         host = "" if home and home not in files else home or file.host
         crash_files.append(CrashFile(file, reader, tuple(files), host))
     return crash_files
@@ -742,7 +744,8 @@ class CoreDumper:
     def _ask(self, limit_s: int, started: int, kinds: dict[str, type]) -> Any:
         """The first row of the node's answer. Raises DumpError.
 
-        started: of the process, from its preview; 0: only preview
+        started: start time of the process, from its preview; 0: only preview
+        kinds:   name of a row -> its class
         """
         name, policy = self.node, self.policy
         config = gcore.AttachConfig(

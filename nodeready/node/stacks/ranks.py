@@ -47,19 +47,19 @@ _FORKED = re.compile(r"from multiprocessing\.(spawn|forkserver) import|--multipr
 _NOISE = re.compile(
     r"from multiprocessing\.(resource|semaphore)_tracker import main|multiprocessing-fork-tracker"
 )
-#: A Python only runs its child if the child has used this many times the parent's CPU time; and
-#: the minimum seconds that count for the parent.
-_COMPUTES, _IMPORT_S = 2, 1.0
+#: A Python is a wrapper of its child if the child has used more than this many times the parent's
+#: CPU time; and the minimum seconds that count as the parent's CPU time.
+_CHILD_CPU_FACTOR, _IMPORT_S = 2, 1.0
 #: torchrun's run id where none was given.
 _NO_ID = "none"
-# How nodeready's programs begin on a node: see nodeready.node.payload.
-_OURS = "MAIN='nodeready."
+# How the command line of nodeready's programs on a node begins: see nodeready.node.payload.
+_NODEREADY_PROGRAM = "MAIN='nodeready."
 #: How the note of a stranger begins, and how it ends where Slurm does not run the job on the node.
 CLAIMS, ELSEWHERE = "claims job ", ", which Slurm runs on other nodes: not looked into"
 #: Maximum strangers of a node that are named.
 MAX_STRANGERS = 100
 #: Maximum processes that are named if no rank is found.
-MAX_INSTEAD = 10
+MAX_UNRANKED = 10
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,11 @@ class RankIdentity:
 
 @dataclass(frozen=True)
 class JobRank:
-    """A process to probe, and its identity."""
+    """A process to probe, and its identity.
+
+    note:     a fault of the process, or why it is a stranger; "": none
+    stranger: it claims a job that is not its own
+    """
 
     process: ScannedProcess
     identity: RankIdentity
@@ -110,7 +114,7 @@ class JobRank:
 
     @property
     def turn(self) -> str:
-        """The owner whose turn it takes: its job, or its user under any of the user's ids."""
+        """The owner in `Turns`: its job, or its user, the same for all ids of that user."""
         job, main_uid = self.process.cgroup_job, self.process.main_uid
         return f"job {job}" if job else f"uid {self.process.uid if main_uid is None else main_uid}"
 
@@ -256,7 +260,7 @@ class _Tree:
         for process in processes:
             self.children[process.parent].append(process.pid)
         self.own_pids = {own_pid, *self.ancestors(own_pid), *self.descendants(own_pid)}
-        self.own_pids |= {p.pid for p in processes if _OURS in p.command}
+        self.own_pids |= {p.pid for p in processes if _NODEREADY_PROGRAM in p.command}
         self.identities = {process.pid: identify(process) for process in processes}
         self.launchers: set[int] = set()
         #: Ranks that have started all further ranks of their node.
@@ -392,7 +396,9 @@ class _Tree:
         ):
             name = program(self.processes[child])
             is_named = any(os.path.basename(word) == name for word in words)
-            if is_named or self.processes[child].cpu_s > _COMPUTES * max(parent.cpu_s, _IMPORT_S):
+            if is_named or self.processes[child].cpu_s > _CHILD_CPU_FACTOR * max(
+                parent.cpu_s, _IMPORT_S
+            ):
                 return child
         inner = [child for child in children if self.computes(parent, self.processes[child])]
         return next(iter(_topmost(inner, self.ancestors)), None)
@@ -480,7 +486,7 @@ def _strangers(tree: _Tree, pids: Sequence[int], selection: Selection) -> set[in
         process = tree.processes[pid]
         if process.cgroup_job and selection.job in ("", process.cgroup_job):
             continue
-        # The cgroup of another job shows only whose that other job is.
+        # The cgroup of another job shows nothing about the user of this job.
         names = {tree.identities[pid].job, selection.job} - {process.cgroup_job}
         if any(
             users[name].isdisjoint((process.uid, process.main_uid))
@@ -607,21 +613,22 @@ class Turns:
 
     def __init__(self, ranks: Sequence[JobRank], limit_s: float) -> None:
         self._lock = Lock()
+        # By owner: indexes of the ranks, the next one last; seconds of the dumps; running dumps.
         self._waiting: dict[str, list[int]] = defaultdict(list)
-        for place in reversed(range(len(ranks))):
-            self._waiting[ranks[place].turn].append(place)
+        for index in reversed(range(len(ranks))):
+            self._waiting[ranks[index].turn].append(index)
         self._limit_s = limit_s if len(self._waiting) > 1 else float("inf")
-        self._used = dict.fromkeys(self._waiting, 0.0)
+        self._used_s = dict.fromkeys(self._waiting, 0.0)
         self._running = dict.fromkeys(self._waiting, 0)
 
     def take(self) -> tuple[int, str] | None:
         """The index of the next rank, and its owner; None: no rank is left."""
         with self._lock:
-            waiting_owners = [owner for owner, places in self._waiting.items() if places]
-            if not waiting_owners or sum(self._used.values()) > self._limit_s:
+            waiting_owners = [owner for owner, indexes in self._waiting.items() if indexes]
+            if not waiting_owners or sum(self._used_s.values()) > self._limit_s:
                 return None
             owner = min(
-                waiting_owners, key=lambda owner: (self._running[owner], self._used[owner])
+                waiting_owners, key=lambda owner: (self._running[owner], self._used_s[owner])
             )
             self._running[owner] += 1
             return self._waiting[owner].pop(), owner
@@ -630,7 +637,7 @@ class Turns:
         """Note that a dump has ended, and its seconds."""
         with self._lock:
             self._running[owner] -= 1
-            self._used[owner] += seconds
+            self._used_s[owner] += seconds
 
 
 #: Beginning of the note of a launcher that is shown because no rank exists yet.
@@ -692,4 +699,4 @@ def busiest_pythons(processes: Sequence[ScannedProcess], own_pid: int) -> list[S
     """The Pythons with the most CPU time: likely ranks where none is found."""
     tree = _Tree(processes, own_pid)
     pythons = [p for p in processes if p.python and p.pid not in tree.own_pids]
-    return sorted(pythons, key=lambda p: (-p.cpu_s, p.pid))[:MAX_INSTEAD]
+    return sorted(pythons, key=lambda p: (-p.cpu_s, p.pid))[:MAX_UNRANKED]

@@ -55,8 +55,8 @@ class _Item:
     kernel: Entry | None = None
 
 
-def _menu(lines: Iterable[Line]) -> list[_Item]:
-    """GRUB's menu as grub.cfg writes it; a kernel outside of all entries is an entry."""
+def _parse_menu(lines: Iterable[Line]) -> list[_Item]:
+    """GRUB's menu in the lines of grub.cfg; a kernel outside of all entries is an entry, too."""
     top: list[_Item] = []
     stack: list[_Item] = [_Item(menu=top)]
     script = ""
@@ -91,7 +91,11 @@ def _menu(lines: Iterable[Line]) -> list[_Item]:
 
 
 def _chosen(menu: list[_Item], name: str) -> Entry | None:
-    """The entry that GRUB boots for a value of ``default``; None: it has no kernel."""
+    """The entry that GRUB boots.
+
+    name: a value of ``default``
+    None: the entry has no kernel
+    """
     first, _, submenu = name.replace(">>", "\0").partition(">")
     first, submenu = first.replace("\0", ">"), submenu.replace("\0", ">>")
     item = next((candidate for candidate in menu if first and first in candidate.names), None)
@@ -132,7 +136,7 @@ def find_next_boot(files: Mapping[str, list[Line]], family: str) -> _BootEntries
     menu: list[_Item] = []
     for path, lines in files.items():
         if path.endswith("/grub.cfg"):
-            menu = menu if any(_kernels(menu)) else _menu(lines)
+            menu = menu if any(_kernels(menu)) else _parse_menu(lines)
             for line in lines:
                 name, _, value = line.text.strip().partition("=")
                 value = value.strip("\"'")

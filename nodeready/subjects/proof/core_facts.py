@@ -39,7 +39,7 @@ class CoreDirectory:
 class ProvedCore:
     """The core of a crashed canary, a sleeping /bin/sh.
 
-    pattern:       kernel.core_pattern as the session sees it
+    pattern:       kernel.core_pattern in the session
     handler:       the program to which the pattern pipes; "": the pattern names a file
     handler_there: that program exists
     skipped:       why the canary was not crashed; "": it was
@@ -47,14 +47,14 @@ class ProvedCore:
                    None: it had not finished after ``dump_s`` seconds
     dumpable:      the canary was dumpable; False: its user may not read /bin/sh
     limit_bytes:   the session's soft core limit; None: unlimited
-    expected:      the path that the pattern gives, ``*`` for what only the kernel knows
-    path:          where the core was found; "": nowhere
-    stray:         the core lay in the working directory, where the pattern does not say
+    expected:      the path by the pattern, with ``*`` for a part that only the kernel knows
+    path:          of the core that was found; "": none was found
+    stray:         the core was in the working directory, which is not the pattern's directory
     size_bytes:    of the core that was found
     whole_bytes:   the size that the core's own headers give; None: they give none
     directory:     of ``expected``; None for a handler, or when only the kernel knows its name
     gdb:           gdb's path; "": not installed
-    gdb_said:      the complaint of gdb or coredumpctl
+    gdb_said:      the error of gdb or coredumpctl
     frames:        of the backtrace that gdb read from the core
     leftover:      the files that could not be removed, and why; "": none
     """

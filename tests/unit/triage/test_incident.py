@@ -7,12 +7,16 @@ import os
 import tarfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from nodeready.node.tail import NodeTail, UnreadFile
 from nodeready.reports.registry import find
 from nodeready.triage import incident as incidents
+from nodeready.triage.collector import EvidenceCollector, LogWriter
 from nodeready.triage.incident import Part
+from nodeready.triage.logs import Fetched
 from nodeready.triage.stacks.document import Suspect, Verdict
 
 STARTED = "2026-11-21T03:00:00Z"
@@ -189,3 +193,26 @@ def test_neither_a_job_nor_a_log_makes_a_path():
     assert incidents.log_name("gpu001", [3], 1) == "gpu001-rank3-1.log"
     assert incidents.log_name("gpu001", [0, 1, 7], 1) == "gpu001-ranks0-7-1.log"
     assert incidents.log_name("../x", [], 1) == "_x-1.log"
+
+
+def test_a_log_that_cannot_be_read_costs_no_other_log(tmp_path):
+    unread = NodeTail("gpu1", (), (UnreadFile("/a.log", "is no text", True),), 0, 0, "")
+    collector = EvidenceCollector(
+        SimpleNamespace(interrupted=False),
+        *({}, "4711", "", 30, None),
+        converse=lambda *given: {"gpu1": [("/a.log", Fetched(unread)), ("/b.log", Fetched())]},
+        render=None,
+        audit_nodes=None,
+        stacks=SimpleNamespace(),
+        logs={
+            "gpu1": {
+                "/a.log": [LogWriter(1, 1.0, 0, ("step 1",))],
+                "/b.log": [LogWriter(2, 1.0, 1, ("step 2",))],
+            }
+        },
+    )
+    directory = incidents.prepare(tmp_path / "incident")
+    part = collector.take_logs(directory)
+    assert (part.status, part.errors) == ("partial", {"gpu1": "/a.log: is no text"})
+    texts = [(directory.path / name).read_text() for name in directory.files("logs")]
+    assert sorted(texts) == ["gpu1:/a.log (ranks 0)\nstep 1\n", "gpu1:/b.log (ranks 1)\nstep 2\n"]
