@@ -1,4 +1,4 @@
-"""`nodeready deploy`: plan from one look at every node, show it, run it, look again."""
+"""`nodeready deploy`: probe every node, show the plan, run it, probe again."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class _Report:
 
     @property
     def styled(self) -> bool:
-        """Whether a person reads it."""
+        """Whether the format is for a person, not for a program."""
         return find("deploy", self.form).styled
 
     def tell(
@@ -134,11 +134,11 @@ def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
     elif asks and sys.stdin.isatty():
         screen.tell(show_plan(planned.values(), options))
     if asks:
-        agreed = _agreed(screen, plans)
-        if agreed is None:
+        is_confirmed = _confirm(screen, plans)
+        if is_confirmed is None:
             return _nothing_done(report, planned.values())
-        if not agreed:
-            # A person has seen the plan, a program gets it.
+        if not is_confirmed:
+            # A person has seen the plan already. A program gets it now.
             screen.say("nothing was changed")
             return replace(report, check=True).tell(planned.values(), silent=report.styled)
     results = converse(
@@ -160,7 +160,7 @@ def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
 
 
 def _plans(judged: Mapping[str, Judged], chosen: tuple[str, ...]) -> dict[str, NodePlan]:
-    """The plans of the nodes that were looked at."""
+    """The plans of the nodes that were probed."""
     from nodeready.deploy.plan import plan
 
     return {
@@ -189,8 +189,8 @@ def _with_outcome(node: DeployedNode, run: PlanRun) -> DeployedNode:
     return judged_node.judged(last.results)
 
 
-def _agreed(screen: Screen, plans: Mapping[str, NodePlan]) -> bool | None:
-    """Whether the user confirms the changes; None: interrupted."""
+def _confirm(screen: Screen, plans: Mapping[str, NodePlan]) -> bool | None:
+    """Ask the user to confirm; None: interrupted. Raises Refused without a terminal."""
     changes = sum(len(plan.changes) for plan in plans.values())
     if not sys.stdin.isatty():
         raise Refused("no terminal to ask on: add --yes, or --check to only look")
@@ -203,18 +203,21 @@ def _agreed(screen: Screen, plans: Mapping[str, NodePlan]) -> bool | None:
 
 
 def _nothing_done(report: _Report, nodes: Iterable[DeployedNode]) -> int:
-    """Ctrl-C or its like before the first change."""
+    """Report an interrupt before the first change. Returns the exit code."""
     code = report.tell(nodes, complete=False)
     report.screen.say("nothing was changed")
     return code
 
 
 def _partial(report: _Report, nodes: Sequence[DeployedNode], targets: Targets) -> int:
-    """Ctrl-C or its like: no new work, remote commands ended, what was done is shown."""
+    """Report the changes before an interrupt, and remember the nodes to retry.
+
+    Returns the exit code.
+    """
     code = report.tell(nodes, complete=False)
     planned = [node for node in nodes if node.outcome is not None]
     undone = [node.name for node in planned if node.outcome and not node.outcome.complete]
-    targets.remember_failed([*undone, *_again(nodes)])
+    targets.remember_failed([*undone, *_nodes_to_retry(nodes)])
     report.screen.say(
         f"partial: {len(planned) - len(undone)} of {len(planned)} nodes were completed"
         + (f"; not {folded(undone)} (--limit @last-failed)" if undone else "")
@@ -222,16 +225,19 @@ def _partial(report: _Report, nodes: Sequence[DeployedNode], targets: Targets) -
     return code
 
 
-def _again(nodes: Sequence[DeployedNode]) -> list[str]:
-    """The nodes to try again."""
-    return [n.name for n in nodes if n.failed] + [n.name for n in nodes if n.unreachable]
+def _nodes_to_retry(nodes: Sequence[DeployedNode]) -> list[str]:
+    failed = [node.name for node in nodes if node.failed]
+    return failed + [node.name for node in nodes if node.unreachable]
 
 
 def _finish(report: _Report, nodes: Sequence[DeployedNode], targets: Targets) -> int:
-    """Tell what became of the plan, and remember the nodes to try again."""
+    """Report a run that was not interrupted, and remember the nodes to retry.
+
+    Returns the exit code.
+    """
     code = report.tell(nodes)
-    again = _again(nodes)
-    targets.remember_failed(again)
-    if again:
+    to_retry = _nodes_to_retry(nodes)
+    targets.remember_failed(to_retry)
+    if to_retry:
         report.screen.say("retry failed nodes: --limit @last-failed")
     return code

@@ -1,7 +1,7 @@
-"""A deploy: the changes that each node's failing checks ask for, and the run of them.
+"""A deploy: the changes for each node's failing checks, and their run.
 
-`plan` is pure. `run_plan` is the conversation with one node: change it, probe again, until all is
-done.
+`plan` is pure. `run_plan` is the conversation with one node: it changes the node and probes it
+again until no change is left.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def plan(node: Judged, subjects: Iterable[str] | None = None) -> NodePlan:
         except PlanError as error:
             refused[step.name] = str(error)
             continue
-        except Exception as error:  # noqa: BLE001 - a fact that nobody foresaw costs this step
+        except Exception as error:  # noqa: BLE001 - an unexpected fact costs only this step
             refused[step.name] = f"internal error: {type(error).__name__}: {error}"
             continue
         if change is not None:
@@ -60,8 +60,8 @@ def plan(node: Judged, subjects: Iterable[str] | None = None) -> NodePlan:
 
 # --- The run of a plan on one node.
 
-#: A change can bring the next one to light (a package that brings a configuration file, apport
-#: that resets core_pattern when it stops). What is not done after this many probes is reported.
+#: Maximum plans of a node, each after a probe. A change can make another one necessary: a package
+#: installs a configuration file, or apport resets core_pattern when it stops.
 MAX_PASSES = 3
 #: The words of nr_lock (sh/change.sh).
 NOT_ROOT = "not root: run with sudo"
@@ -107,8 +107,8 @@ def run_plan(
     plan_run, todo = PlanRun(node, failed=dict(first.refused)), first
     for _ in range(MAX_PASSES):
         plan_run = replace(plan_run, failed={**plan_run.failed, **todo.refused})
-        plan_run, touched, goes_on = yield from _changes(plan_run, todo, run)
-        if not goes_on:
+        plan_run, touched, may_continue = yield from _make_changes(plan_run, todo, run)
+        if not may_continue:
             return plan_run
         if not touched:
             break
@@ -128,7 +128,7 @@ def run_plan(
     return replace(plan_run, unrepaired=tuple(remaining), complete=True)
 
 
-def _changes(
+def _make_changes(
     plan_run: PlanRun, todo: NodePlan, run: str
 ) -> Generator[Request, Answer, tuple[PlanRun, set[str], bool]]:
     """Make these changes. Returns the run, the touched subjects, and whether to continue."""
@@ -152,7 +152,7 @@ def _changes(
             failed = {**plan_run.failed, change.step: answer.reason()}
             plan_run = replace(plan_run, failed=failed)
             if answer.reason() == NOT_ROOT:
-                # No later step can do better: say it once.
+                # Every later step would fail with the same error.
                 return plan_run, touched, False
         elif change.step not in plan_run.done:
             plan_run = replace(plan_run, done=(*plan_run.done, change.step))
@@ -169,7 +169,7 @@ def _chosen(result: Result, subjects: frozenset[str] | None) -> bool:
 
 
 def run_of(node: Judged, refused: dict[str, str], outcome: PlanRun | Failure) -> PlanRun:
-    """The run that a conversation with this node came to; a failed conversation has one, too.
+    """The run of a conversation with this node; a failed conversation has one, too.
 
     refused: the steps that could not be planned
     """

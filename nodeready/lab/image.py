@@ -249,7 +249,7 @@ class Image:
         path_in_layer.chmod(mode)
 
     def hide(self, path: str) -> None:
-        """Hide this path of this machine."""
+        """Hide a path of this machine by a whiteout."""
         path_in_layer = self.directory(os.path.dirname(path)) / os.path.basename(path)
         if not os.path.lexists(path_in_layer):
             os.mknod(path_in_layer, stat.S_IFCHR, os.makedev(0, 0))
@@ -287,7 +287,8 @@ def build_kernel(image: Image, profile: Profile) -> None:
 
 def kernel_log(*lines: tuple[float, str]) -> str:
     """The output of dmesg on a node: the log of any kernel at boot, and these lines."""
-    return "".join(f"[{at:12.6f}] {text}\n" for at, text in sorted([*KERNEL_LOG, *lines]))
+    rows = sorted([*KERNEL_LOG, *lines])
+    return "".join(f"[{seconds:12.6f}] {text}\n" for seconds, text in rows)
 
 
 def trees(profile: Profile) -> dict[str, Tree]:

@@ -1,7 +1,7 @@
 """Judge the network interfaces: their presence, link, speed and settings.
 
-Without a policy the checks judge faults that are faults on every node, and only on interfaces in
-use (`Nics.configured`): an unused port may be unplugged, and containers come and go.
+Without a policy, the checks find only faults that are faults on every node, and only on interfaces
+in use (`Nics.configured`): an unused port may be unplugged, and containers start and end.
 """
 
 from __future__ import annotations
@@ -162,9 +162,9 @@ def _source(names: Iterable[str], attribute: str) -> str:
     return f"{NET}/{next(iter(names))}/{attribute}"
 
 
-def _names(listed: Iterable[str]) -> str:
+def _names(names: Iterable[str]) -> str:
     """``eth0, eth1, eth2, eth3 and 4 more``."""
-    return join_first(listed, ", ")
+    return join_first(names, ", ")
 
 
 def _slaves(observed: Nics) -> dict[str, list[Nic]]:

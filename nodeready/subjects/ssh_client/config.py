@@ -1,4 +1,10 @@
-"""ssh_config(5): the line that gives an option its value for a host."""
+"""ssh_config(5): the line that gives an option its value for a host.
+
+The first value counts: the user's own file is read before the system's, each from its top. A
+section ends at the next Host or Match line of the same file. An included file begins and ends in
+the section of its Include line. A Match line other than ``all`` and ``host`` counts as not
+matching, because its condition is unknown here.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +16,16 @@ from typing import NamedTuple
 from nodeready.subjects.base import Line
 from nodeready.subjects.sysctl import Setting
 
-#
-# The first value wins: the user's own file, then the system's, each from its top. A section holds
-# until the next Host or Match line of the same file; a file that Include names begins and ends
-# inside the section of its Include line. Match lines other than ``all`` and ``host`` depend on
-# what happens later, and count as not matching.
-
 MAIN = "/etc/ssh/ssh_config"
 #: Where newer SLES keeps its defaults: read when MAIN does not exist.
 VENDOR = "/usr/etc/ssh/ssh_config"
-#: Our file; its name sorts in front of every usual one.
+#: nodeready's file; its name sorts before the usual names.
 DROPIN = "/etc/ssh/ssh_config.d/00-nodeready.conf"
 
 #: The directories whose files a probe reads.
 DROPIN_FOLDERS = ("/etc/ssh/ssh_config.d", "/usr/etc/ssh/ssh_config.d")
 
-#: ssh itself gives up at this depth of Include (READCONF_MAX_DEPTH).
+#: Maximum depth of Include in ssh (READCONF_MAX_DEPTH).
 _MAX_DEPTH = 16
 
 #: The lines of each file, by path.
@@ -43,7 +43,7 @@ class Directive(NamedTuple):
 def lines_of(path: str, content: bytes) -> tuple[Line, ...]:
     """A file's bytes as lines, without their line ends."""
     text = content.decode("utf-8", "surrogateescape")
-    return tuple(Line(path, at, raw) for at, raw in enumerate(text.split("\n"), 1))
+    return tuple(Line(path, number, row) for number, row in enumerate(text.split("\n"), 1))
 
 
 def directive(line: Line) -> Directive | None:
@@ -66,7 +66,8 @@ def matches(patterns: list[str], host: str) -> bool:
     return matched_any
 
 
-def _section(entry: Directive, host: str) -> bool:
+def _section_applies(entry: Directive, host: str) -> bool:
+    """Whether the section of this Host or Match line applies to the host."""
     words = entry.value.split()
     if entry.keyword == "host":
         return matches(words, host)
@@ -100,7 +101,7 @@ def applied(path: str, files: Files, host: str, depth: int = 0) -> Iterator[Dire
         if entry is None:
             continue
         if entry.keyword in ("host", "match"):
-            active = _section(entry, host)
+            active = _section_applies(entry, host)
         elif active and entry.keyword == "include" and depth < _MAX_DEPTH:
             for word in entry.value.split():
                 for name in included(word, files):
@@ -118,9 +119,9 @@ def winner(path: str, files: Files, host: str, option: str) -> Setting | None:
 
 
 def speaks_first(path: str, files: Files, options: tuple[str, ...]) -> bool:
-    """Whether DROPIN, there or not, is read for every host and before any line about ``options``.
+    """Whether DROPIN is or would be read for every host, before any line that sets an option.
 
-    A file that is read before DROPIN and was not seen counts as one with such a line.
+    A file before DROPIN that was not probed counts as a file with such a line.
     """
     all_files: dict[str, tuple[Line, ...]] = {**files, DROPIN: ()}
     for line in all_files.get(path, ()):
@@ -135,7 +136,7 @@ def speaks_first(path: str, files: Files, options: tuple[str, ...]) -> bool:
             names = included(word, all_files)
             before = names[: names.index(DROPIN)] if DROPIN in names else names
             if any(
-                _about(other, (*options, "include"))
+                _has_keyword(other, (*options, "include"))
                 for name in before
                 for other in all_files[name]
             ):
@@ -147,6 +148,6 @@ def speaks_first(path: str, files: Files, options: tuple[str, ...]) -> bool:
     return False
 
 
-def _about(line: Line, options: tuple[str, ...]) -> bool:
+def _has_keyword(line: Line, keywords: tuple[str, ...]) -> bool:
     entry = directive(line)
-    return entry is not None and entry.keyword in options
+    return entry is not None and entry.keyword in keywords

@@ -52,10 +52,11 @@ MARGIN_S = 3
 class Captured:
     """The nodes' answers.
 
-    asked:     all nodes
+    nodes:     all nodes to which the request went
     answers:   node -> its answer, unparsed
     errors:    node -> why there is no trace of it, one line; complete after `traces`
     corrected: node -> its trace with additions, such as native stacks
+    instead:   (node, program) of processes on nodes without a rank; after `traces`
     complete:  False when it was interrupted
     placement: Slurm's record of the job
     claimants: nodes with processes that claim the job and are no ranks of it; after `traces`
@@ -113,8 +114,10 @@ class Captured:
 
 
 def _with_claims(trace: Trace, job: str) -> Trace:
-    """The trace of a node on which Slurm does not run the job: its processes only claim the job,
-    whatever the node says."""
+    """The trace of a node on which Slurm does not run the job.
+
+    Its processes only claim the job, so their stacks and witnesses are removed.
+    """
     empty: dict[str, Any] = {"samples": [], "below": [], "ends": [], "waits_for": []}
     bare = {**empty, "locals": [], "native": None, "witnesses": {}, "note": claim_note(job, True)}
     processes = [{**process, **bare} for process in trace["processes"]]
@@ -208,7 +211,7 @@ def _verb(nodes: Collection[str]) -> str:
 #: Maximum processes whose native stacks are taken.
 MAX_UNWOUND = 16
 #: States in which py-spy's blocking mode would hang, or stop nothing (proc(5)).
-_NOT_TO_BE_PAUSED = frozenset("DTtZX")
+_UNPAUSABLE_STATES = frozenset("DTtZX")
 
 
 def _has_native(group: Group) -> bool:
@@ -219,8 +222,10 @@ def _has_native(group: Group) -> bool:
 
 
 def choose_native(stacks: Stacks, maximum: int = MAX_UNWOUND) -> dict[str, list[int]]:
-    """Node -> the processes to unwind: one of each group with native calls, then all of these
-    groups but the largest; the most suspicious first, up to the maximum.
+    """Node -> the pids of the processes to unwind.
+
+    First one process of each group with native calls, then the other processes of these groups
+    without the largest group. The most suspicious group is first; at most ``maximum`` processes.
     """
     groups = [index for index, group in enumerate(stacks.groups) if _has_native(group)]
     if not groups:
@@ -230,7 +235,7 @@ def choose_native(stacks: Stacks, maximum: int = MAX_UNWOUND) -> dict[str, list[
         index: [
             process
             for process in stacks.processes
-            if process.group == index and process.state[:1] not in _NOT_TO_BE_PAUSED
+            if process.group == index and process.state[:1] not in _UNPAUSABLE_STATES
         ]
         for index in groups
     }
@@ -276,10 +281,12 @@ def unwind(captured: Captured, ask: Asks, stacks: Stacks) -> list[str]:
 def merged(
     trace: Trace, native: Trace, pids: Iterable[int]
 ) -> tuple[Trace, list[tuple[int, str]]]:
-    """The trace with the native stacks of a second trace of the node, and the reason per process
-    without one."""
+    """The trace with the native stacks of a second trace of the node.
+
+    Also returns (pid, reason) of each process without a native stack.
+    """
     frames, stacks = list(trace["frames"]), list(trace["stacks"])
-    places = {tuple(frame): index for index, frame in enumerate(frames)}
+    frame_indexes = {tuple(frame): index for index, frame in enumerate(frames)}
     by_pid = {process["pid"]: process for process in native["processes"]}
     index_of: dict[int, int] = {}
     missing = []
@@ -291,10 +298,10 @@ def merged(
         path = []
         for index in native["stacks"][process["native"]]:
             frame = native["frames"][index]
-            if tuple(frame) not in places:
-                places[tuple(frame)] = len(frames)
+            if tuple(frame) not in frame_indexes:
+                frame_indexes[tuple(frame)] = len(frames)
                 frames.append(frame)
-            path.append(places[tuple(frame)])
+            path.append(frame_indexes[tuple(frame)])
         index_of[pid] = len(stacks)
         stacks.append(path)
     processes = [
@@ -312,8 +319,8 @@ def _native_error(process: Mapping[str, Any] | None) -> str:
 
 # --- The search: conditions on a process, and the message where none was found.
 
-#: Seconds to a third sample where two cannot distinguish a slow job from a hung one: most steps
-#: take less than both intervals together.
+#: Seconds before a third sample, which is taken if two samples cannot distinguish a slow job from
+#: a hung one. Most steps take less than both intervals together.
 LONGER_S = 8.0
 #: Seconds of the limit of a node for the search of processes, and for the last dumps.
 _DUMPS_S = 10
@@ -370,8 +377,8 @@ def program_config(
     )
 
 
-def _looked_for(config: StacksConfig) -> str:
-    """The conditions on a process, in words."""
+def _unmet_condition(config: StacksConfig) -> str:
+    """In words, that no process meets the conditions."""
     if config.pids:
         return f"there is no process {', '.join(map(str, config.pids))}"
     if config.match:
@@ -386,7 +393,7 @@ def _looked_for(config: StacksConfig) -> str:
 def no_ranks_reason(captured: Captured) -> str:
     """The message where no node has a rank: the conditions, and the programs that run."""
     answered = [name for name in captured.nodes if name not in captured.errors]
-    text = f"no ranks on {folded(answered)}: {_looked_for(captured.config)}"
+    text = f"no ranks on {folded(answered)}: {_unmet_condition(captured.config)}"
     if captured.placement.nodes:
         text += f". Slurm runs the job on {folded(captured.placement.nodes)}"
     if captured.claimants:
