@@ -25,32 +25,34 @@ from nodeready.subjects.ports.checks import ports_text
 from nodeready.subjects.result import join_first
 from nodeready.text import sanitise
 
-#: Higher figures are invented: a hundred times what a GPU's NVLinks carry, and longer than a test.
+#: Maximum plausible values: a hundred times the bandwidth of a GPU's NVLinks, and an hour, which
+#: is longer than a test.
 _MAX_GBPS, _MAX_MS = 1e6, 3.6e6
 #: Characters of a rank's message in a cause.
 _MESSAGE_LENGTH = 200
 #: Phases in which a rank needs no other rank.
 _OWN_PHASES = ("start", "compute")
 
-#: Messages of a rank without a connection: of our ring, the kernel, PyTorch's store, gloo, and
-#: NCCL's sockets.
+#: Messages of a rank without a connection: from nodeready's ring, the kernel, PyTorch's store,
+#: gloo, and NCCL's sockets.
 _UNCONNECTED = re.compile(
     r"(?i)no connection|not answered|connect(?:ing)? to|unreachable|no route|refused|resolve"
     r"|resolution|name or service|clients joined"
 )
 #: Messages of a rank with a wrong name service.
 _NAME_SERVICE = re.compile(r"(?i)resolve|resolution|name or service")
-#: Messages of a connected rank that received too little: of our ring and of TCP's counters.
+#: Messages of a connected rank that received too little: from nodeready's ring and from TCP's
+#: counters.
 _PATH = re.compile(r"acknowledge|small messages pass|bit/s from|something|bytes in \w+, not")
-#: Messages of a rank that received nothing: of gloo's pair.cc, PyTorch's TCPStore and watchdog,
-#: NCCL's ncclRemoteError and the retries of its InfiniBand part; or that nodeready ended it.
+#: Messages of a rank that received nothing, or that nodeready ended: from gloo's pair.cc,
+#: PyTorch's TCPStore and watchdog, NCCL's ncclRemoteError and the retries of its InfiniBand part.
 _WAITED = re.compile(
     r"(?i)\btime[sd]?[ -]?out|connection (?:was )?(?:closed|reset|aborted)|closed the connection"
     r"|broken pipe|end of file|\bEOF\b|failed to recv|remote process|remote ?error|network error"
     r"|retry (?:counter )?exceeded|communicator was aborted|did not (?:end|finish|come)|no data"
     r"|sent nothing|(?:limit of|after) [0-9.]+ m?s|others had ended"
 )
-#: The ring's message of a node that did not run for a while.
+#: How the ring's message about a node that did not run for a time begins.
 _STOOD_STILL = "this node stood still"
 _RANK = re.compile(r"\brank (\d{1,9})\b")
 

@@ -2,14 +2,14 @@
 
 Rules, from sysctl.d(5), systemd's src/sysctl/sysctl.c and procps' sysctl(8): files of all
 directories sort by base name and the last assignment wins; a file masks the files of its name in
-later directories of the list (a link to /dev/null masks all of them). An explicit key beats a
-glob wherever it stands, and ``-KEY`` without a value keeps globs off the key. systemd-sysctl does
-not read /etc/sysctl.conf itself (Debian 12 links it as 99-sysctl.conf); ``sysctl --system`` reads
-it last of all.
+later directories of the list (a link to /dev/null masks all of them). An explicit key precedes a
+glob wherever it stands, and ``-KEY`` without a value excludes the key from globs. systemd-sysctl
+does not read /etc/sysctl.conf itself (Debian 12 links it as 99-sysctl.conf); ``sysctl --system``
+reads it last of all.
 
-Others write sysctls at boot too. The kernel takes ``sysctl.KEY=VALUE`` of its command line before
-all files (kernel-parameters.txt). tuned sets the [sysctl] section of its profile, and then what
-/etc/sysctl.d, /run/sysctl.d and /etc/sysctl.conf say, unless reapply_sysctl is off
+Other programs write sysctls at boot, too. The kernel takes ``sysctl.KEY=VALUE`` of its command
+line before all files (kernel-parameters.txt). tuned sets the [sysctl] section of its profile, and
+then what /etc/sysctl.d, /run/sysctl.d and /etc/sysctl.conf say, unless reapply_sysctl is off
 (tuned-main.conf). An enabled ufw sets /etc/ufw/sysctl.conf (ufw-framework(8)).
 """
 
@@ -47,7 +47,7 @@ SYSCTL_CONF = "/etc/sysctl.conf"
 UFW = "/etc/ufw/sysctl.conf"
 _UFW_CONF = "/etc/ufw/ufw.conf"
 _TUNED_CONF = "/etc/tuned/tuned-main.conf"
-#: What tuned applies again behind its own values.
+#: Directories whose sysctl files tuned applies again, after its own values.
 _REAPPLIED = ("/etc/", "/run/")
 CMDLINE = "/proc/cmdline"
 _UNIT = "systemd-sysctl.service"
