@@ -31,7 +31,7 @@ def wrong(*words):
 
 checks = (check("limits.core")(wrong),)
 registry.SUBJECTS["limits"] = replace(registry.SUBJECTS["limits"], checks=checks)
-object.__setattr__(core_dumps.directory, "act", wrong)
+object.__setattr__(core_dumps.directory, "make_actions", wrong)
 """
 
 
