@@ -55,7 +55,7 @@ class _Item:
     kernel: Entry | None = None
 
 
-def _parse_menu(lines: Iterable[Line]) -> list[_Item]:
+def _boot_menu(lines: Iterable[Line]) -> list[_Item]:
     """GRUB's menu in the lines of grub.cfg; a kernel outside of all entries is an entry, too."""
     top: list[_Item] = []
     stack: list[_Item] = [_Item(menu=top)]
@@ -136,7 +136,7 @@ def find_next_boot(files: Mapping[str, list[Line]], family: str) -> _BootEntries
     menu: list[_Item] = []
     for path, lines in files.items():
         if path.endswith("/grub.cfg"):
-            menu = menu if any(_kernels(menu)) else _parse_menu(lines)
+            menu = menu if any(_kernels(menu)) else _boot_menu(lines)
             for line in lines:
                 name, _, value = line.text.strip().partition("=")
                 value = value.strip("\"'")

@@ -77,7 +77,7 @@ def dropin_directories(service: str) -> tuple[str, ...]:
     )
 
 
-def _parse_size(text: str) -> int | None:
+def _size_in_bytes(text: str) -> int | None:
     """The bytes or the number of ``64K`` or ``infinity``; None for a text that systemd ignores."""
     if text == "infinity":
         return UNLIMITED
@@ -89,11 +89,11 @@ def _parse_size(text: str) -> int | None:
     return min(value, UNLIMITED)
 
 
-def _parse_limit(text: str, source: str) -> UnitLimit | None:
+def _unit_limit(text: str, source: str) -> UnitLimit | None:
     """The limit of ``BOTH`` or ``SOFT:HARD``; None for a text that systemd ignores."""
     soft_text, colon, hard_text = text.partition(":")
-    soft = _parse_size(soft_text.strip())
-    hard = _parse_size((hard_text if colon else soft_text).strip())
+    soft = _size_in_bytes(soft_text.strip())
+    hard = _size_in_bytes((hard_text if colon else soft_text).strip())
     return None if soft is None or hard is None else UnitLimit(soft, hard, source)
 
 
@@ -118,7 +118,7 @@ def _apply_section(
         item, sets_limit = match[1].lower(), True
         if not match[2]:
             limits.pop(item, None)
-        limit = _parse_limit(match[2], line.source)
+        limit = _unit_limit(match[2], line.source)
         if limit is not None:
             limits[item] = limit
     return sets_limit
