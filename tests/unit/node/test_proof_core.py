@@ -88,11 +88,13 @@ def test_the_headers_of_a_core_tell_its_size(head, size):
 @pytest.mark.parametrize("since_s", [-1e9, -7200, 0, 7200, 1e9])
 def test_a_clock_that_is_set_in_the_middle_makes_no_million_names(monkeypatch, since_s):
     """The names are those of the seconds after the start and before the end, by either clock."""
-    canary, asked = CrashCanary(ProcessSupervisor("nodeready:x", 9), "/x/core.%t"), []
-    canary._values = {"p": "7"}
-    canary.mark = replace(canary.mark, since=time.time() + since_s)
+    asked = []
     monkeypatch.setattr(core, "existing_files", lambda path: asked.append(path) or [])
-    assert canary.cores() == []
+    with ProcessSupervisor("nodeready:x", 9) as supervisor:
+        canary = CrashCanary(supervisor, "/x/core.%t")
+        canary._values = {"p": "7"}
+        canary.mark = replace(canary.mark, since=time.time() + since_s)
+        assert canary.cores() == []
     assert len(asked) < 20
     for second in (time.time(), canary.mark.since):
         assert f"/x/core.{int(second)}" in asked
