@@ -31,13 +31,17 @@ def root_slurm(slurm_lab, monkeypatch):
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
         return done.stdout.strip()
 
+    def is_idle():
+        """Slurm drains the node of a step that did not end in time ("Kill task failed")."""
+        for node in slurm_lab.nodes:
+            state = slurm("sinfo", "-h", "-n", node.name, "-o", "%T")
+            if "drain" in state or "down" in state:
+                slurm("scontrol", "update", f"nodename={node.name}", "state=resume")
+        return slurm("sinfo", "-h", "-o", "%T") == "idle"
+
     yield slurm
     slurm("scancel", "--user=root")
-    for node in slurm_lab.nodes:
-        state = slurm("sinfo", "-h", "-n", node.name, "-o", "%T")
-        if "drain" in state or "down" in state:
-            slurm("scontrol", "update", f"nodename={node.name}", "state=resume")
-    wait_for(lambda: slurm("sinfo", "-h", "-o", "%T") == "idle")
+    wait_for(is_idle)
     assert slurm("squeue", "-h") == ""
 
 
