@@ -6,7 +6,7 @@ import pytest
 
 from nodeready.transport.base import Request
 from nodeready.transport.srun import OwnJob
-from tests.lab.test_ways import root_slurm
+from tests.lab.test_transports import root_slurm
 
 __all__ = ["root_slurm"]
 
