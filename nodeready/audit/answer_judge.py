@@ -1,7 +1,7 @@
 """Reads the answers of nodes and judges the nodes, in a worker process or in the control process.
 
-Observations, facts and counters stay in a file of the judge. The control process gets what the
-fleet needs of an answer, and later the results; repeated results are numbers.
+Observations, facts and counters stay in a file of the judge. The control process gets the part of
+an answer that the fleet needs, and later the results; repeated results are numbers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Place = tuple[int, int]
 
 
 class AnswerSummary(NamedTuple):
-    """What the fleet needs of an answer before all nodes have answered.
+    """The part of an answer that the fleet needs before any node is judged.
 
     place:        of the record in the judge's file
     addresses:    of the node's interfaces; None: not observed
@@ -66,12 +66,12 @@ class AnswerSummary(NamedTuple):
 
 
 class NodeOrder(NamedTuple):
-    """What a judge needs to judge a node.
+    """The order to judge a node.
 
     file, place: of the record of its answer
     policy:      number of its policy
-    known_hosts, gate_files: as `FleetFacts` has them; numbers of values that all judges share
-    host_key:    as `FleetFacts` has it
+    known_hosts, gate_files: of `FleetFacts`, as numbers of values that all judges share
+    host_key:    of `FleetFacts`
     earlier:     the counters of the last audit, as JSON; "": none
     """
 
@@ -89,8 +89,7 @@ class NodeOutcome(NamedTuple):
 
     results:  (judge, number of the subject, codes), in no order
     compared: (judge, number of the subject, code) of the facts that peers should share
-    facts:    place of the text of its facts in the file of the judge that made this
-    counters: place of the text of its counters there
+    facts, counters: places of their texts in the file of the judge that made this
     """
 
     results: list[tuple[int, int, tuple[Any, ...]]]
@@ -115,7 +114,7 @@ class _PackedObservation(NamedTuple):
 
 
 class Interner:
-    """Numbers for repeated values: a value crosses to the control process once, then its number.
+    """Numbers for repeated values: the control process gets a value once, and then its number.
 
     new: the values that got a number since `AnswerJudge.take_new`
     """
@@ -134,9 +133,9 @@ class Interner:
             number = self._numbers.get(key)
         if number is not None:
             return number
-        mark = hash(key)
-        if mark not in self._hashes:
-            self._hashes[mark] = None
+        key_hash = hash(key)
+        if key_hash not in self._hashes:
+            self._hashes[key_hash] = None
             if len(self._hashes) > _MAX_HASHES:
                 del self._hashes[next(iter(self._hashes))]
         elif len(self._values) < _MAX_NUMBERED:
@@ -166,7 +165,7 @@ class AnswerJudge:
         self.facts_text = facts_text
         self.size = 0
         self.results, self.compared = Interner(), Interner()
-        # (id of a shared observation, policy) -> the observation and what came of it.
+        # (id of a shared observation, policy) -> the result of `_judge_alone`.
         self._judged: dict[tuple[int, int], tuple[Any, tuple[Any, ...], Any, str]] = {}
         # id of a part of an observation -> the part, and its place once it was repeated.
         self._parts: dict[int, tuple[Any, _SharedPart | None]] = {}
@@ -214,8 +213,9 @@ class AnswerJudge:
                 if code is not None:
                     facts.append((self.number, number, code))
                 texts.append((number, text))
-        known_early = boot_id_of(observed), mesh_passed(observed)
-        record = (results, facts, texts, unjudged, dict(observed.refused), *known_early)
+        refused = dict(observed.refused)
+        boot_id, passed = boot_id_of(observed), mesh_passed(observed)
+        record = (results, facts, texts, unjudged, refused, boot_id, passed)
         needs_identity = self.policies[policy].ssh_client_mode == "known_hosts"
         return AnswerSummary(
             self._write(pickle.dumps(record, 5)),
@@ -227,7 +227,8 @@ class AnswerJudge:
     def _judge_alone(
         self, observed: Snapshot, subject: str, policy: int
     ) -> tuple[Any, tuple[Any, ...], Any, str]:
-        """The observation of a subject that needs no fleet, and what comes of it."""
+        """The observation of a subject that needs no fleet, the codes of its results, the code of
+        its compared facts, and the text of its facts."""
         observation = observed.subjects[subject]
         key = (id(observation), policy)
         judged = self._judged.get(key)

@@ -1,16 +1,17 @@
 """The counters of each node's last audit, kept on this machine for the next audit.
 
-A total says when a driver was loaded, not what happened today: `nics.errors` and `rdma.errors`
-judge the change since the last audit, at the same boot. The counters are kept in
-``$XDG_STATE_HOME/nodeready/counters`` in 64 files, so that an audit of one node does not rewrite
-ten thousand. In a file, a line is a node: its name as JSON, the time, the counters as JSON, with
-tabs between. A node's name is data: its hash chooses the file. Files are replaced whole. Two runs
-at once may lose one of two samples, never a file. A file that cannot be read counts as missing.
+A total also counts errors of long ago: `nics.errors` and `rdma.errors` judge the change since the
+last audit, at the same boot. The counters are kept in ``$XDG_STATE_HOME/nodeready/counters`` in 64
+files, so that an audit of one node does not rewrite ten thousand. The hash of a node's name
+chooses the file, in which a line is a node: its name as JSON, the time, the counters as JSON, with
+tabs between. Files are replaced whole. Two runs at once may lose one of two samples, never a file.
+A file that cannot be read counts as missing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
@@ -47,8 +48,8 @@ def _names_by_file(names: Iterable[str]) -> dict[str, set[str]]:
 
 
 def _open(path: Path) -> IO[bytes] | None:
-    """The file; None for a foreign one. Raises OSError."""
-    # To open a named pipe could block.
+    """The file; None: it is foreign. Raises OSError."""
+    # O_NONBLOCK: opening a named pipe could block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     file = open(descriptor, "rb", buffering=0)  # noqa: SIM115 - the caller closes it
     status = os.fstat(descriptor)
@@ -68,7 +69,7 @@ def _rows(path: Path) -> Iterator[tuple[str, str, str]]:
             text = file.read(MAX_FILE_BYTES).decode("utf-8", "replace")
     except OSError:
         return
-    # A last line without its end was cut off.
+    # A last line without a newline was cut off.
     for line in text.split("\n")[:-1]:
         fields = line.split("\t")
         if len(fields) == 3:
@@ -102,7 +103,6 @@ def parse_sample(text: str) -> CounterSample | None:
 
 
 def sample_text(sample: CounterSample) -> str:
-    """The sample as JSON in one line."""
     return json.dumps({"boot_id": sample.boot_id, "taken": sample.taken}, separators=(",", ":"))
 
 
@@ -152,8 +152,8 @@ class Earlier:
 
 
 def _merge(new: str, old: str) -> str:
-    """The new sample, with the subjects that only an old one of the same boot has."""
-    # Nothing else in the text is a list.
+    """The new sample, and the subjects that only the old sample of the same boot has."""
+    # A subject's value is the only list in the text, so this needs no parsing.
     if all(f'"{subject}":[' in new for subject in COUNTING):
         return new
     earlier, later = parse_sample(old), parse_sample(new)
@@ -163,11 +163,10 @@ def _merge(new: str, old: str) -> str:
 
 
 def keep(names: Iterable[str], text: Callable[[str], str], moment: float) -> str:
-    """Keep the counters of these nodes. A full home is not an error.
+    """Keep the counters of these nodes; returns why some could not be kept, or "".
 
     text:   gives the `sample_text` of a node
     moment: of the samples, in seconds since 1970
-    Returns why some could not be kept, or "".
     """
     directory, problem = _directory(), ""
     oldest = moment - KEPT_S
@@ -187,7 +186,7 @@ def keep(names: Iterable[str], text: Callable[[str], str], moment: float) -> str
         rows += [f"{key}\t{moment:.0f}\t{sample}\n" for key, sample in new.items()]
         try:
             if path.exists() and not path.is_file():
-                raise FileExistsError(17, "is no file of ours", str(path))
+                raise FileExistsError(errno.EEXIST, "is no file of ours", str(path))
             write_atomically(path, rows, 0o600)
         except OSError as error:
             problem = f"{error.filename}: {error.strerror}"

@@ -1,7 +1,7 @@
 """The documents of `audit` and `ready`: pure data, from the snapshots of all nodes.
 
-A node costs its results and its snapshot; the plain data of its facts is made when a report asks,
-and never kept, so that 10,000 nodes fit in memory.
+Memory has the results and the snapshot of each node. The plain data of its facts is made when a
+report needs it, and not kept, so that 10,000 nodes fit in memory.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from nodeready.text import sanitise
 
 # --- The document of an audit.
 
-#: Statuses of a node beside those of its results: it was not reached, or was lost on the way; it
-#: could not be probed for another reason (sudo, an interrupt, a bug).
+#: Statuses of a node beside those of its results: it was not reached, or its connection was lost;
+#: it could not be probed for another reason (sudo, an interrupt, a bug).
 UNREACHABLE, FAILED = "unreachable", "failed"
 #: The statuses of a node, worst first.
 NODE_STATUSES: tuple[str, ...] = (UNREACHABLE, FAILED, *STATUSES)
-
 
 _Observation = Annotated[Any, {"type": ["object", "array", "string", "number", "boolean", "null"]}]
 _Facts = Annotated[dict[str, _Observation], {"propertyNames": {"pattern": "^[a-z][a-z0-9_]*$"}}]
@@ -193,34 +192,28 @@ class Audit:
         }
 
 
-# --- Readiness: whether a node may get a job, and why not. The node's own program asks, too.
+# --- Readiness: whether a node may get a job, and why not. The node's own program uses this, too.
 
-#: The statuses with which a node gets no job. What could not be observed does not pass.
+#: The statuses with which a node gets no job.
 STOPPING: tuple[str, ...] = ("fail", "unknown")
-#: Characters of one reason: Slurm and a prolog's log have a line for all of them.
+#: Maximum characters of one reason: Slurm and a prolog's log show all reasons in one line.
 _LENGTH = 160
 
 
 def go(results: Iterable[Result]) -> bool:
-    """Whether nothing failed and nothing is unknown, after waivers; a warning stops no job.
-
-    Without any result nothing is shown: that is no go.
-    """
+    """Whether there are results, and none has failed or is unknown; a warning stops no job."""
     statuses = {result.status for result in results}
     return bool(statuses) and statuses.isdisjoint(STOPPING)
 
 
 def reasons(results: Iterable[Result]) -> list[str]:
-    """Why not: a short line ``check: actual`` for each result that stops, failures first."""
+    """A short line ``check: actual`` for each result that stops a job, failures first."""
     results = list(results)
     if not results:
         return ["nothing was looked at"]
-    ranked = [
-        (STOPPING.index(result.status), _line(result))
-        for result in results
-        if result.status in STOPPING
-    ]
-    return [line for _, line in sorted(ranked, key=lambda row: row[0])]
+    stopping = [result for result in results if result.status in STOPPING]
+    stopping.sort(key=lambda result: STOPPING.index(result.status))
+    return [_line(result) for result in stopping]
 
 
 def _line(result: Result) -> str:
@@ -305,7 +298,7 @@ def audit_code(audit: Audit, fail_on: str = "fail") -> int:
 
 
 def ready_code(ready: Ready) -> int:
-    """The exit code of ``ready``: with ``--nodes-needed``, enough ready nodes are all good."""
+    """The exit code of ``ready``: 0 with enough ready nodes (``--nodes-needed``)."""
     have = ready.audit.summary["nodes"]
     return exit_code(
         interrupted=not ready.audit.complete,

@@ -1,4 +1,4 @@
-"""What the nodes of a run tell together: their addresses and groups."""
+"""The addresses and groups of the nodes of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def probed_subjects(selection: CheckSelection) -> tuple[str, ...]:
-    """The subjects to probe for these checks."""
     subjects = selection.subjects
     has_counters = any(subject in COUNTING for subject in subjects)
     return tuple(dict.fromkeys((*subjects, "host"))) if has_counters else subjects
@@ -34,15 +33,15 @@ def addresses_of_replies(
 def unique_addresses(
     claimed: Sequence[Set[str]], peers: Mapping[str, SshPeer]
 ) -> tuple[str, ...] | None:
-    """The addresses that exactly one node claims, and those that were reached.
+    """The addresses that exactly one node claims, and those that were reached; None for fewer than
+    two nodes.
 
     An address of several nodes, such as a container bridge's, leads to none of them. A node may
     claim no more addresses than the median node.
 
     claimed: the addresses that each node reports
-    peers:   the peers that this run's connections reached. Their addresses belong to their nodes,
-             whichever other node claims them
-    Returns None for fewer than two nodes.
+    peers:   the nodes' sshds. An address that this run has connected to is its node's, whichever
+             other node claims it
     """
     if len(claimed) < 2:
         return None
@@ -54,6 +53,6 @@ def unique_addresses(
 
 
 def distinguishing_groups(inventory: Inventory, name: str, total: int) -> tuple[str, ...]:
-    """The node's groups, without those that hold all of the inventory's nodes."""
+    """The node's groups, without those that contain all nodes of the inventory."""
     groups = inventory.get_host(name).groups
     return tuple(group for group in groups if len(inventory.get_group(group)) < total)

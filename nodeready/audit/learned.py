@@ -21,7 +21,7 @@ from nodeready.subjects.snapshot import Snapshot
 from nodeready.text import sanitise
 
 #: Maximum of listed names that few nodes have: a node can invent any number.
-_MOST_FEW = 20
+_MAX_RARE_NAMES = 20
 #: Columns of the file; a longer comment is wrapped.
 WIDTH = 88
 
@@ -30,8 +30,8 @@ WIDTH = 88
 class Learned:
     """One setting of the fleet.
 
-    value:  of the majority, as group_data holds it; None: no majority
-    notes:  the number of nodes with it, and the values of other nodes
+    value: of the majority, as in group_data; None: no majority
+    notes: the number of nodes with it, and the values of other nodes
     """
 
     key: str
@@ -39,8 +39,7 @@ class Learned:
     notes: list[str] = field(default_factory=list)
 
 
-def _plain(value: Any) -> Any:
-    """A value that can be counted: lists as tuples."""
+def _countable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -49,16 +48,13 @@ def _majority(values: Mapping[str, Any]) -> tuple[Any, str]:
     counts = Counter(values.values())
     (majority_value, count), *_ = counts.most_common(1)
     if count * 2 <= len(values):
-        return None, f"no majority among {len(values)} nodes: {_nodes_by_value(values, None)}"
+        return None, f"no majority among {len(values)} nodes: {_nodes_by_value(values)}"
     deviating = {name: value for name, value in values.items() if value != majority_value}
     text = f"{count} of {len(values)} nodes"
-    return (
-        majority_value,
-        f"{text}; {_nodes_by_value(deviating, majority_value)}" if deviating else text,
-    )
+    return majority_value, f"{text}; {_nodes_by_value(deviating)}" if deviating else text
 
 
-def _nodes_by_value(values: Mapping[str, Any], excluded: Any) -> str:
+def _nodes_by_value(values: Mapping[str, Any]) -> str:
     names_of: dict[Any, list[str]] = {}
     for name, value in values.items():
         names_of.setdefault(value, []).append(name)
@@ -67,35 +63,39 @@ def _nodes_by_value(values: Mapping[str, Any], excluded: Any) -> str:
     return "; ".join(texts) + ("; …" if len(ranked) > len(texts) else "")
 
 
-def _table(key: str, rows: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Learned:
-    """A setting that maps names to columns: each name and each column has its own majority."""
+def _table(key: str, tables: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Learned:
+    """A setting that maps names to columns: each name and each column has its own majority.
+
+    tables: node -> name -> column -> value
+    """
     setting = Learned(key, {})
     rows_of: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for node, table in rows.items():
+    for node, table in tables.items():
         for name, row in table.items():
             rows_of.setdefault(name, {})[node] = row
-    few = 0
-    for name, having in rows_of.items():
-        if len(having) * 2 <= len(rows):
-            few += 1
-            if few <= _MOST_FEW:
-                setting.notes.append(f"{name} is left out: only on {fold(having)}")
+    rare_count = 0
+    for name, rows in rows_of.items():
+        if len(rows) * 2 <= len(tables):
+            rare_count += 1
+            if rare_count <= _MAX_RARE_NAMES:
+                setting.notes.append(f"{name} is left out: only on {fold(rows)}")
             continue
-        missing = [node for node in rows if node not in having]
+        missing = [node for node in tables if node not in rows]
         if missing:
             setting.notes.append(f"{name} is missing on {fold(missing)}")
         setting.value[name] = {}
-        for column in dict.fromkeys(column for row in having.values() for column in row):
-            values = {node: row[column] for node, row in having.items() if column in row}
+        for column in dict.fromkeys(column for row in rows.values() for column in row):
+            values = {node: row[column] for node, row in rows.items() if column in row}
             majority_value, note = _majority(values)
             if majority_value is not None:
                 setting.value[name][column] = majority_value
             if majority_value is None or len(set(values.values())) > 1:
                 setting.notes.append(f"{name} {column}: {note}")
-    if few > _MOST_FEW:
-        setting.notes.append(f"and {few - _MOST_FEW} more that few nodes have are left out")
+    if rare_count > _MAX_RARE_NAMES:
+        more = rare_count - _MAX_RARE_NAMES
+        setting.notes.append(f"and {more} more that few nodes have are left out")
     if setting.value and not setting.notes:
-        setting.notes.append(f"{len(rows)} of {len(rows)} nodes")
+        setting.notes.append(f"{len(tables)} of {len(tables)} nodes")
     return setting
 
 
@@ -113,31 +113,32 @@ def majority(snapshots: Mapping[str, Snapshot]) -> list[Learned]:
                 continue
             for key, value in settings.items():
                 values_of.setdefault(key, {})[node] = value
-    settings_learned = []
+    learned = []
     for key, values in values_of.items():
         if setting_kind(key).named:
-            settings_learned.append(_table(key, values))
-            continue
-        majority_value, note = _majority({node: _plain(value) for node, value in values.items()})
-        settings_learned.append(Learned(key, majority_value, [note]))
-    return [_valid(setting) for setting in settings_learned]
+            setting = _table(key, values)
+        else:
+            value, note = _majority({node: _countable(value) for node, value in values.items()})
+            setting = Learned(key, value, [note])
+        _drop_invalid(setting)
+        learned.append(setting)
+    return learned
 
 
-def _valid(setting: Learned) -> Learned:
-    """The setting, without a value that the policy would refuse."""
+def _drop_invalid(setting: Learned) -> None:
+    """Remove an empty value, or one that the policy would refuse."""
     if setting.value in (None, {}):
         setting.value = None
-        return setting
+        return
     try:
         check_settings({setting.key: setting.value}, "learned")
     except PolicyError as error:
         setting.notes.append(f"left out, it is no valid setting: {error.problems[0]}")
         setting.value = None
-    return setting
 
 
 def _comment(text: str) -> list[str]:
-    # Sanitised, text from a node cannot end the comment.
+    # Sanitised, so that text from a node cannot end the comment.
     return wrap(sanitise(text), WIDTH, initial_indent="# ", subsequent_indent="#   ")
 
 
@@ -149,7 +150,7 @@ def _assigned(setting: Learned) -> list[str]:
 
 
 def _read(text: str) -> dict[str, Any]:
-    """The settings of such a file, as pyinfra would find them."""
+    """The settings of a group_data file, as pyinfra reads them."""
     return {
         ast.unparse(statement.targets[0]): ast.literal_eval(statement.value)
         for statement in ast.parse(text).body
@@ -158,7 +159,7 @@ def _read(text: str) -> dict[str, Any]:
 
 
 def render(learned: Sequence[Learned], nodes: Sequence[str], when: str) -> str:
-    """The group_data file. It is data: to evaluate it runs no code from a node."""
+    """The group_data file. Its values are literals: loading it runs no code from a node."""
     head = f"What most of {fold(nodes)} ({len(nodes)} nodes) had in common on {when}."
     lines = [
         *_comment(head),
@@ -166,7 +167,7 @@ def render(learned: Sequence[Learned], nodes: Sequence[str], when: str) -> str:
     ]
     for setting in learned:
         lines.append("")
-        # Its first sentence; "e.g." ends none.
+        # The first sentence; "e.g." does not end it.
         meaning = re.split(r"(?<=[.]) (?=[A-Z])", reason(setting.key))[0]
         for text in (meaning, *setting.notes):
             lines += _comment(text)

@@ -13,7 +13,7 @@ from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.snapshot import Snapshot
 
 #: Fewer nodes have no majority: of two that differ, either may be right.
-FEWEST = 3
+_MIN_PEERS = 3
 #: The group of nodes without a group.
 ALL = "all"
 
@@ -48,16 +48,15 @@ def _in_group(group: str, facts: Mapping[str, Facts]) -> Iterator[Outlier]:
             if subject_facts:
                 kinds.setdefault(id(subject_facts), (subject_facts, []))[1].append(number)
         # An absent fact is not a difference: the checks judge absence.
-        for fact in dict.fromkeys(
-            fact for subject_facts, _ in kinds.values() for fact in subject_facts
-        ):
+        names_of_facts = (fact for subject_facts, _ in kinds.values() for fact in subject_facts)
+        for fact in dict.fromkeys(names_of_facts):
             counts: Counter[Any] = Counter()
             for subject_facts, numbers in kinds.values():
                 if fact in subject_facts:
                     counts[subject_facts[fact]] += len(numbers)
             (majority, count), *_ = counts.most_common(1)
             total = sum(counts.values())
-            if total < FEWEST or count * 2 <= total:
+            if total < _MIN_PEERS or count * 2 <= total:
                 continue
             differs = sorted(
                 (number, subject_facts[fact])

@@ -2,9 +2,9 @@
 VictoriaMetrics).
 
 One query gets the metrics of all textfiles (reports/monitoring.py), a second one the targets. A
-node's textfile may have any label. Prometheus adds the target's labels, above all `instance`. If
-the textfile has labels of the same names, it renames them to `exported_…` (honor_labels, off by
-default). The metric `up` has only the target's labels.
+node's textfile may have any label. Prometheus adds the target's labels, above all `instance`, and
+renames labels of the textfile with the same names to `exported_…` (honor_labels, off by default).
+The metric `up` has only the target's labels.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _METRICS = (
 
 
 def queries(labels: Iterable[tuple[str, str]]) -> tuple[str, str]:
-    """The query for the metrics, and the one for the targets. labels: those of a target"""
+    """The query for the metrics, and the query for the targets. labels: of the targets"""
     selector = "".join(
         f",{label}={json.dumps(text, ensure_ascii=False)}" for label, text in labels
     )
@@ -56,10 +56,7 @@ _INSTANCE = r"(?:[a-z]+://)?(?:\[([^]]+)\]|([^:/]+))(?::\d+)?(?:/.*)?"
 
 
 def _query_sender(source: Source, limit_s: float) -> Callable[[Send], None]:
-    """A function for `gather` that makes both queries.
-
-    It sends each piece of an answer, with 0 for the first query and 1 for the second.
-    """
+    """A function for `gather` that sends (index of the query, piece of the answer)."""
 
     def send_queries(send: Send) -> None:
         import http.client
@@ -68,16 +65,16 @@ def _query_sender(source: Source, limit_s: float) -> Callable[[Send], None]:
         from urllib.parse import urlencode
 
         class RefuseRedirects(urllib.request.HTTPRedirectHandler):
-            """No redirect is followed, because another address would get the password."""
+            """Follow no redirect: another address would get the password."""
 
             def redirect_request(self, req: Any, fp: Any, code: int, *details: Any) -> None:
                 address = sanitise(redact("", str(details[-1])), 200).partition("?")[0]
                 raise SourceError(f"{source.shown}: leads to {address}: name that, if it is right")
 
         opener = urllib.request.build_opener(RefuseRedirects)
-        for number, query in enumerate(queries(source.labels)):
-            words = urlencode({"query": query, "timeout": f"{limit_s:g}s"})
-            request = urllib.request.Request(f"{source.url}/api/v1/query?{words}")
+        for index, query in enumerate(queries(source.labels)):
+            parameters = urlencode({"query": query, "timeout": f"{limit_s:g}s"})
+            request = urllib.request.Request(f"{source.url}/api/v1/query?{parameters}")
             request.add_header("Accept", "application/json")
             if source.header:
                 request.add_unredirected_header("Authorization", source.header)
@@ -90,7 +87,7 @@ def _query_sender(source: Source, limit_s: float) -> Callable[[Send], None]:
                             raise SourceError(
                                 f"{source.shown}: answers more than {MAX_ANSWER >> 20} MiB"
                             )
-                        send([number, data.decode("latin-1")])
+                        send([index, data.decode("latin-1")])
             except urllib.error.HTTPError as error:
                 with contextlib.suppress(OSError, http.client.HTTPException):
                     raise SourceError(_refusal(source, error.code, error.read(4096))) from None
@@ -123,7 +120,7 @@ Sample = tuple[dict[str, str], str]
 
 
 class _PrometheusAnswer:
-    """Parses an answer piece by piece, so that a large answer is never whole in memory.
+    """Parses an answer piece by piece, so that no large answer is in memory.
 
     shown:        the source in errors
     has_warnings: the answer is partial, or has warnings
@@ -131,7 +128,7 @@ class _PrometheusAnswer:
 
     def __init__(self, shown: str) -> None:
         self.shown, self.has_warnings = shown, False
-        # The text that is not parsed yet, and the text before the samples.
+        #: The text that is not parsed yet, and the text before the samples.
         self._text = ""
         self._head: str | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -169,7 +166,7 @@ class _PrometheusAnswer:
             raise SourceError(f"{self.shown}: the answer is not Prometheus's")
 
     def _sample(self, sample: Any) -> Sample:
-        """A sample of the JSON. Raises SourceError."""
+        """Validate a sample. Raises SourceError."""
         try:
             labels, (_, value) = sample["metric"], sample["value"]
             if isinstance(value, str) and all(
@@ -194,15 +191,15 @@ class _PrometheusAnswer:
 
 #: The labels of nodeready's metrics.
 _METRIC_LABELS = frozenset({"check", "status", "node", "policy_digest", "version"})
-#: The labels that do not tell two targets of one job and instance apart.
-_NO_TARGET = frozenset(
+#: The labels that do not distinguish two targets of one job and instance.
+_COMMON_LABELS = frozenset(
     {"__name__", "job", "instance", *_METRIC_LABELS}
     | {f"exported_{label}" for label in _METRIC_LABELS}
 )
 
 
 def _metric_label(labels: Mapping[str, str], label: str) -> str:
-    """The value of a label of nodeready, which Prometheus renames if the target has it, too."""
+    """The value of a label of nodeready, which Prometheus renames if the target has it."""
     return labels.get(f"exported_{label}", labels.get(label, ""))
 
 
@@ -211,8 +208,8 @@ class _PrometheusTarget:
     """The metrics of one target.
 
     time:     of the verdict, in seconds since 1970; None: no such metric
-    nodes:    the nodes in its metrics; the textfile of a gate has one
-    counts:   results of each status
+    nodes:    in the metrics; the textfile of a gate has one
+    counts:   status -> number of results
     statuses: (check, status)
     """
 
@@ -225,7 +222,6 @@ class _PrometheusTarget:
     statuses: set[tuple[str, str]] = field(default_factory=set)
 
     def add(self, labels: Mapping[str, str], value: float) -> None:
-        """Add a sample of the target."""
         name = labels.get("__name__", "").partition("nodeready_")[2]
         if name == "audit_timestamp_seconds":
             self.time = value
@@ -239,7 +235,7 @@ class _PrometheusTarget:
             self.nodes.add(_metric_label(labels, "node"))
             status = _metric_label(labels, "status")
             if name == "node_results":
-                # A NaN is 0, because it is not greater than 0.
+                # A NaN counts as 0: it is not greater than 0.
                 self.counts[status] = int(min(value, _MAX_RESULTS)) if value > 0 else 0
             elif len(self.statuses) < _MAX_RESULTS:
                 self.statuses.add((_metric_label(labels, "check"), status))
@@ -249,9 +245,8 @@ class _PrometheusTarget:
         if self.time is None:
             return HostRecord(host, problem="its metrics have no time of a verdict")
         if len(self.nodes) > 1:
-            return HostRecord(
-                host, problem=f"its metrics are of {len(self.nodes)} nodes: an audit's"
-            )
+            problem = f"its metrics are of {len(self.nodes)} nodes: an audit's"
+            return HostRecord(host, problem=problem)
         is_valid = all(
             CHECK.fullmatch(check) and status in LISTED for check, status in self.statuses
         )
@@ -264,7 +259,7 @@ class _PrometheusTarget:
             Result(check, status, actual=NO_TEXT) for check, status in sorted(self.statuses)
         )
         counts = tuple((status, self.counts.get(status, 0)) for status in ("ok", "na"))
-        # Replicas of Prometheus watch the same targets and differ in such a label.
+        # Replicas of Prometheus have the same targets, and differ in such a label.
         identity = tuple(pair for pair in labels if "replica" not in pair[0])
         values = (self.time, self.policy_digest, self.version, results)
         return HostRecord(host, *values, counts=counts, problem=problem, labels=identity)
@@ -276,12 +271,12 @@ def host_of(instance: str) -> str:
     return (match[1] or match[2]) if match else instance
 
 
-def of_prometheus(
+def prometheus_records(
     source: Source, node_of: Callable[[str], str], limit_s: float
 ) -> tuple[list[HostRecord], bool]:
-    """The verdicts that Prometheus has, and whether its answer is partial. Raises SourceError.
+    """The verdicts in Prometheus, and whether its answer is partial. Raises SourceError.
 
-    node_of: the node of a host's name, or ""
+    node_of: returns the node of a host's name, or ""
     """
     answers = [_PrometheusAnswer(source.shown), _PrometheusAnswer(source.shown)]
     targets: dict[tuple[tuple[str, str], Any], _PrometheusTarget] = {}
@@ -296,7 +291,7 @@ def of_prometheus(
                 value = math.nan
             if number == 0:
                 target_labels = tuple(
-                    sorted(pair for pair in labels.items() if pair[0] not in _NO_TARGET)
+                    sorted(pair for pair in labels.items() if pair[0] not in _COMMON_LABELS)
                 )
                 targets.setdefault((key, target_labels), _PrometheusTarget()).add(labels, value)
             else:

@@ -1,9 +1,9 @@
-"""The nodes' own last verdicts, collected without asking one of them.
+"""The nodes' own last verdicts, collected without a connection to any node.
 
 `nodeready audit --recorded SOURCE` reads them (`audit/verdict.py`) from a directory that the nodes
-share, or from Prometheus (`audit/prometheus.py`). A young verdict is believed; a node without a
-verdict is unknown, never ok. The file's name, or the label that Prometheus itself gives to the
-target, tells the node.
+share, or from Prometheus (`audit/prometheus.py`). A recent verdict is believed; a node without a
+verdict is unknown, never ok. The node is identified by the name of the file, or by the label that
+Prometheus itself gives to the target.
 """
 
 from __future__ import annotations
@@ -17,15 +17,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from nodeready.audit.document import STOPPING, NodeReport, Recorded
-from nodeready.audit.prometheus import of_prometheus
-from nodeready.audit.verdict import (
-    NODE,
-    NodeVerdict,
-    Send,
-    content,
-    gather,
-    parse,
-)
+from nodeready.audit.prometheus import prometheus_records
+from nodeready.audit.verdict import NODE, NodeVerdict, Send, gather, parse, read_file
 from nodeready.audit.verdict_source import NO_TEXT, HostRecord, Source
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
@@ -38,27 +31,26 @@ from nodeready.text import sanitise, span
 
 # --- A directory: DIRECTORY/NODE.json, written by the node that has this host name.
 
-#: Processes that read a directory, where it has many files: a file server answers each in turn.
+#: Processes that read a directory with many files: a file server answers each in turn.
 _READERS, _FEW = 8, 256
 
 
 def _reader(directory: str, number: int, total: int) -> Callable[[Send], None]:
-    """What reads this reader's share of the directory's files. total: the number of readers"""
+    """A function for `gather` that reads one of ``total`` shares of the directory's files."""
 
     def read(send: Send) -> None:
-        at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        # The directory's owner decides about its content. An NFS server that maps root to a user
-        # (root_squash) makes the directory and the files that user's.
-        owners = frozenset({0, os.geteuid(), os.fstat(at).st_uid})
-        with os.scandir(at) as entries:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # The directory's owner may write any verdict. An NFS server that maps root to a user
+        # (root_squash) makes that user the owner of the directory and the files.
+        owners = frozenset({0, os.geteuid(), os.fstat(descriptor).st_uid})
+        with os.scandir(descriptor) as entries:
             names = [entry.name for entry in entries if entry.name.endswith(".json")]
         for name in names:
-            host = name[: -len(".json")]
-            raw = os.fsencode(name)
-            if zlib.crc32(raw) % total != number or not re.fullmatch(NODE, host):
+            host = name.removesuffix(".json")
+            if zlib.crc32(os.fsencode(name)) % total != number or not re.fullmatch(NODE, host):
                 continue
             try:
-                problem, text = content(at, name, owners)
+                problem, text = read_file(descriptor, name, owners)
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -68,8 +60,7 @@ def _reader(directory: str, number: int, total: int) -> Callable[[Send], None]:
     return read
 
 
-def _of_file(host: str, problem: str, text: bytes) -> HostRecord:
-    """What a file says."""
+def _file_record(host: str, problem: str, text: bytes) -> HostRecord:
     if problem:
         return HostRecord(host, problem=f"its file is not read: {problem}")
     verdict = parse(text)
@@ -78,38 +69,37 @@ def _of_file(host: str, problem: str, text: bytes) -> HostRecord:
     if verdict.node != host:
         owner_name = sanitise(verdict.node, 80) or "no node"
         return HostRecord(host, problem=f"its file is the verdict of {owner_name}")
-    return of_verdict(host, verdict)
+    return verdict_record(host, verdict)
 
 
-def of_verdict(host: str, verdict: NodeVerdict) -> HostRecord:
-    """What a verdict says."""
+def verdict_record(host: str, verdict: NodeVerdict) -> HostRecord:
     if not verdict.version:
         return HostRecord(host, problem="an older nodeready wrote its verdict: deploy the gate")
-    # Healthy nodes say the same: equal results are one object.
-    results = (*(Result(**row) for row in verdict.results), *map(ok, verdict.ok))
-    results = (*results, *(na(check, "") for check in verdict.na))
+    # `ok` and `na` return one object for equal results, which most nodes have.
+    listed = (Result(**row) for row in verdict.results)
+    results = (*listed, *map(ok, verdict.ok), *(na(check, "") for check in verdict.na))
     if verdict.go is any(result.status in STOPPING for result in results):
         return HostRecord(host, problem="its verdict contradicts its results")
     return HostRecord(host, verdict.time, verdict.policy_digest, verdict.version, results)
 
 
-def of_directory(directory: str, expected: int, limit_s: float) -> list[HostRecord]:
-    """The verdicts in a directory. expected: how many, about. Raises SourceError."""
+def directory_records(directory: str, expected: int, limit_s: float) -> list[HostRecord]:
+    """The verdicts in a directory. expected: their rough number. Raises SourceError."""
     total = _READERS if expected > _FEW else 1
-    works = [_reader(directory, number, total) for number in range(total)]
-    records = []
-    for host, problem, text in gather(works, limit_s, directory):
-        records.append(_of_file(host, problem, text.encode("latin-1")))
-    return records
+    readers = [_reader(directory, number, total) for number in range(total)]
+    return [
+        _file_record(host, problem, text.encode("latin-1"))
+        for host, problem, text in gather(readers, limit_s, directory)
+    ]
 
 
 # --- From the records of hosts to the reports of nodes.
 
 #: Seconds by which a node's clock may be ahead of this one's.
 SKEW_S = 30.0
-#: The check of the verdict itself, and the checks of the policy and the program behind it.
+#: The checks of the verdict itself, of its policy, and of the program that wrote it.
 VERDICT, POLICY, BUNDLE = OF_VERDICTS = ("gate.verdict", "gate.policy", "gate.bundle")
-_RUN = "systemctl list-timers nodeready.timer, or is cron running? Then the log of nodeready"
+_FIX_STALE = "systemctl list-timers nodeready.timer, or is cron running? Then the log of nodeready"
 
 
 def assign_to_nodes(
@@ -117,12 +107,12 @@ def assign_to_nodes(
 ) -> tuple[dict[str, HostRecord], list[str]]:
     """Node of the inventory -> its record, and the hosts that belong to no node.
 
-    A name that the inventory declares for a node wins over a similar name. The newest record of a
-    host counts. Several hosts with names similar to one node's are ambiguous.
+    A name that the inventory declares for a node takes precedence over a similar name. The newest
+    record of a host counts. Several hosts with names similar to one node's are ambiguous.
     """
     similar: dict[str, dict[str, list[HostRecord]]] = {}
     exact: dict[str, list[HostRecord]] = {}
-    strangers = []
+    foreign_hosts = []
     for record in records:
         node, is_declared = owner(names, record.host)
         if is_declared:
@@ -130,25 +120,23 @@ def assign_to_nodes(
         elif node:
             similar.setdefault(node, {}).setdefault(record.host, []).append(record)
         elif not record.problem:
-            strangers.append(record.host)
+            foreign_hosts.append(record.host)
     record_of = {}
     for node, hosts in similar.items():
-        record_of[node] = _one_of(next(iter(hosts.values())))
         if len(hosts) > 1:
             host_names = ", ".join(sorted(sanitise(host, 80) for host in hosts)[:4])
-            record_of[node] = HostRecord(
-                node, problem=f"several hosts may be this node: {host_names}"
-            )
-    return {
-        **record_of,
-        **{node: _one_of(candidates) for node, candidates in exact.items()},
-    }, sorted(strangers)
+            problem = f"several hosts may be this node: {host_names}"
+            record_of[node] = HostRecord(node, problem=problem)
+        else:
+            record_of[node] = _newest(*hosts.values())
+    record_of |= {node: _newest(candidates) for node, candidates in exact.items()}
+    return record_of, sorted(foreign_hosts)
 
 
 def owner(names: Names, host: str) -> tuple[str, bool]:
-    """The node that has this name or address, and whether the inventory itself says so.
+    """The node that has this name or address, and whether the inventory declares it.
 
-    ("", False): none has it, or several have
+    ("", False): no node has it, or several have
     """
     clean = clean_name(host) or clean_address(host)
     if host and host in names.of:
@@ -157,8 +145,8 @@ def owner(names: Names, host: str) -> tuple[str, bool]:
     return node, bool(node) and clean in names.owners
 
 
-def _one_of(records: list[HostRecord]) -> HostRecord:
-    """The newest verdict in these records; a problem where two targets sent them."""
+def _newest(records: list[HostRecord]) -> HostRecord:
+    """The record with the newest verdict, or with a problem if several targets have one."""
     good = [record for record in records if not record.problem]
     if len({record.labels for record in good}) > 1:
         first, *other_labels = [{*record.labels} for record in good]
@@ -166,31 +154,30 @@ def _one_of(records: list[HostRecord]) -> HostRecord:
             label for label, _ in first.union(*other_labels) - first.intersection(*other_labels)
         }
         label_names = sanitise(", ".join(sorted(differing)), 200)
-        return HostRecord(
-            records[0].host, problem=f"several targets may be this node: {label_names} differs"
-        )
+        problem = f"several targets may be this node: {label_names} differs"
+        return HostRecord(records[0].host, problem=problem)
     return max(good, key=lambda record: record.time, default=records[0])
 
 
 def collect(
     source: Source, names: Names, expected: int, limit_s: float
 ) -> tuple[list[HostRecord], bool]:
-    """The records in the source, and whether the source calls them partial.
+    """The records in the source, and whether the source says that they are partial.
 
-    expected: how many verdicts, about. Raises SourceError.
+    expected: the rough number of verdicts
+    Raises SourceError.
     """
     if source.directory:
-        return of_directory(source.directory, expected, limit_s), False
-    return of_prometheus(source, lambda host: owner(names, host)[0], limit_s)
+        return directory_records(source.directory, expected, limit_s), False
+    return prometheus_records(source, lambda host: owner(names, host)[0], limit_s)
 
 
 class RecordedQuestion(NamedTuple):
-    """What verdicts are judged by.
+    """How to judge the verdicts.
 
-    policies:   node -> its policy as it is declared
+    policies:   node -> its declared policy
     own_policy: a declared policy -> the policy by which the node judges itself
-    selection:  the checks
-    everything: the selection leaves no check out
+    everything: the selection has all checks
     version:    of this nodeready
     """
 
@@ -208,7 +195,6 @@ def reports(
     source: Source,
     moment: float,
 ) -> tuple[tuple[NodeReport, ...], Recorded]:
-    """The reports of the nodes, and the summary of their verdicts."""
     digests = {
         policy: digest([question.own_policy(policy)]) for policy in {*question.policies.values()}
     }
@@ -219,7 +205,7 @@ def reports(
     for name, policy in question.policies.items():
         record = records.get(name)
         age = None if record is None or record.problem else moment - record.time
-        distrust = _why_not(record, age, policy, source)
+        distrust = _distrust(record, age, policy, source)
         counts: tuple[tuple[str, int], ...] = ()
         results: list[Result] = []
         if distrust is not None:
@@ -245,11 +231,11 @@ def reports(
     return tuple(nodes), recorded
 
 
-def _why_not(
+def _distrust(
     record: HostRecord | None, age: float | None, policy: Policy, source: Source
 ) -> Result | None:
-    """The result in place of a verdict that cannot be believed; None: it can be."""
-    max_age_s, fix = policy.gate_max_age_s, _RUN
+    """The result instead of a verdict that is not believed; None: it is believed."""
+    max_age_s, fix = policy.gate_max_age_s, _FIX_STALE
     if record is None:
         reason = "no verdict is recorded"
         if not policy.gate:
@@ -269,8 +255,8 @@ def _why_not(
         reason = f"its verdict is {span(-age)} ahead of this machine's clock"
         fix = "compare the clocks of both"
     elif age > max_age_s:
-        reason = f"its verdict is {span(age)} old: "
-        reason += f"it is believed for {span(max_age_s)} (gate_max_age_s)"
+        limit = f"{span(max_age_s)} (gate_max_age_s)"
+        reason = f"its verdict is {span(age)} old: it is believed for {limit}"
     else:
         return None
     owner_word = NODEREADY if "deploy" in fix else ADMIN
@@ -278,7 +264,7 @@ def _why_not(
 
 
 def _chosen(selection: CheckSelection) -> Callable[[str], bool]:
-    """Whether a result of this check is shown; unknown checks are."""
+    """A function: whether a result of this check is shown, as it is for unknown checks."""
     hidden = {*check_ids(), *(subject.observed.id for subject in SUBJECTS.values())}
     hidden -= {*selection.checks, *(SUBJECTS[name].observed.id for name in selection.subjects)}
     return lambda check: check not in hidden
@@ -297,22 +283,23 @@ def _results(
         if result.check in OF_VERDICTS or not chosen(result.check):
             continue
         if result.status == "waived" and result.actual == NO_TEXT:
-            (meant,) = waive([replace(result, status="warn")], policy)
-            results.append(meant if meant.status == "waived" else replace(result, fix=_WAIVED))
+            (waived,) = waive([replace(result, status="warn")], policy)
+            results.append(waived if waived.status == "waived" else replace(result, fix=_WAIVED))
         else:
             results.append(result)
     results.append(ok(VERDICT, f"at most {policy.gate_max_age_s} s old"))
-    other = []
+    differences = []
     if record.policy_digest != own_digest:
         judged_by = sanitise(record.policy_digest, 40) or "none"
-        other.append(fixable(POLICY, f"policy {own_digest}", f"judged by policy {judged_by}"))
+        differences.append(
+            fixable(POLICY, f"policy {own_digest}", f"judged by policy {judged_by}")
+        )
     if record.version and record.version != question.version:
         judged_by = sanitise(record.version, 40)
-        other.append(
-            fixable(BUNDLE, f"nodeready {question.version}", f"judged by nodeready {judged_by}")
-        )
-    return results + waive(other, policy)
+        expected = f"nodeready {question.version}"
+        differences.append(fixable(BUNDLE, expected, f"judged by nodeready {judged_by}"))
+    return results + waive(differences, policy)
 
 
-#: In place of the reason of a waiver that this inventory does not have.
+#: Instead of the reason of a waiver that this inventory does not have.
 _WAIVED = "waived: the node's own policy says why"

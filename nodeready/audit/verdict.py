@@ -1,10 +1,10 @@
-"""A node's own last verdict: its form, and the directory into which the node writes it.
+"""A node's own last verdict: its format, and the directory into which the node writes it.
 
-The node writes its `Verdict` where its prolog reads it, into a directory that the nodes share, and
-as metrics for node_exporter (reports/prometheus.py). Root of a node decides what that
-node's verdict says. `audit/recorded.py` collects them.
+The node writes its `NodeVerdict` where its prolog reads it, into a directory that the nodes share,
+and as metrics for node_exporter (reports/prometheus.py). Root on a node can change that node's
+verdict. `audit/recorded.py` collects the verdicts.
 
-This module is the node's: the standard library, Python 3.9, and quick to import.
+This module runs on nodes: the standard library, Python 3.9, and quick to import.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
     from nodeready.subjects.result import Result
 
-# --- The verdict: what the node writes.
+# --- The verdict.
 
 SCHEMA = "nodeready.verdict/1"
-#: Statuses whose results a verdict holds with their texts, the worst first; else the ids.
+#: Statuses whose results a verdict has with texts, the worst first. Of others it has the ids.
 LISTED = ("fail", "unknown", "warn", "waived")
-#: Characters of one text, and bytes of all results with their texts.
-_TEXT, _ROOM = 400, 40 << 10
-#: What stands in place of the texts for which there was no room.
+#: Maximum characters of one text, and bytes of all results with their texts.
+_TEXT, _MAX_RESULT_BYTES = 400, 40 << 10
+#: Replaces the texts that exceed the maximum.
 LEFT_OUT = "(left out: the verdict is full)"
-#: A host name that is the name of a file, too. A prolog compiles no pattern that it does not use.
+#: A host name that can be a file name. Not compiled: a prolog does not use it.
 NODE = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,248}"
 CHECK = re.compile(r"[a-z0-9_]{1,80}\.[a-z0-9_]{1,80}")
 _ROW = ("check", "status", "expected", "actual", "source", "fix", "owner")
@@ -48,14 +48,14 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True)
 class NodeVerdict:
-    """Whether the node may get a job, and what its checks found.
+    """Whether the node may get a job, and the results of its checks.
 
     time:    when the node was judged, in seconds since 1970
-    boot_id: the boot for which the verdict holds
+    boot_id: the boot for which the verdict is valid
     reasons: why the node may get no job, a short line each
     node:    the node's own host name
-    version: of the nodeready that judged; "": of one that wrote no results
-    results: of LISTED, with the fields of a Result that are not empty
+    version: of the nodeready that judged; "": a version that wrote no results
+    results: with a status of LISTED, and the fields of a Result that are not empty
     ok, na:  the ids of the checks that passed, and of those that do not apply
     """
 
@@ -71,13 +71,12 @@ class NodeVerdict:
     na: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """The verdict as a JSON object on one line."""
         data = {"schema": SCHEMA, **vars(self), "time": round(self.time, 3)}
         return json.dumps(data) + "\n"
 
 
 def parse(text: bytes) -> NodeVerdict | None:
-    """The verdict that a file holds; None for a file of another schema."""
+    """The verdict in a file; None: it is not a valid verdict."""
     try:
         data: Any = json.loads(text)
         if data.pop("schema") != SCHEMA:
@@ -86,7 +85,7 @@ def parse(text: bytes) -> NodeVerdict | None:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     lists = (verdict.reasons, verdict.ok, verdict.na)
-    sound = (
+    is_valid = (
         type(verdict.time) in (int, float)
         and 0 <= verdict.time < _LATEST_S
         and all(
@@ -97,20 +96,19 @@ def parse(text: bytes) -> NodeVerdict | None:
         and all(isinstance(values, (list, tuple)) for values in (*lists, verdict.results))
         and all(isinstance(text, str) for values in lists for text in values)
         and all(CHECK.fullmatch(check) for check in (*verdict.ok, *verdict.na))
-        and all(map(_sound, verdict.results))
-        # A no-go says why.
+        and all(map(_is_valid_row, verdict.results))
+        # There are reasons exactly if it is a no-go.
         and verdict.go is not bool(verdict.reasons)
     )
-    if not sound:
+    if not is_valid:
         return None
-    fields: dict[str, Any] = {}
-    for key, value in data.items():
-        fields[key] = tuple(value) if isinstance(value, list) else value
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
+    }
     return NodeVerdict(**fields)
 
 
-def _sound(row: Any) -> bool:
-    """Whether this is a result of a verdict."""
+def _is_valid_row(row: Any) -> bool:
     return (
         isinstance(row, dict)
         and all(key in _ROW and isinstance(value, str) for key, value in row.items())
@@ -120,9 +118,9 @@ def _sound(row: Any) -> bool:
 
 
 def listed_fields(results: Iterable[Result]) -> dict[str, tuple[Any, ...]]:
-    """The fields `results`, `ok` and `na` of a verdict, within their bounds; no status is lost."""
+    """The fields `results`, `ok` and `na` of a verdict. Texts may be left out, never a status."""
     fields: dict[str, list[Any]] = {"results": [], "ok": [], "na": []}
-    remaining_bytes = _ROOM
+    remaining_bytes = _MAX_RESULT_BYTES
     for result in sorted(results, key=lambda result_: (*LISTED, "ok", "na").index(result_.status)):
         if result.status not in LISTED:
             fields[result.status].append(result.check)
@@ -138,11 +136,11 @@ def listed_fields(results: Iterable[Result]) -> dict[str, tuple[Any, ...]]:
     return {key: tuple(values) for key, values in fields.items()}
 
 
-# --- Work that may hang for ever, because a file server is gone.
+# --- Work that may hang for ever, because a file server is down.
 
 
 class SourceError(Exception):
-    """A verdict could not be kept, or the nodes' could not be collected: why, in one line."""
+    """A verdict could not be kept, or the verdicts could not be collected; one line."""
 
 
 #: Sends plain data from the process that does the work.
@@ -150,7 +148,7 @@ Send = Callable[[Any], None]
 
 
 def _reported(work: Callable[[Send], None], send: Send) -> None:
-    """Do the work; each message goes with None, the last one says how the work ended."""
+    """Do the work. Sends [None, data] for each message, and at the end [error or "", None]."""
     try:
         work(lambda data: send([None, data]))
         send(["", None])
@@ -167,11 +165,11 @@ def gather(
     source: str,
     keep: Iterable[int] | None = (),
 ) -> Iterator[Any]:
-    """What these works send, each from its own fork (`runtime.ForkedWorker`).
+    """The data that these functions send, each from its own fork (`runtime.ForkedWorker`).
 
-    source: what we wait for, in the error
-    keep:   descriptors that they hold open; None: all
-    Raises SourceError for a work that failed, and for one that has not ended after limit_s.
+    source: begins the errors
+    keep:   file descriptors that stay open in the forks; None: all
+    Raises SourceError if one fails, or has not ended after limit_s.
     """
     from nodeready.node.runtime import ForkedWorker
 
@@ -202,25 +200,25 @@ def gather(
 
 
 def _close(number: int) -> None:
-    """Close a descriptor. gevent's os.close asks its hub first, which is not there in a fork."""
+    """Close a descriptor. gevent's os.close needs its hub, which a fork does not have."""
     os.closerange(number, number + 1)
 
 
 # --- Its file in a directory that the nodes share: DIRECTORY/NODE.json.
 
-#: Bytes of a verdict's file; `listed_fields` stays below.
+#: Maximum bytes of a verdict's file; `listed_fields` stays below.
 MAX_BYTES = 64 << 10
 #: Seconds that a node waits for its file server.
 WRITE_S = 10.0
-#: A write that hangs has this directory locked: no second one begins to hang beside it.
+#: A write that hangs keeps this directory locked, so that later writes fail and do not hang.
 LOCK = "/run/nodeready"
 
 
 def keep(verdict: NodeVerdict, directory: str, max_age_s: float) -> None:
     """Write the verdict into the directory, within WRITE_S even if the file server hangs.
 
-    max_age_s: a verdict of another machine that is older than that is replaced
-    Raises SourceError, one line, and OSError.
+    max_age_s: an older verdict of another machine is replaced
+    Raises SourceError, OSError.
     """
     from pathlib import Path
 
@@ -248,7 +246,7 @@ def keep(verdict: NodeVerdict, directory: str, max_age_s: float) -> None:
     except OSError:
         raise SourceError(f"{directory}: an earlier write still waits for it") from None
     else:
-        # The fork has the lock, too, as long as it lives.
+        # The fork also keeps the lock, until it ends.
         for _ in gather([write], WRITE_S, directory, [lock]):
             pass
     finally:
@@ -258,17 +256,17 @@ def keep(verdict: NodeVerdict, directory: str, max_age_s: float) -> None:
 def twin(
     path: Path, verdict: NodeVerdict, max_age_s: float, uptime_s: float
 ) -> NodeVerdict | None:
-    """What another machine of the same host name has lately written there.
+    """The recent verdict of another machine with the same host name; None: there is none.
 
-    Since our boot, our own verdicts have our boot's id.
+    A verdict from after our boot with another boot's id is not ours.
     """
-    at = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _, text = content(at, path.name)
+        _, text = read_file(directory, path.name)
     except OSError:
         return None
     finally:
-        _close(at)
+        _close(directory)
     other = parse(text)
     if other is None or other.boot_id == verdict.boot_id:
         return None
@@ -276,27 +274,31 @@ def twin(
     return other if abs(age) <= max_age_s and age < uptime_s else None
 
 
-def content(at: int, name: str, owners: frozenset[int] | None = None) -> tuple[str, bytes]:
-    """(why the file is not read or "", its content). at: its directory. Raises OSError."""
-    place = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+def read_file(
+    directory: int, name: str, owners: frozenset[int] | None = None
+) -> tuple[str, bytes]:
+    """Why the file is refused, or "", and its content. Raises OSError.
+
+    directory: a file descriptor
+    """
+    path_descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
-        status = os.fstat(place)
+        status = os.fstat(path_descriptor)
         if not stat.S_ISREG(status.st_mode):
             return "no regular file", b""
         if owners is not None and status.st_uid not in owners:
-            return (
-                f"belongs to uid {status.st_uid}, which is neither root nor the directory's",
-                b"",
-            )
+            problem = f"belongs to uid {status.st_uid}, which is neither root nor the directory's"
+            return problem, b""
         if owners is not None and status.st_mode & 0o022:
             return "others can write it", b""
-        handle = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        path = f"/proc/self/fd/{path_descriptor}"
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     finally:
-        _close(place)
+        _close(path_descriptor)
     try:
         text = bytearray()
-        while len(text) <= MAX_BYTES and (piece_ := os.read(handle, MAX_BYTES + 1 - len(text))):
-            text += piece_
+        while len(text) <= MAX_BYTES and (data := os.read(descriptor, MAX_BYTES + 1 - len(text))):
+            text += data
     finally:
-        _close(handle)
+        _close(descriptor)
     return ("larger than a verdict", b"") if len(text) > MAX_BYTES else ("", bytes(text))

@@ -11,17 +11,16 @@ from nodeready.subjects.result import Result
 from nodeready.text import sanitise
 
 _LABEL = r"[A-Za-z_][A-Za-z0-9_]*"
-#: The text of a result that is known by a metric alone.
+#: The text of a result of which only a metric is known.
 NO_TEXT = "told by a metric, which has no text"
 
 
 class HostRecord(NamedTuple):
     """One host's record in a source.
 
-    host:    as the source calls it
+    host:    its name in the source
     time:    when the node was judged, in seconds since 1970
-    results: without those that are known by their number alone
-    counts:  status -> how many results are known by their number alone
+    counts:  (status, number of further results of which only the number is known)
     problem: why there is no verdict, in one line; "": there is one
     labels:  of its target, without those that name the host; records of one host with different
              labels are of different nodes

@@ -2,13 +2,13 @@
 
 The control process contacts the nodes and gives each answer to a worker. The worker parses the
 answer, judges the checks that need no fleet, and writes the observations to its file. It returns
-only an `AnswerSummary` to the control process. When all nodes have answered, the workers judge the
-checks that need the fleet, and return the results. So neither the time of one core nor the memory
-of one process limits the number of nodes.
+only an `AnswerSummary`. When all nodes have answered, the workers judge the checks that need the
+fleet, and return the results. So neither the time of one core nor the memory of one process limits
+the number of nodes.
 
-A worker is a fork of the control process, made before any connection: it has the policies and the
-code, but no key, thread or socket of a connection. If a worker dies, only the node whose answer it
-was reading fails. For few nodes there are no workers: the control process does their orders.
+A worker is a fork of the control process before any connection: it has the policies and the code,
+but no key, thread or socket of a connection. If a worker dies, only the node whose answer it was
+reading fails. For few nodes there are no workers: the control process does the orders.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import IO, Any, NamedTuple
 
 import gevent
@@ -62,16 +63,16 @@ from nodeready.transport.snapshots import NOT_PROBED, SnapshotQuestion, Snapshot
 
 #: Fewer nodes need no worker: to start one takes longer than to read their answers.
 MIN_NODES = 64
-#: CPU seconds after which the parsing of a subject is ended, and again for the next subject. The
-#: size of an answer is limited, and no part of it takes a second.
+#: CPU seconds after which the parsing of a subject is ended; the next subject has as many. Usually
+#: none takes a second.
 _MAX_CPU_S = 10.0
-#: A worker that has orders and is silent for this time is killed.
+#: Seconds without an answer after which a worker that has orders is killed.
 _SILENT_S = 60
-#: Orders that a worker may have at once: it must not wait for the next one.
+#: Orders that a worker may have at once, so that it never waits for the next one.
 _MAX_ORDERS = 4
 #: Maximum answers that wait for a worker in memory. Further nodes wait to send theirs.
 _MAX_WAITING = 64
-#: Orders of a worker between two collections of garbage.
+#: Orders of a worker between two garbage collections.
 _COLLECT_EVERY = 1000
 
 #: Stands in a SnapshotReply for the snapshot that a worker has.
@@ -82,13 +83,13 @@ _ANSWERED = ("read", "keep", "judge")
 
 
 def worker_count(nodes: int) -> int:
-    """The number of workers for this many nodes: one per core, or none for few nodes."""
+    """One worker per core, or none for few nodes."""
     return len(os.sched_getaffinity(0)) if nodes >= MIN_NODES else 0
 
 
 @dataclass(frozen=True)
 class _OrderFailure:
-    """The answer to an order that failed."""
+    """The answer to an order that failed, in place of a summary or an outcome."""
 
     reason: str
 
@@ -109,10 +110,10 @@ def _raise_late(signum: int, frame: object) -> None:
 
 def _serve(judge: AnswerJudge, frames: Frames) -> None:
     """Do the orders of the control process until it closes its end."""
-    # Observations have no cycles: the collector would take as long as the reading.
+    # Observations have no cycles, and the collector would take as long as the parsing.
     gc.freeze()
     gc.disable()
-    # A terminal signals the whole group. The control process ends the workers.
+    # A terminal signals the whole group, but the control process ends the workers.
     handle_signals(signal.SIG_IGN)
     signal.signal(signal.SIGPROF, _raise_late)
     count = 0
@@ -149,7 +150,7 @@ class _Worker:
         self.is_gone = False
 
     def end(self) -> str:
-        """Kill the process; returns the signal that had ended it, or ""."""
+        """Kill the process; returns the signal that had ended it before, or ""."""
         if self.is_gone:
             return ""
         self.is_gone = True
@@ -176,7 +177,7 @@ class _Row(NamedTuple):
 
 
 class _Rows(Sequence[NodeReport]):
-    """The nodes of a document; each NodeReport is made when it is read."""
+    """The nodes of a document. A NodeReport is made when it is read."""
 
     def __init__(self, rows: list[_Row], results: list[Result], files: list[int]) -> None:
         self._rows, self._results, self._files = rows, results, files
@@ -200,15 +201,8 @@ class _Rows(Sequence[NodeReport]):
             def read_facts() -> str:
                 return os.pread(self._files[file], size, start).decode("ascii")
 
-        return NodeReport(
-            row.name,
-            row.status,
-            row.seconds,
-            row.error,
-            row.groups,
-            results,
-            read_facts=read_facts,
-        )
+        values = (row.name, row.status, row.seconds, row.error, row.groups, results)
+        return NodeReport(*values, read_facts=read_facts)
 
 
 class AuditWorkers:
@@ -242,7 +236,7 @@ class AuditWorkers:
         ]
         #: The judge in the control process itself.
         self._local_judge = judges[-1]
-        # By node: (number of the judge, its answer to the order), or why the order failed.
+        # By node: (number of the judge, its answer), or why the order failed.
         self._summaries: dict[str, tuple[int, AnswerSummary]] = {}
         self._outcomes: dict[str, tuple[int, NodeOutcome]] = {}
         self._failures: dict[str, str] = {}
@@ -286,10 +280,9 @@ class AuditWorkers:
                 status = 1
                 try:
                     close_inherited()
-                    for pair in pairs:
-                        for end in pair:
-                            if end is not worker_end:
-                                end.close()
+                    for end in chain(*pairs):
+                        if end is not worker_end:
+                            end.close()
                     _serve(judge, Frames(worker_end, threading.Lock()))
                     status = 0
                 except OSError:
@@ -299,9 +292,8 @@ class AuditWorkers:
                     os._exit(status)
             frames = register_for_fork(Frames(socket.socket(fileno=os.dup(control_end.fileno()))))
             self._workers.append(_Worker(judge.number, pid, frames))
-        for pair in pairs:
-            for end in pair:
-                end.close()
+        for end in chain(*pairs):
+            end.close()
         for worker in self._workers:
             self._greenlets.append(gevent.spawn(self._feed, worker))
             self._greenlets.append(gevent.spawn(self._receive, worker))
@@ -332,7 +324,7 @@ class AuditWorkers:
             self._do_locally(name, order)
 
     def _feed(self, worker: _Worker) -> None:
-        """Send orders to a worker while it has room for them."""
+        """Send the queued orders to a worker, at most _MAX_ORDERS at once."""
         while not worker.is_gone:
             worker.slots.acquire()
             name, order = self._orders.get()
@@ -354,27 +346,23 @@ class AuditWorkers:
     def _receive(self, worker: _Worker) -> None:
         """Receive the answers of a worker until it ends."""
         while (frame := worker.frames.receive()) is not None:
-            answer, *new = frame
             name, order = worker.pending.popleft()
             worker.active = time.monotonic()
             worker.slots.release()
-            self._keep_answer(worker.number, name, order, answer, new)
+            answer, *new = frame
+            self._keep_answer(worker.number, name, order[0], answer, new)
         ended_by = worker.end()
         cause = f" ({ended_by})" if ended_by else ""
         pending, worker.pending = worker.pending, deque()
-        for index, (name, order) in enumerate(pending):
-            if index == 0:
-                work = "judged it" if order[0] == "judge" else "read its answer"
-                self._keep_answer(
-                    worker.number,
-                    name,
-                    order,
-                    _OrderFailure(f"the process that {work} ended{cause}"),
-                    ([], []),
-                )
-            else:
-                self._open_orders -= 1
-                self._submit(name, order)
+        if pending:
+            # The worker was doing the oldest order.
+            name, order = pending.popleft()
+            work = "judged it" if order[0] == "judge" else "read its answer"
+            failure = _OrderFailure(f"the process that {work} ended{cause}")
+            self._keep_answer(worker.number, name, order[0], failure)
+        for name, order in pending:
+            self._open_orders -= 1
+            self._submit(name, order)
         if all(worker.is_gone for worker in self._workers):
             self._greenlets.append(gevent.spawn(self._do_queued))
 
@@ -388,35 +376,34 @@ class AuditWorkers:
                         os.kill(worker.pid, signal.SIGKILL)
 
     def _do_locally(self, name: str, order: tuple[Any, ...]) -> None:
-        """Do an order in the control process."""
         try:
             answer = self._local_judge.do(order)
         except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
             answer = _failure(error)
-        self._keep_answer(
-            self._local_judge.number, name, order, answer, self._local_judge.take_new()
-        )
+        judge = self._local_judge
+        self._keep_answer(judge.number, name, order[0], answer, judge.take_new())
 
     def _keep_answer(
         self,
         judge: int,
         name: str,
-        order: tuple[Any, ...],
+        kind: str,
         answer: Any,
-        new: Sequence[list[Any]],
+        new: Sequence[list[Any]] = ([], []),
     ) -> None:
-        """Keep the answer to an order.
+        """Keep the answer to an order of this kind.
 
         judge: the number of the judge that answered
-        new:   the results and the facts that this judge has numbered since its last answer
+        new:   the results and the facts that it has numbered since its last answer
         """
+        new_results, new_facts = new
         results, facts = self._tables[judge]
-        results += [self._number(result) for result in new[0]]
-        facts += range(len(self._facts), len(self._facts) + len(new[1]))
-        self._facts += new[1]
+        results += [self._add_result(result) for result in new_results]
+        facts += range(len(self._facts), len(self._facts) + len(new_facts))
+        self._facts += new_facts
         if isinstance(answer, _OrderFailure):
             self._failures[name] = answer.reason
-        elif order[0] == "judge":
+        elif kind == "judge":
             self._outcomes[name] = (judge, answer)
         else:
             self._summaries[name] = (judge, answer)
@@ -424,19 +411,19 @@ class AuditWorkers:
         if not self._open_orders:
             self._is_idle.set()
 
-    def _number(self, result: Result) -> int:
-        """The number of a result in the document's table."""
+    def _add_result(self, result: Result) -> int:
+        """Add a result to the document's table; returns its number."""
         self._results.append(
             Result(*(sys.intern(getattr(result, name)) for name in Result.__dataclass_fields__))
         )
         return len(self._results) - 1
 
     def _finish(self) -> None:
-        """Wait until all orders are done."""
+        """Wait until all orders are answered."""
         if self._open_orders:
             self._is_idle.wait()
 
-    # --- First: each answer when it arrives.
+    # --- While the nodes answer.
 
     def read(self, question: SnapshotQuestion, answer: Answer) -> Snapshot:
         """Submit an answer to the workers; returns `WORKER_HAS_SNAPSHOT`."""
@@ -451,9 +438,9 @@ class AuditWorkers:
         return WORKER_HAS_SNAPSHOT
 
     def settle(self, replies: Iterable[SnapshotReply]) -> list[SnapshotReply]:
-        """The replies after all answers are read.
+        """Wait until all answers are read.
 
-        Each has an error, or a snapshot with only the subject that the fleet needs.
+        A reply then has an error, or a snapshot with only the subject that the fleet needs.
         """
         replies = list(replies)
         for reply in replies:
@@ -485,7 +472,7 @@ class AuditWorkers:
         ]
         return replace(context, addresses=unique_addresses(claimed, peers))
 
-    # --- Then: every node, with the fleet.
+    # --- When all nodes have answered.
 
     def _share(self, value: Any) -> int | None:
         """Give a value to all judges; returns its number. None for None."""
@@ -557,12 +544,10 @@ class AuditWorkers:
         seconds = round(reply.seconds, 3)
         error = reply.error or ("" if reply.reached else NOT_PROBED)
         judged = self._outcomes.pop(reply.name, None) if reply.reached else None
-        if reply.reached and judged is None:
-            error = self._failures.get(reply.name, "it was not judged")
         if judged is None:
-            report = NodeReport.of(
-                reply.name, error=error, unreachable=reply.unreachable, seconds=seconds
-            )
+            if reply.reached:
+                error = self._failures.get(reply.name, "it was not judged")
+            report = NodeReport.of(reply.name, error=error, unreachable=reply.unreachable)
             row = _Row(reply.name, report.status, seconds, error, groups, array("I"), None)
             return row, None
         judge, outcome = judged
@@ -570,7 +555,7 @@ class AuditWorkers:
         for coder, _, codes in sorted(outcome.results, key=lambda result: result[1]):
             table = self._tables[coder][0]
             for code in codes:
-                number = table[code] if type(code) is int else self._number(code)
+                number = table[code] if type(code) is int else self._add_result(code)
                 if self._results[number].check in checks:
                     numbers.append(number)
         facts = {}
@@ -579,12 +564,8 @@ class AuditWorkers:
                 facts[SUBJECT_NAMES[subject]] = (
                     self._facts[self._tables[coder][1][code]] if type(code) is int else code
                 )
-        report = NodeReport.of(
-            reply.name,
-            [self._results[number] for number in numbers],
-            error=error,
-            unreachable=reply.unreachable,
-        )
+        results = [self._results[number] for number in numbers]
+        report = NodeReport.of(reply.name, results, error=error, unreachable=reply.unreachable)
         place = None if outcome.facts is None else (judge, *outcome.facts)
         return _Row(reply.name, report.status, seconds, error, groups, numbers, place), facts
 

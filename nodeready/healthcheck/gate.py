@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from nodeready import exit_codes
-from nodeready.audit.verdict import NodeVerdict, content, parse
+from nodeready.audit.verdict import NodeVerdict, parse, read_file
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.text import sanitise
@@ -70,7 +70,7 @@ def read(policy_digest: str, max_age_s: float, path: str = PATH) -> NodeVerdict 
             status = os.fstat(directory)
             if status.st_uid or status.st_mode & 0o022:
                 return None
-            _, text = content(directory, os.path.basename(path), frozenset({0}))
+            _, text = read_file(directory, os.path.basename(path), frozenset({0}))
         finally:
             os.close(directory)
     except OSError:

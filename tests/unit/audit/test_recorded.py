@@ -24,10 +24,10 @@ from nodeready.audit.verdict import (
     MAX_BYTES,
     NodeVerdict,
     SourceError,
-    content,
     gather,
     listed_fields,
     parse,
+    read_file,
     twin,
 )
 from nodeready.audit.verdict_source import HostRecord, source
@@ -76,7 +76,7 @@ def judged(
 
 def judged_verdict(made: NodeVerdict, want: RecordedQuestion | None = None) -> Any:
     """The report of gpu001, and its results by check."""
-    node = judged([recorded.of_verdict("gpu001", made)], want)[0]["gpu001"]
+    node = judged([recorded.verdict_record("gpu001", made)], want)[0]["gpu001"]
     return node, {result.check: result for result in node.results}
 
 
@@ -94,14 +94,14 @@ def test_a_written_verdict_is_read_with_its_texts():
     written = verdict()
     read = parse(written.text().encode())
     assert read == replace(written, time=round(written.time, 3))
-    records = [recorded.of_verdict("gpu001", read) for _ in range(2)]
+    records = [recorded.verdict_record("gpu001", read) for _ in range(2)]
     assert not records[0].problem
     results = sorted(records[0].results, key=lambda entry: entry.check)
     assert results == [Result("iommu.args", "na"), ok("limits.core"), SCOPE]
     # Of ten thousand healthy nodes, the results are few objects.
     pairs = list(zip(*(entry.results for entry in records), strict=True))
     assert all(a is b for a, b in pairs if a.status != "fail")
-    old = recorded.of_verdict("gpu001", replace(read, version=""))
+    old = recorded.verdict_record("gpu001", replace(read, version=""))
     assert "older nodeready" in old.problem
 
 
@@ -110,7 +110,7 @@ def test_no_status_is_lost_however_long_the_texts_are():
     results += [unknown("a.late", "hung"), warn("a.warned", "x", "y" * 5000)]
     text = verdict(results=results).text().encode()
     assert len(text) < MAX_BYTES
-    records = recorded.of_verdict("gpu001", parse(text))
+    records = recorded.verdict_record("gpu001", parse(text))
     statuses = {entry.check: entry.status for entry in records.results}
     assert statuses == {entry.check: entry.status for entry in results}
     assert LEFT_OUT in {entry.actual for entry in records.results}
@@ -162,7 +162,7 @@ def test_a_file_that_is_no_verdict_makes_its_own_node_unknown(name, tmp_path):
         path.unlink()
         (os.mkfifo if name == "a pipe" else os.mkdir)(path)
     (tmp_path / "gpu002.json").write_text(verdict("gpu002", WELL).text())
-    nodes, about = judged(recorded.of_directory(str(tmp_path), 3, 60))
+    nodes, about = judged(recorded.directory_records(str(tmp_path), 3, 60))
     assert reason in why(nodes["gpu001"])
     assert nodes["gpu001"].age_s is None
     assert nodes["gpu002"].status == "ok"
@@ -185,7 +185,7 @@ def test_no_poisoned_field_makes_a_node_well_or_costs_another(tmp_path):
     (tmp_path / "gpu002.json").write_text(verdict("gpu002", WELL).text())
     for text in texts:
         (tmp_path / "gpu001.json").write_text(text)
-        nodes, _ = judged(recorded.of_directory(str(tmp_path), 3, 60))
+        nodes, _ = judged(recorded.directory_records(str(tmp_path), 3, 60))
         assert nodes["gpu001"].status != "ok", text[:2000]
         assert nodes["gpu002"].status == "ok", text[:2000]
 
@@ -193,7 +193,7 @@ def test_no_poisoned_field_makes_a_node_well_or_costs_another(tmp_path):
 def test_a_file_of_another_user_is_not_read(tmp_path):
     (tmp_path / "gpu001.json").write_text(GOOD)
     directory = os.open(tmp_path, os.O_RDONLY)
-    problem, text = content(directory, "gpu001.json", frozenset({os.geteuid() + 1}))
+    problem, text = read_file(directory, "gpu001.json", frozenset({os.geteuid() + 1}))
     os.close(directory)
     assert ("belongs to uid" in problem, text) == (True, b"")
 
@@ -201,18 +201,20 @@ def test_a_file_of_another_user_is_not_read(tmp_path):
 def test_each_file_of_a_node_is_read_once_and_others_are_passed_over(tmp_path):
     for name in (".gpu001.json.0a1b2c3d", "-x.json", "gpu001.json.bak", "\x1b[31m.json", "README"):
         (tmp_path / name).write_text(GOOD)
-    assert recorded.of_directory(str(tmp_path), 3, 60) == []
+    assert recorded.directory_records(str(tmp_path), 3, 60) == []
     names = [f"n{number:04d}" for number in range(600)]
     for name in names:
         (tmp_path / f"{name}.json").write_text(verdict(name).text())
-    assert sorted(entry.host for entry in recorded.of_directory(str(tmp_path), 600, 60)) == names
+    assert (
+        sorted(entry.host for entry in recorded.directory_records(str(tmp_path), 600, 60)) == names
+    )
 
 
 def test_a_directory_that_is_none_and_a_reader_that_hangs_or_dies_are_one_line(tmp_path):
     with pytest.raises(SourceError, match=r"No such file or directory: .*nosuch"):
-        recorded.of_directory(str(tmp_path / "nosuch"), 3, 60)
+        recorded.directory_records(str(tmp_path / "nosuch"), 3, 60)
     with pytest.raises(SourceError, match="Not a directory"):
-        recorded.of_directory(__file__, 3, 60)
+        recorded.directory_records(__file__, 3, 60)
     with pytest.raises(SourceError, match=r"^/srv/x: no answer within 0\.2 s$"):
         list(gather([lambda send: os.read(os.pipe()[0], 1), lambda send: None], 0.2, "/srv/x"))
     with pytest.raises(SourceError, match="reader was ended"):
@@ -224,7 +226,9 @@ def test_a_directory_that_is_none_and_a_reader_that_hangs_or_dies_are_one_line(t
 
 def test_only_a_young_verdict_is_believed():
     ages = {"gpu001": 899, "gpu002": 3720, "gpu003": -300}
-    records = [recorded.of_verdict(name, verdict(name, age_s=age)) for name, age in ages.items()]
+    records = [
+        recorded.verdict_record(name, verdict(name, age_s=age)) for name, age in ages.items()
+    ]
     nodes, about = judged(records)
     assert nodes["gpu001"].status == "fail"
     assert why(nodes["gpu002"]) == (
@@ -238,7 +242,7 @@ def test_only_a_young_verdict_is_believed():
     assert "believed for 1 min" in why(nodes["gpu001"])
     assert why(judged_verdict(verdict(age_s=901))[0])
     # Clocks may differ by seconds.
-    nodes, about = judged([recorded.of_verdict("gpu001", verdict(age_s=5 - recorded.SKEW_S))])
+    nodes, about = judged([recorded.verdict_record("gpu001", verdict(age_s=5 - recorded.SKEW_S))])
     assert (nodes["gpu001"].status, about.newest_s) == ("fail", 0)
     assert why(judged_verdict(verdict(age_s=-recorded.SKEW_S - 1))[0])
     for moment in (float("nan"), float("inf"), float("-inf")):
@@ -355,7 +359,7 @@ def serve():
 
 def fetch(url: str) -> list[HostRecord]:
     names = Names(dict.fromkeys(NAMES, Endpoint()))
-    return prometheus_source.of_prometheus(
+    return prometheus_source.prometheus_records(
         source(url), lambda host: recorded.owner(names, host)[0], 60
     )[0]
 
@@ -499,13 +503,13 @@ def test_no_other_server_is_asked_and_no_password_is_shown(serve):
     url = serve(b"", status=302, Location="http://u:secret@127.0.0.1:1/x?token=secret")
     secured = source(url.replace("//", "//me:pa%24s@"))
     with pytest.raises(SourceError) as error:
-        prometheus_source.of_prometheus(secured, str, 60)
+        prometheus_source.prometheus_records(secured, str, 60)
     assert "leads to http://" in str(error.value)
     assert [entry for _, entry in serve.seen] == ["Basic bWU6cGEkcw=="]
     for text in (str(error.value), repr(secured)):
         assert not [word for word in ("secret", "pa$s", "pa%24s", "bWU6") if word in text]
     # A token is sent as it is.
-    prometheus_source.of_prometheus(source(serve(answer([])) + "/prefix/", "abc"), str, 60)
+    prometheus_source.prometheus_records(source(serve(answer([])) + "/prefix/", "abc"), str, 60)
     (path, token), _ = serve.seen
     assert token == "Bearer abc"
     assert path.startswith("/prefix/api/v1/query?query=")
