@@ -248,7 +248,7 @@ def select_targets(
         names = {host.name for host in hosts}
         unselected = [host for host in loaded if host.name not in names]
         transport = Clush(
-            hosts, config, further_hosts=unselected, topology=options.topology, tell=tell
+            hosts, config, further_hosts=unselected, topology=options.topology, notify=tell
         )
     else:
         from nodeready.transport.ssh import ShardedSsh, SshTransport

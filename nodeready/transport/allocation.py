@@ -1,7 +1,7 @@
 """A Slurm job on whose nodes steps can be started: a running job, or a new allocation.
 
 The allocation runs no program (salloc(1), --no-shell), and has one CPU on every node that Slurm
-can give now. It ends with this process, or after `_LIMIT_MIN` minutes.
+can give now. This process ends it; otherwise it ends after `_LIMIT_MIN` minutes.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from nodeready.transport.base import TransportUnavailable
 
 #: A job, a task of an array job, or a component of a heterogeneous job (squeue(1), --jobs).
 _JOB = re.compile(r"[0-9]+(_[0-9]+|\+[0-9]+)?")
-#: Seconds for Slurm to give nodes that are free (salloc(1), --immediate).
+#: Seconds for Slurm to allocate free nodes (salloc(1), --immediate).
 _IMMEDIATE_S = 20
 #: Seconds for a command of Slurm that ends the job.
 _RELEASE_S = 5
-#: Maximum minutes of the job, in case this process does not end it.
+#: Maximum minutes of the job.
 _LIMIT_MIN = 60
 #: sinfo's words for a node that can start a job at once, without `_FLAGS` (sinfo(1), NODE STATE
 #: CODES).
@@ -45,7 +45,7 @@ _RESERVED = ("reserved", "maint", "planned")
 
 
 class SrunError(TransportUnavailable):
-    """srun cannot be used at all or for this job; the text is one line."""
+    """srun cannot be used here, or for this job; one line."""
 
 
 @dataclass(frozen=True)
@@ -69,45 +69,41 @@ class RunningJob:
         return replace(self, nodes=job_nodes, refused=refused)
 
 
-def running(words: str, environ: dict[str, str] | None = None) -> RunningJob:
-    """The running job that ``--job`` names. Raises SrunError if it does not run or without Slurm.
-
-    words: the value of ``--job``
-    """
-    if not _JOB.fullmatch(words):
-        raise SrunError(f"--job {words}: is no number of a Slurm job")
-    path = (environ or dict(os.environ)).get("PATH", os.defpath)
+def running(job_id: str) -> RunningJob:
+    """The running job that ``--job`` names. Raises SrunError."""
+    if not _JOB.fullmatch(job_id):
+        raise SrunError(f"--job {job_id}: is no number of a Slurm job")
+    path = os.environ.get("PATH", os.defpath)
     for tool in ("srun", "squeue"):
-        if not which(tool, path=path):
+        if not which(tool):
             raise SrunError(
                 f"{tool} is not installed here: --via srun is for where jobs are submitted"
             )
-    argv = ["squeue", "-h", "-a", "-t", "all", "-j", words, "-o", "%A|%T|%u|%N"]
+    argv = ["squeue", "-h", "-a", "-t", "all", "-j", job_id, "-o", "%A|%T|%u|%N"]
     try:
         rows = slurm.ask(argv, path, slurm.TIMEOUT_S).split()
         jobs = [tuple(row.split("|")) for row in rows if row.count("|") == 3]
         running_jobs = [job for job in jobs if job[1] == "RUNNING"]
         if len(running_jobs) == 1:
             number, _, user, nodes = running_jobs[0]
-            # Slurm refuses root, too (step_mgr.c). But root may have a wrapper of srun that works.
+            # Slurm refuses root, too (step_mgr.c), but root may have a wrapper of srun that works.
             if os.geteuid() and user not in (_own_name(), str(os.geteuid())):
                 raise SrunError(
-                    f"--job {words}: is {user}'s: Slurm starts a step in it for nobody but "
+                    f"--job {job_id}: is {user}'s: Slurm starts a step in it for nobody but "
                     f"{user}; ask as {user} (sudo -u {user} ...), or over ssh as root"
                 )
             return RunningJob(number, tuple(slurm.job_nodes(nodes, path, slurm.TIMEOUT_S)))
     except InventoryError as error:
         if "Invalid job id" in str(error):
-            raise SrunError(f"--job {words}: Slurm knows no such job") from None
+            raise SrunError(f"--job {job_id}: Slurm knows no such job") from None
         raise SrunError(str(error)) from None
     if running_jobs:
-        raise SrunError(f"--job {words}: is an array; name one of its tasks, such as {words}_0")
+        raise SrunError(f"--job {job_id}: is an array; name one of its tasks, such as {job_id}_0")
     state = f"does not run: it is {jobs[0][1]}" if jobs else "does not run any more"
-    raise SrunError(f"--job {words}: {state}")
+    raise SrunError(f"--job {job_id}: {state}")
 
 
 def _own_name() -> str:
-    """The name of this process's user; its number if it has no name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -119,7 +115,7 @@ def _own_name() -> str:
 
 @dataclass(frozen=True)
 class _SlurmNodeState:
-    """The state of a node in Slurm. partitions: the names of its partitions that are up"""
+    """The state of a node in Slurm. partitions: that are up"""
 
     state: str
     idle_cpus: int
@@ -139,7 +135,7 @@ class _SlurmNodeState:
 
 
 def _state_of(nodes: Sequence[str], path: str) -> dict[str, _SlurmNodeState]:
-    """Node -> its state in Slurm; without the nodes that Slurm does not know."""
+    """Node -> its state, for the nodes that Slurm knows."""
     argv = ["sinfo", "-h", "-a", "-N", "-n", fold(nodes), "-o", "%N|%R|%a|%T|%C|%E"]
     states: dict[str, _SlurmNodeState] = {}
     for row in slurm.ask(argv, path, slurm.TIMEOUT_S).splitlines():
@@ -183,18 +179,18 @@ def unusable_nodes(job: RunningJob, nodes: Sequence[str]) -> dict[str, str]:
 
 
 def allocate(
-    nodes: Sequence[str], options: str = "", tell: Callable[[str], None] = lambda text: None
+    nodes: Sequence[str], options: str = "", notify: Callable[[str], None] = lambda text: None
 ) -> RunningJob:
     """Allocate a job on those of these nodes that Slurm can give now; `release` ends it.
 
     options: for salloc(1): ``--reservation=maintenance --account=ops``
-    tell:    called with a line when Slurm is slow
+    notify:  shows the user a line when Slurm is slow
 
     Raises SrunError if Slurm does not answer, or refuses the options.
     """
     path = os.environ.get("PATH", os.defpath)
     for tool in ("srun", "salloc", "sinfo", "scancel"):
-        if not which(tool, path=path):
+        if not which(tool):
             raise SrunError(f"{tool} is not installed here: --via srun needs Slurm's commands")
     try:
         arguments = shlex.split(options)
@@ -206,7 +202,7 @@ def allocate(
         arguments += [f"--partition={partition}"] if partition else []
         free = [name for name in nodes if name not in refused]
         if free:
-            number, error = _run_salloc(free, arguments, tell)
+            number, error = _run_salloc(free, arguments, notify)
         if "Unable to allocate" in error:
             # Another job got some of the nodes, or waits for them: try again with the idle nodes.
             states = _state_of(free, path)
@@ -216,7 +212,7 @@ def allocate(
                     refused[name] = f"is {state}: salloc: {error}"
             free = [name for name in free if name not in refused]
             if free:
-                number, error = _run_salloc(free, arguments, tell)
+                number, error = _run_salloc(free, arguments, notify)
         reasons = {name: f"Slurm: {reason}" for name, reason in refused.items()}
         if not free:
             return RunningJob("", (), reasons)
@@ -242,22 +238,20 @@ def _refused_nodes(
         if reason and not (reserved and state.state.strip(_FLAGS) in _RESERVED):
             refused[name] = reason
     partitions = {name: state.partitions for name, state in states.items() if name not in refused}
-    if not partitions or any(re.match(r"--partition\b|--reservation\b|-p", w) for w in arguments):
+    has_partition = re.compile(r"--partition\b|--reservation\b|-p")
+    if not partitions or any(has_partition.match(argument) for argument in arguments):
         return refused, ""
-    counts = Counter(part for parts in partitions.values() for part in parts)
+    counts = Counter(name for names in partitions.values() for name in names)
     ((partition, _),) = counts.most_common(1)
     reason = f"is not in Slurm's partition {partition}: --salloc '--partition=...'"
-    return refused | {
-        name: reason
-        for name, own_partitions in partitions.items()
-        if partition not in own_partitions
-    }, partition
+    others = [name for name, names in partitions.items() if partition not in names]
+    return {**refused, **dict.fromkeys(others, reason)}, partition
 
 
 def _run_salloc(
-    nodes: Sequence[str], arguments: Sequence[str], tell: Callable[[str], None]
+    nodes: Sequence[str], arguments: Sequence[str], notify: Callable[[str], None]
 ) -> tuple[str, str]:
-    """The number of the new job, and "" as error; or "" and the error of salloc."""
+    """The number of the new job, or "", and the error of salloc, or ""."""
     argv = [
         "salloc", "--no-shell", "--no-kill", f"--nodes={len(nodes)}", f"--nodelist={fold(nodes)}",
         f"--ntasks={len(nodes)}", "--ntasks-per-node=1", f"--time={_LIMIT_MIN}",
@@ -272,7 +266,7 @@ def _run_salloc(
         env={**os.environ, "LC_ALL": "C"},
         start_new_session=True,
     )
-    slow = gevent.spawn_later(3, tell, f"waiting for Slurm to give {len(nodes)} nodes")
+    slow = gevent.spawn_later(3, notify, f"waiting for Slurm to give {len(nodes)} nodes")
     errors = b""
     try:
         with gevent.Timeout(_IMMEDIATE_S + slurm.TIMEOUT_S):
@@ -289,27 +283,27 @@ def _run_salloc(
         text = errors.decode("utf-8", "replace")
         granted = re.search(r"Granted job allocation ([0-9]+)", text)
         if granted and child.returncode:
-            release(RunningJob(granted[1], ()), tell)
+            release(RunningJob(granted[1], ()), notify)
     if granted and not child.returncode:
         return granted[1], ""
     rows = [row.removeprefix("salloc: ").removeprefix("error: ") for row in text.splitlines()]
     return "", sanitise(rows[-1], 200) if rows else f"ended with exit status {child.returncode}"
 
 
-def release(job: RunningJob, tell: Callable[[str], None] = lambda text: None) -> None:
-    """End a job of `allocate`. tell: called with a line when Slurm does not answer"""
+def release(job: RunningJob, notify: Callable[[str], None] = lambda text: None) -> None:
+    """End a job of `allocate`. notify: shows the user a line when Slurm does not answer"""
     if not job.number:
         return
     path = os.environ.get("PATH", os.defpath)
     try:
-        # squeue first, because a slurmctld that hangs must not get scancel's request. When it
-        # resumes, it would act on the request before the slurmds report that the steps have ended,
-        # take the steps for unkillable, and drain the nodes.
+        # squeue first: a slurmctld that hangs must not get scancel's request. When it resumes, it
+        # would act on the request before the slurmds report that the steps have ended, consider
+        # the steps unkillable, and drain the nodes.
         slurm.ask(["squeue", "-h", "-j", job.number, "-o", "%A"], path, _RELEASE_S)
         slurm.ask(["scancel", job.number], path, _RELEASE_S)
     except InventoryError as problem:
         if "Invalid job id" not in str(problem):
-            tell(
+            notify(
                 f"job {job.number} is not given back ({problem}): it ends by itself in at most "
                 f"{_LIMIT_MIN} minutes, or with scancel {job.number}"
             )

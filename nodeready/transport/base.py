@@ -17,12 +17,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar, Union
 
+from nodeready import shell
 from nodeready.node import payload
 from nodeready.subjects import wire
 
-#: Kinds of failure beside the command's own: no connection; the connection was lost; the command
-#: exceeded its own limit; the limit ended the command; sudo wants a password; sudo refuses; the
-#: node printed too much; an internal error.
+#: Kinds of failure beside the command's own: no connection; the connection was lost; no answer
+#: within the limit; the limit ended the command; sudo wants a password; sudo refuses; the node
+#: printed too much; an internal error.
 UNREACHABLE, LOST, HUNG, TIMEOUT = "unreachable", "lost", "hung", "timeout"
 SUDO, REFUSED, OUTPUT, FAILED = "sudo", "refused", "output", "failed"
 #: The deadline of all requests came first; the user interrupted the run.
@@ -79,8 +80,8 @@ class Request:
 class Answer:
     """A node's answer: a `Reply` or a `Failure`.
 
-    stdout, stderr: the script's output, decoded without loss; of a failure, until then
-    seconds: from the question to the answer, with a new connection for it
+    stdout, stderr: the script's output, decoded without loss; a failure has the output until then
+    seconds: from the question to the answer, including a new connection
     """
 
     stdout: str = ""
@@ -112,7 +113,7 @@ class Reply(Answer):
         return self.rc == 0
 
     def reason(self) -> str:
-        """Why it failed, in one line: our own script's last word, or another's."""
+        """Why it failed, in one line: nodeready's own last error, or the last line of stderr."""
         lines = [line.strip() for line in self.stderr.splitlines() if line.strip()]
         own_lines = [line for line in lines if line.startswith("nodeready: ")]
         if own_lines:
@@ -141,19 +142,16 @@ def late(reached: bool = True) -> Failure:
 
 
 ResultT = TypeVar("ResultT")
-#: What is asked of one node, step by step: it returns a result.
+#: The requests to one node, step by step; it returns a result.
 Conversation = Generator[Request, Answer, ResultT]
-#: A conversation's name: the node's, or with a word when there are several with one node.
+#: A conversation's name: the node, or the node and a word when there are several with one node.
 Key = Union[str, tuple[str, str]]
-
-
 #: Asks every named node one question, and returns every answer. The first argument names the
 #: work beside the progress.
 Asks = Callable[[str, Mapping[str, Request]], Mapping[str, Answer]]
 
 
 def node_of(key: Key) -> str:
-    """The node of a conversation."""
     return key if isinstance(key, str) else key[0]
 
 
@@ -189,7 +187,7 @@ class Exchange(Generic[ResultT]):
             self.request = advance()
         except StopIteration as end:
             self.is_over, self.value = True, end.value
-        except Exception as error:  # noqa: BLE001 - a mistake of ours costs this node alone
+        except Exception as error:  # noqa: BLE001 - our bug fails only this node
             self.is_over, self.value = True, Failure(kind=FAILED, error=bug_text(error))
 
     def end(self, failure: Failure) -> None:
@@ -204,7 +202,7 @@ class Exchange(Generic[ResultT]):
 def end_all(
     exchanges: dict[Key, Exchange[ResultT]], failure: Callable[[Key], Failure]
 ) -> Iterator[tuple[Key, ResultT | Failure]]:
-    """Take out these conversations with their results; this failure is the last answer of each."""
+    """Remove and yield these conversations; the last answer of each is this failure."""
     for key in list(exchanges):
         exchange = exchanges.pop(key)
         exchange.end(failure(key))
@@ -261,12 +259,12 @@ class Transport(ABC):
     nodes:       their names
     run:         a word for this run; ``tag`` marks its processes on the nodes
     interrupted: the user has interrupted the run, and what ran on the nodes was ended
-    one_text:    it sends one text to many nodes at once: equal questions to many nodes share
-                 ``nonce``
+    one_text:    it sends one text to many nodes at once, so that they share a ``nonce``
     """
 
     nodes: tuple[str, ...]
     one_text = False
+    _nonce = ""
 
     def __init__(self, nodes: Iterable[str], run: str = "") -> None:
         self.nodes = tuple(nodes)
@@ -275,7 +273,6 @@ class Transport(ABC):
 
     @property
     def tag(self) -> str:
-        """The word that marks this run's processes on the nodes."""
         return f"nodeready:{self.run}"
 
     @property
@@ -283,7 +280,7 @@ class Transport(ABC):
         """A random word for the marks of an answer; one for all nodes where ``one_text`` is."""
         if not self.one_text:
             return os.urandom(8).hex()
-        self._nonce = getattr(self, "_nonce", "") or os.urandom(8).hex()
+        self._nonce = self._nonce or os.urandom(8).hex()
         return self._nonce
 
     @abstractmethod
@@ -311,14 +308,14 @@ class Transport(ABC):
 
     @abstractmethod
     def open(self, request: Request) -> NodeChannel:
-        """Run a script that is spoken with while it runs; a node's fault is in its ``error``."""
+        """Start an interactive script; a node's fault is in the channel's ``error``."""
 
     def end(self, limit_s: float = 5) -> None:
         """End this run's processes on the nodes, by its tag, within this many seconds."""
         return
 
     def ssh_peers(self) -> Mapping[str, SshPeer]:
-        """Node -> its sshd as the connection saw it, of the nodes that are connected by ssh."""
+        """Node -> its sshd, for the nodes that are connected by ssh."""
         return {}
 
     def use_password(self, password: str, nodes: Iterable[str]) -> None:
@@ -338,7 +335,7 @@ def collect(
     on_found: Callable[[Key, ResultT | Failure], object] = lambda key, value: None,
     deadline: float | None = None,
 ) -> dict[Key, ResultT | Failure]:
-    """The results of all conversations; an interrupt may come here or in ``on_found``.
+    """The results of all conversations, also after an interrupt.
 
     on_found: gets each result as it comes, for the progress
     """
@@ -366,6 +363,12 @@ def collect(
                 break
             stop = interrupt
     return {**dict.fromkeys(conversations, interrupted()), **values}
+
+
+def end_script(run: str) -> str:
+    """The script that ends a run's processes on a node."""
+    # In brackets, so that the search does not find its own command line.
+    return f"{shell.library('end')}nr_end {shell.quote(f'[n]odeready:{run}')}"
 
 
 def lock_holder() -> str:
@@ -404,7 +407,7 @@ def rows(
     """The rows of a node's program, as these dataclasses.
 
     refused: gets the reason of each invalid row, which is skipped
-    Raises DecodeError: without ``refused`` for any such row, else for an answer that is too large.
+    Raises DecodeError for an answer that is too large and, without ``refused``, an invalid row.
     """
     decoded = []
     for name, data in wire.lines(answer.stdout, config.nonce):
@@ -419,9 +422,9 @@ def rows(
 
 
 def no_answer_reason(answer: Answer, config: Any, purpose: str) -> str:
-    """Why a node's program printed no row that we know.
+    """Why a node's program printed no valid row.
 
-    purpose: what is not done without a Python, such as "cores cannot be read"
+    purpose: the consequence of a missing Python, such as "cores cannot be read"
     """
     if f"{config.nonce} {payload.NO_PYTHON}" in answer.stdout:
         return f"{payload.NO_PYTHON}: {purpose}"

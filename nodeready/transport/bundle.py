@@ -18,12 +18,11 @@ from nodeready.policy import Policy
 from nodeready.policy.policy import as_data
 
 _PACKAGE = Path(__file__).parents[1]
-#: Rooms that go whole: what they run is found by name.
-_ROOMS = ("healthcheck", "node/proofs")
-#: The reports of a node: the rows of nodeready.reports.registry that say `on_node`, which imports
-#: them by name.
+#: Packages that are included whole: their modules are imported by name.
+_WHOLE_PACKAGES = ("healthcheck", "node/proofs")
+#: The formats with `on_node` in nodeready.reports.registry, which imports them by name.
 _REPORTS = ("audit_table", "json_report", "nagios", "prometheus")
-#: Imported by what a node needs, but never there: it folds the names of many nodes.
+#: Never called on a node: it folds the names of many nodes.
 _LEFT_OUT = ("nodeready.inventory.nodeset",)
 _SHEBANG = b"#!/usr/bin/env python3\n"
 #: The earliest time that a zip file can hold.
@@ -31,11 +30,11 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 
 
 def modules() -> dict[str, str]:
-    """The modules that run on a node, with their sources: the commands' and what those import."""
+    """Module that runs on a node -> its source: the commands, and the modules that they import."""
     roots = (
-        f"nodeready.{room.replace('/', '.')}.{path.stem}"
-        for room in _ROOMS
-        for path in (_PACKAGE / room).glob("*.py")
+        f"nodeready.{package.replace('/', '.')}.{path.stem}"
+        for package in _WHOLE_PACKAGES
+        for path in (_PACKAGE / package).glob("*.py")
         if path.stem not in ("__init__", "__main__")
     )
     reports = (f"nodeready.reports.{name}" for name in _REPORTS)
@@ -60,7 +59,7 @@ def _entries(policy: Policy | None) -> Iterator[tuple[str, bytes]]:
 
 
 def build(policy: Policy | None = None) -> bytes:
-    """The program as a file's bytes, with the policy that it judges by; None: the defaults."""
+    """The program's bytes. policy: by which it judges; None: the defaults"""
     archive = io.BytesIO(_SHEBANG)
     archive.seek(0, io.SEEK_END)
     with zipfile.ZipFile(archive, "w") as zipped:

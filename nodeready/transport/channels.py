@@ -1,12 +1,11 @@
-"""Many nodes that are spoken with line by line, side by side: their channels, and the lost nodes.
+"""The channels to many nodes, used in parallel, and the nodes that were lost.
 
-Beside `line_channel`, which runs on a node, too: there is no gevent there.
+Apart from `line_channel`, which also runs on a node, where there is no gevent.
 """
 
 from __future__ import annotations
 
 import contextlib
-import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -17,7 +16,7 @@ from gevent.pool import Pool
 from nodeready.node import payload
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError, Unknown
-from nodeready.transport.base import NodeChannel, Request, Transport
+from nodeready.transport.base import NodeChannel, Request, Transport, new_nonce
 
 Row = TypeVar("Row")
 #: Seconds for closing the channels of all nodes.
@@ -25,7 +24,7 @@ _CLOSE_S = 5
 
 
 def join_all(jobs: Sequence[gevent.Greenlet[..., Any]]) -> None:
-    """Wait for all of them; an interrupt ends them first."""
+    """Wait for all of these; an interrupt ends them."""
     try:
         gevent.joinall(jobs)
     except BaseException:
@@ -34,56 +33,54 @@ def join_all(jobs: Sequence[gevent.Greenlet[..., Any]]) -> None:
 
 
 class Channels:
-    """The channels of many nodes, on which the same program answers. A node costs itself alone.
+    """The channels to the same program on many nodes. A node that fails is lost alone.
 
-    nonce: with which each of the nodes' lines begins
-    open:  node -> its channel, of those that take part
-    lost:  node -> why it takes no part any more: the first reason stays
+    nonce: the beginning of each line of the nodes
+    open:  node -> its channel, without the lost nodes
+    lost:  node -> the first reason why it was lost
     """
 
     def __init__(self, transport: Transport, deadline: float, purpose: str) -> None:
-        """deadline: on the monotonic clock; nothing waits longer
-        purpose:  of the program, for a node without a Python: ``the mesh``
+        """deadline: of time.monotonic(), for all waits
+        purpose:  of the program, for the error of a node without a Python: ``the mesh``
         """
-        self.nonce = f"nodeready-{secrets.token_hex(8)}"
+        self.nonce = new_nonce()
         self.open: dict[str, NodeChannel] = {}
         self.lost: dict[str, Unknown] = {}
         self._transport, self._deadline, self._purpose = transport, deadline, purpose
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline."""
         return self._deadline - time.monotonic()
 
     def start(self, request: Request) -> None:
-        """Run the program on a node: its first row is still to be read."""
         self.open[request.node] = self._transport.open(request)
 
     def for_each(self, work: Callable[[str], object], names: Iterable[str]) -> None:
-        """Do it for all of these nodes at once. Our own mistake costs the node alone."""
+        """Do the work for all of these nodes in parallel."""
 
         def run_work(name: str) -> None:
             try:
                 work(name)
-            except Exception as problem:  # noqa: BLE001 - as everywhere
+            except Exception as problem:  # noqa: BLE001 - our bug fails only this node
                 self.lose(name, f"internal error: {type(problem).__name__}: {problem}")
 
         join_all([gevent.spawn(run_work, name) for name in names])
 
     def lose(self, name: str, reason: str, evidence: str = "") -> None:
-        """The node takes no part any more. It costs itself, not those that tried it."""
+        """Close the node's channel, and note why."""
         self.lost.setdefault(name, Unknown(reason, evidence))
         channel = self.open.pop(name, None)
         if channel is not None:
             channel.close()
 
     def lose_all(self, names: Iterable[str], reason: str) -> None:
-        """Lose these, side by side: closing a channel can take its time."""
+        """Lose these in parallel: closing a channel can take seconds."""
         self.for_each(lambda name: self.lose(name, reason), names)
 
     def read(self, name: str, row_name: str, kind: type[Row], limit_s: float) -> Row | None:
-        """The node's next row, which must be of this name and kind. None: the node is lost, or the
-        deadline came."""
+        """The node's next row, of this name and kind. None: the node is lost, or the deadline
+        came."""
         data = self._data(name, row_name, limit_s)
         if data is None:
             return None
@@ -127,7 +124,7 @@ class Channels:
         self.for_each(check, list(self.open))
 
     def close(self) -> None:
-        """End the programs: all at once, for none connects to another any more."""
+        """End all programs in parallel: none connects to another any more."""
         closing = Pool(64)
         for channel in self.open.values():
             closing.spawn(channel.close)

@@ -1,10 +1,10 @@
-"""A connection to a node's sshd: what it goes over, its bounds, and why it fails.
+"""A connection to a node's sshd: its socket, its bounds, and why it fails.
 
-A node's sshd is a stranger, before and after the login. All connections of a run share one thread
-(gevent). paramiko reads for as long as there is something to read, and believes lengths and
-counts: an sshd that never stops talking, or one packet with a large number in it, would stop the
-connections to all other nodes, and no deadline would come. Here a connection reads for a moment,
-then the next one does; and the output that answers no question is bounded.
+A node's sshd is not trusted, before or after the login. All connections of a run share one thread
+(gevent). paramiko reads as long as there is something to read, and trusts lengths and counts: an
+sshd that never stops sending, or one packet with a large number in it, would block the connections
+to all other nodes, and their deadlines. Here the connections take turns to read, and an sshd may
+send only some bytes unasked.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from nodeready.transport.ssh_config import SshConfigError, SshSettings
 
 #: Seconds that a connection with more to read may block its peers.
 TURN_S = 0.005
-#: A read that takes longer has waited: further connections ran meanwhile.
+#: A read that takes longer has waited, and other connections ran meanwhile.
 _WAITED_S = 0.0002
 #: Bytes that an sshd may say unasked: its banner, two key exchanges, a login.
 UNASKED_BYTES = 1 << 20
@@ -60,17 +60,17 @@ _MIN_BYTES = 128
 _KEYS_BYTES = 64 << 10
 #: The largest packet; OpenSSH's limit as well (packet.c, PACKET_MAX_SIZE).
 PACKET_BYTES = 256 << 10
-#: Maximum of items that a packet may announce: pairs, or questions at a login.
+#: Maximum items that a packet may announce: pairs, or questions at a login.
 _MAX_COUNT = 64
 #: Bits of our secret for a group that the sshd chooses: twice those of the longest key that is
 #: made of it (RFC 4419, section 6.2). paramiko takes as many as the group has, seconds of work.
 _SECRET_BITS = 512
-#: The words of a connection that was ended because the sshd never stopped.
+#: The error of a connection that exceeded its bytes.
 ENDLESS = "sends without end"
 
 
 class _FairSocket:
-    """A connection's socket for paramiko: bounded, and it lets further connections run."""
+    """A connection's socket for paramiko. It limits the bytes, and lets other connections run."""
 
     def __init__(self, sock: Any) -> None:
         self._sock = sock
@@ -104,7 +104,7 @@ class _BoundedPacketizer(Packetizer):
 
     def __init__(self, sock: Any) -> None:
         self.bounds = _FairSocket(sock)
-        #: The last line in front of the sshd's banner: why it will not talk to us.
+        #: The last line before the sshd's banner, which may say why sshd refuses us.
         self.before_banner = ""
         super().__init__(cast("Any", self.bounds))
 
@@ -143,14 +143,14 @@ def _count(kind: int, message: Message) -> int:
 
 
 class _DhGroup(KexGex):
-    """A group of the sshd's choice, with a secret of a sensible length."""
+    """A group of the sshd's choice, with a secret of _SECRET_BITS."""
 
     def _generate_x(self) -> None:
         self.x = secrets.randbits(_SECRET_BITS) | 1 << (_SECRET_BITS - 1)
 
 
-class _GroupSHA256(_DhGroup, KexGexSHA256):
-    """`_DhGroup` with SHA-256."""
+class _DhGroupSHA256(_DhGroup, KexGexSHA256):
+    pass
 
 
 class JumpRefusal(Exception):
@@ -167,7 +167,7 @@ class BoundedTransport(Transport):
 
     _kex_info = {
         **Transport._kex_info,  # type: ignore[attr-defined]
-        **{kex.name: kex for kex in (_DhGroup, _GroupSHA256)},
+        **{kex.name: kex for kex in (_DhGroup, _DhGroupSHA256)},
     }
 
     def __init__(self, sock: Any, **how: Any) -> None:
@@ -178,13 +178,12 @@ class BoundedTransport(Transport):
 
     @property
     def preferred_keys(self) -> Any:
-        """The algorithms of the sshd's host key that we ask for."""
         return self.host_key_order or super().preferred_keys
 
     def open_forward(self, host: str, port: int, limit_s: float) -> Channel:
-        """A connection from the sshd's machine to ``host``. `open_channel` would not keep apart
-        what the sshd says of several at once.
+        """A connection from the sshd's machine to ``host``.
 
+        paramiko's `open_channel` confuses the refusals of several forwards that open at once.
         Raises JumpRefusal with the sshd's words, TimeoutError, EOFError, SSHException.
         """
         private: Any = self
@@ -223,7 +222,7 @@ class BoundedTransport(Transport):
         try:
             super()._check_banner()  # type: ignore[misc]
         except SSHException as problem:
-            # paramiko adds its read error: none where the sshd closed the connection.
+            # paramiko appends its read error; there is none if the sshd closed the connection.
             if re.search(r"protocol banner($|.*reset by peer)", str(problem), re.I):
                 raise SSHException(f"{HUNG_UP}: {private.packetizer.before_banner}") from None
             raise
@@ -274,9 +273,10 @@ def restrict_algorithms(transport: Any, settings: SshSettings) -> None:
         if key in settings.changed_keys:
             supported = getattr(transport, f"_preferred_{name}")
             allowed = settings.value(key).split(",")
-            # The newer name of the same (RFC 8731).
-            allowed += [f"{name}@libssh.org" for name in allowed if name == "curve25519-sha256"]
-            common = tuple(name for name in allowed if name in supported)
+            # paramiko has only the older name of the same algorithm (RFC 8731).
+            if "curve25519-sha256" in allowed:
+                allowed.append("curve25519-sha256@libssh.org")
+            common = tuple(algorithm for algorithm in allowed if algorithm in supported)
             if not common:
                 raise SshConfigError(
                     f"{settings.name}: nodeready has none of the {key} that the ssh configuration "
@@ -293,7 +293,7 @@ def set_keepalive(transport: Any) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_S * 1000)
 
 
-# --- Below a connection: TCP, a ProxyCommand, ssh's own connection.
+# --- What a connection runs over: TCP, a ProxyCommand, or ssh's own connection.
 
 
 def open_tcp(
@@ -323,10 +323,7 @@ def open_tcp(
 
 
 class Proxy:
-    """A ProxyCommand, with a socket in place of a connection.
-
-    error: the words of its failure
-    """
+    """A ProxyCommand, and the socket to it. error: the beginning of its `failure_text`"""
 
     def __init__(self, command: str, error: str) -> None:
         self.error = error
@@ -401,14 +398,14 @@ def is_listening(path: str) -> bool:
     return True
 
 
-# --- What this machine can hold.
+# --- This machine's neighbour table.
 
 
 class Neighbours:
     """The nodes on this machine's networks, each a row in the neighbour table."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell, self._addresses, self._limit = tell, set[str](), 0
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self._notify, self._addresses, self._limit = notify, set[str](), 0
         self._networks: list[tuple[ipaddress.IPv4Network, bool]] = []
         with contextlib.suppress(OSError, ValueError):
             with open("/proc/sys/net/ipv4/neigh/default/gc_thresh3", encoding="ascii") as file:
@@ -417,12 +414,12 @@ class Neighbours:
                 self._networks = routes(file.read())
 
     def add(self, address: str) -> None:
-        """Note an address to connect to; warns once, near the limit of the table."""
+        """Count an address to connect to; warn once, near the limit of the table."""
         if not self._limit or address in self._addresses or not on_link(self._networks, address):
             return
         self._addresses.add(address)
         if len(self._addresses) > 0.8 * self._limit:
-            self._tell(
+            self._notify(
                 f"{len(self._addresses)} nodes and more are on this machine's own networks, and "
                 f"its neighbour table holds {self._limit}: raise "
                 "net.ipv4.neigh.default.gc_thresh3 "
@@ -438,7 +435,7 @@ def routes(text: str) -> list[tuple[ipaddress.IPv4Network, bool]]:
     for row in text.splitlines()[1:]:
         words = row.split()
         network_address, gateway, mask = (
-            socket.inet_ntoa(struct.pack("=L", int(words[at], 16))) for at in (1, 2, 7)
+            socket.inet_ntoa(struct.pack("=L", int(words[column], 16))) for column in (1, 2, 7)
         )
         networks.append((ipaddress.IPv4Network((network_address, mask)), gateway == "0.0.0.0"))
     return sorted(networks, key=lambda network: -network[0].prefixlen)
@@ -467,7 +464,7 @@ ASKING = "asking ssh"
 
 
 def error_text(error: BaseException) -> str:
-    """The error's text; where no address took the connection, the reason of the last address."""
+    """The error's text; if no address accepted the connection, the reason of the last one."""
     cause = error.__context__ or error
     if isinstance(cause, NoValidConnectionsError):
         return str(list(cause.errors.values())[-1])

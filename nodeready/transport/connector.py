@@ -24,12 +24,12 @@ _SSH_PORT = 22
 
 
 def set_timeouts(inventory: Inventory) -> None:
-    """Give every node's connection a deadline (paramiko's own can wait up to an hour), bounds, and
-    ssh's configuration.
+    """Give every node's connection a deadline (paramiko may wait up to an hour), bounds, and ssh's
+    configuration.
 
     Must be called before pyinfra's State takes the inventory.
     """
-    # Longer than our own deadline, which tells how far the connection came.
+    # Longer than our own deadline, whose error says how far the connection came.
     limits: dict[str, Any] = dict.fromkeys(
         ("timeout", "banner_timeout", "auth_timeout", "channel_timeout"), CONNECT_TIMEOUT_S + 5
     )
@@ -52,7 +52,6 @@ class SshConnector(SSHConnector):
     master = ""
 
     def login(self) -> Login:
-        """The inventory's settings of the login."""
         data, host_data = self.data, self.host.data
         return Login(
             name=str(data["ssh_hostname"] or self.host.name),
@@ -70,14 +69,11 @@ class SshConnector(SSHConnector):
         )
 
     def _key_file(self, path: str) -> str:
-        """The path of a key, which may be relative to where the deploy is."""
+        """The path of a key, which may be relative to the directory of the deploy."""
         expanded = os.path.expanduser(path)
         in_deploy = os.path.join(self.state.cwd or "", expanded)
-        return (
-            in_deploy
-            if path and not os.path.exists(expanded) and os.path.exists(in_deploy)
-            else path
-        )
+        is_in_deploy = path and not os.path.exists(expanded) and os.path.exists(in_deploy)
+        return in_deploy if is_in_deploy else path
 
     def _connect(self) -> None:
         self.client = logins.Client()
@@ -96,8 +92,8 @@ class SshConnector(SSHConnector):
             AgentRequestHandler(self.client.get_transport().open_session())
 
     def open_second_client(self) -> Any:
-        """The client of a further connection. Raises as `connect_directly`, and OSError when it
-        takes CONNECT_TIMEOUT_S."""
+        """The client of a second connection. Raises as `connect_directly`, and OSError after
+        CONNECT_TIMEOUT_S."""
         client, deadline = logins.Client(), logins.PausableDeadline(CONNECT_TIMEOUT_S)
         self.deadline = deadline
         try:
@@ -111,22 +107,22 @@ class SshConnector(SSHConnector):
         return client
 
     def _log_in(self, client: logins.Client) -> None:
-        how = self.data["ssh_paramiko_connect_kwargs"] or {}
+        arguments = self.data["ssh_paramiko_connect_kwargs"] or {}
         try:
-            self.ssh_logins.connect(client, self.login(), self.deadline, **how)
+            self.ssh_logins.connect(client, self.login(), self.deadline, **arguments)
         except AuthenticationException as problem:
             raise ConnectError(f"Authentication error ({problem})") from None
         connection.set_keepalive(client.get_transport())
 
     def failure_text(self, text: str) -> str:
-        """Why there is no connection, in one line."""
         return self.ssh_logins.failure_text(self.client or logins.Client(), self.login(), text)
 
 
 def connect(host: Host) -> Failure | None:
-    """The failure to connect, or None. Never raises for a node's fault.
+    """Connect within CONNECT_TIMEOUT_S, not counting waits for other connections' turns.
 
-    Takes at most CONNECT_TIMEOUT_S, beside the turns of other connections."""
+    Returns the failure, or None. Never raises for a node's fault.
+    """
     deadline = logins.PausableDeadline(CONNECT_TIMEOUT_S)
     if isinstance(host.connector, SshConnector):
         host.connector.deadline = deadline
@@ -153,7 +149,7 @@ def transport_of(host: Host) -> Any:
 
 
 def ssh_peer(host: Host) -> SshPeer | None:
-    """What the connection saw of the node's sshd; None: there is no ssh connection."""
+    """The node's sshd, as the connection saw it; None: there is no ssh connection."""
     transport = transport_of(host)
     key = getattr(transport, "host_key", None)
     if transport is None or key is None:
@@ -163,13 +159,13 @@ def ssh_peer(host: Host) -> SshPeer | None:
     if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
         with contextlib.suppress(OSError):
             peer_address, port = sock.getpeername()[:2]
-            # With another port, the address may be that of a machine in front of many nodes.
+            # At another port, a machine may forward to many nodes.
             address = str(peer_address) if port == _SSH_PORT else ""
     return SshPeer(address, f"{key.get_name()} {key.get_base64()}")
 
 
 def _connection_stage(host: Host) -> str:
-    """How far the connection had come when the time was up."""
+    """How far the connection had come at the deadline."""
     client, transport = getattr(host.connector, "client", None), transport_of(host)
     if transport is not None and transport.remote_version:
         return connection.TALKING

@@ -1,4 +1,4 @@
-"""What all nodes tell about each: host keys and the digests of the gate's files."""
+"""The fleet's context: the host keys of all nodes, and the digests of the gate's files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def fleet_context(
     replies: Iterable[SnapshotReply],
     inventory: Inventory,
 ) -> FleetContext:
-    """The context of these looks, without the nodes' addresses.
+    """The context of these snapshots, without the nodes' addresses.
 
-    transport: of the same run: a block of known hosts that was too large for a snapshot is fetched
+    transport: fetches a block of known hosts that was too large for a snapshot
     """
     snapshots = {reply.name: reply.snapshot for reply in replies if reply.snapshot is not None}
 

@@ -1,4 +1,4 @@
-"""The host keys of sshds: known_hosts as ssh reads it, certificates of hosts, what is revoked."""
+"""The host keys of sshds: known_hosts as ssh reads it, certificates of hosts, revoked keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import re
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import gevent
@@ -35,12 +35,12 @@ class _KnownKey(NamedTuple):
 class KnownHostsFiles:
     """The keys in these files; a missing file has none.
 
-    shared: files that ssh skips where they cannot be read
+    optional: files that are skipped if they cannot be read, as ssh does
     Raises SshConfigError for any other file that cannot be read: a known key would look new.
     """
 
-    def __init__(self, files: Iterable[str], shared: Iterable[str] = ()) -> None:
-        self.files, optional = tuple(files), {*shared}
+    def __init__(self, files: Iterable[str], optional: Collection[str] = ()) -> None:
+        self.files = tuple(files)
         self._by_name: dict[str, list[_KnownKey]] = {}
         self._with_globs: list[_KnownKey] = []
         self._hashed: list[tuple[bytes, bytes, _KnownKey]] = []
@@ -112,12 +112,12 @@ class _Certificate(NamedTuple):
     signed: bytes
 
 
-#: Numbers in a certificate between the nonce and the serial number.
+#: Numbers of the public key, between the nonce and the serial number of a certificate.
 NUMBERS = {"ssh-ed25519": 1, "ssh-rsa": 2, "rsa-sha2-256": 2, "rsa-sha2-512": 2}
 
 
 def _certificate(blob: bytes) -> _Certificate:
-    """Raises ValueError, struct.error, IndexError for anything else."""
+    """Parse a certificate. Raises ValueError, struct.error, IndexError."""
     message = Message(blob)
     kind = message.get_text().partition("-cert-")[0]
     message.get_binary()
@@ -190,19 +190,15 @@ class HostKeyPolicy(MissingHostKeyPolicy):
     def __init__(self, known_hosts: KnownHostsFiles, name: str, bare: str, strict: str) -> None:
         self.known_hosts, self.name, self.bare, self.strict = known_hosts, name, bare, strict
         self.lines = known_hosts.about(name)
-        if not self.lines and bare != name:
-            # As ssh does: the same key known for the host at its usual port is the host's.
-            self.portless_lines = known_hosts.about(bare)
-        else:
-            self.portless_lines = []
+        # As ssh does: without a line for this port, the host's key at its usual port is accepted.
+        self.portless_lines = known_hosts.about(bare) if not self.lines and bare != name else []
 
     def order(self, algorithms: Sequence[str]) -> tuple[str, ...]:
-        """The algorithms to ask the sshd for: those whose keys are known first."""
-        with_authority = any(line.mark == "@cert-authority" for line in self.lines)
+        """The algorithms to ask the sshd for; those of known keys come first."""
         plain = [algorithm for algorithm in algorithms if "-cert-" not in algorithm]
-        certified = (
-            [f"{algorithm}-cert-v01@openssh.com" for algorithm in plain] if with_authority else []
-        )
+        certified = []
+        if any(line.mark == "@cert-authority" for line in self.lines):
+            certified = [f"{algorithm}-cert-v01@openssh.com" for algorithm in plain]
         kinds = [line.kind for line in self.lines or self.portless_lines if not line.mark]
         known_first = [
             algorithm for kind in kinds for algorithm in _algorithms(kind) if algorithm in plain
@@ -247,7 +243,7 @@ class HostKeyPolicy(MissingHostKeyPolicy):
         if self.strict == "no":
             return
         if self.strict == "ask":
-            # pyinfra's own question, which also writes the answer down.
+            # pyinfra asks the user, and saves the key in the file.
             client._host_keys_filename = (
                 self.known_hosts.files[0] if self.known_hosts.files else None
             )
@@ -255,7 +251,7 @@ class HostKeyPolicy(MissingHostKeyPolicy):
             return
         row = f"{self.name} {key.get_name()} {key.get_base64()}"
         self.known_hosts.add(row)
-        # As ssh does: a file that cannot be written is no reason to stay away.
+        # As ssh does: connect even if the file cannot be written.
         with contextlib.suppress(OSError):
             _append(self.known_hosts.files[0] if self.known_hosts.files else os.devnull, row)
 

@@ -28,9 +28,9 @@ from nodeready.transport.ssh_config import Login, SshConfigError, SshSettings, e
 class SshIdentity(NamedTuple):
     """The content of an IdentityFile.
 
-    key:    the private key; None: the file has none, or a passphrase locks it
+    key:    the private key; None: the file has none, or it is locked
     public: the public key; b"": unknown
-    locked: a passphrase locks the private key
+    locked: a passphrase is needed for the private key
     """
 
     path: str
@@ -40,7 +40,7 @@ class SshIdentity(NamedTuple):
     locked: bool = False
 
 
-def _public_file(path: str) -> PublicBlob | None:
+def _load_public(path: str) -> PublicBlob | None:
     try:
         with open(path, encoding="utf-8") as file:
             return PublicBlob.from_string(file.read(64 << 10))
@@ -63,42 +63,36 @@ def _public_of_locked(data: bytes) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def identity(path: str, passphrase: str = "") -> SshIdentity | None:
+def load_identity(path: str, passphrase: str = "") -> SshIdentity | None:
     """The identity in a file; None: the file is missing. Raises ConnectError if it has no key."""
     try:
         with open(path, "rb") as file:
             data = file.read(1 << 20)
     except FileNotFoundError:
-        # Only the public key is here, and the private key is in an agent.
-        public = _public_file(f"{path}.pub")
-        certificate = _public_file(f"{path}-cert.pub")
+        # With only the public key here, the private key is in an agent.
+        public = _load_public(f"{path}.pub")
+        certificate = _load_public(f"{path}-cert.pub")
         if public is None and certificate is None:
             return None
         return SshIdentity(path, None, public.key_blob if public else b"", certificate)
     except OSError as problem:
         raise ConnectError(f"{path}: {problem.strerror}") from None
     stem = path.removesuffix(".pub")
-    certificate = _public_file(f"{stem}-cert.pub") or _public_file(f"{path}-cert.pub")
-    public = _public_file(path)
+    certificate = _load_public(f"{stem}-cert.pub") or _load_public(f"{path}-cert.pub")
+    public = _load_public(path)
     if public is not None:
         return SshIdentity(path, None, public.key_blob, certificate)
     try:
         key = PKey.from_path(path, passphrase.encode() or None)
     except (PasswordRequiredException, TypeError):
-        public_half = _public_file(f"{path}.pub")
-        return SshIdentity(
-            path,
-            None,
-            _public_of_locked(data) or (public_half.key_blob if public_half else b""),
-            certificate,
-            True,
-        )
+        public = _load_public(f"{path}.pub")
+        blob = _public_of_locked(data) or (public.key_blob if public else b"")
+        return SshIdentity(path, None, blob, certificate, True)
     except Exception as problem:  # noqa: BLE001 - paramiko raises many kinds for a malformed file
         if "encrypted" in str(problem).lower() or "passphrase" in str(problem).lower():
             return SshIdentity(path, None, _public_of_locked(data), certificate, True)
         raise ConnectError(f"Invalid private key file: {path}") from None
-    # paramiko adds the certificate beside the key to it. `offered_keys` offers the certificate
-    # alone, before the key.
+    # paramiko adds the certificate to the key; `offered_keys` offers the two one after another.
     key.public_blob = None
     return SshIdentity(path, key, key.asbytes(), certificate)
 
@@ -126,7 +120,7 @@ class Agent(cast("Any", AgentSSH)):  # type: ignore[misc]
     def _open_socket(self) -> socket.socket:
         conn = socket.socket(socket.AF_UNIX)
         try:
-            # A person may have to confirm the use of a key.
+            # The user may have to confirm the use of a key.
             conn.settimeout(60)
             conn.connect(self._path)
         except BaseException:
@@ -178,15 +172,15 @@ def offered_keys(
     only_named: bool,
 ) -> Iterator[PKey]:
     """Keys in the order of ssh (pubkey_prepare of OpenSSH): certificates, keys of the agent that
-    are named, further keys of the agent, keys of files.
+    the configuration names, other keys of the agent, keys of files.
 
-    only_named: IdentitiesOnly: no key of the agent that is not named
+    only_named: IdentitiesOnly: no other keys of the agent
     """
     agent_keys = {key.asbytes(): key for key in agent}
-    files = {identity_.public: identity_ for identity_ in identities if identity_.key is not None}
+    files = {identity.public: identity for identity in identities if identity.key is not None}
     all_certificates = [
         *certificates,
-        *(identity_.certificate for identity_ in identities if identity_.certificate),
+        *(identity.certificate for identity in identities if identity.certificate),
     ]
     used = set()
     for certificate in all_certificates:
@@ -204,7 +198,7 @@ def offered_keys(
             copy: Any = PKey.from_path(path)
             copy.public_blob = certificate
             yield copy
-    named = {identity_.public for identity_ in identities if identity_.public}
+    named = {identity.public for identity in identities if identity.public}
     for blob, held_key in agent_keys.items():
         is_named = blob in named or _certified_key(PublicBlob(held_key.name, blob)) in named
         if is_named and blob not in used:
@@ -214,14 +208,17 @@ def offered_keys(
         if blob not in used and not only_named:
             used.add(blob)
             yield held_key
-    for identity_ in identities:
-        if identity_.key is not None and identity_.public not in used:
-            used.add(identity_.public)
-            yield identity_.key
+    for identity in identities:
+        if identity.key is not None and identity.public not in used:
+            used.add(identity.public)
+            yield identity.key
 
 
 class LoginKeys:
-    """Tries the identities at one sshd (paramiko's auth_strategy)."""
+    """Tries the identities at one sshd (paramiko's auth_strategy).
+
+    names: the IdentityFiles that the configuration names
+    """
 
     def __init__(self, agent: Callable[[str], Agent], login: Login, settings: SshSettings) -> None:
         self._open_agent, self._login, self._settings = agent, login, settings
@@ -229,23 +226,24 @@ class LoginKeys:
         self._locked = ""
 
     def _identities(self) -> list[SshIdentity]:
+        """The identities in files. Also sets `names`, and the first locked file."""
         settings, login = self._settings, self._login
         if login.key:
-            file_identity = identity(os.path.expanduser(login.key), login.passphrase)
-            if file_identity is None:
+            identity = load_identity(os.path.expanduser(login.key), login.passphrase)
+            if identity is None:
                 raise ConnectError(f"No such private key file: {login.key}")
-            self._locked = file_identity.path if file_identity.locked else ""
-            return [file_identity]
+            self._locked = identity.path if identity.locked else ""
+            return [identity]
         if not login.uses_default_keys and "identityfile" not in settings.changed_keys:
             return []
         identities = []
         for path in settings.paths("identityfile"):
             # Like ssh, skip a file that has no key.
             with contextlib.suppress(ConnectError):
-                file_identity = identity(path)
-                if file_identity is not None:
-                    identities.append(file_identity)
-                    if file_identity.locked and not self._locked:
+                identity = load_identity(path)
+                if identity is not None:
+                    identities.append(identity)
+                    if identity.locked and not self._locked:
                         self._locked = path
         if "identityfile" in settings.changed_keys:
             self.names = list(settings.paths("identityfile"))
@@ -273,7 +271,7 @@ class LoginKeys:
         only_named = bool(login.key) or settings.value("identitiesonly") == "yes"
         files = () if login.key else settings.paths("certificatefile")
         certificates = [
-            certificate for certificate in map(_public_file, files) if certificate is not None
+            certificate for certificate in map(_load_public, files) if certificate is not None
         ]
         keys = offered_keys(identities, certificates, self._agent(), only_named)
         if settings.value("pubkeyauthentication") in ("no", "false"):

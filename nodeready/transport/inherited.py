@@ -10,25 +10,23 @@ from weakref import WeakSet
 
 
 class InheritedEnd(Protocol):
-    """An end that this process holds. forget: closes it here, without a word to the peer."""
+    """An end that this process holds. forget: closes it in this process only"""
 
     def forget(self) -> None: ...
 
 
 EndT = TypeVar("EndT", bound=InheritedEnd)
-
-
 _OWNED: WeakSet[Any] = WeakSet()
 
 
 def register_for_fork(end: EndT) -> EndT:
-    """This end is this process's alone."""
+    """Have a fork of this process close this end."""
     _OWNED.add(end)
     return end
 
 
 def close_inherited() -> None:
-    """In a copy of the process that had these ends: close them."""
+    """In a fork: close the ends of its parent."""
     for end in list(_OWNED):
         end.forget()
     _OWNED.clear()

@@ -21,7 +21,7 @@ _ALL_BYTES = 16 << 20
 #: Kept bytes of the lines without the mark, which may have the reason why the script ended.
 _NOISE_BYTES = 4 << 10
 #: Maximum bytes of one read.
-PIECE = 64 << 10
+READ_BYTES = 64 << 10
 #: Seconds for the last output of a script that takes no more input.
 _LAST_S = 2.0
 #: Maximum seconds to send a line, or to open a channel.
@@ -41,17 +41,12 @@ class Stream(Protocol):
 
 
 class LineChannel(NodeChannel):
-    """A running script. A fault of the node raises nothing; ``error`` has it.
-
-    error: one line; "" while the script runs
-    """
+    """A running script. A fault of the node raises nothing; ``error`` has it."""
 
     def __init__(
         self, open_stream: Callable[[], Stream], first_input: str, mark: str, *, sudo: bool = False
     ) -> None:
-        """Open the channel and send the first input.
-
-        open_stream: starts the command. Raises as a Stream does, or ValueError with the reason
+        """open_stream: starts the command. Raises as a Stream does, or ValueError with the reason
         first_input: a password, if any, and the script
         mark:        the beginning of every line of the script
         sudo:        the output may have sudo's error
@@ -93,7 +88,7 @@ class LineChannel(NodeChannel):
                 self._end_lost(problem)
 
     def send_line(self, line: str) -> None:
-        """Send a line, which must not contain an end of line: the script reads line by line."""
+        """Send a line. It must not contain an end of line."""
         self._send(f"{line}\n")
 
     def read_line(self, limit_s: float) -> str | None:
@@ -139,7 +134,7 @@ class LineChannel(NodeChannel):
         if not data:
             self._noise += self._unread
             self._end(self._end_reason())
-        elif len(self._unread) > _LINE_BYTES + PIECE or self._total > _ALL_BYTES:
+        elif len(self._unread) > _LINE_BYTES + READ_BYTES or self._total > _ALL_BYTES:
             self._end("too much output")
 
     def _end_reason(self) -> str:

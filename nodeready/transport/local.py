@@ -1,6 +1,6 @@
 """This machine, without any connection: the transport of ``--local`` and of the node's program.
 
-Python's standard library alone. Every command runs in a new session, and is waited for until its
+Only Python's standard library. Every command runs in a new session, and is waited for until its
 limit, never longer.
 """
 
@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from select import PIPE_BUF
 from typing import IO, cast
 
 from nodeready import shell
@@ -34,15 +35,13 @@ from nodeready.transport.base import (
     end_all,
     interrupted,
 )
-from nodeready.transport.line_channel import PIECE, LineChannel
+from nodeready.transport.line_channel import READ_BYTES, LineChannel
 from nodeready.transport.sudo import as_root, judge_reply
 
 #: Seconds from a TERM to a KILL.
 PATIENCE_S = 2.0
 #: A prolog of Slurm's has no PATH.
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-#: Bytes of a pipe that is ready are taken without waiting (PIPE_BUF, pipe(7)).
-_PIPE_BUF = 4096
 
 
 def _start(line: str, stderr: int) -> subprocess.Popen[bytes]:
@@ -53,7 +52,7 @@ def _start(line: str, stderr: int) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
-        # A Ctrl-C is for us to hand on.
+        # Ctrl-C must not reach the command: this process ends it.
         start_new_session=True,
         cwd="/",
         env=environment,
@@ -71,7 +70,11 @@ def end_session(process: subprocess.Popen[bytes]) -> None:
 
 
 class LocalProcess:
-    """A command that runs on this machine. `end` must be called in the end."""
+    """A command that runs on this machine, until `end`.
+
+    is_flood: it printed more than the limit
+    is_whole: its output has ended, or is_flood
+    """
 
     def __init__(self, command: shell.ShellCommand, max_bytes: int) -> None:
         self.began = time.monotonic()
@@ -83,13 +86,12 @@ class LocalProcess:
         self._input = memoryview(command.stdin.encode("utf-8", "surrogateescape"))
         self._max_bytes = max_bytes
         self._stdout, self._stderr, self._stderr_bytes = bytearray(), bytearray(), 0
-        #: Whether all of its output is there, and whether that was more than is kept.
         self.is_whole = self.is_flood = False
         self._unfinished = [self._out, self._err]
         self._feed()
 
     def files(self) -> tuple[list[IO[bytes]], list[IO[bytes]]]:
-        """The files to read, and the files to write, for select."""
+        """The files to read and the files to write, for select."""
         return self._unfinished, [self._in] if not self._in.closed else []
 
     def transfer(self, ready: Iterable[IO[bytes]]) -> None:
@@ -101,9 +103,9 @@ class LocalProcess:
                 self._take(file)
 
     def _feed(self) -> None:
-        """Write as much input as goes at once; a command may end without reading it."""
+        """Write as much input as the pipe takes; a command may end without reading it."""
         try:
-            written = os.write(self._in.fileno(), self._input[:_PIPE_BUF]) if self._input else 0
+            written = os.write(self._in.fileno(), self._input[:PIPE_BUF]) if self._input else 0
             self._input = self._input[written:]
         except OSError:
             self._input = self._input[:0]
@@ -112,7 +114,7 @@ class LocalProcess:
                 self._in.close()
 
     def _take(self, file: IO[bytes]) -> None:
-        data = os.read(file.fileno(), PIECE)
+        data = os.read(file.fileno(), READ_BYTES)
         if file is self._err:
             self._stderr += data[: ERROR_BYTES - len(self._stderr)]
             self._stderr_bytes += len(data)
@@ -146,7 +148,7 @@ class LocalProcess:
         return Reply(stdout, stderr, seconds, rc if rc is None or rc >= 0 else None)
 
     def end(self) -> None:
-        """End the processes that are left; one that no signal ends (state D) is not waited for."""
+        """End all processes; one that no signal ends (state D) is not waited for."""
         kill_time = time.monotonic() + PATIENCE_S
         number = signal.SIGTERM
         while (self.is_flood or not self.is_whole) and (pids := self._session_pids()):
@@ -199,10 +201,7 @@ def _signal(pids: Iterable[int], number: int) -> None:
 
 
 class Local(Transport):
-    """This machine, under the name that it has for itself.
-
-    sudo: run what is asked as root
-    """
+    """This machine, by its host name. sudo: scripts run as root"""
 
     def __init__(self, *, sudo: bool = False) -> None:
         super().__init__([os.uname().nodename])
@@ -296,10 +295,7 @@ class Local(Transport):
 
 
 class Pipes:
-    """A command on this machine as a Stream.
-
-    process: begun with pipes, in a new session
-    """
+    """A command on this machine as a Stream. process: leads a session, and has pipes"""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -319,7 +315,7 @@ class Pipes:
             wait = None if until is None else max(0.0, until - time.monotonic())
             if not select.select([], [self._stdin], [], wait)[1]:
                 raise TimeoutError
-            remaining = remaining[os.write(self._stdin.fileno(), remaining[:_PIPE_BUF]) :]
+            remaining = remaining[os.write(self._stdin.fileno(), remaining[:PIPE_BUF]) :]
 
     def end_input(self) -> None:
         with contextlib.suppress(OSError):
@@ -332,12 +328,11 @@ class Pipes:
 
 
 def read_piece(file: IO[bytes], limit_s: float | None) -> bytes:
-    """What stands in a pipe. Raises TimeoutError when nothing does for so long."""
+    """The next bytes of a pipe. Raises TimeoutError after limit_s without any."""
     if not select.select([file], [], [], limit_s)[0]:
         raise TimeoutError
-    return os.read(file.fileno(), PIECE)
+    return os.read(file.fileno(), READ_BYTES)
 
 
 def piped(line: str) -> Pipes:
-    """A command line of this machine's shell as a Stream."""
     return Pipes(_start(line, subprocess.STDOUT))

@@ -1,7 +1,7 @@
 """Logins to the nodes of a run, as ssh would make them.
 
-Names that lead to one address take turns there. All nodes behind a jump host share a few logins
-at it.
+Names with the same address take turns there. All nodes behind a jump host share a few connections
+to it.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ from nodeready.transport.ssh_config import (
     parse_jump_host,
 )
 
-#: Handshakes with one address at once. sshd drops some of ten that have not logged in yet
-#: (MaxStartups 10:30:100), and others log in there, too.
+#: Handshakes with one address at once. From ten on, sshd drops some (MaxStartups 10:30:100), and
+#: other users log in there, too.
 HANDSHAKES = 3
-#: Tries at an address that hangs up before its banner: an address that several names share, and
-#: the address of a single node, which other people's logins can fill.
+#: Tries at an address whose sshd hangs up before its banner: one that several names share, and one
+#: of a single node, where other users' logins may be too many.
 TRIES, TRIES_ALONE = 5, 3
 #: Forwards over one connection to a jump host: its sshd has 1,024 descriptors, one for each.
 FORWARDS = 250
-#: Seconds for which a jump host that could not be reached is not tried again.
+#: Seconds until a jump host that could not be reached is tried again.
 DOWN_S = 60.0
 #: Jump hosts in a row; more is a circle.
 _MAX_HOPS = 8
@@ -92,7 +92,6 @@ class PausableDeadline:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Pause the deadline meanwhile."""
         self.__exit__()
         try:
             yield
@@ -100,7 +99,6 @@ class PausableDeadline:
             self.__enter__()
 
     def owns(self, timeout: gevent.Timeout) -> bool:
-        """Whether this deadline raised that timeout."""
         return timeout is self._timer
 
 
@@ -112,7 +110,7 @@ class HandshakeLimiter:
     """The turns at one address.
 
     failed: when the address failed for every connection, and why
-    shared: several names of the run lead there
+    shared: several names of the run have this address
     """
 
     def __init__(self) -> None:
@@ -128,7 +126,7 @@ class HandshakeLimiter:
 
     @contextlib.contextmanager
     def turn(self, client: Client, deadline: PausableDeadline) -> Iterator[None]:
-        """Wait for a turn. Raises OSError when an earlier turn found that the address is dead."""
+        """Wait for a turn. Raises OSError if the address failed in the meantime."""
         self._clients.add(id(client))
         asked_s = time.monotonic()
         if self._turns.locked():
@@ -150,14 +148,14 @@ class HandshakeLimiter:
             raise
         finally:
             if self._sshd_dropped and self._turn_count > 1:
-                # sshd dropped one of these: one turn less from now on.
+                # One turn less from now on.
                 self._turn_count -= 1
             else:
                 self._turns.release()
             self._sshd_dropped = False
 
-    def was_dropped(self) -> None:
-        """The sshd dropped the connection of this turn: too many handshakes at once."""
+    def note_drop(self) -> None:
+        """Note that the sshd dropped this turn's connection: too many handshakes at once."""
         self._sshd_dropped = True
 
 
@@ -167,7 +165,9 @@ class HandshakeLimiter:
 class Client(SSHClient):
     """paramiko's client, with the route of its connection.
 
-    stage: how far the connection has come, in the words of `connect_error`
+    stage:       how far the connection has come, in the words of `connect_error`
+    jump_host:   the jump host in front of the node
+    jump_client: the connection to it that is used
     """
 
     def __init__(self) -> None:
@@ -176,14 +176,12 @@ class Client(SSHClient):
         self.settings: SshSettings | None = None
         self.known_hosts_file = ""
         self.tried_keys = ""
-        #: The jump host in front of the node, and the connection to it that is used.
         self.jump_host: JumpHost | None = None
         self.jump_client: Client | None = None
         self.proxy: Proxy | None = None
 
     @property
     def jump_is_gone(self) -> bool:
-        """Whether the connection ended with the connection to the jump host."""
         return self.jump_client is not None and not _alive(self.jump_client)
 
     def close(self) -> None:
@@ -226,15 +224,14 @@ class JumpHost:
             return client
 
     def _free_client(self) -> Client | None:
-        self._clients = [line for line in self._clients if _alive(line)]
-        for line in self._clients:
-            if self.forward_count(line) < self._max_forwards.get(id(line), FORWARDS):
-                return line
+        self._clients = [client for client in self._clients if _alive(client)]
+        for client in self._clients:
+            if self.forward_count(client) < self._max_forwards.get(id(client), FORWARDS):
+                return client
         return None
 
     @staticmethod
     def forward_count(client: Client) -> int:
-        """The number of forwards over this client's connection."""
         return len(cast("Any", client.get_transport())._channels)
 
     def _new_client(self) -> Client:
@@ -266,10 +263,7 @@ class JumpHost:
         )
 
     def proxy_by_master(self, target: SshSettings) -> Proxy | None:
-        """A proxy over ssh's own connection to the jump host; None where ssh has none.
-
-        Raises SshConfigError.
-        """
+        """A proxy over ssh's own connection to the jump host; None: ssh has none."""
         settings = self._logins.settings(self._login)
         path = master_socket(settings)
         if not path:
@@ -306,8 +300,8 @@ class JumpHost:
             return channel
 
     def close(self) -> None:
-        for line in self._clients:
-            line.close()
+        for client in self._clients:
+            client.close()
 
 
 #: RFC 4254, section 5.1: SSH_OPEN_CONNECT_FAILED.
@@ -330,33 +324,30 @@ class SshLogins:
     """The logins of a run, and what they share.
 
     limit_s: seconds for one connection
-    tell:    gets one line for the user
+    notify:  shows the user a line
     """
 
-    def __init__(self, limit_s: float, tell: Callable[[str], None] = lambda line: None) -> None:
-        self.limit_s, self._tell = limit_s, tell
+    def __init__(self, limit_s: float, notify: Callable[[str], None] = lambda line: None) -> None:
+        self.limit_s = limit_s
         self._config_by_path: dict[str, SshConfig] = {}
         self._known_hosts: dict[tuple[str, ...], KnownHostsFiles] = {}
         self._limiters: dict[Any, HandshakeLimiter] = {}
         self._jump_hosts: dict[Login, JumpHost] = {}
         self._agents: dict[str, Agent] = {}
-        self._neighbours = Neighbours(tell)
+        self._neighbours = Neighbours(notify)
         pool = gevent.get_hub().threadpool
         pool.maxsize = max(pool.maxsize, _MAX_LOOKUPS)
 
     def settings(self, login: Login) -> SshSettings:
-        """What ssh_config says about it. Raises SshConfigError."""
+        """The settings of ssh_config for this login. Raises SshConfigError."""
         if login.config not in self._config_by_path:
             self._config_by_path[login.config] = SshConfig(login.config)
         return self._config_by_path[login.config].settings_of(login.name, login.user, login.port)
 
     def agent(self, path: str) -> Agent:
-        if path not in self._agents:
-            self._agents[path] = Agent(path)
-        return self._agents[path]
+        return self._agents.setdefault(path, Agent(path))
 
     def close(self) -> None:
-        """Close the jump hosts and the agents."""
         for jump in self._jump_hosts.values():
             jump.close()
         for agent in self._agents.values():
@@ -383,13 +374,13 @@ class SshLogins:
         deadline: PausableDeadline,
         route: tuple[str, ...] = (),
         shared: bool = False,
-        **how: Any,
+        **arguments: Any,
     ) -> None:
         """Connect and log in, as `ssh` would.
 
-        route:  the names for which this is a jump host, in their order
-        shared: several nodes wait for this connection
-        how:    further arguments of paramiko's SSHClient.connect
+        route:     the node and the jump hosts before this one, in their order
+        shared:    several nodes wait for this connection
+        arguments: of paramiko's SSHClient.connect
         Raises SshConfigError, ConnectError, SSHException, OSError, EOFError.
         """
         _patch_paramiko_sk_key_support()
@@ -398,7 +389,7 @@ class SshLogins:
             client.stage = CONNECTING
             with self._open_socket(client, login, settings, deadline, route) as (sock, limiter):
                 try:
-                    self._log_in(client, login, settings, sock, how)
+                    self._log_in(client, login, settings, sock, arguments)
                     return
                 except (SSHException, OSError, EOFError) as problem:
                     proxy = client.proxy
@@ -406,12 +397,12 @@ class SshLogins:
                     if shared or (limiter is not None and limiter.shared):
                         max_tries = TRIES
                     if limiter is not None and client.stage == BANNER:
-                        limiter.was_dropped()
+                        limiter.note_drop()
                     if client.stage != BANNER or attempt >= max_tries:
                         if proxy is not None and client.stage == BANNER:
                             raise SshConfigError(proxy.failure_text()) from None
                         raise
-            # Dropped before its banner: too many connections at that sshd have not logged in yet.
+            # sshd dropped the connection, because too many others have not logged in yet.
             client.close()
             with deadline.paused():
                 gevent.sleep(random.uniform(0.2, 0.6) * attempt)
@@ -433,35 +424,35 @@ class SshLogins:
             login = replace(login, config=file) if jumps else login
         if jumps and jumps != login.name:
             jump = self._jump_host(jumps, login, route)
-            gate = self._limiters.setdefault(
+            limiter = self._limiters.setdefault(
                 (jump, settings.hostname, settings.port), HandshakeLimiter()
             )
-            with gate.turn(client, deadline):
+            with limiter.turn(client, deadline):
                 client.proxy = jump.proxy_by_master(settings)
                 client.stage = BANNER
                 if client.proxy is None:
                     client.stage = CONNECTING
-                    yield jump.open(settings, client, deadline), gate
+                    yield jump.open(settings, client, deadline), limiter
                 else:
-                    yield client.proxy.sock, gate
+                    yield client.proxy.sock, limiter
             return
         if command:
             if settings.value("proxyusefdpass") == "yes":
                 raise SshConfigError(f"{login.name}: nodeready has no ProxyUseFdpass")
-            gate = self._limiters.setdefault(("command", command), HandshakeLimiter())
-            with gate.turn(client, deadline):
-                blame = f"{login.name}: the ProxyCommand of the ssh configuration here fails"
-                client.proxy = Proxy(expand(command, settings.tokens()), blame)
+            limiter = self._limiters.setdefault(("command", command), HandshakeLimiter())
+            with limiter.turn(client, deadline):
+                error = f"{login.name}: the ProxyCommand of the ssh configuration here fails"
+                client.proxy = Proxy(expand(command, settings.tokens()), error)
                 client.stage = BANNER
-                yield client.proxy.sock, gate
+                yield client.proxy.sock, limiter
             return
         addresses = self._addresses(settings)
         binding = settings.value("bindaddress"), settings.value("bindinterface")
-        gate = self._limiters.setdefault((addresses[0][1][:2], binding), HandshakeLimiter())
-        with gate.turn(client, deadline):
+        limiter = self._limiters.setdefault((addresses[0][1][:2], binding), HandshakeLimiter())
+        with limiter.turn(client, deadline):
             sock = open_tcp(addresses, settings, self.limit_s)
             client.stage = BANNER
-            yield sock, gate
+            yield sock, limiter
 
     def _addresses(self, settings: SshSettings) -> list[tuple[int, Any]]:
         """The addresses of the host, in the resolver's order. Raises OSError, SshConfigError."""
@@ -499,9 +490,7 @@ class SshLogins:
             host_key_checking="yes" if login.host_key_checking == "yes" else "",
             jumps=earlier_hops or None,
         )
-        if hop not in self._jump_hosts:
-            self._jump_hosts[hop] = JumpHost(self, hop, new_route)
-        return self._jump_hosts[hop]
+        return self._jump_hosts.setdefault(hop, JumpHost(self, hop, new_route))
 
     def _host_key_policy(self, login: Login, settings: SshSettings) -> HostKeyPolicy:
         alias = settings.value("hostkeyalias")
@@ -510,16 +499,15 @@ class SshLogins:
             files: tuple[str, ...] = (os.path.expanduser(login.known_hosts),)
         else:
             files = settings.paths("userknownhostsfile") + settings.paths("globalknownhostsfile")
-            files += (
-                (os.path.expanduser(login.extra_known_hosts),) if login.extra_known_hosts else ()
-            )
+            if login.extra_known_hosts:
+                files += (os.path.expanduser(login.extra_known_hosts),)
         if files not in self._known_hosts:
             self._known_hosts[files] = KnownHostsFiles(
                 files, settings.paths("globalknownhostsfile")
             )
         strict = login.host_key_checking or settings.value("stricthostkeychecking")
         if not login.host_key_checking:
-            # No user answers questions about 1,000 nodes.
+            # Nobody answers questions about 1,000 nodes.
             strict = "yes" if strict in ("yes", "true") else "accept-new"
         name = alias or (host if port == 22 else f"[{host}]:{port}")
         return HostKeyPolicy(self._known_hosts[files], name, alias or host, strict)
@@ -530,30 +518,30 @@ class SshLogins:
         login: Login,
         settings: SshSettings,
         sock: Any,
-        how: Mapping[str, Any],
+        arguments: Mapping[str, Any],
     ) -> None:
         policy = self._host_key_policy(login, settings)
         keys = LoginKeys(self.agent, login, settings)
         client.known_hosts_file = policy.known_hosts.files[0] if policy.known_hosts.files else ""
 
-        def bounded_transport(sock: Any, **words: Any) -> Any:
-            transport = (how.get("transport_factory") or BoundedTransport)(sock, **words)
+        def bounded_transport(sock: Any, **options: Any) -> Any:
+            transport = (arguments.get("transport_factory") or BoundedTransport)(sock, **options)
             restrict_algorithms(transport, settings)
             if isinstance(transport, BoundedTransport):
                 transport.host_key_order = policy.order(transport._preferred_keys)  # type: ignore[attr-defined]
             return transport
 
         client.set_missing_host_key_policy(policy)
-        arguments = {"transport_factory": bounded_transport, "auth_strategy": keys}
-        if set(how) & _PARAMIKOS_OWN:
-            del arguments["auth_strategy"]
+        own_arguments = {"transport_factory": bounded_transport, "auth_strategy": keys}
+        if set(arguments) & _PARAMIKO_LOGIN:
+            del own_arguments["auth_strategy"]
         try:
             client.connect(
                 settings.hostname,
                 port=settings.port,
                 username=settings.user,
                 sock=sock,
-                **{**how, **arguments},
+                **{**arguments, **own_arguments},
             )
         finally:
             transport = client.get_transport()
@@ -563,4 +551,4 @@ class SshLogins:
 
 
 #: Arguments of `SSHClient.connect` that need paramiko's own login.
-_PARAMIKOS_OWN = frozenset({"gss_auth", "gss_kex", "pkey", "key_filename", "auth_strategy"})
+_PARAMIKO_LOGIN = frozenset({"gss_auth", "gss_kex", "pkey", "key_filename", "auth_strategy"})

@@ -1,13 +1,12 @@
 """Child processes that ask a share of the nodes each: the parent's end, and the child's.
 
 A login costs some milliseconds of a core, so thousands of nodes are shared between one process per
-core. ClusterShell's event loop runs in a child, too. Conversations and
-their answers stay in the parent; requests go to the child, and answers come back. They
-exchange frames over a socket: a length and a pickle. Both ends belong to one run; the output of
-nodes is text in the frames.
+core. ClusterShell's event loop runs in a child, too. Conversations stay in the parent; requests go
+to the child, and answers come back, as frames over a socket: a length and a pickle. Only the two
+processes write pickles; the output of nodes is text in them.
 
-A child ends when the parent's end of the socket closes, and first ends its processes on the
-nodes.
+When the parent's end of the socket closes, a child ends its processes on the nodes, and then
+itself.
 """
 
 from __future__ import annotations
@@ -78,14 +77,14 @@ class Frames:
 
     def receive(self) -> tuple[Any, ...] | None:
         """The next frame; None: the peer is gone."""
-        head = self._take(_LENGTH.size)
+        head = self._read(_LENGTH.size)
         if head is None:
             return None
         (size,) = _LENGTH.unpack(head)
-        data = self._take(size) if size <= _MAX_FRAME_BYTES else None
+        data = self._read(size) if size <= _MAX_FRAME_BYTES else None
         return None if data is None else cast("tuple[Any, ...]", pickle.loads(data))
 
-    def _take(self, count: int) -> bytes | None:
+    def _read(self, count: int) -> bytes | None:
         data = bytearray(count)
         view, count_read = memoryview(data), 0
         while count_read < count:
@@ -105,7 +104,7 @@ class Frames:
         self.forget()
 
     def forget(self) -> None:
-        """Close the socket in this process alone; another process may still use it."""
+        """Close the socket in this process only; another process may still use it."""
         self._sock.close()
 
 
@@ -115,26 +114,23 @@ class Frames:
 class WorkerProcess:
     """A child process, and the socket to it.
 
-    nodes: the child's
-    pid:   the child's
+    gone_reason: why the child answers no more; "": it answers
+    kill_reason: why this process killed the child; "": it did not
     """
 
     def __init__(self, nodes: Iterable[str], sock: socket.socket, pid: int) -> None:
         self.nodes, self.pid, self.frames = tuple(nodes), pid, register_for_fork(Frames(sock))
-        #: Why the child answers no more; "": it answers.
-        self.gone_reason = ""
-        #: Why this process killed the child; "": it did not.
-        self.kill_reason = ""
+        self.gone_reason = self.kill_reason = ""
 
     def send(self, *frame: Any) -> None:
-        """Send a frame. A child that is gone gets none; its waiters get the frame "gone"."""
+        """Send a frame, unless the child is gone: its waiters get the frame "gone"."""
         with contextlib.suppress(OSError):
             self.frames.send(*frame)
 
-    def ended(self) -> str:
+    def end_reason(self) -> str:
         """How the child ended, once its end of the socket is closed.
 
-        gevent's own subprocesses, where this process has some, take the status of every child.
+        gevent may have taken its status: it waits for every child when it runs subprocesses.
         """
         if self.kill_reason:
             return self.kill_reason
@@ -152,10 +148,7 @@ class WorkerProcess:
 
 
 class WorkerTransport(Transport):
-    """Nodes that child processes ask, from entering to leaving.
-
-    child_name: the child's name in a failure
-    """
+    """Nodes that child processes ask. child_name: the child's name in a failure"""
 
     child_name = "the process that asked it"
 
@@ -170,7 +163,7 @@ class WorkerTransport(Transport):
 
     @abstractmethod
     def start(self) -> list[WorkerProcess]:
-        """Start the children: one for every node."""
+        """Start the children; each node belongs to one."""
 
     def __enter__(self) -> WorkerTransport:
         self._workers = self.start()
@@ -189,7 +182,6 @@ class WorkerTransport(Transport):
 
     def note(self, text: str) -> None:
         """Show a line of a child to the user."""
-        return
 
     def _read(self, worker: WorkerProcess) -> None:
         """Dispatch the child's frames, until it ends."""
@@ -202,12 +194,12 @@ class WorkerTransport(Transport):
                 self.note(frame[2])
             elif queue is not None:
                 queue.put((worker, *frame))
-        worker.gone_reason = reason or f"{self.child_name} {worker.ended()}"
+        worker.gone_reason = reason or f"{self.child_name} {worker.end_reason()}"
         for queue in list(self._queues.values()):
             queue.put((worker, "gone"))
 
     @contextlib.contextmanager
-    def wait(self) -> Iterator[tuple[int, Queue[Any]]]:
+    def numbered_queue(self) -> Iterator[tuple[int, Queue[Any]]]:
         """A number, and the queue of the frames with this number."""
         number = next(self._numbers)
         self._queues[number] = Queue()
@@ -219,19 +211,16 @@ class WorkerTransport(Transport):
     def converse(
         self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
     ) -> Iterator[tuple[Key, ResultT | Failure]]:
-        """See Transport. The children have the same deadline, and end what runs on the nodes."""
         exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
         stopped = False
-        with self.wait() as (call, frames):
+        with self.numbered_queue() as (call, frames):
             try:
                 yield from self._begin(call, exchanges, deadline)
                 while exchanges:
-                    remaining_s = (
-                        None if deadline is None else deadline + _GRACE_S - time.monotonic()
-                    )
-                    worker, kind, *details = frames.get(
-                        timeout=None if remaining_s is None else max(0, remaining_s)
-                    )
+                    remaining_s = None
+                    if deadline is not None:
+                        remaining_s = max(0, deadline + _GRACE_S - time.monotonic())
+                    worker, kind, *details = frames.get(timeout=remaining_s)
                     if kind == "gone":
                         yield from self._gone(worker, exchanges)
                         continue
@@ -244,7 +233,7 @@ class WorkerTransport(Transport):
                     if exchange.is_over:
                         yield key, exchanges.pop(key).value
             except Empty:
-                # The children have the same deadline, and are late themselves.
+                # The children have the same deadline: they do not answer any more.
                 yield from end_all(exchanges, lambda key: late())
             except KeyboardInterrupt:
                 self.interrupted = stopped = True
@@ -258,7 +247,6 @@ class WorkerTransport(Transport):
                     self.end()
 
     def _stop(self, call: int) -> None:
-        """Have the children stop their work for this call."""
         for worker in self._workers:
             worker.send("stop", call)
 
@@ -290,12 +278,11 @@ class WorkerTransport(Transport):
         yield from end_all(ended, lambda key: Failure(kind=FAILED, error=worker.gone_reason))
 
     def open(self, request: Request) -> NodeChannel:
-        """See Transport."""
         return _RemoteChannel(self, request)
 
-    def question(self, worker: WorkerProcess, *words: Any, limit_s: float) -> Any:
+    def ask_worker(self, worker: WorkerProcess, *words: Any, limit_s: float) -> Any:
         """The child's answer; None: none in this time."""
-        with self.wait() as (number, frames):
+        with self.numbered_queue() as (number, frames):
             worker.send(words[0], number, *words[1:])
             until = time.monotonic() + limit_s
             while not worker.gone_reason:
@@ -310,7 +297,7 @@ class WorkerTransport(Transport):
     def _ask_all(self, *words: Any, limit_s: float) -> list[Any]:
         """The answers of all children, asked at once."""
         jobs = [
-            gevent.spawn(self.question, worker, *words, limit_s=limit_s)
+            gevent.spawn(self.ask_worker, worker, *words, limit_s=limit_s)
             for worker in self._workers
         ]
         gevent.joinall(jobs, timeout=limit_s)
@@ -334,8 +321,6 @@ class WorkerTransport(Transport):
 
 
 class _RemoteChannel(NodeChannel):
-    """A channel that a child holds."""
-
     def __init__(self, transport: WorkerTransport, request: Request) -> None:
         self.error = ""
         self._transport, self._worker = transport, transport.worker_of[request.node]
@@ -349,7 +334,7 @@ class _RemoteChannel(NodeChannel):
         if self.error:
             return None
         # The child waits for limit_s, and may still have to connect.
-        reply = self._transport.question(
+        reply = self._transport.ask_worker(
             self._worker, "read", self._name, limit_s, limit_s=limit_s + 60
         )
         if reply is None:
@@ -377,7 +362,7 @@ def _reap(pid: int, until: float) -> None:
         until = time.monotonic() + 1
 
 
-# --- The child's end, of a transport that works under gevent.
+# --- The child's end, for a transport that works under gevent.
 
 
 def fork_worker(nodes: Sequence[str], make_transport: Callable[[], Transport]) -> WorkerProcess:
@@ -400,7 +385,7 @@ def fork_worker(nodes: Sequence[str], make_transport: Callable[[], Transport]) -
         with make_transport() as transport:
             _WorkerServer(transport, frames).serve()
         status = 0
-    except Exception as error:  # noqa: BLE001 - a mistake of ours is told with the nodes' names
+    except Exception as error:  # noqa: BLE001 - the parent reports it for every node
         with contextlib.suppress(OSError):
             frames.send("bug", -1, bug_text(error))
     finally:
@@ -434,36 +419,36 @@ class _WorkerServer:
             self._stop(call)
         self._transport.end()
 
-    def _say(self, *frame: Any) -> None:
+    def _send(self, *frame: Any) -> None:
         with contextlib.suppress(OSError):
             self._frames.send(*frame)
 
     def _converse(
         self, call: int, deadline: float | None, pairs: Sequence[tuple[Key, Request]]
     ) -> None:
-        conversations = {key: self._hold(call, key, request) for key, request in pairs}
+        conversations = {key: self._relay(call, key, request) for key, request in pairs}
         self._questions.update({(call, key): Queue() for key in conversations})
 
-        def hold() -> None:
+        def run() -> None:
             # The interrupt comes once; the transport then ends its processes on the nodes.
             with contextlib.suppress(KeyboardInterrupt):
                 for _ in self._transport.converse(conversations, deadline):
                     pass
 
-        def over(_: object) -> None:
+        def forget(_: object) -> None:
             del self._calls[call]
             for key in conversations:
                 del self._questions[call, key]
 
-        self._calls[call] = gevent.spawn(hold)
-        self._calls[call].link(over)
+        self._calls[call] = gevent.spawn(run)
+        self._calls[call].link(forget)
 
-    def _hold(self, call: int, key: Key, first: Request) -> Conversation[None]:
+    def _relay(self, call: int, key: Key, first: Request) -> Conversation[None]:
         """A conversation that passes the parent's questions on, and the answers back."""
         request: Request | None = first
         while request is not None:
             answer: Answer = yield request
-            self._say("answer", call, key, answer)
+            self._send("answer", call, key, answer)
             if answer.kind in (LATE, INTERRUPTED):
                 return
             request = self._questions[call, key].get()
@@ -485,7 +470,7 @@ class _WorkerServer:
 
     def _read(self, number: int, name: str, limit_s: float) -> None:
         channel = self._channels[name]
-        gevent.spawn(lambda: self._say("line", number, channel.read(limit_s)))
+        gevent.spawn(lambda: self._send("line", number, channel.read(limit_s)))
 
     def _close(self, name: str) -> None:
         if channel := self._channels.pop(name, None):
@@ -494,12 +479,12 @@ class _WorkerServer:
     def _end(self, number: int, limit_s: float) -> None:
         def end() -> None:
             self._transport.end(limit_s)
-            self._say("ended", number, True)
+            self._send("ended", number, True)
 
         gevent.spawn(end)
 
     def _ssh_peers(self, number: int) -> None:
-        self._say("ssh_peers", number, dict(self._transport.ssh_peers()))
+        self._send("ssh_peers", number, dict(self._transport.ssh_peers()))
 
 
 class _HeldChannel:

@@ -30,7 +30,6 @@ class HostRights:
     arguments: dict[str, Any]
 
     def apply(self, command: shell.ShellCommand) -> shell.ShellCommand:
-        """The command, with sudo where nodeready calls sudo."""
         return as_root(command, self.password) if self.sudo else command
 
 

@@ -1,6 +1,6 @@
 """The snapshot of a node: one request brings all subjects.
 
-A node that cannot be asked costs itself; a subject that cannot be read costs that subject.
+A node that cannot be asked has no snapshot; a subject that cannot be read is Unknown.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ class SnapshotReply:
 
     @property
     def unreachable(self) -> bool:
-        """Whether the node was not reached, or its connection was lost."""
         return self.kind in UNREACHED
 
     @classmethod
@@ -62,11 +61,9 @@ class SnapshotReply:
 
     @classmethod
     def failed(cls, name: str, failure: Failure) -> SnapshotReply:
-        """No snapshot, for this reason."""
         if failure.kind == INTERRUPTED:
             return cls(name, kind=INTERRUPTED)
-        late = failure.kind == LOST
-        error = f"{failure.error} while looking" if late else failure.error
+        error = f"{failure.error} while looking" if failure.kind == LOST else failure.error
         return cls(name, error=error, kind=failure.kind)
 
 
@@ -89,7 +86,7 @@ class SnapshotQuestion:
             return self.all_unknown(answer.error)
         if probe_script.mark(self.nonce) not in answer.stdout:
             text = f"{answer.stderr}\n{answer.stdout}".strip()
-            return snapshot.unknown_snapshot("no answer from the node's shell", self.probes, text)
+            return self.all_unknown("no answer from the node's shell", text)
         return snapshot.read(answer.stdout, self.probes, self.policy, self.nonce)
 
 
@@ -105,11 +102,9 @@ def snapshot_question(
     *,
     nonce: str = "",
 ) -> SnapshotQuestion:
-    """The question for a snapshot.
-
-    subjects: subjects to probe; None: all
+    """subjects: subjects to probe; None: all
     limit_s:  seconds after which the probe is ended on the node
-    margin_s: of these, for the rest of the answer when a slow section was ended
+    margin_s: of these, for the sections after a slow one
     nonce:    a random word (`Transport.nonce`); "": a new one
     """
     chosen, nonce = snapshot.probes(subjects), nonce or os.urandom(8).hex()
@@ -127,12 +122,12 @@ def take_snapshot(
     *,
     nonce: str = "",
 ) -> Conversation[SnapshotReply]:
-    """The conversation that takes the snapshot of one node; see `question`.
+    """The conversation that takes the snapshot of one node; see `snapshot_question`.
 
     read: makes the snapshot of the answer
     """
-    request_and_probes = snapshot_question(node, policy, subjects, limit_s, nonce=nonce)
-    answer = yield request_and_probes.request
+    question = snapshot_question(node, policy, subjects, limit_s, nonce=nonce)
+    answer = yield question.request
     if isinstance(answer, Failure) and answer.kind in OVER - {HUNG}:
         return SnapshotReply.failed(node, answer)
-    return SnapshotReply(node, read(request_and_probes, answer), seconds=answer.seconds)
+    return SnapshotReply(node, read(question, answer), seconds=answer.seconds)

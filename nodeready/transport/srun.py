@@ -1,9 +1,9 @@
-"""The transport by srun: one script to every node of a job, as a step without resources.
+"""The transport by srun: a script runs on the nodes of a job as a step without resources.
 
-For users who have neither ssh to the nodes nor root there, and for thousands of nodes, to which
-Slurm's own tree carries the step. The step overlaps with the job's own (srun(1), --overlap): it
-waits for no resources and takes none. A question goes to all nodes in one
-step; an interactive script is a step on one node, over srun's standard input and output.
+For users who have neither ssh to the nodes nor root there, and for thousands of nodes: Slurm's own
+tree distributes the step. The step overlaps with the job's steps (srun(1), --overlap): it needs no
+resources of its own. A question to all nodes is one step; an interactive script is a step on one
+node, over srun's standard input and output.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import contextlib
 import itertools
 import os
 import re
-import secrets
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedIOBase
+from select import PIPE_BUF
 from typing import Any, cast
 
 import gevent
@@ -50,43 +50,39 @@ from nodeready.transport.base import (
     end_all,
     interrupted,
     late,
+    new_nonce,
     node_of,
 )
-from nodeready.transport.line_channel import LineChannel
+from nodeready.transport.line_channel import READ_BYTES, LineChannel
 from nodeready.transport.sudo import as_root, sudo_error
 
-#: Seconds beyond the script's own limit: slurmd starts a step within moments, and srun gives up a
-#: node that does not answer after 10 s (TcpTimeout and MessageTimeout, slurm.conf(5)).
+#: Seconds to start a step: slurmd needs moments, and srun gives up a node that does not answer
+#: after 10 s (TcpTimeout and MessageTimeout, slurm.conf(5)).
 STARTING_S = 15
-_READ_BYTES = 64 << 10
-#: Steps at a time: each is a process here, and slurmctld makes them in turn.
+#: Maximum steps at once: each is a process here, and slurmctld creates one after another.
 _STEPS = 8
-#: Seconds in which nodes that have answered are waited for, so that their next question, when it
-#: is the same, goes in one step.
+#: Seconds to wait for more nodes with the same next question, which then share a step.
 _GATHER_S = 0.3
-#: Bytes that a pipe which is ready takes without waiting (PIPE_BUF, pipe(7)).
-_PIPE_BUF = 4096
-#: Seconds for a step to end with its input.
+#: Seconds for a step to end after its input has ended.
 _PATIENCE_S = 2.0
-#: The variables in which the nodes' input travels, by number. srun forwards its own standard
-#: input only when every node has begun: one that cannot would keep all others waiting until
-#: srun gives up. Only the job's user and root can read the environment of its processes
-#: (proc(5)).
+#: The environment variables that carry the input, plus an index. srun forwards its standard input
+#: only when every node has begun: one that cannot would block all others until srun gives up. Only
+#: the job's user and root can read the environment of its processes (proc(5)).
 _INPUT = "NODEREADY_INPUT_"
-#: Bytes of each: one string of execve(2) has 128 KiB; and how many, of the quarter of a stack that
-#: all of them may take.
+#: Maximum bytes of a variable, below the 128 KiB of one string of execve(2); and of variables, all
+#: of which must fit in a quarter of the stack.
 _PART, _PARTS = 120 << 10, 6
 
 
 class Srun(Transport):
     """The nodes of one job, asked by steps of the job.
 
-    tell:  gets one line when an older Slurm needs other options
-    works: what `open` starts does the job's own work: it has the GPUs, the CPUs and the memory
-           that the job has on the node, beside the job's steps. Else it has no GPU, as what
-           `converse` asks: Slurm shows a step the devices that were given to that step alone
-           (cgroup.conf(5), ConstrainDevices)
-    sudo:  what is asked runs as root, by sudo without a password
+    notify: shows the user a line when an older Slurm needs other options
+    works:  the programs that `open` starts use the GPUs, CPUs and memory that the job has on the
+            node, which they share with the job's steps. Without it they have no GPU, like the
+            scripts of `converse`: Slurm shows a step only the devices that were given to the step
+            (cgroup.conf(5), ConstrainDevices)
+    sudo:   scripts run as root, by sudo without a password
     """
 
     one_text = True
@@ -94,25 +90,25 @@ class Srun(Transport):
     def __init__(
         self,
         job: RunningJob,
-        tell: Callable[[str], None] = lambda text: None,
+        notify: Callable[[str], None] = lambda text: None,
         *,
         works: bool = False,
         sudo: bool = False,
     ) -> None:
         super().__init__((*job.nodes, *job.refused))
-        self.job, self.tell, self.works, self.sudo = job, tell, works, sudo
+        self.job, self.notify, self.works, self.sudo = job, notify, works, sudo
         self._overlap: tuple[str, ...] = ("--overlap",)
         self._gres: tuple[str, ...] = ("--gres=none",)
 
     def converse(
         self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
     ) -> Iterator[tuple[Key, ResultT | Failure]]:
-        """See Transport. One step for all nodes that are asked the same, a few steps at a time.
+        """See Transport. Nodes with the same question share a step.
 
         An interrupt ends the steps, and nothing else of the job.
         """
         exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
-        steps: _StepQueue = _StepQueue(self)
+        steps = _StepQueue(self)
         try:
             for key, exchange in list(exchanges.items()):
                 exchange.start()
@@ -142,19 +138,18 @@ class Srun(Transport):
             steps.end()
 
     def begin_step(
-        self, waiting: Mapping[Key, Exchange[Any]], put: Callable[[tuple[str, Answer]], object]
+        self, waiting: Mapping[Key, Exchange[Any]], on_answer: Callable[[str, Answer], object]
     ) -> _RunningStep:
-        """A step for the first of these conversations, and for all that ask the same.
+        """Start a step for the first of these conversations, and for all with the same question.
 
-        put: gets each node's answer, once
+        on_answer: gets each node's answer, once
         """
         keys = self._with_same_question(waiting)
         first = cast("Request", waiting[next(iter(keys.values()))].request)
-        return _RunningStep(keys, gevent.spawn(self._run_step, first, tuple(keys), put))
+        return _RunningStep(keys, gevent.spawn(self._run_step, first, tuple(keys), on_answer))
 
     def _with_same_question(self, exchanges: Mapping[Key, Exchange[ResultT]]) -> dict[str, Key]:
-        """Node -> its conversation: all whose question is the same as the first conversation's, in
-        Slurm's order of the nodes."""
+        """Node -> its conversation, for those with the first one's question, in Slurm's order."""
         key_of: dict[str, Key] = {}
         first: tuple[object, ...] = ()
         for key, exchange in exchanges.items():
@@ -163,35 +158,31 @@ class Srun(Transport):
             first = first or question
             if question == first:
                 key_of.setdefault(node_of(key), key)
-        order = {name: place for place, name in enumerate(self.job.nodes)}
+        order = {name: index for index, name in enumerate(self.job.nodes)}
         return dict(sorted(key_of.items(), key=lambda item: order.get(item[0], len(order))))
 
     def _run_step(
-        self, request: Request, nodes: Sequence[str], put: Callable[[tuple[str, Answer]], object]
+        self, request: Request, nodes: Sequence[str], on_answer: Callable[[str, Answer], object]
     ) -> None:
-        """Ask these nodes, and wait for the answers. put: gets each node's answer, once.
+        """Ask these nodes, and wait for the answers. on_answer: gets each node's answer, once"""
+        unanswered = dict.fromkeys(nodes)
 
-        Never raises for what Slurm or a node does.
-        """
-        answered: set[str] = set()
-
-        def on_answer(name: str, answer: Answer) -> None:
-            answered.add(name)
-            put((name, answer))
+        def answer_once(name: str, answer: Answer) -> None:
+            del unanswered[name]
+            on_answer(name, answer)
 
         try:
-            self._ask(request, nodes, on_answer)
-        except Exception as error:  # noqa: BLE001 - a mistake of ours is an answer, too
-            for name in nodes:
-                if name not in answered:
-                    put((name, Failure(kind=FAILED, error=bug_text(error))))
+            self._ask(request, nodes, answer_once)
+        except Exception as error:  # noqa: BLE001 - our bug is the answer of these nodes
+            for name in unanswered:
+                on_answer(name, Failure(kind=FAILED, error=bug_text(error)))
 
     def _ask(
         self, request: Request, nodes: Sequence[str], on_answer: Callable[[str, Answer], None]
     ) -> None:
         waiting = nodes
-        # When a step fails to start on one node, srun ends it on all. When Slurm has lost a node,
-        # srun starts none and ends those that have begun. Good nodes get a second try.
+        # If a step fails to start on one node, srun ends it on all. If Slurm has lost a node, srun
+        # starts no more tasks and ends the others. Good nodes get a second try.
         for is_last in (False, True):
             step, is_whole = self._step(request, on_answer, waiting)
             bad = dict(step.unlaunched)
@@ -209,7 +200,7 @@ class Srun(Transport):
             step.give_up(request.limit_s, is_whole)
 
     def open(self, request: Request) -> NodeChannel:
-        """See Transport. A step on this node; it ends with its input, and that with us."""
+        """See Transport. A step on this node, which ends with its input."""
         line, stdin = self._command(request.script, request.limit_s, request.payload)
 
         def start_step() -> _SrunStep:
@@ -229,25 +220,22 @@ class Srun(Transport):
         on_answer: Callable[[str, Answer], None],
         nodes: Sequence[str],
     ) -> tuple[StepOutput, bool]:
-        """A step's output, with options that this Slurm takes; and whether srun ended itself."""
+        """A step's output, with options that this Slurm accepts; and whether srun ended itself."""
         while True:
-            nonce = f"nodeready-{secrets.token_hex(8)}"
-            step = StepOutput(nonce, nodes, on_answer, request.max_bytes)
+            step = StepOutput(new_nonce(), nodes, on_answer, request.max_bytes)
             script, limit_s = step.script(request.script), request.limit_s
             command = self._command(script, limit_s, request.payload)
             argv = self._argv(command, nodes)
             is_whole = self._run(step, argv, command.stdin, limit_s)
-            if step.names:
-                return step, is_whole
-            if not self.adapted(step, argv):
+            if step.names or not self.drop_refused_option(step, argv):
                 return step, is_whole
 
-    def adapted(self, step: StepOutput, argv: Sequence[str]) -> bool:
-        """Whether srun refused an option that the next step omits."""
+    def drop_refused_option(self, step: StepOutput, argv: Sequence[str]) -> bool:
+        """Omit an option that srun refused from the next steps; returns whether there was one."""
         if "--overlap" in argv and step.has_no_overlap:
             if self._overlap:
-                # There, steps overlap unless the job's own is --exclusive.
-                self.tell("srun has no --overlap (Slurm before 20.11): asking without it")
+                # There, steps overlap unless the job's step is --exclusive.
+                self.notify("srun has no --overlap (Slurm before 20.11): asking without it")
             self._overlap = ()
             return True
         if "--gres=none" in argv and step.has_no_gres:
@@ -265,9 +253,9 @@ class Srun(Transport):
 
     def session_argv(self, node: str, line: str) -> list[str]:
         """The argv of an interactive step on one node that runs this line."""
-        # Without --gres a step has the job's GPUs; with --overlap it shares them since 22.05.
-        # Before, it would wait for the job's own step to end: no longer than for a node to begin.
-        # Its one task has one CPU to itself, unless it is bound to none.
+        # Without --gres a step has the job's GPUs, and since 22.05 --overlap shares them. An older
+        # Slurm makes it wait for the job's step: --immediate limits that wait. Without --cpu-bind
+        # its task would have only one CPU.
         resources = (
             (f"--immediate={STARTING_S}", "--cpu-bind=none", "--mem=0")
             if self.works
@@ -287,41 +275,40 @@ class Srun(Transport):
     def _run(self, step: StepOutput, argv: list[str], stdin: str, limit_s: int) -> bool:
         """Run srun and give its output to the step; whether srun came to its own end."""
         process = _start_srun(argv, _parts(stdin))
-        to, out, error_lines = _streams(process)
+        input_pipe, output, errors = _streams(process)
 
-        def stderr() -> None:
-            while data := error_lines.read1(_READ_BYTES):
+        def read_errors() -> None:
+            while data := errors.read1(READ_BYTES):
                 step.add_error(data)
 
-        def feed() -> None:
+        def write_input() -> None:
             # A step that ends without reading its input is no failure.
             with contextlib.suppress(OSError):
-                to.write(stdin.encode("utf-8", "surrogateescape"))
+                input_pipe.write(stdin.encode("utf-8", "surrogateescape"))
             with contextlib.suppress(OSError):
-                to.close()
+                input_pipe.close()
 
-        drain = gevent.spawn(stderr)
-        feeding = gevent.spawn(feed)
+        reader, writer = gevent.spawn(read_errors), gevent.spawn(write_input)
         try:
             with gevent.Timeout(limit_s + shell.KILL_AFTER_S + STARTING_S):
-                while data := out.read1(_READ_BYTES):
+                while data := output.read1(READ_BYTES):
                     step.add(data)
-                drain.join()
+                reader.join()
                 process.wait()
             return True
         except gevent.Timeout:
             return False
         finally:
             _end(process)
-            gevent.killall([drain, feeding])
-            for stream in (to, out, error_lines):
+            gevent.killall([reader, writer])
+            for stream in (input_pipe, output, errors):
                 with contextlib.suppress(OSError):
                     stream.close()
 
 
 @dataclass(frozen=True)
 class _RunningStep:
-    """A step that runs. keys: node -> its conversation, of those that have not answered"""
+    """A step that runs. keys: node that has not answered -> its conversation"""
 
     keys: dict[str, Key]
     greenlet: Any
@@ -339,7 +326,6 @@ class _StepQueue:
         self._answers: Queue[tuple[int, str, Answer]] = Queue()
 
     def wait_for(self, key: Key) -> None:
-        """Queue a conversation that has a question."""
         if not self._waiting:
             self._since = time.monotonic()
         self._waiting[key] = None
@@ -371,7 +357,7 @@ class _StepQueue:
         number = next(self._numbers)
         waiting = {key: exchanges[key] for key in self._waiting}
         step = self._transport.begin_step(
-            waiting, lambda node_answer: self._answers.put((number, *node_answer))
+            waiting, lambda name, answer: self._answers.put((number, name, answer))
         )
         self._steps[number] = step
         for key in step.keys.values():
@@ -383,9 +369,9 @@ class _StepQueue:
 
 
 class OwnJob(Srun):
-    """Nodes in an allocation of our own, which Slurm gives on entering, and gets back on leaving.
+    """Nodes in an allocation of our own, from entering to leaving.
 
-    nodes: that are wanted; those that Slurm cannot give now fail with its reason
+    nodes:   to allocate; those that Slurm cannot give now fail with its reason
     options: more options for salloc(1)
     """
 
@@ -393,26 +379,26 @@ class OwnJob(Srun):
         self,
         nodes: Iterable[str],
         options: str = "",
-        tell: Callable[[str], None] = lambda text: None,
+        notify: Callable[[str], None] = lambda text: None,
         *,
         works: bool = False,
         sudo: bool = False,
     ) -> None:
-        super().__init__(RunningJob("", tuple(nodes)), tell, works=works, sudo=sudo)
+        super().__init__(RunningJob("", tuple(nodes)), notify, works=works, sudo=sudo)
         self._salloc_options = options
 
     def __enter__(self) -> OwnJob:
-        self.job = allocate(self.nodes, self._salloc_options, self.tell)
-        # The allocation has no other steps: ours may have all that the job has.
+        self.job = allocate(self.nodes, self._salloc_options, self.notify)
+        # The allocation has no other steps: ours may have all its resources.
         self._gres = ()
         return self
 
     def __exit__(self, *problem: object) -> None:
-        release(self.job, self.tell)
+        release(self.job, self.notify)
 
 
 def _start_srun(argv: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """srun, running. variables: further ones of its environment"""
+    """Start srun. variables: added to its environment"""
     return subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
@@ -420,7 +406,7 @@ def _start_srun(argv: Sequence[str], variables: Mapping[str, str]) -> subprocess
         stderr=subprocess.PIPE,
         cwd="/",
         env={**_environment(), **variables},
-        # Ctrl-C must not reach srun, which would wait for a second one: `_end` sends TERM.
+        # Ctrl-C must not reach srun, which would wait for a second Ctrl-C: `_end` sends TERM.
         start_new_session=True,
     )
 
@@ -432,103 +418,107 @@ def _streams(process: subprocess.Popen[bytes]) -> tuple[BufferedIOBase, ...]:
 
 
 class _SrunStep:
-    """A step on one node as a Stream. No other node waits until this one has begun, so that
-    everything goes over srun's standard input, which srun forwards when the task is there.
+    """A step on one node as a Stream, over srun's standard input: with one node, no other node
+    waits until this one has begun.
     """
 
     def __init__(self, transport: Srun, node: str, line: str) -> None:
         self._transport, self._node, self._line = transport, node, line
-        #: The input until the first output: a second start with other options repeats it.
+        #: The input until the first output: a restart with other options repeats it.
         self._sent, self._has_output = bytearray(), False
         self._start()
 
     def _start(self) -> None:
         self._argv = self._transport.session_argv(self._node, self._line)
         self._process = _start_srun(self._argv, {})
-        self._to, self._out, self._err = _streams(self._process)
+        self._stdin, self._stdout, self._stderr = _streams(self._process)
         self._step_output = StepOutput("", [self._node], lambda name, answer: None)
-        self._reading, self._left = [self._out, self._err], bytes(self._sent)
+        self._reading, self._unsent = [self._stdout, self._stderr], bytes(self._sent)
 
     def read(self, limit_s: float) -> bytes:
         """See Stream. Raises TimeoutError, OSError, and ValueError with why the step ended."""
         until = time.monotonic() + limit_s
-        while self._out in self._reading:
+        while self._stdout in self._reading:
             ready = self._wait(until)
-            if self._err in ready:
+            if self._stderr in ready:
                 self._add_error()
-            if self._out in ready:
-                data = os.read(self._out.fileno(), _READ_BYTES)
+            if self._stdout in ready:
+                data = os.read(self._stdout.fileno(), READ_BYTES)
                 if data:
                     self._has_output = True
                     self._sent.clear()
                     return data
-                self._reading.remove(self._out)
-        # srun's last words may come after its last output.
-        while self._err in self._reading:
+                self._reading.remove(self._stdout)
+        # srun's last error may come after its last output.
+        while self._stderr in self._reading:
             self._wait(until)
             self._add_error()
-        if not self._has_output and self._is_adapted():
+        if not self._has_output and self._drop_refused_option():
             self.close()
             self._start()
             return self.read(max(0.0, until - time.monotonic()))
         raise ValueError(self._step_output.end_reason(self._node, self._process.wait() == 0))
 
-    def _is_adapted(self) -> bool:
-        """Whether srun refused an option that the next step of any node does without.
+    def _drop_refused_option(self) -> bool:
+        """As `Srun.drop_refused_option`.
 
-        The words may be the task's: a step with labels tells whether they are srun's.
+        The error may be the task's: a trial step with labels shows whether it is srun's.
         """
         if not (self._step_output.has_no_overlap or self._step_output.has_no_gres):
             return False
         trial = StepOutput("-", [self._node], lambda name, answer: None)
         options = self._argv[: self._argv.index("sh")]
         self._transport._run(trial, [*options, "--label", "sh", "-c", ":"], "", 1)
-        return self._transport.adapted(trial, self._argv)
+        return self._transport.drop_refused_option(trial, self._argv)
 
     def _add_error(self) -> None:
-        data = os.read(self._err.fileno(), _READ_BYTES)
+        data = os.read(self._stderr.fileno(), READ_BYTES)
         self._step_output.add_error(data)
         if not data:
-            self._reading.remove(self._err)
+            self._reading.remove(self._stderr)
 
     def _wait(self, until: float) -> list[Any]:
-        """What can be read; meanwhile srun takes of what is left to say. Raises TimeoutError."""
+        """The outputs that can be read; meanwhile, send the unsent input. Raises TimeoutError."""
         while True:
-            writing = [self._to] if self._left else []
+            writing = [self._stdin] if self._unsent else []
             limit_s = max(0.0, until - time.monotonic())
-            ready, takes, _ = select.select(self._reading, writing, [], limit_s)
-            if takes:
-                # The task may have ended without reading its input: its words tell why.
+            ready, writable, _ = select.select(self._reading, writing, [], limit_s)
+            if writable:
+                # The task may have ended without reading its input: its output says why.
                 try:
-                    self._left = self._left[os.write(self._to.fileno(), self._left[:_PIPE_BUF]) :]
+                    self._send_piece()
                 except OSError:
-                    self._left = b""
+                    self._unsent = b""
             if ready:
                 return ready
-            if not takes:
+            if not writable:
                 raise TimeoutError
 
+    def _send_piece(self) -> None:
+        sent = os.write(self._stdin.fileno(), self._unsent[:PIPE_BUF])
+        self._unsent = self._unsent[sent:]
+
     def write(self, data: bytes, limit_s: float) -> None:
-        """See Stream. Raises TimeoutError, OSError. A task that has not begun takes it later."""
-        self._left += data
+        """See Stream. Raises TimeoutError, OSError. Until the task has begun, `read` sends it."""
+        self._unsent += data
         if not self._has_output:
             self._sent += data
             return
         until = time.monotonic() + limit_s
-        while self._left:
-            left_s = max(0.0, until - time.monotonic())
-            if not select.select([], [self._to], [], left_s)[1]:
+        while self._unsent:
+            remaining_s = max(0.0, until - time.monotonic())
+            if not select.select([], [self._stdin], [], remaining_s)[1]:
                 raise TimeoutError
-            self._left = self._left[os.write(self._to.fileno(), self._left[:_PIPE_BUF]) :]
+            self._send_piece()
 
     def close(self) -> None:
-        """End the task's input, which ends the task; else srun ends the step."""
+        """End the task's input, which ends the task; otherwise srun ends the step."""
         with contextlib.suppress(OSError):
-            self._to.close()
+            self._stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=_PATIENCE_S)
         _end(self._process)
-        for stream in (self._out, self._err):
+        for stream in (self._stdout, self._stderr):
             with contextlib.suppress(OSError):
                 stream.close()
 
@@ -545,25 +535,24 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _parts(stdin: str) -> dict[str, str]:
-    """The variables that hold this input; none where the environment cannot."""
+    """The environment variables that hold this input; {}: it does not fit."""
     data = stdin.encode("utf-8", "surrogateescape")
     if len(data) > _PART * _PARTS or b"\0" in data:
         return {}
     parts = [data[start : start + _PART] for start in range(0, max(1, len(data)), _PART)]
-    return {f"{_INPUT}{at}": os.fsdecode(part) for at, part in enumerate(parts)}
+    return {f"{_INPUT}{index}": os.fsdecode(part) for index, part in enumerate(parts)}
 
 
 def _from_environment(parts: int) -> str:
-    """The shell text that joins the input's parts again."""
+    """The beginning of a shell line that pipes the input from the variables."""
     names = [f"{_INPUT}{index}" for index in range(parts)]
-    copies = "".join(f"nr_{at}=${name}; " for at, name in enumerate(names))
-    values = " ".join(f'"$nr_{at}"' for at in range(parts))
+    copies = "".join(f"nr_{index}=${name}; " for index, name in enumerate(names))
+    values = " ".join(f'"$nr_{index}"' for index in range(parts))
     return f"{copies}unset {' '.join(names)}; printf %s {values} | "
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without what a job or its user sets for other calls of srun (srun(1), INPUT
-    ENVIRONMENT VARIABLES)."""
+    """Our environment without the options of srun in it (srun(1), INPUT ENVIRONMENT VARIABLES)."""
     variables = {
         name: value
         for name, value in os.environ.items()
@@ -572,18 +561,18 @@ def _environment() -> dict[str, str]:
     return {**variables, "LC_ALL": "C"}
 
 
-#: srun parts a line that is longer than this, and puts a label before each part.
+#: srun splits a longer line, and puts a label before each piece.
 _LINE_BYTES = 1024
-#: srun's words where it has no --overlap (before 20.11), or no Gres with the name "none".
+#: srun's error if it has no --overlap (before 20.11), or no Gres with the name "none".
 _NO_OVERLAP = re.compile(r"unrecognized option .*overlap")
 _NO_GRES = re.compile(r"(?i)invalid generic resource|gres\S* .*(invalid|unknown)")
-#: Slurm's word for a step in another's job; root is another, too (step_mgr.c).
+#: Slurm's error for a step in another user's job, also for root (step_mgr.c).
 _DENIED = "Access/permission denied"
 _AS_ITS_USER = "ask as the job's user (root: sudo -u USER), or over ssh"
 #: The beginning of Slurm's own lines on standard error, and of a task's (srun --label).
 _SRUNS = re.compile(r"^\s*(srun|slurmstepd(-\S+)?): (error: )?")
 _LABEL = re.compile(rb"\s*([0-9]{1,9}): ")
-#: Bytes that are kept of one task's standard error; and, in place of a task's number, srun itself.
+#: Kept bytes of a task's standard error; and the number that stands for srun itself.
 _TASK_ERROR_BYTES, _SRUN = 4 << 10, -1
 _LAUNCH = re.compile(r"launch\b.* failed on node (\S+): (.+)", re.IGNORECASE)
 
@@ -591,16 +580,17 @@ _LAUNCH = re.compile(r"launch\b.* failed on node (\S+): (.+)", re.IGNORECASE)
 class StepOutput:
     """The answers of one step, each as soon as it is whole.
 
-    A task answers for its own node alone. Which node a task is on is srun's word: it labels each
-    line with the task's number, and tasks are numbered in the order in which Slurm lists the
-    step's nodes (srun(1), --label, --distribution), which is the job's (squeue(1), %N). The task
-    must print that name.
+    A task answers only for its own node, which srun tells: it labels each line with the task's
+    number, and tasks are numbered in the order in which Slurm lists the step's nodes (srun(1),
+    --label, --distribution), which is the job's (squeue(1), %N). The task must print that name.
 
-    nonce: begins the two lines that `script` adds: the node's name, and the end of its answer;
-           "": a step on one node whose lines have no labels
-    nodes: those that are asked, in Slurm's order
+    nonce:     begins the two lines that `script` adds: the node's name, and the end of its answer;
+               "": a step on one node whose lines have no labels
+    nodes:     in Slurm's order
     on_answer: gets each node's answer, once
     max_bytes: of an answer
+    waiting:   the nodes that have not answered
+    lost:      node that Slurm has lost -> the reason
     """
 
     def __init__(
@@ -612,7 +602,6 @@ class StepOutput:
     ) -> None:
         self.nonce = nonce.encode()
         self.on_answer, self._max_bytes = on_answer, max_bytes
-        #: The nodes that have not answered, and those that Slurm has lost, with the reason.
         self.waiting = dict.fromkeys(nodes)
         self.lost: Mapping[str, str] = {}
         self._node_of = tuple(self.waiting)
@@ -627,7 +616,7 @@ class StepOutput:
         return f'echo {mark} at "$SLURMD_NODENAME"\n(\n{inner}\n)\necho\necho {mark} end'
 
     def add(self, data: bytes) -> None:
-        """Take a piece of the step's output, each line with its task's label (srun --label)."""
+        """Parse a piece of the step's output, each line with its task's label (srun --label)."""
         *rows, self._unread = (self._unread + data).split(b"\n")
         for row in rows:
             label, separator, text = row.partition(b": ")
@@ -636,7 +625,7 @@ class StepOutput:
                 self._line(task, text)
 
     def add_error(self, data: bytes) -> None:
-        """Take a piece of standard error; the beginning is kept, of srun and of each task."""
+        """Parse a piece of standard error; keep the first lines of srun and of each task."""
         *rows, self._unread_errors = (self._unread_errors + data).split(b"\n")
         for row in rows:
             self._error_line(row)
@@ -650,7 +639,7 @@ class StepOutput:
             append_up_to(errors, row[label.end() :] + b"\n", _TASK_ERROR_BYTES)
 
     def _error_rows(self, task: int) -> list[str]:
-        """The lines of standard error of a task, or of srun itself."""
+        """The lines of standard error of a task, or of _SRUN."""
         if self._unread_errors:
             self._error_line(self._unread_errors)
             self._unread_errors = b""
@@ -675,7 +664,7 @@ class StepOutput:
                 self._answer(self.names[task], Failure(kind=OUTPUT, error="too much output"))
 
     def _begin(self, task: bytes, name: str) -> None:
-        """A task tells the name of its node."""
+        """Handle the line with which a task names its node."""
         number = int(task) if len(task) < 10 else len(self._node_of)
         if task in self.names or number >= len(self._node_of):
             return
@@ -691,9 +680,9 @@ class StepOutput:
 
     @property
     def error_lines(self) -> list[str]:
-        """The lines of srun itself on standard error, without the program's name in front.
+        """The lines of srun itself on standard error, without the program's name.
 
-        A task can print the same words: its lines have its label.
+        A task that prints the same lines has its label before them.
         """
         stripped = (_SRUNS.sub("", row) for row in self._error_rows(_SRUN))
         return [row for row in stripped if row]
@@ -705,12 +694,12 @@ class StepOutput:
 
     @property
     def has_no_gres(self) -> bool:
-        """Whether this Slurm does not take --gres=none."""
+        """Whether this Slurm refuses --gres=none."""
         return any(_NO_GRES.search(row) for row in self.error_lines)
 
     @property
     def unlaunched(self) -> dict[str, str]:
-        """The nodes on which the step could not be started, and why."""
+        """Node on which the step could not be started -> why."""
         matches = [match for row in self.error_lines if (match := _LAUNCH.search(row))]
         return {match[1]: match[2] for match in matches}
 
@@ -727,14 +716,14 @@ class StepOutput:
         return f"srun: {self.last_error()}"
 
     def last_error(self, task_rows: Sequence[str] = ()) -> str:
-        """The last error of srun, or else of the task; srun's closing line is no error."""
+        """The last error of srun, or of the task if srun has none; srun's closing line is none."""
         rows = [row for row in self.error_lines if not row.startswith("Job step aborted")]
         rows = rows or [_SRUNS.sub("", row) for row in task_rows]
         last_line = rows[-1] if rows else "it said nothing"
         return f"{last_line}: {_AS_ITS_USER}" if last_line.endswith(_DENIED) else last_line
 
     def give_up(self, limit_s: int, is_whole: bool) -> None:
-        """Answer for every node that has not answered, with an error.
+        """Answer with an error for every node that has not answered.
 
         limit_s: seconds of the step; is_whole: srun ended by itself
         """

@@ -1,7 +1,7 @@
 """The transport by pyinfra's connectors: connections to many nodes, and conversations over them.
 
-One deadline over all of connecting, a limit on every command, a bound on every answer. A node that
-is unreachable, dies or hangs fails alone.
+A connection has a deadline, a command a time limit, an answer a size limit. A node that is
+unreachable, dies or hangs fails alone.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from pyinfra.connectors.ssh import SSHConnector
 from pyinfra.context import ctx_host, ctx_state
 
 from nodeready import shell
-from nodeready.shell import KILL_AFTER_S, quote
-from nodeready.transport import connection, local, logins
+from nodeready.transport import local, logins
 from nodeready.transport.base import (
     CONNECT_TIMEOUT_S,
     FAILED,
@@ -50,10 +49,12 @@ from nodeready.transport.base import (
     Transport,
     bug_text,
     end_all,
+    end_script,
     interrupted,
     late,
     node_of,
 )
+from nodeready.transport.connection import ENDLESS, sent_without_end
 from nodeready.transport.connector import (
     SshConnector,
     connect,
@@ -75,15 +76,14 @@ from nodeready.transport.ssh_command import (
 )
 from nodeready.transport.sudo import judge_reply
 
-#: Nodes asked at once. Each costs one socket and little memory; beyond this number the CPU of this
-#: machine is the limit.
+#: Nodes asked at once. Each needs one socket and little memory; more would only share the CPU of
+#: this machine.
 MAX_PARALLEL = 256
 
 
 def _run(
     host: Host, command: shell.ShellCommand, request: Request, arguments: dict[str, Any]
 ) -> Answer:
-    """Run the command through the node's connector, and return its answer."""
     connector = host.connector
     if isinstance(connector, SSHConnector):
         data, mark = command.stdin.encode("utf-8", "surrogateescape"), request.mark.encode()
@@ -108,15 +108,14 @@ def _run(
 def ask_host(host: Host, request: Request, tag: str, rights: HostRights | None = None) -> Answer:
     """Ask a connected node, and wait for its answer. Never raises for a node's fault.
 
-    The wait here is a little longer than the limit on the node: a node's own `timeout` may no
-    longer work.
+    The wait here is a little longer than the limit on the node, whose `timeout` may be broken.
     """
     rights = rights or rights_of(host)
     limit_s = request.limit_s
     command = rights.apply(shell.command(request.script, limit_s, tag, request.payload))
     started = time.monotonic()
     try:
-        with gevent.Timeout(limit_s + 2 * KILL_AFTER_S):
+        with gevent.Timeout(limit_s + 2 * shell.KILL_AFTER_S):
             answer = _run(host, command, request, rights.arguments)
     except (gevent.Timeout, TimeoutError):
         return Failure(kind=HUNG, error=f"no answer in {limit_s} s")
@@ -130,26 +129,25 @@ def ask_host(host: Host, request: Request, tag: str, rights: HostRights | None =
     if not isinstance(answer, Reply):
         return answer
     if answer.rc is None and _is_connection_lost(host):
-        reason = (
-            f": {connection.ENDLESS}" if connection.sent_without_end(transport_of(host)) else ""
-        )
-        reason = f" ({_jump_host_error(host)})" if _jump_host_error(host) else reason
+        reason = f": {ENDLESS}" if sent_without_end(transport_of(host)) else ""
+        if jump_error := _jump_host_error(host):
+            reason = f" ({jump_error})"
         return Failure(answer.stdout, answer.stderr, seconds, LOST, f"connection lost{reason}")
     return judge_reply(replace(answer, seconds=seconds), limit_s, rights.sudo)
 
 
 def _is_connection_lost(host: Host) -> bool:
-    """Whether the connection itself ended, and not only the command."""
+    """Whether the whole connection ended, not only the command."""
     transport = transport_of(host)
     if transport is None:
         return False
-    # paramiko's reader closes the channels first, and marks the transport as ended after that.
+    # paramiko's reader closes the channels before it marks the transport as ended.
     transport.join(0.5)
     return not transport.is_active()
 
 
 def _jump_host_error(host: Host) -> str:
-    """The error where the jump host is lost; "" where it is not."""
+    """The error if the jump host is lost, or ""."""
     client = getattr(host.connector, "client", None)
     if isinstance(client, logins.Client) and client.jump_host and client.jump_is_gone:
         return f"jump host {client.jump_host.name}: connection lost"
@@ -163,7 +161,6 @@ def _jump_host_error(host: Host) -> str:
 class NodeConnection:
     """A node and its connection, which the first conversation with the node makes.
 
-    peer:  the node's sshd, as the connection saw it
     users: number of conversations and channels over it
     """
 
@@ -177,7 +174,7 @@ class NodeConnection:
     def connect(self, again: bool = True) -> Failure | None:
         """Connect if needed. Never raises for a node's fault.
 
-        again: try once more after a connection that failed
+        again: also after an earlier failure
         """
         with self.connect_lock:
             if self.failure is not None and not again:
@@ -192,16 +189,16 @@ class NodeConnection:
             return self.failure
 
 
-#: The answer of a node that this machine has no descriptor for.
+#: The answer of a node for which this machine has no file descriptor.
 _NO_DESCRIPTOR = Failure(
     kind=UNREACHABLE, error="too many open files here: raise the limit (ulimit -n), or take fewer"
 )
 
 
 class ConnectionSlots:
-    """The nodes that are connected at once. An idle node makes room for another.
+    """The nodes that are connected at once. An idle node is disconnected for another.
 
-    maximum: of connected nodes
+    maximum: number of connected nodes
     """
 
     def __init__(self, maximum: int) -> None:
@@ -209,49 +206,47 @@ class ConnectionSlots:
         self._connected_by_id: dict[int, NodeConnection] = {}
         self._has_room = Event()
 
-    def enter(self, link: NodeConnection, *, wait: bool = True) -> bool:
-        """Count a conversation with the node, as soon as there is room for the connection.
+    def enter(self, node: NodeConnection, *, wait: bool = True) -> bool:
+        """Count a conversation with the node, once there is room for the connection.
 
-        wait: until another node is idle; else False when none is
+        wait: until another node is idle; otherwise return False if none is
         """
-        link.users += 1
-        while id(link) not in self._connected_by_id and len(self._connected_by_id) >= self.maximum:
-            idle = next(
-                (key for key, link_ in self._connected_by_id.items() if not link_.users), None
-            )
+        node.users += 1
+        while id(node) not in self._connected_by_id and len(self._connected_by_id) >= self.maximum:
+            connected = self._connected_by_id.values()
+            idle = next((candidate for candidate in connected if not candidate.users), None)
             if idle is not None:
-                idle_link = self._connected_by_id.pop(idle)
-                _disconnect(idle_link.host)
-                idle_link.host.connected = False
+                del self._connected_by_id[id(idle)]
+                _disconnect(idle.host)
+                idle.host.connected = False
             elif wait:
                 self._has_room.clear()
                 self._has_room.wait()
             else:
-                link.users -= 1
+                node.users -= 1
                 return False
-        self._connected_by_id.setdefault(id(link), link)
+        self._connected_by_id.setdefault(id(node), node)
         return True
 
-    def leave(self, link: NodeConnection) -> None:
-        """End a conversation; the connection stays until another node needs its room."""
-        link.users -= 1
-        if not link.users:
-            # The node that was used last is disconnected last.
-            self._connected_by_id.pop(id(link), None)
-            if link.host.connected:
-                self._connected_by_id[id(link)] = link
+    def leave(self, node: NodeConnection) -> None:
+        """End a conversation; the connection stays until another node needs the room."""
+        node.users -= 1
+        if not node.users:
+            # Moved to the end: the node that was used last is disconnected last.
+            self._connected_by_id.pop(id(node), None)
+            if node.host.connected:
+                self._connected_by_id[id(node)] = node
         self._has_room.set()
 
 
 class SlotStream:
-    """A Stream that calls ``on_close`` once."""
+    """A Stream that calls ``on_close`` when it is closed for the first time."""
 
     def __init__(self, stream: Stream, on_close: Callable[[], None]) -> None:
         self._stream, self._on_close, self._is_closed = stream, on_close, False
         self.read, self.write = stream.read, stream.write
 
     def close(self) -> None:
-        """See Stream."""
         try:
             self._stream.close()
         finally:
@@ -268,14 +263,14 @@ class ConnectedHosts(Transport):
     """
 
     def __init__(self, hosts: Iterable[Host], run: str = "") -> None:
-        self._links = {str(host.name): NodeConnection(host) for host in hosts}
-        super().__init__(self._links, run)
+        self._connections = {str(host.name): NodeConnection(host) for host in hosts}
+        super().__init__(self._connections, run)
         # How many nodes are asked at once, over all calls of `converse`.
         self._parallel = BoundedSemaphore(MAX_PARALLEL)
-        self._slots = ConnectionSlots(len(self._links) + 1)
+        self._slots = ConnectionSlots(len(self._connections) + 1)
 
     def _connected(self) -> list[NodeConnection]:
-        return [link for link in self._links.values() if link.host.connected]
+        return [node for node in self._connections.values() if node.host.connected]
 
     def converse(
         self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
@@ -285,27 +280,28 @@ class ConnectedHosts(Transport):
         for key in conversations:
             by_node.setdefault(node_of(key), []).append(key)
         ended_keys: Queue[Key] = Queue()
+
+        def on_end(key: Key, _: object) -> None:
+            ended_keys.put(key)
+
         jobs: list[Any] = []
         is_interrupted = False
         try:
             for name, keys in by_node.items():
-                # One slot for a node with all its conversations.
-                first = Event()
+                is_connected = Event()
                 for key in keys:
-                    connects_first = key is keys[0]
-                    jobs.append(
-                        gevent.spawn(
-                            self._run_conversation, name, exchanges[key], first, connects_first
-                        )
+                    job = gevent.spawn(
+                        self._run_conversation, name, exchanges[key], is_connected, key is keys[0]
                     )
-                    jobs[-1].link(partial(_put, ended_keys, key))
+                    job.link(partial(on_end, key))
+                    jobs.append(job)
             while exchanges:
                 remaining_s = None if deadline is None else max(0.0, deadline - time.monotonic())
                 key = ended_keys.get(timeout=remaining_s)
                 yield key, exchanges.pop(key).value
         except Empty:
             gevent.killall(jobs, block=False)
-            if any(self._links[node_of(key)].host.connected for key in exchanges):
+            if any(self._connections[node_of(key)].host.connected for key in exchanges):
                 self.end(2)
             yield from end_all(exchanges, self._late)
         except KeyboardInterrupt:
@@ -318,54 +314,54 @@ class ConnectedHosts(Transport):
                 self.end()
 
     def _late(self, key: Key) -> Failure:
-        return late(self._links[node_of(key)].host.connected)
+        return late(self._connections[node_of(key)].host.connected)
 
     def _run_conversation(
-        self, name: str, exchange: Exchange[ResultT], first: Event, connects_first: bool
+        self, name: str, exchange: Exchange[ResultT], is_connected: Event, connects: bool
     ) -> None:
         """One conversation, from its first question to its end.
 
-        first: set when the node is connected, or could not be; connects_first: this conversation
-               makes the connection, the node's other conversations wait
+        is_connected: set when the node is connected, or could not be
+        connects:     this conversation makes the connection, the node's others wait for it. All of
+                      them count as one node that is asked
         """
-        link = self._links[name]
-        with contextlib.ExitStack() as after:
-            if connects_first:
-                after.enter_context(self._parallel)
-                after.callback(first.set)
+        node = self._connections[name]
+        with contextlib.ExitStack() as stack:
+            if connects:
+                stack.enter_context(self._parallel)
+                stack.callback(is_connected.set)
             else:
-                first.wait()
+                is_connected.wait()
             began = time.monotonic()
-            self._slots.enter(link)
-            after.callback(self._slots.leave, link)
+            self._slots.enter(node)
+            stack.callback(self._slots.leave, node)
             try:
-                failure = link.connect(again=connects_first)
-                first.set()
-                self._answer(link, exchange, began, failure)
-            except Exception as error:  # noqa: BLE001 - a mistake of ours costs this node alone
+                failure = node.connect(again=connects)
+                is_connected.set()
+                self._answer(node, exchange, began, failure)
+            except Exception as error:  # noqa: BLE001 - our bug fails only this node
                 exchange.end(Failure(kind=FAILED, error=bug_text(error)))
 
     def _answer(
         self,
-        link: NodeConnection,
+        node: NodeConnection,
         exchange: Exchange[ResultT],
         began: float,
         failure: Failure | None,
     ) -> None:
         """Answer all questions of the conversation; failure: why the node cannot be asked."""
-        with ctx_host.use(link.host):
+        with ctx_host.use(node.host):
             exchange.start()
             while not exchange.is_over:
                 assert exchange.request is not None
-                answer = failure or ask_host(link.host, exchange.request, self.tag, link.rights)
+                answer = failure or ask_host(node.host, exchange.request, self.tag, node.rights)
                 exchange.answer(replace(answer, seconds=time.monotonic() - began))
                 began = time.monotonic()
 
     def open(self, request: Request) -> LineChannel:
-        """See Transport. The node is connected when it was not."""
-        link = self._links[request.node]
-        failure = link.connect() if self._slots.enter(link, wait=False) else _NO_DESCRIPTOR
-        rights = link.rights or HostRights(False, "", {})
+        node = self._connections[request.node]
+        failure = node.connect() if self._slots.enter(node, wait=False) else _NO_DESCRIPTOR
+        rights = node.rights or HostRights(False, "", {})
         command = rights.apply(
             shell.command(request.script, request.limit_s, self.tag, request.payload)
         )
@@ -373,59 +369,59 @@ class ConnectedHosts(Transport):
         def open_stream() -> Stream:
             if failure is not None:
                 raise ValueError(failure.error)
-            with ctx_host.use(link.host):
-                words = wrap_command(link.host, command.line, rights.arguments)
-            if isinstance(link.host.connector, SshConnector) and link.host.connector.master:
-                return MasterStream(link.host.connector, words)
-            if isinstance(link.host.connector, SSHConnector):
-                return SshStream(link.host, words)
-            if isinstance(link.host.connector, LocalConnector):
+            with ctx_host.use(node.host):
+                words = wrap_command(node.host, command.line, rights.arguments)
+            if isinstance(node.host.connector, SshConnector) and node.host.connector.master:
+                return MasterStream(node.host.connector, words)
+            if isinstance(node.host.connector, SSHConnector):
+                return SshStream(node.host, words)
+            if isinstance(node.host.connector, LocalConnector):
                 return piped(words)
             raise ValueError("needs ssh")
 
         def open_counted_stream() -> Stream:
             try:
-                return SlotStream(open_stream(), partial(self._slots.leave, link))
+                return SlotStream(open_stream(), partial(self._slots.leave, node))
             except BaseException:
                 if failure is not _NO_DESCRIPTOR:
-                    self._slots.leave(link)
+                    self._slots.leave(node)
                 raise
 
         return LineChannel(open_counted_stream, command.stdin, request.mark, sudo=rights.sudo)
 
     def ssh_peers(self) -> Mapping[str, SshPeer]:
-        peers = {name: link.peer or ssh_peer(link.host) for name, link in self._links.items()}
+        peers = {
+            name: node.peer or ssh_peer(node.host) for name, node in self._connections.items()
+        }
         return {name: peer for name, peer in peers.items() if peer is not None}
 
     def use_password(self, password: str, nodes: Iterable[str]) -> None:
         for name in nodes:
-            link = self._links[name]
-            if link.rights is not None:
-                link.rights = HostRights(True, password, link.rights.arguments)
+            node = self._connections[name]
+            if node.rights is not None:
+                node.rights = HostRights(True, password, node.rights.arguments)
 
     def end(self, limit_s: float = 5) -> None:
-        # In brackets, so that the search does not find its own command line.
-        script = f"{shell.library('end')}nr_end {quote(f'[n]odeready:{self.run}')}"
+        script = end_script(self.run)
 
-        def end(link: NodeConnection) -> None:
-            with ctx_host.use(link.host):
-                ask_host(
-                    link.host, Request(link.host.name, script, 3), "nodeready:end", link.rights
-                )
+        def end(node: NodeConnection) -> None:
+            request = Request(node.host.name, script, 3)
+            with ctx_host.use(node.host):
+                ask_host(node.host, request, "nodeready:end", node.rights)
 
         closing = Pool(64)
-        for link in self._connected():
-            closing.spawn(end, link)
+        for node in self._connected():
+            closing.spawn(end, node)
         closing.join(timeout=limit_s)
 
 
 class SshTransport(ConnectedHosts):
-    """The nodes of an inventory, which are connected when they are asked. Leaving it disconnects.
+    """The nodes of an inventory, which are connected when they are asked.
 
     inventory: pyinfra's, not yet used by a State
-    hosts:     the selected ones
+    hosts:     the selected hosts
     run:       the word for the run; "": a new one
-    tell:      says one line to the user; None: on standard error
+    notify:    shows the user a line; None: on standard error
     """
 
     def __init__(
@@ -435,22 +431,25 @@ class SshTransport(ConnectedHosts):
         config: Config | None = None,
         run: str = "",
         *,
-        tell: Callable[[str], None] | None = None,
+        notify: Callable[[str], None] | None = None,
     ) -> None:
         set_timeouts(inventory)
         super().__init__(hosts, run)
-        tell = tell or _warn
+        notify = notify or _warn
         parallel = max(1, min(len(self.nodes), MAX_PARALLEL))
-        if any(issubclass(link.host.connector_cls, SSHConnector) for link in self._links.values()):
-            self._slots, parallel = _connection_slots(len(self.nodes), parallel, tell)
+        if any(
+            issubclass(node.host.connector_cls, SSHConnector)
+            for node in self._connections.values()
+        ):
+            self._slots, parallel = _connection_slots(len(self.nodes), parallel, notify)
             self._parallel = BoundedSemaphore(parallel)
         config = config or Config()
         config.PARALLEL = parallel
         self._state = State(inventory, config, check_for_changes=False)
-        self._ssh_logins = logins.SshLogins(CONNECT_TIMEOUT_S, tell)
-        for link in self._links.values():
-            if isinstance(link.host.connector, SshConnector):
-                link.host.connector.ssh_logins = self._ssh_logins
+        self._ssh_logins = logins.SshLogins(CONNECT_TIMEOUT_S, notify)
+        for node in self._connections.values():
+            if isinstance(node.host.connector, SshConnector):
+                node.host.connector.ssh_logins = self._ssh_logins
 
     def __enter__(self) -> SshTransport:
         self._context = ctx_state.use(self._state)
@@ -459,16 +458,16 @@ class SshTransport(ConnectedHosts):
 
     def __exit__(self, *problem: object) -> None:
         closing = Pool(64)
-        for link in self._connected():
-            closing.spawn(_disconnect, link.host)
+        for node in self._connected():
+            closing.spawn(_disconnect, node.host)
         closing.join(timeout=5)
         self._ssh_logins.close()
         self._context.__exit__(None, None, None)
 
 
-#: Descriptors of one connection: its socket, and what a ProxyCommand has beside it.
+#: File descriptors of one connection: its socket, and the standard error of a ProxyCommand.
 _DESCRIPTORS_PER_NODE = 2
-#: Descriptors that this process needs besides: pipes of what it starts, DNS, files it writes.
+#: Other file descriptors of this process: pipes to its children, DNS, files that it writes.
 _OTHER_DESCRIPTORS = 24
 
 
@@ -477,9 +476,9 @@ def _warn(line: str) -> None:
 
 
 def _connection_slots(
-    nodes: int, parallel: int, tell: Callable[[str], None]
+    nodes: int, parallel: int, notify: Callable[[str], None]
 ) -> tuple[ConnectionSlots, int]:
-    """Room for as many nodes as this machine lets us have descriptors, and how many at once."""
+    """Room for as many nodes as there are file descriptors, and how many to ask at once."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used_count = len(os.listdir("/proc/self/fd")) + _OTHER_DESCRIPTORS
     needed = used_count + _DESCRIPTORS_PER_NODE * nodes
@@ -492,7 +491,7 @@ def _connection_slots(
         return ConnectionSlots(nodes + 1), parallel
     maximum = max(1, (soft - used_count) // _DESCRIPTORS_PER_NODE)
     if maximum < parallel:
-        tell(
+        notify(
             f"{maximum} nodes at once and not {parallel}: this machine allows {soft} open files; "
             f"raise the limit (ulimit -n {needed})"
         )
@@ -500,10 +499,7 @@ def _connection_slots(
 
 
 class ShardedSsh(WorkerTransport):
-    """The same nodes, shared between processes: an SshTransport in each.
-
-    count: of the processes
-    """
+    """Nodes that are shared between ``count`` processes: an SshTransport in each."""
 
     def __init__(
         self, inventory: Inventory, hosts: Iterable[Host], config: Config | None, count: int
@@ -514,21 +510,17 @@ class ShardedSsh(WorkerTransport):
         super().__init__(str(host.name) for host in self._hosts)
 
     def start(self) -> list[WorkerProcess]:
-        peers: list[WorkerProcess] = []
-        for at in range(self._count):
-            share = self._hosts[at :: self._count]
+        workers: list[WorkerProcess] = []
+        for index in range(self._count):
+            share = self._hosts[index :: self._count]
             names = [str(host.name) for host in share]
-            # A note about this machine comes from one of them alone.
-            tell = (lambda line: None) if at else None
+            # Only the first one warns about this machine.
+            notify = (lambda line: None) if index else None
             make_transport = partial(
-                SshTransport, self._inventory, share, self._config, self.run, tell=tell
+                SshTransport, self._inventory, share, self._config, self.run, notify=notify
             )
-            peers.append(fork_worker(names, make_transport))
-        return peers
-
-
-def _put(over: Queue[Key], key: Key, _: object) -> None:
-    over.put(key)
+            workers.append(fork_worker(names, make_transport))
+        return workers
 
 
 def _disconnect(host: Host) -> None:

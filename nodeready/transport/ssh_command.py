@@ -16,7 +16,7 @@ from pyinfra.api.exceptions import ConnectError
 from nodeready.transport import connection
 from nodeready.transport.base import ANSWER_BYTES, ERROR_BYTES, Reply
 from nodeready.transport.connector import SshConnector, transport_of
-from nodeready.transport.line_channel import PIECE, SEND_S
+from nodeready.transport.line_channel import READ_BYTES, SEND_S
 from nodeready.transport.local import Pipes, read_piece
 
 #: Output in front of the answer: a login that prints more than this is broken. Small, because
@@ -25,7 +25,7 @@ NOISE_BYTES = 1 << 20
 
 
 class OutputTooLarge(Exception):
-    """The node printed more than we hold; ``first`` are its first bytes."""
+    """The node printed more than the maximum. first: its first bytes"""
 
     def __init__(self, first: bytes) -> None:
         super().__init__("too much output")
@@ -50,12 +50,12 @@ class _AnswerBuffer:
 
 
 def max_received_bytes(max_bytes: int) -> int:
-    """Bytes that a node may send for one answer: both streams, and what stands around them."""
+    """Bytes that a node may send for one answer: both streams, and a quarter more for packets."""
     return NOISE_BYTES + max_bytes + ANSWER_BYTES + (max_bytes >> 2)
 
 
 class RunningCommand(Protocol):
-    """A command whose two outputs are read apart; its output ends with b""."""
+    """A command whose standard output and error are read separately; both end with b""."""
 
     def read_output(self) -> bytes: ...
     def read_errors(self) -> bytes: ...
@@ -84,7 +84,7 @@ def reply_of(command: RunningCommand, stdin: bytes, mark: bytes, max_bytes: int)
                 return
             errors.extend(data[: ERROR_BYTES - len(errors)])
 
-    # An ssh channel's outputs share one window: an unread one would block both.
+    # An ssh channel's outputs share one window: an unread output would block both.
     helpers: list[Any] = [gevent.spawn(command.send_input, stdin), gevent.spawn(read_errors)]
     try:
         while data := command.read_output():
@@ -102,12 +102,12 @@ def reply_of(command: RunningCommand, stdin: bytes, mark: bytes, max_bytes: int)
 
 @contextlib.contextmanager
 def session(host: Host, limit_s: float | None = None) -> Iterator[Any]:
-    """A paramiko Channel for one command: of the node's connection, or of a further one where
-    sshd refuses a second session in it (MaxSessions). Raises SSHException, EOFError, OSError."""
+    """A paramiko Channel for one command, over the node's connection, or over a new one if sshd
+    refuses a second session (MaxSessions). Raises SSHException, EOFError, OSError."""
     transport = transport_of(host)
     if transport is None:
         raise EOFError("not connected")
-    with contextlib.ExitStack() as after:
+    with contextlib.ExitStack() as stack:
         try:
             channel = transport.open_session(timeout=limit_s)
         except ChannelException:
@@ -120,25 +120,23 @@ def session(host: Host, limit_s: float | None = None) -> Iterator[Any]:
                     "sshd refuses a second session (MaxSessions), and a second connection fails: "
                     f"{connection.error_text(problem)}"
                 ) from None
-            after.callback(client.close)
+            stack.callback(client.close)
             channel = client.get_transport().open_session(timeout=limit_s)
-        after.callback(channel.close)
+        stack.callback(channel.close)
         yield channel
 
 
 class _ChannelCommand:
-    """A command over a channel of paramiko's."""
-
     def __init__(self, channel: Any, command: str, max_bytes: int) -> None:
         self._channel = channel
         connection.allow_bytes(channel.get_transport(), max_received_bytes(max_bytes))
         channel.exec_command(command)
 
     def read_output(self) -> bytes:
-        return cast("bytes", self._channel.recv(PIECE))
+        return cast("bytes", self._channel.recv(READ_BYTES))
 
     def read_errors(self) -> bytes:
-        return cast("bytes", self._channel.recv_stderr(PIECE))
+        return cast("bytes", self._channel.recv_stderr(READ_BYTES))
 
     def send_input(self, data: bytes) -> None:
         # A command that ends without reading its input is no failure.
@@ -154,13 +152,13 @@ class _ChannelCommand:
 
 
 def run_over_ssh(host: Host, command: str, stdin: bytes, mark: bytes, max_bytes: int) -> Reply:
-    """Run a command over a node's connection of paramiko's; see `reply_of`."""
+    """Run a command over a node's paramiko connection; see `reply_of`."""
     with session(host) as channel:
         return reply_of(_ChannelCommand(channel, command, max_bytes), stdin, mark, max_bytes)
 
 
 class MasterUnavailable(OSError):
-    """The master does not take the command, which has not begun."""
+    """The master refused the command, which has not begun."""
 
 
 #: What ssh prints when it cannot use the master's connection, and must not connect itself.
@@ -192,7 +190,7 @@ class MasterStream(Pipes):
     def read(self, limit_s: float | None) -> bytes:
         """See Stream. Raises EOFError when the master has ended."""
         data = super().read(limit_s)
-        if not data and (reason := self.lost("")):
+        if not data and (reason := self._ssh_error("")):
             raise EOFError(reason)
         return data
 
@@ -208,13 +206,12 @@ class MasterStream(Pipes):
         self.end_input()
 
     def status(self, errors: str) -> int:
-        """See RunningCommand. Raises EOFError when the master has ended."""
-        if reason := self.lost(errors):
+        if reason := self._ssh_error(errors):
             raise EOFError(reason)
         return self._process.wait()
 
-    def lost(self, errors: str) -> str:
-        """Why ssh itself ended; "" when its command did. Raises MasterUnavailable."""
+    def _ssh_error(self, errors: str) -> str:
+        """Why ssh itself ended; "": the command ended. Raises MasterUnavailable."""
         if self._process.wait() != _SSH_FAILED:
             return ""
         if _NOT_BEGUN.search(errors):
@@ -227,7 +224,7 @@ class MasterStream(Pipes):
             self._process.stderr.close()
 
 
-#: ssh's exit status for what goes wrong with ssh itself.
+#: ssh's exit status for its own errors (ssh(1)).
 _SSH_FAILED = 255
 
 
@@ -243,22 +240,20 @@ def run_over_master(
 
 
 class SshStream:
-    """A command over SSH as a Stream."""
-
     def __init__(self, host: Host, command: str) -> None:
-        with _as_connection_lost(), contextlib.ExitStack() as after:
-            self.channel = after.enter_context(session(host, SEND_S))
+        with _as_connection_lost(), contextlib.ExitStack() as stack:
+            self.channel = stack.enter_context(session(host, SEND_S))
             connection.allow_bytes(self.channel.get_transport(), max_received_bytes(ANSWER_BYTES))
-            # Both outputs in one stream: an unread one of two would fill the window they share.
+            # One stream for both outputs, which share one window.
             self.channel.set_combine_stderr(True)
             self.channel.settimeout(SEND_S)
             self.channel.exec_command(command)
-            self._session = after.pop_all()
+            self._session = stack.pop_all()
 
     def read(self, limit_s: float) -> bytes:
         with _as_connection_lost():
             self.channel.settimeout(limit_s)
-            return cast("bytes", self.channel.recv(PIECE))
+            return cast("bytes", self.channel.recv(READ_BYTES))
 
     def write(self, data: bytes, limit_s: float) -> None:
         with _as_connection_lost():
@@ -272,7 +267,7 @@ class SshStream:
 
 @contextlib.contextmanager
 def _as_connection_lost() -> Iterator[None]:
-    """paramiko's own exception is a lost connection like others."""
+    """Turn paramiko's exceptions into those of a Stream."""
     try:
         yield
     except SSHException as problem:

@@ -1,7 +1,7 @@
 """How to reach a node: the settings of the inventory, and of ssh's configuration.
 
-`ssh -G` prints the settings of ssh_config, so that nodeready uses the same as ssh. The inventory
-wins over them.
+`ssh -G` prints the settings of ssh_config, so that nodeready uses the same settings as ssh. The
+inventory overrides them.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from nodeready.subjects.ssh_client.config import matches
 
 @dataclass(frozen=True)
 class Login:
-    """The inventory's settings of one login. They win over ssh_config.
+    """The inventory's settings of one login. They override ssh_config.
 
     name:        as the argument of ssh
-    config:      one file in place of the user's and the system's; "": both
-    user, port:  "" and 0 for ssh_config's
-    key:         the only private key; "": those of ssh_config and of the agent
+    config:      the only configuration file; "": the user's and the system's
+    user, port:  "" and 0: ssh_config's
+    key:         the only private key; "": the keys of ssh_config and of the agent
     passphrase:  of that key
     known_hosts: the only known_hosts file; "": ssh_config's
     extra_known_hosts: a known_hosts file beside ssh_config's
@@ -65,14 +65,14 @@ class Login:
 
 # --- The settings of ssh_config, as ssh reads it.
 
-#: Files of ssh_config, and where their Include lines look for relative names (ssh_config(5)).
+#: Files of ssh_config, and the directories for relative names in Include (ssh_config(5)).
 _USER_CONFIG = ("~/.ssh/config", "~/.ssh")
 _SYSTEM_CONFIG = ("/etc/ssh/ssh_config", "/etc/ssh")
-#: `ssh -G` at once; each is one process of some milliseconds.
+#: Processes of `ssh -G` at once; each takes some milliseconds of a core.
 _SSH_G_SLOTS = BoundedSemaphore(max(2, os.cpu_count() or 2))
 _TOKEN = re.compile(r"%([a-zA-Z%])")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
-#: A host for ssh: no option, and nothing that a shell reads.
+#: A host for ssh: not an option, and without characters that a shell interprets.
 _HOST = re.compile(r"(?!-)[^\s'\"`$\\;&<>|(){}\x00-\x1f\x7f]+")
 #: A user for ssh (valid_ruser of OpenSSH).
 _USER = re.compile(r"(?!-)[^\s'\"`;&<>|(){}\x00-\x1f\x7f]+")
@@ -87,7 +87,7 @@ def _home() -> str:
 
 
 def expand(text: str, tokens: Mapping[str, str]) -> str:
-    """A path or a command of ssh_config with its ``~``, ``%h`` and ``${NAME}`` filled in."""
+    """A path or a command of ssh_config, with ``~``, ``%h`` and ``${NAME}`` expanded."""
     text = _TOKEN.sub(lambda match: tokens.get(match[1], match[0]), os.path.expanduser(text))
     return _VARIABLE.sub(lambda match: os.environ.get(match[1], match[0]), text)
 
@@ -96,8 +96,9 @@ def expand(text: str, tokens: Mapping[str, str]) -> str:
 class SshSettings:
     """The settings of ssh_config for a name.
 
-    values: keyword in small letters -> its lines; identities and agents with their tokens
-    changed_keys: the keywords that have another value than without any file
+    values: keyword in lower case -> its values; the tokens of identities and agents are not
+            expanded
+    changed_keys: the keywords whose values differ from ssh's defaults
     """
 
     name: str
@@ -108,19 +109,18 @@ class SshSettings:
     changed_keys: frozenset[str] = frozenset()
 
     def value(self, key: str) -> str:
-        """The first value; "" for none."""
+        """The first value; "": none."""
         value = (self.values.get(key) or ("",))[0]
         return "" if value.lower() == "none" else value
 
     def paths(self, key: str) -> tuple[str, ...]:
-        """The values as paths."""
         tokens = self.tokens()
         return tuple(
             expand(value, tokens) for value in self.values.get(key, ()) if value != "none"
         )
 
     def tokens(self, jump: bool = True) -> dict[str, str]:
-        """ssh_config(5), TOKENS. jump: with the jump host in %C, as newer ssh has it"""
+        """ssh_config(5), TOKENS. jump: %C includes the jump host, as in newer ssh"""
         local = socket.gethostname()
         values = {
             "h": self.hostname, "n": self.name, "p": str(self.port), "r": self.user,
@@ -135,8 +135,8 @@ class SshSettings:
 class SshConfig:
     """ssh_config(5): the user's and the system's files, or the file that an inventory names.
 
-    Names for which the same lines hold share one question to ssh: `ssh -G` takes some
-    milliseconds, and there may be 10,000 nodes.
+    Names to which the same lines apply share one `ssh -G`: it takes some milliseconds, and there
+    may be 10,000 nodes.
     """
 
     def __init__(self, file: str = "") -> None:
@@ -148,7 +148,7 @@ class SshConfig:
         self._lines = [
             line for name, base in sources for line in ssh_lines(os.path.expanduser(name), base)
         ]
-        # ssh knows the home of the user's account alone, and not $HOME.
+        # ssh uses the home of the user's account, not $HOME.
         self._has_other_home = _home() != pwd.getpwuid(os.getuid()).pw_dir
         self._config_number: int | None = None
         self._config_rows: list[str] = []
@@ -159,11 +159,11 @@ class SshConfig:
 
     def _index(self) -> None:
         self._unconditional: list[int] = []
-        #: Criterion -> the lines right below it; a literal name -> criteria; criteria with globs.
+        #: Criterion -> the lines directly under it; literal name -> criteria; criteria with globs.
         self._lines_by_criterion: dict[str, list[int]] = {}
         self._criteria_by_name: dict[str, list[str]] = {}
         self._glob_criteria: list[tuple[str, list[str]]] = []
-        #: Other criteria than names, each with those of names that must hold for it.
+        #: For each line that only ssh can judge: the criteria of names that must hold for it.
         self._other_criteria: set[tuple[str, ...]] = set()
         indexed: set[str] = set()
         for index, line in enumerate(self._lines):
@@ -171,9 +171,7 @@ class SshConfig:
                 criterion for criterion in line.when if criterion.startswith("originalhost ")
             )
             if len(name_criteria) < len(line.when):
-                self._other_criteria.add(
-                    tuple(criterion for criterion in name_criteria if _is_names(criterion))
-                )
+                self._other_criteria.add(name_criteria)
             elif line.when:
                 self._lines_by_criterion.setdefault(line.when[-1], []).append(index)
             else:
@@ -182,7 +180,7 @@ class SshConfig:
                 self._other_criteria.add(name_criteria)
             for criterion in {*name_criteria} - indexed:
                 indexed.add(criterion)
-                patterns = _patterns(criterion)
+                patterns = criterion.partition(" ")[2].split(",")
                 if any(set(word) & set("*?!") for word in patterns):
                     self._glob_criteria.append((criterion, patterns))
                 else:
@@ -190,7 +188,7 @@ class SshConfig:
                         self._criteria_by_name.setdefault(word, []).append(criterion)
 
     def _active(self, name: str) -> list[int] | None:
-        """The lines that hold for the name; None where only ssh can tell."""
+        """The lines that apply to the name; None: only ssh can tell."""
         matching = {*self._criteria_by_name.get(name, ())}
         matching |= {
             criterion for criterion, patterns in self._glob_criteria if matches(patterns, name)
@@ -234,7 +232,7 @@ class SshConfig:
     def _cached_settings(
         self, key: Any, name: str, user: str, port: int, lines: list[Any]
     ) -> tuple[SshSettings, Mapping[str, str]] | None:
-        """The settings for this key, asked for once; None: they hold for this name alone."""
+        """The settings for this key, asked for once; None: they apply only to this name."""
         if key not in self._settings_by_key:
             with self._locks.setdefault(key, BoundedSemaphore()):
                 if key not in self._settings_by_key:
@@ -247,13 +245,13 @@ class SshConfig:
             try:
                 self._defaults = self._run_ssh_g("nodeready", "", 0, "/dev/null")
             except SshConfigError:
-                # Another ssh than OpenSSH's, or one of before 6.8.
+                # Not OpenSSH, or older than 6.8.
                 self._ssh = None
                 return self._without_ssh(name, user, port)
         values = dict(self._run_ssh_g(name, user, port, self._config_path()))
         changed = {key for key, value in values.items() if self._defaults.get(key) != value}
         if "userknownhostsfile" not in changed:
-            # By $HOME, as all other defaults.
+            # From $HOME, as all other defaults.
             values["userknownhostsfile"] = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
         return SshSettings(
             name,
@@ -265,7 +263,7 @@ class SshConfig:
         )
 
     def _config_path(self) -> str:
-        """The file for ssh to read; "": its default files."""
+        """The file for `ssh -F`; "": ssh's default files."""
         if not self._has_other_home:
             return self.file
         if self._config_number is None:
@@ -300,7 +298,7 @@ class SshConfig:
             try:
                 output, errors = process.communicate()
             except BaseException:
-                # Also the processes that a Match exec has started.
+                # Also the processes of a Match exec.
                 with contextlib.suppress(OSError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -321,7 +319,7 @@ class SshConfig:
         return {key: tuple(value) for key, value in values.items()}
 
     def _without_ssh(self, name: str, user: str, port: int) -> SshSettings:
-        """The settings by pyinfra's simpler reader: this machine has no ssh."""
+        """The settings by pyinfra's simpler parser: this machine has no ssh."""
         read = get_ssh_config(self.file or None)
         values: dict[str, tuple[str, ...]] = {
             "identityfile": tuple(f"~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ed25519")),
@@ -348,27 +346,21 @@ def _words(text: str) -> list[str]:
         return text.split()
 
 
-def _patterns(criterion: str) -> list[str]:
-    return criterion.partition(" ")[2].split(",")
-
-
-def _is_names(criterion: str) -> bool:
-    return criterion.startswith("originalhost ")
-
-
 def _name_templates(
     settings: SshSettings, lines: list[Any]
 ) -> tuple[SshSettings, Mapping[str, str]] | None:
-    """The settings, with a template for each value that depends on the name; None: unknown."""
+    """The settings, and a template for each value that depends on the name; None: unknown."""
     first: dict[str, str] = {}
     for line in lines:
         first.setdefault(line.keyword, line.value)
     templates = {}
     for key, raw in first.items():
-        text_ = " ".join(settings.values.get(key, ()))
-        if "%" not in raw or key == "hostname" or text_ == raw or key in _UNTOUCHED:
+        printed = " ".join(settings.values.get(key, ()))
+        if "%" not in raw or key == "hostname" or printed == raw or key in _UNEXPANDED:
             continue
-        matching = [jump for jump in (True, False) if expand(raw, settings.tokens(jump)) == text_]
+        matching = [
+            jump for jump in (True, False) if expand(raw, settings.tokens(jump)) == printed
+        ]
         if not matching:
             return None
         templates[key] = raw if matching[0] else f"\0{raw}"
@@ -378,14 +370,14 @@ def _name_templates(
     return (settings, templates) if not lines or hostname == settings.hostname else None
 
 
-#: Printed by `ssh -G` with their tokens.
-_UNTOUCHED = frozenset({"identityfile", "certificatefile", "proxycommand", "remotecommand"})
+#: Printed by `ssh -G` without expanding their tokens.
+_UNEXPANDED = frozenset({"identityfile", "certificatefile", "proxycommand", "remotecommand"})
 
 
 def _settings_for(
     shared: tuple[SshSettings, Mapping[str, str]], name: str, hostname: str
 ) -> SshSettings:
-    """The settings for this name, from those of another name for which the same lines hold."""
+    """The settings for this name, from those of another name to which the same lines apply."""
     settings, templates = shared
     host = expand(hostname, {"h": name, "n": name, "%": "%"})
     changed = replace(settings, name=name, hostname=host)
@@ -398,7 +390,7 @@ def _settings_for(
     return replace(changed, values=values)
 
 
-# --- Jump hosts, as ssh writes them.
+# --- Jump hosts.
 
 
 def parse_jump_host(text: str) -> tuple[str, str, int]:
@@ -411,13 +403,13 @@ def parse_jump_host(text: str) -> tuple[str, str, int]:
     return user, match[1] or match[2] or match[4], int(match[3] or 0)
 
 
-#: A ProxyCommand that is ssh's own way through a jump host, in the form of before ProxyJump.
+#: Options of ssh without influence on where a ProxyCommand connects.
 _HARMLESS_OPTIONS = frozenset({"-q", "-x", "-a", "-T", "-v", "-C", "-4", "-6"})
 
 
 def jump_of(command: str) -> tuple[str, str]:
-    """The jump host of a ProxyCommand ``ssh -W %h:%p HOST``, and the configuration that ssh is
-    given there; "" for any other command."""
+    """The jump host of a ProxyCommand ``ssh -W %h:%p HOST``, the older form of ProxyJump, and its
+    configuration file; "" for any other command."""
     words = _words(command)
     if not words or words[0].rpartition("/")[2] != "ssh":
         return "", ""
@@ -426,11 +418,11 @@ def jump_of(command: str) -> tuple[str, str]:
     for word in remaining:
         if word in options:
             options[word] = next(remaining, "")
-        elif (word.startswith("-") and word not in _HARMLESS_OPTIONS) or (
-            host and word not in _HARMLESS_OPTIONS
-        ):
+        elif word in _HARMLESS_OPTIONS:
+            continue
+        elif word.startswith("-") or host:
             return "", ""
-        elif word not in _HARMLESS_OPTIONS:
+        else:
             host = word
     if not host or options["-W"] not in ("%h:%p", "[%h]:%p"):
         return "", ""

@@ -11,8 +11,8 @@ from nodeready.transport.base import REFUSED, SUDO, TIMED_OUT, TIMEOUT, Answer, 
 def with_sudo(command: str, password: str) -> str:
     """``command`` as root. In English, so that a refusal can be recognised.
 
-    With a password, which is the first line of the input, and of no command line: a node that
-    wants none would leave it to the command, hence the first test there.
+    The password is the first line of the input, never on a command line. Where sudo wants no
+    password, the shell reads that line, so that the command does not.
     """
     if not password:
         return f"env LC_ALL=C sudo -n -H {command}"
@@ -26,13 +26,12 @@ def with_sudo(command: str, password: str) -> str:
 
 
 def as_root(command: shell.ShellCommand, password: str) -> shell.ShellCommand:
-    """The command as root; a password is the first line of its input."""
     stdin = f"{password}\n{command.stdin}" if password else command.stdin
     return shell.ShellCommand(with_sudo(command.line, password), stdin)
 
 
 def judge_reply(reply: Reply, limit_s: float, sudo: bool) -> Answer:
-    """The reply, or the failure that it is: ended by its limit, or (sudo) refused by sudo."""
+    """The reply, or a Failure if its limit ended the script or (``sudo``) sudo refused it."""
     output = (reply.stdout, reply.stderr, reply.seconds)
     if reply.rc in TIMED_OUT and reply.seconds >= limit_s:
         return Failure(*output, TIMEOUT, f"ended after {limit_s:.0f} s")
@@ -41,9 +40,9 @@ def judge_reply(reply: Reply, limit_s: float, sudo: bool) -> Answer:
 
 
 def sudo_error(stderr: str) -> tuple[str, str]:
-    """What sudo's own words (in English) mean, and their kind; "" twice when it has not refused.
+    """The error of sudo's own words (in English), and its kind; "" twice when it has not refused.
 
-    Its warnings (``unable to resolve host``) are none of these: the command ran.
+    After a warning (``unable to resolve host``) the command ran: that is no error.
     """
     for line in stderr.splitlines():
         is_sudo = re.match(r"sudo(-rs)?: ", line)

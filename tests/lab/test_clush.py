@@ -89,7 +89,9 @@ class Cluster:
         config.SUDO = sudo
         chosen = [host for host in hosts if names is None or host.name in names]
         topology = str(self.directory / "topology.conf")
-        return Clush(chosen, config, further_hosts=hosts, topology=topology, tell=self.told.append)
+        return Clush(
+            chosen, config, further_hosts=hosts, topology=topology, notify=self.told.append
+        )
 
     def sources(self, transport: Transport) -> dict[str, str]:
         """Node -> the address that asks it."""

@@ -45,7 +45,7 @@ def test_a_topology_that_is_no_tree_is_told_and_done_without(tmp_path):
     path = tmp_path / "topology.conf"
     path.write_text("[routes]\nsomebody_else: gw[1-2]\ngw[1-2]: n[1-9]\n")
     told: list[str] = []
-    with Clush(closed("n1"), topology=str(path), tell=told.append) as transport:
+    with Clush(closed("n1"), topology=str(path), notify=told.append) as transport:
         ((_, answer),) = transport.ask([Request("n1", "true", 9)])
     assert answer.kind == "unreachable"
     (line,) = told

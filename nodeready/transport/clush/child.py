@@ -12,6 +12,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ClusterShell import Communication
@@ -20,8 +21,6 @@ from ClusterShell.Event import EventHandler
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, set_std_group_resolver
 from ClusterShell.Task import task_self
 
-from nodeready import shell
-from nodeready.shell import quote
 from nodeready.text import sanitise
 from nodeready.transport.base import (
     CONNECT_TIMEOUT_S,
@@ -31,6 +30,7 @@ from nodeready.transport.base import (
     Key,
     Request,
     bug_text,
+    end_script,
     late,
     node_of,
 )
@@ -42,53 +42,57 @@ from nodeready.transport.clush.ssh_targets import (
     LOGIN_S,
     ClushPlan,
     SshTarget,
-    rows,
+    gateways_by_node,
     tree_of,
 )
 from nodeready.transport.processes import Frames
 
 #: ssh programs at once on one gateway, unless the user says how many.
 GATEWAY_FANOUT = 64
-#: Seconds in which more questions may come that are put together with the first.
+#: Seconds to wait for more questions, which then share a command with the first.
 _GATHER_S = 0.02
 
 
 class _Inbox(EventHandler):  # type: ignore[misc]
     """Runs a function for a message of another thread, or for a timer."""
 
-    def __init__(self, go: Callable[[Any], object]) -> None:
-        self._go = go
+    def __init__(self, action: Callable[[Any], object]) -> None:
+        self._action = action
 
     def ev_msg(self, port: Any, msg: Any) -> None:
-        self._go(msg)
+        self._action(msg)
 
     def ev_timer(self, timer: Any) -> None:
-        self._go(None)
+        self._action(None)
 
 
 class ClushProcess:
-    """ClusterShell's process."""
+    """ClusterShell's process.
+
+    gateway_line: the line that runs a gateway's program
+    max_clients:  ssh programs for which this process has file descriptors
+    reached:      nodes on which processes of this run may run
+    """
 
     def __init__(self, frames: Frames, plan: ClushPlan) -> None:
         self._frames = frames
         self._targets = {target.name: target for target in plan.targets}
         self._gateway_targets = {target.name: target for target in plan.gateways}
         self.tag, self._fanout = plan.tag, plan.fanout
-        self.invoke = gateway_command(os.environ)
+        self.gateway_line = gateway_command(os.environ)
         self.batches: set[Batch] = set()
         self.sessions: dict[int, OpenSession] = {}
         self.gateways: dict[str, Gateway] = {}
-        #: The nodes on which something of this run may run.
         self.reached: set[str] = set()
-        #: Node -> the gateways to it; a row of gateways -> the number of nodes that need it.
-        self._row_of: dict[str, tuple[str, ...]] = {}
+        #: Node -> the names of its gateways; such names -> the number of nodes that wait for them.
+        self._gateways_of: dict[str, tuple[str, ...]] = {}
         self._wanted: Counter[tuple[str, ...]] = Counter()
         self._calls: dict[int, tuple[float | None, dict[Key, Question]]] = {}
         self._waiting: list[Question | OpenSession] = []
         self._gathering = False
-        self._timers: list[Any] = []
         #: Gateways that the user was warned about.
-        self._bad: set[str] = set()
+        self._warned: set[str] = set()
+        #: Gateway -> the number of nodes that `_ask_waiting` has just given to it.
         self._planned: Counter[str] = Counter()
         self.task = task_self()
         self._prepare(plan)
@@ -99,9 +103,9 @@ class ClushProcess:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         # An ssh has three pipes.
-        self.room = max(1, (soft - 64) // 4)
+        self.max_clients = max(1, (soft - 64) // 4)
         fanout = self._fanout or int(DEFAULTS.fanout)
-        self.task.set_info("fanout", max(1, min(fanout, self.room)))
+        self.task.set_info("fanout", max(1, min(fanout, self.max_clients)))
         self.task.set_info("debug", False)
         self.task.set_info("grooming_delay", 0.0)
         self.task.set_default("stdout_msgtree", False)
@@ -113,22 +117,22 @@ class ClushProcess:
         Communication.Message.data_decode = decoded
 
     def _read_topology(self, path: str) -> None:
-        """Read the gateways. A file that cannot be read gets a line to the user, and no tree."""
+        """Read the gateways. If the file cannot be read, warn the user, and use no gateway."""
         try:
             tree = tree_of(path)
-            self._row_of.update(rows(tree))
+            self._gateways_of.update(gateways_by_node(tree))
             self.task.topology = tree
-        except Exception as problem:  # noqa: BLE001 - its parser raises what it meets
+        except Exception as problem:  # noqa: BLE001 - ClusterShell's parser raises many kinds
             reason = sanitise(" ".join(str(problem).split())) or type(problem).__name__
-            self.say("note", -1, f"{path}: {reason}: asking every node directly")
+            self.send("note", -1, f"{path}: {reason}: asking every node directly")
 
     def gateway_fanout(self) -> int:
-        """ssh programs at once on one gateway: interactive ones do not count."""
-        base = min(self._fanout or GATEWAY_FANOUT, max(GATEWAY_FANOUT, self._fanout))
-        return base + sum(1 for session in self.sessions.values() if session.gateway)
+        """ssh programs at once on one gateway, where interactive ones do not count."""
+        interactive = sum(1 for session in self.sessions.values() if session.gateway_name)
+        return (self._fanout or GATEWAY_FANOUT) + interactive
 
     def gateway_target(self, name: str) -> SshTarget:
-        """How a gateway is reached: as the inventory says, else as ssh's configuration does."""
+        """The ssh target of a gateway; one outside of the inventory has the usual user and key."""
         if name in self._gateway_targets:
             return self._gateway_targets[name]
         usual = Counter(
@@ -140,7 +144,7 @@ class ClushProcess:
         options += [f"-oIdentityFile={key}"] if key else []
         return SshTarget(name, name, tuple(options), user, key)
 
-    # The parent.
+    # --- The parent.
 
     def run(self) -> None:
         """Handle the parent's frames, until "quit" or the parent's end."""
@@ -154,15 +158,17 @@ class ClushProcess:
                     return
 
         threading.Thread(target=read, daemon=True).start()
-        self.later(1.0, self._tick, 1.0)
+        self.call_later(1.0, self._tick, 1.0)
         self.task.resume()
 
-    def say(self, *frame: Any) -> None:
+    def send(self, *frame: Any) -> None:
         with contextlib.suppress(OSError):
             self._frames.send(*frame)
 
-    def later(self, seconds: float, go: Callable[[], object], interval: float = -1.0) -> None:
-        self.task.timer(seconds, _Inbox(lambda _: go()), interval=interval)
+    def call_later(
+        self, seconds: float, action: Callable[[], object], interval: float = -1.0
+    ) -> None:
+        self.task.timer(seconds, _Inbox(lambda _: action()), interval=interval)
 
     def _frame(self, frame: tuple[Any, ...] | None) -> None:
         handlers: dict[str, Callable[..., None]] = {
@@ -174,7 +180,7 @@ class ClushProcess:
             # The parent is gone: end its processes on the nodes.
             for call in list(self._calls):
                 self._stop(call)
-            self._on_all(5, lambda: self._leave(1))
+            self._end_on_nodes(5, lambda: self._leave(1))
         elif frame[0] == "quit":
             self._leave(0)
         else:
@@ -182,20 +188,20 @@ class ClushProcess:
 
     def _leave(self, status: int) -> None:
         """End every ssh here; a gateway ends its own with the connection."""
-        self._bad.update(self.gateways)
-        # The public `Task.abort` raises through the handler that runs just now.
+        self._warned.update(self.gateways)
+        # The public `Task.abort` raises an exception through this handler.
         with contextlib.suppress(Exception):
             self.task._engine.clear()
         os._exit(status)
 
     def _ssh_peers(self, number: int) -> None:
-        self.say("ssh_peers", number, {})
+        self.send("ssh_peers", number, {})
 
     def _password(self, password: str, names: Iterable[str]) -> None:
         for name in names:
             self._targets[name] = replace(self._targets[name], password=password)
 
-    # Questions.
+    # --- Questions.
 
     def _converse(
         self, call: int, deadline: float | None, pairs: Iterable[tuple[Key, Request]]
@@ -203,7 +209,7 @@ class ClushProcess:
         self._calls[call] = (deadline, {})
         for key, request in pairs:
             self._ask(call, key, request)
-        self._go()
+        self._ask_waiting()
 
     def _next(self, call: int, key: Key, request: Request | None) -> None:
         if call not in self._calls:
@@ -214,37 +220,36 @@ class ClushProcess:
             self._ask(call, key, request)
             if not self._gathering:
                 self._gathering = True
-                self.later(_GATHER_S, self._go)
+                self.call_later(_GATHER_S, self._ask_waiting)
 
     def _ask(self, call: int, key: Key, request: Request) -> None:
         deadline, questions = self._calls[call]
 
-        def put(answer: Answer) -> None:
-            self.say("answer", call, key, answer)
+        def on_answer(answer: Answer) -> None:
+            self.send("answer", call, key, answer)
 
-        question = questions[key] = Question(
-            request, self._targets[node_of(key)], self.tag, put, call
-        )
-        if question.target.refused:
-            question.answer(Failure(kind=REFUSED, error=question.target.refused))
+        target = self._targets[node_of(key)]
+        question = questions[key] = Question(request, target, self.tag, on_answer)
+        if target.refused:
+            question.answer(Failure(kind=REFUSED, error=target.refused))
         elif deadline is not None and time.monotonic() > deadline:
             question.answer(late())
         else:
             self._waiting.append(question)
 
     def _stop(self, call: int) -> None:
-        """Drop the questions of this call, whose answers are not awaited any more."""
+        """Drop the questions of this call, without answers."""
         _, questions = self._calls.pop(call, (None, {}))
-        self._give_up(questions.values(), lambda question: late(), False)
+        for question in questions.values():
+            question.on_answer = lambda answer: None
+        self._give_up(questions.values(), lambda question: late())
 
     def _give_up(
-        self, questions: Iterable[Question], failure: Callable[[Question], Failure], tell: bool
+        self, questions: Iterable[Question], failure: Callable[[Question], Failure]
     ) -> None:
         by_batch: dict[Batch | None, list[Question]] = defaultdict(list)
         for question in questions:
             if not question.is_over:
-                if not tell:
-                    question.put = lambda answer: None
                 by_batch[question.batch].append(question)
         for batch, unanswered in by_batch.items():
             if batch is not None:
@@ -259,60 +264,62 @@ class ClushProcess:
         now_s = time.monotonic()
         for batch in list(self.batches):
             batch.end_late(now_s)
-        for gate in list(self.gateways.values()):
-            if gate.state == "asked" and now_s > gate.since + CONNECT_TIMEOUT_S + LOGIN_S:
-                gate.unfit_reason = f"no answer in {CONNECT_TIMEOUT_S + LOGIN_S} s"
-                gate._close(abort=True)
+        for gateway in list(self.gateways.values()):
+            if gateway.state == "asked" and now_s > gateway.since + CONNECT_TIMEOUT_S + LOGIN_S:
+                gateway.unfit_reason = f"no answer in {CONNECT_TIMEOUT_S + LOGIN_S} s"
+                gateway._close(abort=True)
         for call, (deadline, questions) in list(self._calls.items()):
             unanswered = [question for question in questions.values() if not question.is_over]
             if deadline is not None and now_s > deadline and unanswered:
-                self._give_up(unanswered, lambda question: late(question.has_begun), True)
-                self._on_all(2, lambda: None)
+                self._give_up(unanswered, lambda question: late(question.has_begun))
+                self._end_on_nodes(2, lambda: None)
             elif not questions:
                 del self._calls[call]
 
     def gateway_judged(self) -> None:
-        """A gateway is known to be fit or unfit: ask the nodes that waited for it."""
+        """Ask the nodes that waited for a gateway: it is known to be fit or unfit."""
         if self._waiting:
-            self._go()
+            self._ask_waiting()
 
-    def gateway_closed(self, gate: Gateway, fit: bool) -> None:
+    def gateway_closed(self, gateway: Gateway, fit: bool) -> None:
         """Warn about a gateway once, in one line."""
-        if gate.name not in self._bad:
-            self._bad.add(gate.name)
+        if gateway.name not in self._warned:
+            self._warned.add(gateway.name)
             consequence = "nodes behind it are asked in another way"
-            todo = "" if fit else f"; {remedy(gate.unfit_reason)}"
-            self.say(
-                "note",
-                -1,
-                f"gateway {gate.name} is not used: {gate.unfit_reason}{todo}; {consequence}",
+            todo = "" if fit else f"; {remedy(gateway.unfit_reason)}"
+            text = (
+                f"gateway {gateway.name} is not used: {gateway.unfit_reason}{todo}; {consequence}"
             )
+            self.send("note", -1, text)
         self.gateway_judged()
 
-    def _go(self) -> None:
-        """Ask the nodes whose route is known; open the gateways of the remaining nodes."""
+    def _ask_waiting(self) -> None:
+        """Ask the nodes whose gateway is known; open the gateways of the other nodes."""
         self._gathering = False
         waiting, self._waiting = self._waiting, []
         names = {question.target.name for question in waiting}
-        self._wanted = Counter(self._row_of[name] for name in names if name in self._row_of)
+        self._wanted = Counter(
+            self._gateways_of[name] for name in names if name in self._gateways_of
+        )
         ready: defaultdict[Any, list[Question]] = defaultdict(list)
         for question in waiting:
-            gateway = self._gateway_for(question)
-            if gateway is None:
+            gateway_name = self._gateway_for(question)
+            if gateway_name is None:
                 self._waiting.append(question)
             elif isinstance(question, OpenSession):
-                question.start(gateway)
+                question.start(gateway_name)
             else:
-                question.gateway = gateway
-                if gateway:
-                    self._planned[gateway] += 1
-                request = question.request
-                same = (
+                question.gateway_name = gateway_name
+                if gateway_name:
+                    self._planned[gateway_name] += 1
+                request, target = question.request, question.target
+                # Questions with equal values share a command.
+                command = (
                     request.script, request.payload, request.limit_s, request.max_bytes,
-                    question.tag, question.target.sudo, question.target.password, bool(gateway),
-                    question.target.user if gateway else "",
+                    question.tag, target.sudo, target.password, bool(gateway_name),
+                    target.user if gateway_name else "",
                 )  # fmt: skip
-                ready[same].append(question)
+                ready[command].append(question)
         self._planned.clear()
         for questions in ready.values():
             self._start(questions)
@@ -322,7 +329,7 @@ class ClushProcess:
         first = {question.target.name: question for question in reversed(questions)}
         batch = Batch(self, list(reversed(first.values())))
         self.batches.add(batch)
-        batch.start(questions[0].tag != self.tag and len(questions) < self.room // 2)
+        batch.start(questions[0].tag != self.tag and len(questions) < self.max_clients // 2)
         repeated = [
             question for question in questions if first[question.target.name] is not question
         ]
@@ -330,49 +337,50 @@ class ClushProcess:
             self._start(repeated)
 
     def _gateway_for(self, question: Question | OpenSession) -> str | None:
-        """The gateway for a node; "": none; None: not known yet."""
-        to = question.target
-        row = self._row_of.get(to.name)
-        if row is None or to.direct_reason or (to.sudo and to.password):
+        """The name of the gateway for a node; "": none; None: not known yet."""
+        target = question.target
+        names = self._gateways_of.get(target.name)
+        if names is None or target.direct_reason or (target.sudo and target.password):
             return ""
-        gates = [gate for name in row if (gate := self.gateways.get(name)) and gate.state]
-        # One node needs one gateway.
-        for name in row:
-            if len(gates) < self._wanted[row] and name not in self.gateways:
-                gates.append(self._open_gate(name))
-        if any(gate.state == "asked" for gate in gates):
+        known = [self.gateways[name] for name in names if name in self.gateways]
+        gateways = [gateway for gateway in known if gateway.state]
+        # No more gateways than nodes.
+        for name in names:
+            if len(gateways) < self._wanted[names] and name not in self.gateways:
+                gateways.append(self._open_gateway(name))
+        if any(gateway.state == "asked" for gateway in gateways):
             return None
-        fit = [gate for gate in gates if gate.state == "fit"]
+        fit = [gateway for gateway in gateways if gateway.state == "fit"]
         if not fit:
             return ""
-        return min(fit, key=lambda gate: gate.asked_count + self._planned[gate.name]).name
+        return min(fit, key=lambda gateway: gateway.asked_count + self._planned[gateway.name]).name
 
-    def _open_gate(self, name: str) -> Gateway:
-        gate = self.gateways[name] = Gateway(self, name)
-        to = self.gateway_target(name)
-        worker = SshWorker({name: to}, gate, None, self.invoke, is_unlimited=True)
+    def _open_gateway(self, name: str) -> Gateway:
+        gateway = self.gateways[name] = Gateway(self, name)
+        worker = SshWorker(
+            {name: self.gateway_target(name)}, gateway, None, self.gateway_line, is_unlimited=True
+        )
         worker.nodes = NodeSet(name)
-        worker.SNAME_STDIN, worker.SNAME_STDOUT = gate.SNAME_WRITER, gate.SNAME_READER
-        worker.SNAME_STDERR = gate.SNAME_ERROR
+        worker.SNAME_STDIN, worker.SNAME_STDOUT = gateway.SNAME_WRITER, gateway.SNAME_READER
+        worker.SNAME_STDERR = gateway.SNAME_ERROR
         self.task.gateways[name] = (worker, {KeepOpen()})
         self.task.schedule(worker)
-        return gate
+        return gateway
 
-    # Interactive commands.
+    # --- Interactive commands.
 
     def _open(self, number: int, request: Request) -> None:
-        to = self._targets[request.node]
-        session = self.sessions[number] = OpenSession(self, number, request, to)
-        if to.refused:
-            session.end(to.refused)
+        target = self._targets[request.node]
+        session = self.sessions[number] = OpenSession(self, number, request, target)
+        if target.refused:
+            session.end(target.refused)
             return
-        if len(self.sessions) > self.room // 2:
-            session.end(
-                f"more than {self.room // 2} nodes spoken with at once: raise ulimit -n here"
-            )
+        if len(self.sessions) > self.max_clients // 2:
+            maximum = self.max_clients // 2
+            session.end(f"more than {maximum} nodes spoken with at once: raise ulimit -n here")
             return
         self._waiting.append(session)
-        self._go()
+        self._ask_waiting()
 
     def _line(self, number: int, data: bytes) -> None:
         if session := self.sessions.get(number):
@@ -383,26 +391,21 @@ class ClushProcess:
             self._waiting = [waiting for waiting in self._waiting if waiting is not session]
             session.close()
 
-    # The end.
+    # --- The end.
 
     def _end(self, number: int, limit_s: float) -> None:
-        self._on_all(limit_s, lambda: self.say("ended", number, True))
+        self._end_on_nodes(limit_s, lambda: self.send("ended", number, True))
 
-    def _on_all(self, limit_s: float, done: Callable[[], object]) -> None:
-        """End this run's processes, by its tag, on the nodes that it reached."""
-        # In brackets, so that the search does not find its own command line.
-        run = self.tag.removeprefix("nodeready:")
-        script = f"{shell.library('end')}nr_end {quote(f'[n]odeready:{run}')}"
+    def _end_on_nodes(self, limit_s: float, done: Callable[[], object]) -> None:
+        """End this run's processes on the nodes that it reached; then call ``done``."""
+        script = end_script(self.tag.removeprefix("nodeready:"))
         unanswered = set(self.reached)
         is_done = False
 
-        def over(name: str) -> Callable[[Answer], None]:
-            def put(answer: Answer) -> None:
-                unanswered.discard(name)
-                if not unanswered:
-                    finish()
-
-            return put
+        def on_answer(name: str, _: Answer) -> None:
+            unanswered.discard(name)
+            if not unanswered:
+                finish()
 
         def finish() -> None:
             nonlocal is_done
@@ -414,23 +417,23 @@ class ClushProcess:
             finish()
             return
         for name in sorted(unanswered):
-            request = Request(name, script, 3)
+            request, target = Request(name, script, 3), self._targets[name]
             self._waiting.append(
-                Question(request, self._targets[name], "nodeready:end", over(name))
+                Question(request, target, "nodeready:end", partial(on_answer, name))
             )
-        self._go()
-        self.later(limit_s, finish)
+        self._ask_waiting()
+        self.call_later(limit_s, finish)
 
 
 def main(number: int) -> None:
-    """The child. number: its end of the socket."""
+    """The child's program. number: the descriptor of its end of the socket"""
     logging.disable(logging.CRITICAL)
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(nowhere, standard)
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard_stream in (0, 1, 2):
+        os.dup2(null, standard_stream)
     os.set_inheritable(number, False)
     sock = socket.socket(fileno=number)
-    # gevent has made it one that never waits.
+    # gevent has made it non-blocking.
     sock.setblocking(True)
     frames = Frames(sock, threading.Lock())
     begin = frames.receive()
@@ -438,7 +441,7 @@ def main(number: int) -> None:
         return
     try:
         ClushProcess(frames, begin[1]).run()
-    except Exception as problem:  # noqa: BLE001 - a mistake of ours is told with the nodes' names
+    except Exception as problem:  # noqa: BLE001 - the parent reports it for every node
         with contextlib.suppress(OSError):
             frames.send("bug", -1, bug_text(problem))
         os._exit(1)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import base64
-import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ClusterShell.Event import EventHandler
 from ClusterShell.NodeSet import NodeSet
@@ -32,8 +31,8 @@ from nodeready.transport.base import (
     Reply,
     Request,
     append_up_to,
+    new_nonce,
 )
-from nodeready.transport.clush.engine import ClushEngine
 from nodeready.transport.clush.gateway_program import (
     BOUNDS,
     FLOOD,
@@ -41,12 +40,15 @@ from nodeready.transport.clush.gateway_program import (
     NOISE_BYTES,
     bounded_read,
 )
-from nodeready.transport.clush.ssh_targets import LOGIN_S, SSH_SAYS, SshTarget
+from nodeready.transport.clush.ssh_targets import LOGIN_S, SSH_ERRORS, SshTarget
 from nodeready.transport.sudo import as_root, judge_reply
+
+if TYPE_CHECKING:
+    from nodeready.transport.clush.child import ClushProcess
 
 #: Characters of base64 in one line.
 _WIDTH = 32 << 10
-#: Seconds until an ssh is ended whose line is being read now.
+#: Seconds until an ssh is ended, after the event that is being handled.
 _SOON_S = 0.02
 
 
@@ -56,18 +58,16 @@ _SOON_S = 0.02
 def framed(line: str, nonce: str, max_bytes: int) -> str:
     """Wrap ``line``: its output is separate from a login's, bounded on the node, and in few lines.
 
-    ClusterShell passes output on line by line, through a gateway as one message each.
-
-    Standard output goes as base64 between two lines that begin with the nonce: that the line runs,
-    and its exit status, with a word before it when a signal ended it. Standard error goes as it
-    is.
+    ClusterShell passes output on line by line, and a gateway sends a message for each. So standard
+    output becomes base64 between two lines with the nonce: a first line, and a last line with the
+    exit status, after a word if a signal ended the command. Standard error is unchanged.
     """
     inner = (
         f"exec 4>&1 5>&2; echo; echo {nonce} b; "
         # A shell writes a line to its standard error when a signal ended a command.
         f"nr=$({{ {{ (exec {line} 2>&5 3>&- 4>&- 5>&-); echo $? >&3; }} 2>&3 | "
         f"head -c {max_bytes + 1} 3>&- 4>&- | "
-        # An older busybox has no -w, and says so before it reads.
+        # An older busybox has no -w, and fails before it reads.
         f"{{ base64 -w {_WIDTH} 2>/dev/null || base64; }} 3>&- >&4; }} 3>&1); "
         f"echo {nonce} z $nr"
     )
@@ -75,10 +75,10 @@ def framed(line: str, nonce: str, max_bytes: int) -> str:
 
 
 def request_line(request: Request, tag: str, target: SshTarget) -> tuple[str, bytes]:
-    """The line that runs a request on a node, without frames, and its input.
+    """The line that runs a request on a node, before `framed`, and its input.
 
-    The tag is in no process's command line but those on the node: not in that of an ssh, which
-    runs on a machine that may be a node, too.
+    Only processes on the node have the tag in their command line. The ssh has not: it runs on a
+    machine that may be a node, too.
     """
     command = shell.command(request.script, request.limit_s, tag, request.payload)
     line, stdin = as_root(command, target.password) if target.sudo else command
@@ -90,9 +90,9 @@ def request_line(request: Request, tag: str, target: SshTarget) -> tuple[str, by
 class NodeOutput:
     """A node's output for one request, line by line.
 
-    max_bytes: of the answer; base64 makes them a third more
-    began: time.monotonic() at the start of the line; 0: not yet
-    is_flood: it printed more than the limits
+    max_bytes: of the answer, before base64
+    began:     time.monotonic() at the start of the command; 0: not yet
+    is_flood:  the node printed more than the limits
     """
 
     nonce: bytes
@@ -105,8 +105,7 @@ class NodeOutput:
     _noise: bytearray = field(default_factory=bytearray)
     _errors: bytearray = field(default_factory=bytearray)
 
-    def out(self, row: bytes) -> None:
-        """A line of standard output."""
+    def add_line(self, row: bytes) -> None:
         if row == FLOOD or len(self._text) > 2 * self.max_bytes + NOISE_BYTES:
             self.is_flood = True
         elif row.startswith(self.nonce):
@@ -121,8 +120,7 @@ class NodeOutput:
         else:
             append_up_to(self._noise, row + b"\n", ERROR_BYTES)
 
-    def error(self, row: bytes) -> None:
-        """A line of standard error."""
+    def add_error_line(self, row: bytes) -> None:
         if row == FLOOD:
             self.is_flood = True
         elif row or self._errors:
@@ -137,7 +135,7 @@ class NodeOutput:
         return self._noise.decode("utf-8", "surrogateescape")
 
     def stdout(self) -> bytes:
-        """Raises ValueError when something else was written in between."""
+        """The decoded answer. Raises ValueError if other output is mixed in."""
         return base64.b64decode(self._text, validate=True)
 
     def answer(
@@ -150,18 +148,16 @@ class NodeOutput:
     ) -> Answer:
         """The node's answer, when its ssh has ended.
 
-        status:  ssh's
-        seconds: since the question
-        gateway: "": asked directly
+        status:  ssh's exit status
+        gateway: its name; "": asked directly
         """
         if self.is_flood:
             return self._too_much(bytes(self._noise.strip() or self._errors), seconds)
         if not self.began:
             if status == 255:
-                return Failure(
-                    "", "", seconds, UNREACHABLE, target.failure_text(self.stderr, gateway)
-                )
-            # A login that runs nothing: its own words are the answer.
+                error = target.failure_text(self.stderr, gateway)
+                return Failure("", "", seconds, UNREACHABLE, error)
+            # A login that runs no command: its output is the answer.
             return Reply(self.noise.lstrip("\n"), self.stderr, seconds, status)
         if not self.is_whole:
             return Failure("", self.stderr, seconds, LOST, "connection lost")
@@ -211,9 +207,10 @@ class SshWorker(ExecWorker):  # type: ignore[misc]
         *,
         is_unlimited: bool = False,
     ) -> None:
-        """is_unlimited: it does not count in the fanout; ClusterShell has no argument for that"""
+        """is_unlimited: it does not count in the fanout"""
         self.targets = targets
-        # ClusterShell folds a set of nodes, which takes long for names of many numbers.
+        # An empty set: ClusterShell folds a set of nodes, which takes long for names with many
+        # numbers.
         super().__init__(NodeSet(), handler, timeout, command=line, stderr=True)
         if is_unlimited:
             self._fanout = FANOUT_UNLIMITED
@@ -237,24 +234,26 @@ class SshWorker(ExecWorker):  # type: ignore[misc]
 class GatewayTree(TreeWorker):  # type: ignore[misc]
     """Nodes behind gateways.
 
-    through: gateway -> its nodes
+    names_by_gateway: gateway -> its nodes
+    gateway_line:     runs the gateway's program
     """
 
     def __init__(
         self,
-        through: Mapping[str, list[str]],
+        names_by_gateway: Mapping[str, list[str]],
         handler: EventHandler,
         timeout: float | None,
         line: str,
-        invoke: str,
+        gateway_line: str,
     ) -> None:
-        self._through = through
+        self._names_by_gateway = names_by_gateway
         super().__init__(NodeSet(), handler, timeout, command=line, stderr=True)
-        self.invoke_gateway = invoke
+        self.invoke_gateway = gateway_line
 
     def _distribute(self, fanout: int, nodes: Any) -> tuple[tuple[NodeSet, NodeSet], ...]:
         return tuple(
-            (NodeSet(gateway), NodeSet.fromlist(names)) for gateway, names in self._through.items()
+            (NodeSet(gateway), NodeSet.fromlist(names))
+            for gateway, names in self._names_by_gateway.items()
         )
 
     def _on_remote_node_timeout(self, node: str, gateway: str) -> None:
@@ -262,7 +261,7 @@ class GatewayTree(TreeWorker):  # type: ignore[misc]
         self.eh.timed_out(node)
 
     def end(self, nodes: Iterable[str]) -> None:
-        """End the ssh of these nodes, which run on the gateways."""
+        """End the ssh of these nodes on the gateways."""
         chosen = set(nodes)
         for gateway, targets in list(self.gwtargets.items()):
             names = sorted(targets & chosen)
@@ -276,18 +275,17 @@ class GatewayTree(TreeWorker):  # type: ignore[misc]
 class Question:
     """One question to one node, and its state.
 
-    put:     gets the answer, once
-    gateway: "": asked directly
-    until:   the deadline of its connection, of time.monotonic()
+    on_answer:    gets the answer, once
+    gateway_name: "": asked directly
+    until:        the deadline of the connection, of time.monotonic()
     """
 
     request: Request
     target: SshTarget
     tag: str
-    put: Callable[[Answer], None]
-    call: int = -1
+    on_answer: Callable[[Answer], None]
     started: float = field(default_factory=time.monotonic)
-    gateway: str = ""
+    gateway_name: str = ""
     has_begun: bool = False
     until: float = 0.0
     is_over: bool = False
@@ -296,18 +294,24 @@ class Question:
     def answer(self, answer: Answer) -> None:
         if not self.is_over:
             self.is_over = True
-            self.put(answer)
+            self.on_answer(answer)
+
+
+def gateway_error(process: ClushProcess, name: str) -> str:
+    """The error of a node whose gateway has gone."""
+    gateway = process.gateways.get(name)
+    return f"gateway {name}: {(gateway and gateway.unfit_reason) or 'connection lost'}"
 
 
 class Batch(EventHandler):  # type: ignore[misc]
-    """One worker of ClusterShell's: one line and one input for all its nodes."""
+    """The questions of one worker of ClusterShell's, with one command and one input."""
 
-    def __init__(self, engine: ClushEngine, questions: list[Question]) -> None:
-        self._engine = engine
+    def __init__(self, process: ClushProcess, questions: list[Question]) -> None:
+        self._process = process
         self.questions = {question.target.name: question for question in questions}
         first = questions[0]
         self.user = first.target.user
-        nonce = f"nodeready-{secrets.token_hex(8)}"
+        nonce = new_nonce()
         self.outputs = {
             name: NodeOutput(nonce.encode(), first.request.max_bytes) for name in self.questions
         }
@@ -318,43 +322,45 @@ class Batch(EventHandler):  # type: ignore[misc]
             question.batch = self
 
     def start(self, is_unlimited: bool) -> None:
-        """Give the command to ClusterShell. is_unlimited: it does not count in the fanout"""
+        """Start the command. is_unlimited: it does not count in the fanout"""
         questions = list(self.questions.values())
         limit_s = CONNECT_TIMEOUT_S + LOGIN_S + questions[0].request.limit_s + 2 * KILL_AFTER_S
-        if questions[0].gateway:
-            through: dict[str, list[str]] = {}
+        if questions[0].gateway_name:
+            names_by_gateway: dict[str, list[str]] = {}
             for question in questions:
-                through.setdefault(question.gateway, []).append(question.target.name)
-                self._engine.reached.add(question.target.name)
-            for gateway, names in through.items():
-                gate = self._engine.gateways[gateway]
-                gate.asked_count += len(names)
-                turns = -(-gate.asked_count // self._engine.gateway_fanout())
+                names_by_gateway.setdefault(question.gateway_name, []).append(question.target.name)
+                self._process.reached.add(question.target.name)
+            for gateway_name, names in names_by_gateway.items():
+                gateway = self._process.gateways[gateway_name]
+                gateway.asked_count += len(names)
+                turns = -(-gateway.asked_count // self._process.gateway_fanout())
                 for name in names:
                     self.questions[name].until = time.monotonic() + (limit_s + LOGIN_S) * turns
-            self.worker = GatewayTree(through, self, limit_s, self.line, self._engine.invoke)
+            self.worker = GatewayTree(
+                names_by_gateway, self, limit_s, self.line, self._process.gateway_line
+            )
         else:
             targets = {name: question.target for name, question in self.questions.items()}
             self.worker = SshWorker(targets, self, limit_s, self.line, is_unlimited=is_unlimited)
-        self._engine.task.schedule(self.worker)
+        self._process.task.schedule(self.worker)
         self.worker.write(self.stdin)
         self.worker.set_write_eof()
 
     def ev_pickup(self, worker: Any, node: str) -> None:
-        self._engine.reached.add(node)
+        self._process.reached.add(node)
 
     def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
         output = self.outputs.get(node)
         if output is None:
             return
         if sname == worker.SNAME_STDERR:
-            output.error(msg)
+            output.add_error_line(msg)
         else:
-            output.out(msg)
+            output.add_line(msg)
         if output.is_flood:
-            self._over(node, self._answer(node, None))
-            self._engine.later(_SOON_S, lambda: self.worker.end([node]))
-        elif output.began and not self.questions[node].has_begun:
+            self._finish(node, self._answer(node, None))
+            self._process.call_later(_SOON_S, lambda: self.worker.end([node]))
+        elif output.began:
             self.questions[node].has_begun = True
 
     def ev_hup(self, worker: Any, node: str, rc: int) -> None:
@@ -362,25 +368,21 @@ class Batch(EventHandler):  # type: ignore[misc]
         if output is None:
             return
         seconds = time.monotonic() - question.started
-        if question.gateway and rc == GATEWAY_GONE and not output.is_whole:
-            gate = self._engine.gateways.get(question.gateway)
-            reason = (
-                gate.unfit_reason if gate is not None and gate.unfit_reason else "connection lost"
-            )
-            error = f"gateway {question.gateway}: {reason}"
-            self._over(node, Failure("", output.stderr, seconds, LOST, error))
+        if question.gateway_name and rc == GATEWAY_GONE and not output.is_whole:
+            error = gateway_error(self._process, question.gateway_name)
+            self._finish(node, Failure("", output.stderr, seconds, LOST, error))
         else:
-            self._over(node, self._answer(node, rc))
+            self._finish(node, self._answer(node, rc))
 
     def _answer(self, node: str, rc: int | None) -> Answer:
         question, output = self.questions[node], self.outputs[node]
         seconds = time.monotonic() - question.started
-        return output.answer(question.request, question.target, rc, seconds, question.gateway)
+        return output.answer(question.request, question.target, rc, seconds, question.gateway_name)
 
     def timed_out(self, node: str) -> None:
         """ClusterShell's own limit has ended an ssh."""
         if node in self.outputs:
-            self._over(node, self._hung(node))
+            self._finish(node, self._hung(node))
 
     def _hung(self, node: str) -> Failure:
         question, output = self.questions[node], self.outputs[node]
@@ -388,90 +390,82 @@ class Batch(EventHandler):  # type: ignore[misc]
         if output.began:
             error = f"no answer in {question.request.limit_s} s"
             return Failure("", output.stderr, seconds, HUNG, error)
-        return Failure(
-            "",
-            "",
-            seconds,
-            UNREACHABLE,
-            question.target.failure_text("timed out", question.gateway),
-        )
+        error = question.target.failure_text("timed out", question.gateway_name)
+        return Failure("", "", seconds, UNREACHABLE, error)
 
-    def _over(self, node: str, answer: Answer) -> None:
+    def _finish(self, node: str, answer: Answer) -> None:
         question = self.questions[node]
         del self.outputs[node]
-        if question.gateway:
-            gate = self._engine.gateways.get(question.gateway)
-            if gate is not None:
-                gate.asked_count -= 1
+        if question.gateway_name:
+            gateway = self._process.gateways.get(question.gateway_name)
+            if gateway is not None:
+                gateway.asked_count -= 1
         question.answer(answer)
 
     def ev_close(self, worker: Any, timedout: bool) -> None:
         for name in list(self.outputs):
-            self._over(name, self._hung(name))
-        for gate in self._engine.gateways.values():
-            gate.forget(worker)
-        self._engine.batches.discard(self)
+            self._finish(name, self._hung(name))
+        for gateway in self._process.gateways.values():
+            gateway.forget(worker)
+        self._process.batches.discard(self)
 
     def end_late(self, now_s: float) -> None:
-        """End what has no time left."""
+        """Give up the questions whose time is over."""
         late = []
         for name, output in self.outputs.items():
             question = self.questions[name]
             if output.began and now_s > output.began + question.request.limit_s + 2 * KILL_AFTER_S:
                 late.append((name, self._hung(name)))
-            elif question.gateway and not output.began and now_s > question.until:
+            elif question.gateway_name and not output.began and now_s > question.until:
                 waited_s = question.until - question.started
-                error = f"gateway {question.gateway}: no answer in {waited_s:.0f} s"
+                error = f"gateway {question.gateway_name}: no answer in {waited_s:.0f} s"
                 late.append((name, Failure(kind=LOST, error=error)))
         for name, answer in late:
-            self._over(name, answer)
+            self._finish(name, answer)
         if late:
             self.worker.end([name for name, _ in late])
 
     def end(self, questions: Iterable[Question], failure: Callable[[Question], Failure]) -> None:
-        """Stop waiting for these."""
+        """Give up these questions."""
         names = [
             name
             for name, question in self.questions.items()
             if question in questions and name in self.outputs
         ]
         for name in names:
-            self._over(name, failure(self.questions[name]))
+            self._finish(name, failure(self.questions[name]))
         self.worker.end(names)
 
 
 class OpenSession(EventHandler):  # type: ignore[misc]
-    """An interactive command: its lines go to the parent."""
+    """An interactive command: the parent gets its lines."""
 
     def __init__(
-        self, engine: ClushEngine, number: int, request: Request, target: SshTarget
+        self, process: ClushProcess, number: int, request: Request, target: SshTarget
     ) -> None:
-        self._engine, self._number, self.target = engine, number, target
-        self.request, self.user, self.gateway = request, target.user, ""
-        self._last_output, self._worker, self._early_input = (
-            bytearray(),
-            cast("Any", None),
-            list[bytes](),
-        )
+        self._process, self._number, self.target = process, number, target
+        self.request, self.user, self.gateway_name = request, target.user, ""
+        self._worker: Any = None
+        self._last_output, self._early_input = bytearray(), list[bytes]()
         self._bytes = 0
         self._closed = self._over = False
-        line, _ = request_line(request, engine.tag, target)
-        begins = f"nodeready-{secrets.token_hex(8)} b"
+        line, _ = request_line(request, process.tag, target)
+        begins = f"{new_nonce()} b"
         self._line = f"sh -c {quote(f'exec 2>&1; echo; echo {begins}; exec {line}')}"
 
-    def start(self, gateway: str) -> None:
-        name, self.gateway = self.target.name, gateway
-        if gateway:
-            self._engine.gateways[gateway].asked_count += 1
+    def start(self, gateway_name: str) -> None:
+        name, self.gateway_name = self.target.name, gateway_name
+        if gateway_name:
+            self._process.gateways[gateway_name].asked_count += 1
             self._worker = GatewayTree(
-                {gateway: [name]}, self, None, self._line, self._engine.invoke
+                {gateway_name: [name]}, self, None, self._line, self._process.gateway_line
             )
         else:
             self._worker = SshWorker(
                 {name: self.target}, self, None, self._line, is_unlimited=True
             )
-        self._engine.reached.add(name)
-        self._engine.task.schedule(self._worker)
+        self._process.reached.add(name)
+        self._process.task.schedule(self._worker)
         for data in self._early_input:
             self._worker.write(data)
         if self._closed:
@@ -484,12 +478,12 @@ class OpenSession(EventHandler):  # type: ignore[misc]
             self._worker.write(data)
 
     def close(self) -> None:
-        """End the command's input, and then an ssh that still runs."""
+        """End the command's input, and 2 s later the ssh."""
         if self._worker is None:
             self.end("ended")
         elif not self._closed and not self._over:
             self._worker.set_write_eof()
-            self._engine.later(2, lambda: self._over or self._worker.end([self.target.name]))
+            self._process.call_later(2, lambda: self._over or self._worker.end([self.target.name]))
         self._closed = True
 
     def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
@@ -499,22 +493,19 @@ class OpenSession(EventHandler):  # type: ignore[misc]
         self._bytes += len(msg) + 1
         if self._bytes > self.request.max_bytes:
             self.end("too much output")
-            self._engine.later(_SOON_S, lambda: worker.end([node]))
+            self._process.call_later(_SOON_S, lambda: worker.end([node]))
         elif not self._over:
-            self._engine.say("data", self._number, msg + b"\n")
+            self._process.send("data", self._number, msg + b"\n")
 
     def ev_hup(self, worker: Any, node: str, rc: int) -> None:
         text = self._last_output.decode("utf-8", "replace")
-        if self.gateway and rc == GATEWAY_GONE:
-            gate = self._engine.gateways.get(self.gateway)
-            self.end(
-                f"gateway {self.gateway}: {(gate and gate.unfit_reason) or 'connection lost'}"
-            )
+        if self.gateway_name and rc == GATEWAY_GONE:
+            self.end(gateway_error(self._process, self.gateway_name))
         elif rc == 255:
-            is_sshs = any(pattern.search(text) for pattern, _ in SSH_SAYS)
-            self.end(
-                self.target.failure_text(text, self.gateway) if is_sshs else "connection lost"
-            )
+            error = "connection lost"
+            if any(pattern.search(text) for pattern, _ in SSH_ERRORS):
+                error = self.target.failure_text(text, self.gateway_name)
+            self.end(error)
         else:
             self.end("")
 
@@ -523,15 +514,15 @@ class OpenSession(EventHandler):  # type: ignore[misc]
 
     def ev_close(self, worker: Any, timedout: bool) -> None:
         self.end("ended")
-        for gate in self._engine.gateways.values():
-            gate.forget(worker)
+        for gateway in self._process.gateways.values():
+            gateway.forget(worker)
 
     def end(self, reason: str) -> None:
-        """Tell the parent that the command is over, and why."""
+        """Report the end of the command to the parent, and why."""
         if self._over:
             return
         self._over = True
-        if self.gateway and self.gateway in self._engine.gateways:
-            self._engine.gateways[self.gateway].asked_count -= 1
-        self._engine.sessions.pop(self._number, None)
-        self._engine.say("over", self._number, reason)
+        if self.gateway_name and self.gateway_name in self._process.gateways:
+            self._process.gateways[self.gateway_name].asked_count -= 1
+        self._process.sessions.pop(self._number, None)
+        self._process.send("over", self._number, reason)

@@ -10,7 +10,7 @@ import base64
 import pickletools
 import re
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ClusterShell import Communication, Propagation
 from ClusterShell.NodeSet import NodeSet
@@ -18,19 +18,21 @@ from ClusterShell.NodeSet import NodeSet
 from nodeready.inventory.nodeset import expand
 from nodeready.text import sanitise
 from nodeready.transport.base import CONNECT_TIMEOUT_S, ERROR_BYTES, append_up_to
-from nodeready.transport.clush.engine import ClushEngine
 from nodeready.transport.clush.gateway_program import FLOOD, NOISE_BYTES, PROGRAM
 from nodeready.transport.clush.ssh_targets import COMMON
 
-#: Bytes in which a message must end: the longest line of a node's login, as text of base64.
+if TYPE_CHECKING:
+    from nodeready.transport.clush.child import ClushProcess
+
+#: Maximum bytes of a message: the longest line of a node's login, in base64.
 MESSAGE_BYTES = 2 * NOISE_BYTES
-#: Names of nodes that a gateway was not given, or has ended, in its answers to one command: each
-#: takes microseconds, and the lines of an ended ssh are still on their way.
+#: Maximum names of other nodes in a gateway's answers to one command. Some are usual: an ended ssh
+#: may still send lines. Each takes microseconds.
 STRAY_NAMES = 100_000
 
 
 class KeepOpen:
-    """Keeps a gateway's connection open between two requests."""
+    """Stands in for a worker that uses a gateway, so that its connection stays open."""
 
     def _gateway_abort(self, gateway: str) -> None:
         return
@@ -39,30 +41,30 @@ class KeepOpen:
 class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
     """The connection to one gateway, and its state.
 
-    state: "asked", "fit", or "" when it is not used (any more): see ``unfit_reason``
+    state:       "asked", "fit", or "" when it is not used (any more): see ``unfit_reason``
+    asked_count: number of nodes that are asked through it now
     """
 
-    def __init__(self, engine: ClushEngine, name: str) -> None:
-        super().__init__(engine.task, NodeSet(name))
+    def __init__(self, process: ClushProcess, name: str) -> None:
+        super().__init__(process.task, NodeSet(name))
         self.name, self.state, self.unfit_reason = name, "asked", ""
         self.since = time.monotonic()
-        self._engine = engine
+        self._process = process
         self.errors = bytearray()
-        #: Bytes since the last whole message; names of STRAY_NAMES.
+        #: Bytes since the last whole message, and names that count for STRAY_NAMES.
         self._unread = self._strays = 0
-        #: Number of nodes that are asked through it now.
         self.asked_count = 0
 
     def shell(self, **arguments: Any) -> None:
-        """As ClusterShell's, with a fanout and a user for this gateway and this command."""
+        """As in ClusterShell, with a fanout and a user for this gateway and this command."""
         worker = arguments["worker"]
         self.workers[id(worker)], self._strays = worker, 0
         message = Communication.ControlMessage(id(worker))
         message.action, message.target = "shell", arguments["nodes"]
         info = {
             "debug": False, "grooming_delay": 0.0, "command_timeout": 0,
-            "connect_timeout": CONNECT_TIMEOUT_S, "fanout": self._engine.gateway_fanout(),
-            "ssh_options": _HOP, "ssh_user": worker.eh.user or None,
+            "connect_timeout": CONNECT_TIMEOUT_S, "fanout": self._process.gateway_fanout(),
+            "ssh_options": _SSH_OPTIONS, "ssh_user": worker.eh.user or None,
         }  # fmt: skip
         content = {key: arguments[key] for key in ("stderr", "timeout", "remote")}
         content.update(
@@ -102,9 +104,9 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
         self._close(abort=True)
 
     def recv(self, msg: Any) -> None:
-        """As ClusterShell's, which gives a message without a command to every node that it names.
+        """As in ClusterShell, which would give a message without a command to every named node.
 
-        ClusterShell itself reports there what makes no sense in an answer.
+        ClusterShell reports an invalid answer as such an ErrorMessage.
         """
         kind = msg.type
         if kind == Communication.StartMessage.ident:
@@ -126,10 +128,10 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
         super().recv_cfg(msg)
         if self.setup:
             self.state = "fit"
-            self._engine.gateway_judged()
+            self._process.gateway_judged()
 
     def recv_ctl(self, msg: Any) -> None:
-        """Take an answer of a node behind the gateway; drop answers for other nodes.
+        """Handle an answer of a node behind the gateway; drop answers for other nodes.
 
         Raises MessageProcessingError for a gateway that answers for many other nodes.
         """
@@ -161,14 +163,14 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
         self.workers.pop(id(worker), None)
 
     def ev_close(self, worker: Any, timedout: bool) -> None:
-        """The connection ended: its nodes fail, and no node is asked through it any more."""
+        """The connection has ended: its nodes fail, and the gateway is not used any more."""
         fit, self.state = self.state == "fit", ""
         self.opened = self.setup = False
-        self.unfit_reason = self.unfit_reason or self._words(fit)
+        self.unfit_reason = self.unfit_reason or self._failure_reason(fit)
         self.task._pchannel_close(self.name, worker)
-        self._engine.gateway_closed(self, fit)
+        self._process.gateway_closed(self, fit)
 
-    def _words(self, fit: bool) -> str:
+    def _failure_reason(self, fit: bool) -> str:
         text = self.errors.decode("utf-8", "replace")
         own_lines = re.findall(r"^nodeready: (.+)$", text, re.MULTILINE)
         if own_lines:
@@ -176,31 +178,30 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
         if fit:
             return "connection lost"
         if self._rc == 255:
-            return self._engine.gateway_target(self.name).failure_text(text)
+            return self._process.gateway_target(self.name).failure_text(text)
         rows = [row.strip() for row in text.splitlines() if row.strip()]
         return sanitise(rows[-1][:200]) if rows else f"its program ended ({self._rc})"
 
 
-#: Of the ssh of a gateway; the rest is its own configuration.
-_HOP = " ".join(
+#: For the ssh of a gateway; its own configuration sets the others.
+_SSH_OPTIONS = " ".join(
     option
     for option in COMMON
     if not option.startswith(("-oBatchMode", "-oConnectTimeout", "-oForward"))
 )
 
 
-#: The opcodes of a pickle of bytes, without those for the bytes.
+#: The opcodes of a pickled bytes object: around the bytes, and of the bytes.
 _FRAMES = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "STOP"}
 _BYTES = {"SHORT_BINBYTES", "BINBYTES", "BINBYTES8"}
 
 
 def decoded(message: Any) -> Any:
-    """A gateway's message, which is a pickle of bytes. Raises MessageProcessingError.
+    """The bytes that a gateway's message has pickled. Raises MessageProcessingError.
 
-    Nothing is unpickled: a pickle can run any function, and ten bytes of one can take any memory.
-    It stands in place of ClusterShell's `Message.data_decode`. Our own class could call it; but
-    ClusterShell also decodes by itself, and opens a channel of its own class when a gateway is
-    asked again after it hung up.
+    Nothing is unpickled: a pickle can run any function, and ten bytes of one can use all memory.
+    It replaces ClusterShell's `Message.data_decode`, because ClusterShell calls that itself, and
+    opens a channel of its own class for a gateway that is asked again after it hung up.
     """
     content = b""
     try:

@@ -1,8 +1,8 @@
 """ClusterShell's program of a gateway, within bounds.
 
-`bounded_read` bounds what an ssh may print, on both ends. `run_gateway` tells why a machine is
-unfit before any node is given to it, and takes the end of a command. The source of both travels to
-the gateways, and runs there under Python 3.6 and newer.
+`bounded_read` limits what an ssh may print, here and on a gateway. `run_gateway` reports why a
+machine is unfit before it gets any node, and can end a node's command. The source of both is sent
+to the gateways, and runs there under Python 3.6 and newer.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ import ClusterShell
 from nodeready.shell import quote
 from nodeready.transport.base import ANSWER_BYTES, ERROR_BYTES
 
-#: Bytes that an ssh may print: the largest answer, as text of base64, and what a login prints.
+#: Bytes that an ssh may print: the largest answer in base64, and the output of a login.
 MOST_BYTES = (ANSWER_BYTES * 4 // 3) + (2 << 20)
-#: Bytes before its command begins, and of one line, which ClusterShell keeps until its end.
+#: Bytes that an ssh may print before its command, and in one line, which ClusterShell buffers.
 NOISE_BYTES = 1 << 20
 #: The last line of an ssh that printed more than MOST_BYTES.
 FLOOD = b"nodeready: too much output"
-#: The exit status that ClusterShell gives to the nodes of a gateway that is gone (sysexits.h).
+#: ClusterShell's exit status for the nodes of a gateway that is gone (sysexits.h).
 GATEWAY_GONE = os.EX_PROTOCOL
 #: The variable that names the Python of the gateways.
 PROGRAM = "CLUSTERSHELL_GW_PYTHON_EXECUTABLE"
 
 
 def bounded_read(maximum: int, noise: int, errors: int, flood: bytes, mark: bytes) -> Any:
-    """The method ``_read`` of an ssh client that bounds what the ssh may print: ClusterShell keeps
-    and passes on any amount, and has no hook in front of its buffers.
+    """The method ``_read`` of an ssh client, which limits what the ssh may print: ClusterShell
+    buffers and passes on any amount, and has no other hook for this.
 
     maximum: bytes of standard output after which the ssh is ended, with ``flood`` as its last line
-    noise:  the same, until there was a line with ``mark``, and of one line
-    errors: bytes of standard error, and of noise, that are handed on
+    noise:   the same, before a line with ``mark``, and for one line
+    errors:  bytes of standard error, and of noise, that are passed on
     """
     from ClusterShell.Communication import Channel
     from ClusterShell.Worker.EngineClient import EngineClient, EngineClientEOF
@@ -53,19 +53,20 @@ def bounded_read(maximum: int, noise: int, errors: int, flood: bytes, mark: byte
         data: bytes = EngineClient._read(self, sname, size)
         stream = self.streams[sname]
         is_gateway = isinstance(self.worker.eh, Channel)
-        # The messages of a gateway are bounded where they are read.
+        # `gateway.Gateway` limits the messages of a gateway.
         if is_gateway and len(stream.rbuf) <= 2 * noise:
             return data
-        total, last = self.__dict__.setdefault("nr_read", {}).get(sname, (0, b""))
+        # tail: the last bytes, which may have a part of the mark; None: the mark was read
+        total, tail = self.__dict__.setdefault("nr_read", {}).get(sname, (0, b""))
         total += len(data)
-        if last is not None and sname == self.worker.SNAME_STDOUT:
-            if begins.search(last + data):
-                # What was dropped of the line with the mark comes back.
-                data, last = (last + data if total > errors + len(data) else data), None
+        if tail is not None and sname == self.worker.SNAME_STDOUT:
+            if begins.search(tail + data):
+                # The dropped beginning of the line with the mark comes back.
+                data, tail = (tail + data if total > errors + len(data) else data), None
             else:
-                last = data[-64:]
-        self.nr_read[sname] = total, last
-        is_answer = last is None or sname != self.worker.SNAME_STDOUT
+                tail = data[-64:]
+        self.nr_read[sname] = total, tail
+        is_answer = tail is None or sname != self.worker.SNAME_STDOUT
         limit_bytes = maximum if is_answer else noise
         if is_gateway or total > limit_bytes or len(stream.rbuf) > noise:
             stream.rbuf = b""
@@ -73,7 +74,7 @@ def bounded_read(maximum: int, noise: int, errors: int, flood: bytes, mark: byte
             with contextlib.suppress(OSError):
                 self.popen.kill()
             raise EngineClientEOF()
-        if last is not None and total > errors + len(data):
+        if tail is not None and total > errors + len(data):
             stream.rbuf = b""
             return b"\n"
         return data
@@ -82,12 +83,11 @@ def bounded_read(maximum: int, noise: int, errors: int, flood: bytes, mark: byte
 
 
 def run_gateway(version: str, bounds: tuple[Any, ...]) -> None:
-    """ClusterShell's program of a gateway, which first says why this machine cannot be one.
+    """ClusterShell's program of a gateway, which first reports why this machine cannot be one.
 
-    Several commands share one connection here: ClusterShell gives a command's input to the last
-    of them, so that each is kept with its number. And the end of one node's command comes through
-    the connection as well. A second row of gateways gets a command's input again when
-    the command is started anew.
+    Several commands share one connection here, and ClusterShell gives all input to the last one.
+    So commands are kept by number. The order to end one node's command is new. When a command
+    starts again through a second row of gateways, it gets its input again.
     """
     try:
         import ClusterShell
@@ -102,21 +102,21 @@ def run_gateway(version: str, bounds: tuple[Any, ...]) -> None:
         sys.stderr.write(f"nodeready: ClusterShell {installed} there, {version} here\n")
         sys.exit(3)
     if "CLUSTERSHELL_GW_LOG_DIR" not in os.environ:
-        # Its log would be a file in /tmp, whose name any user can turn into a link.
+        # Its log would be a file in /tmp, which any user can replace with a link.
         os.environ["CLUSTERSHELL_GW_LOG_DIR"] = os.devnull
         logging.disable(logging.CRITICAL)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # ClusterShell chooses the class of the gateway's ssh: there is no other place for the bounds.
+    # ClusterShell itself chooses the class of the gateway's ssh.
     from ClusterShell.Worker.Exec import ExecClient
 
     ExecClient._read = bounded_read(*bounds)
     invoked: Any = []
 
-    class GatewayChannelTree(TreeWorker):  # type: ignore[misc]
-        def __init__(self, *words: Any, **named: Any) -> None:
-            TreeWorker.__init__(self, *words, **named)
+    class GatewayTree(TreeWorker):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            TreeWorker.__init__(self, *args, **kwargs)
             self.invoke_gateway = invoked[-1]
             self.nr_sent: Any = []
 
@@ -150,20 +150,20 @@ def run_gateway(version: str, bounds: tuple[Any, ...]) -> None:
                         else:
                             channel.write(nodes=nodes & targets, buf=buf, worker=self)
 
-    Alone: Any = Gateway.GatewayChannel
+    OneCommandChannel: Any = Gateway.GatewayChannel
 
-    class Several(Alone):  # type: ignore[misc]
+    class CommandsChannel(OneCommandChannel):  # type: ignore[misc]
         propagation: Any
 
         def __init__(self, task: Any) -> None:
-            Alone.__init__(self, task)
+            OneCommandChannel.__init__(self, task)
             self.nr_trees: Any = {}
 
         def recv_ctl(self, msg: Any) -> None:
             action = getattr(msg, "action", "")
             if action == "shell":
                 invoked.append(msg.data_decode()["invoke_gateway"])
-                Alone.recv_ctl(self, msg)
+                OneCommandChannel.recv_ctl(self, msg)
                 self.nr_trees[msg.srcid] = self.propagation
                 return
             self.propagation = self.nr_trees.get(msg.srcid)
@@ -177,10 +177,10 @@ def run_gateway(version: str, bounds: tuple[Any, ...]) -> None:
                             client.abort()
                 self._ack(msg)
             else:
-                Alone.recv_ctl(self, msg)
+                OneCommandChannel.recv_ctl(self, msg)
 
-    # ClusterShell's program takes no classes as arguments.
-    Gateway.TreeWorker, Gateway.GatewayChannel = GatewayChannelTree, Several
+    # ClusterShell's program has no arguments for these classes.
+    Gateway.TreeWorker, Gateway.GatewayChannel = GatewayTree, CommandsChannel
     Gateway.gateway_main()
 
 

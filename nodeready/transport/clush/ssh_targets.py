@@ -19,14 +19,12 @@ from nodeready.transport.base import (
     CONNECT_TIMEOUT_S,
     DEAD_AFTER_S,
     KEEPALIVE_S,
-    UNREACHABLE,
-    Failure,
 )
 
 if TYPE_CHECKING:
     from pyinfra.api import Host
 
-#: Seconds for the rest of a login, beyond the limit of ssh's on TCP, banner and keys.
+#: Seconds for the rest of a login, after ConnectTimeout: TCP, banner and key exchange.
 LOGIN_S = 10
 
 
@@ -37,15 +35,14 @@ LOGIN_S = 10
 class SshTarget:
     """The target of ssh for a node, from the inventory.
 
-    destination: for ssh here: an address, or the name
-    options:  of ssh here
-    user:     "": ssh's own configuration tells; travels to a gateway
-    key:      the private key; "": ssh's own
-    direct_reason: why it is never asked through a gateway; "": it may be
-    sudo:     run what is asked as root
-    password: sudo's; "": none
-    refused:  why ClusterShell cannot ask the node; "": it can
-    shown, known_hosts: for the words of a failure
+    destination:   the argument of ssh: an address, or the name
+    user:          also for the ssh of a gateway; "": ssh's configuration has it
+    key:           the private key; "": ssh's configuration has it
+    direct_reason: why no gateway is used; "": gateways may be used
+    sudo:          run scripts as root
+    password:      sudo's; "": none
+    refused:       why ClusterShell cannot ask the node; "": it can
+    display_address, known_hosts: for error messages
     """
 
     name: str
@@ -57,22 +54,18 @@ class SshTarget:
     sudo: bool = False
     password: str = ""
     refused: str = ""
-    shown: str = ""
+    display_address: str = ""
     known_hosts: str = "~/.ssh/known_hosts"
 
-    def unreachable(self, errors: str) -> Failure:
-        """The failure of a connection, from ssh's standard error."""
-        return Failure(kind=UNREACHABLE, error=self.failure_text(errors))
-
     def failure_text(self, errors: str, gateway: str = "") -> str:
-        """Why there is no connection. gateway: whose ssh failed; "": this machine's"""
-        # It loads paramiko and pyinfra, which ClusterShell's process needs for this alone.
+        """Why ssh failed on this machine, or on the gateway of this name."""
+        # It loads paramiko and pyinfra, which ClusterShell's process does not need otherwise.
         from nodeready.transport.connection import connect_error
 
         place = f" of gateway {gateway}" if gateway else ""
         return connect_error(
             connect_error_words(errors),
-            self.name if gateway else self.shown or self.destination,
+            self.name if gateway else self.display_address or self.destination,
             user=self.user or ("its own" if gateway else getpass.getuser()),
             key=f"any key{place}" if gateway else self.key or "any key of the agent or ~/.ssh",
             known_hosts=f"~/.ssh/known_hosts{place}" if gateway else self.known_hosts,
@@ -80,9 +73,9 @@ class SshTarget:
         )
 
 
-#: What OpenSSH's ssh says, and paramiko's words for the same, which `connection.connect_error`
-#: reads. The first match counts.
-SSH_SAYS = tuple(
+#: OpenSSH's errors, and paramiko's words for them, which `connection.connect_error` knows. The
+#: first match counts.
+SSH_ERRORS = tuple(
     (re.compile(pattern, re.IGNORECASE), words)
     for pattern, words in (
         (r"host identification has changed|host key for .* has changed", "host key error"),
@@ -109,31 +102,32 @@ SSH_SAYS = tuple(
 
 def connect_error_words(errors: str) -> str:
     """ssh's standard error in the words that `connect_error` knows."""
-    for pattern, words in SSH_SAYS:
+    for pattern, words in SSH_ERRORS:
         if pattern.search(errors):
             return words
     rows = [row.strip() for row in errors.splitlines() if row.strip()]
     return sanitise(rows[-1][:200]) if rows else "timed out"
 
 
-#: pyinfra's arguments that change a command in a way that only pyinfra knows.
-_PYINFRAS = (
+#: pyinfra's arguments that change a command, which only pyinfra supports.
+_PYINFRA_ARGUMENTS = (
     "_su_user", "_doas", "_dzdo", "_sudo_user", "_env", "_chdir", "_use_su_login",
     "_use_sudo_login", "_preserve_sudo_env",
 )  # fmt: skip
 
 
 def ssh_target(host: Host, sudo: bool = False) -> SshTarget:
-    """How to reach a host of an inventory. sudo: pyinfra's configuration asks for it"""
+    """How to reach a host of an inventory. sudo: the default from pyinfra's configuration"""
     data: Any = host.data
     name = str(host.name)
 
     def text_of(key: str) -> str:
         value = data.get(key)
-        return "" if value in (None, "") else str(value)
+        return "" if value is None else str(value)
 
     user, key, port = text_of("ssh_user"), text_of("ssh_key"), text_of("ssh_port")
-    to = text_of("ssh_hostname") or name
+    destination = text_of("ssh_hostname") or name
+    has_own_port = port not in ("", "22")
     known_hosts = text_of("ssh_known_hosts_file")
     options = [
         *COMMON,
@@ -153,26 +147,26 @@ def ssh_target(host: Host, sudo: bool = False) -> SshTarget:
     refused = ""
     if name.startswith("@"):
         refused = f"{name} is a connector of pyinfra's: ask with --via ssh"
-    elif only := [name for name in ("ssh_password", "ssh_key_password") if text_of(name)]:
-        refused = f"{only[0]} is for pyinfra's own ssh: ask with --via ssh"
-    elif only := [name for name in _PYINFRAS if data.get(name)]:
-        refused = f"{only[0]} is pyinfra's: ask with --via ssh"
+    elif keys := [key for key in ("ssh_password", "ssh_key_password") if text_of(key)]:
+        refused = f"{keys[0]} is for pyinfra's own ssh: ask with --via ssh"
+    elif keys := [key for key in _PYINFRA_ARGUMENTS if data.get(key)]:
+        refused = f"{keys[0]} is pyinfra's: ask with --via ssh"
     return SshTarget(
         name=name,
-        destination=to,
+        destination=destination,
         options=tuple(options),
         user=user,
         key=absolute(key) if key else "",
-        direct_reason="a port of its own" if port not in ("", "22") else "",
+        direct_reason="a port of its own" if has_own_port else "",
         sudo=bool(sudo if sudo_value is None else sudo_value),
         password=text_of("_sudo_password"),
         refused=refused,
-        shown=to if port in ("", "22") else f"[{to}]:{port}",
+        display_address=f"[{destination}]:{port}" if has_own_port else destination,
         known_hosts=known_hosts or "~/.ssh/known_hosts",
     )
 
 
-#: Of every ssh here.
+#: Options of every ssh here.
 COMMON = (
     "-oBatchMode=yes", "-oLogLevel=ERROR", "-oControlMaster=no", "-oForwardAgent=no",
     "-oForwardX11=no", "-oClearAllForwardings=yes", "-oRequestTTY=no",
@@ -187,17 +181,17 @@ def absolute(path: str) -> str:
 
 
 def _strict(word: str) -> str:
-    """pyinfra's word as ssh's: a changed key is never accepted, and no question is asked."""
+    """pyinfra's word as ssh's: never accept a changed key, and never ask."""
     return "yes" if word in ("yes", "ask") else "accept-new"
 
 
 def without_own_keys(targets: Iterable[SshTarget]) -> list[SshTarget]:
-    """The same, where a node with another key than most is asked directly: no gateway has it."""
+    """The targets; one with another key than most uses no gateway, which lacks that key."""
     targets = list(targets)
-    usual = Counter(target.key for target in targets).most_common(1)
+    usual_keys = Counter(target.key for target in targets).most_common(1)
     return [
         target
-        if target.direct_reason or target.key == usual[0][0]
+        if target.direct_reason or target.key == usual_keys[0][0]
         else replace(target, direct_reason="a key of its own")
         for target in targets
     ]
@@ -207,7 +201,7 @@ def without_own_keys(targets: Iterable[SshTarget]) -> list[SshTarget]:
 class ClushPlan:
     """The first message to ClusterShell's process.
 
-    gateways: how to reach the hosts of the inventory; some may be gateways
+    gateways: the targets of all hosts of the inventory, of which some may be gateways
     topology: the file; "": none
     fanout:   ssh programs at once; 0: as ClusterShell's configuration has it
     """
@@ -219,7 +213,7 @@ class ClushPlan:
     fanout: int
 
 
-# --- Gateways, as topology.conf has them.
+# --- The gateways in topology.conf.
 
 
 def topology_file() -> str:
@@ -231,32 +225,32 @@ def topology_file() -> str:
 def tree_of(path: str) -> Any:
     """ClusterShell's tree, seen from this machine. Raises what ClusterShell's parser raises."""
     with open(path, encoding="utf-8"):
-        pass
+        pass  # The parser skips a file that cannot be opened.
     return Topology.TopologyParser(path).tree(socket.gethostname().split(".")[0])
 
 
-def rows(tree: Any) -> dict[str, tuple[str, ...]]:
-    """Node that stands below gateways of this machine's -> those gateways, a row of the tree."""
-    row_of: dict[str, tuple[str, ...]] = {}
+def gateways_by_node(tree: Any) -> dict[str, tuple[str, ...]]:
+    """Node behind gateways -> the gateways next to this machine, a row of the tree."""
+    gateways_of: dict[str, tuple[str, ...]] = {}
     for group in tree.root.children():
         groups = list(group.children())
         while groups:
             router = groups.pop()
-            row_of.update(dict.fromkeys(router.nodeset, tuple(group.nodeset)))
+            gateways_of.update(dict.fromkeys(router.nodeset, tuple(group.nodeset)))
             groups += router.children()
-    return row_of
+    return gateways_of
 
 
 def has_gateways(names: Iterable[str], topology: str | None = None) -> bool:
     """Whether the tree has gateways between this machine and most of these nodes.
 
-    topology: as for `Clush`. A file that cannot be read has none here: `Clush` says why
+    topology: as for `Clush`, which reports a file that cannot be read; here it has none
     """
     path, selected = topology or topology_file(), {*names}
     if not path:
         return False
     try:
-        behind_gateways = selected & rows(tree_of(path)).keys()
-    except Exception:  # noqa: BLE001 - its parser raises what it meets
+        behind_gateways = selected & gateways_by_node(tree_of(path)).keys()
+    except Exception:  # noqa: BLE001 - ClusterShell's parser raises many kinds
         return False
     return 2 * len(behind_gateways) > len(selected)

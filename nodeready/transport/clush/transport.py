@@ -1,8 +1,8 @@
 """The transport by ClusterShell: its workers, its tree of gateways (topology.conf), over ssh.
 
-ClusterShell's event loop does not run under gevent: it runs in another process (`child`),
-whose one thread does all that is done there. What is asked of many nodes in the same words is one
-worker of ClusterShell's, and each node's answer is handed on when that node's command ends.
+ClusterShell's event loop does not run under gevent: it is the one thread of another process
+(`child`). The same script for many nodes is one worker of ClusterShell's, and the answer of a node
+is passed on when its command ends.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from nodeready.transport.sudo import as_root
 if TYPE_CHECKING:
     from pyinfra.api import Config, Host
 
-#: Seconds without a word from ClusterShell's process after which it is taken for hung.
+#: Seconds without an answer of ClusterShell's process, after which it is considered hung.
 _SILENT_S = 30.0
 
 
 class ClushError(TransportUnavailable):
-    """ClusterShell cannot be used here; one line."""
+    """ClusterShell cannot be used here, or with this topology.conf; one line."""
 
 
 class Clush(WorkerTransport):
     """The nodes of an inventory, asked by ClusterShell.
 
-    hosts:    pyinfra's, the selected ones
-    config:   pyinfra's configuration, whose SUDO asks for root's rights; None: host data alone
+    hosts:    the selected hosts of pyinfra's inventory
+    config:   pyinfra's configuration, for its SUDO; None: only the data of the hosts
     further_hosts: of the inventory; some may be gateways
     topology: topology.conf; None: where ClusterShell looks for it; "": no tree
-    fanout:   how many nodes are asked at once, by us and by each gateway; 0: as ClusterShell's
-              defaults.conf says, 64 without it, and on a gateway never more than 64
-    tell:     gets one line about each gateway that is not used
+    fanout:   number of nodes that this machine asks at once, and each gateway; 0: the fanout in
+              ClusterShell's defaults.conf (64 without it), and 64 on a gateway
+    notify:   shows the user a line about each gateway that is not used
 
-    What a connection sees of sshd's host keys stays in ssh: `ssh_peers` is empty.
+    Only ssh sees the host keys: `ssh_peers` is empty.
     Raises ClushError without an ssh program, and for a ``topology`` that cannot be read.
     """
 
@@ -70,7 +70,7 @@ class Clush(WorkerTransport):
         further_hosts: Iterable[Host] = (),
         topology: str | None = None,
         fanout: int = 0,
-        tell: Callable[[str], object] = lambda text: None,
+        notify: Callable[[str], object] = lambda text: None,
         run: str = "",
     ) -> None:
         sudo = bool(config is not None and config.SUDO)
@@ -94,14 +94,14 @@ class Clush(WorkerTransport):
             fanout,
         )
         self._target_of = {target.name: target for target in self._targets}
-        self._tell = tell
+        self._notify = notify
         self._watching: Any = None
 
     def start(self) -> list[WorkerProcess]:
-        """Start a fresh interpreter in a new session: we pass Ctrl-C on."""
+        """Start a fresh interpreter, in a new session: Ctrl-C is for the parent."""
         parent_end, child_end = gevent.socket.socketpair()
         os.set_inheritable(child_end.fileno(), True)
-        # Nothing is imported from the current directory: the path is ours without it.
+        # The child has our path, without the current directory.
         path = [entry for entry in sys.path if entry.startswith("/")]
         code = (
             f"import sys; sys.path[:] = {path!r}; "
@@ -120,8 +120,7 @@ class Clush(WorkerTransport):
         return [worker]
 
     def note(self, text: str) -> None:
-        """A line of the child's for the user."""
-        self._tell(text)
+        self._notify(text)
 
     def __enter__(self) -> Clush:
         super().__enter__()
@@ -133,14 +132,12 @@ class Clush(WorkerTransport):
         super().__exit__(*problem)
 
     def _watch(self) -> None:
-        """End a silent child, so that everything that waits for it fails."""
+        """Kill a silent child, so that all questions to it fail."""
         (worker,) = self._workers
         while not worker.gone_reason:
             gevent.sleep(_SILENT_S / 3)
-            if (
-                self.question(worker, "ssh_peers", limit_s=_SILENT_S) is None
-                and not worker.gone_reason
-            ):
+            answer = self.ask_worker(worker, "ssh_peers", limit_s=_SILENT_S)
+            if answer is None and not worker.gone_reason:
                 worker.kill_reason = f"gave no sign for {_SILENT_S:.0f} s, and was ended"
                 with contextlib.suppress(OSError):
                     os.kill(worker.pid, signal.SIGKILL)
@@ -153,7 +150,7 @@ class Clush(WorkerTransport):
             self._target_of[name] = replace(self._target_of[name], password=password)
 
     def open(self, request: Request) -> LineChannel:
-        """See Transport. ClusterShell's worker for this node alone, whose input stays open."""
+        """See Transport. A worker of ClusterShell's for this node, whose input stays open."""
         target = self._target_of[request.node]
         command = shell.command(request.script, request.limit_s, self.tag, request.payload)
         stdin = as_root(command, target.password).stdin if target.sudo else command.stdin
@@ -166,10 +163,10 @@ class _ClushStream:
     """A command that ClusterShell runs on one node, as a Stream."""
 
     def __init__(self, transport: Clush, request: Request) -> None:
-        self._process = transport.worker_of[request.node]
+        self._worker = transport.worker_of[request.node]
         self._open = contextlib.ExitStack()
-        self._number, self._frames = self._open.enter_context(transport.wait())
-        self._process.send("open", self._number, request)
+        self._number, self._frames = self._open.enter_context(transport.numbered_queue())
+        self._worker.send("open", self._number, request)
 
     def read(self, limit_s: float) -> bytes:
         """See Stream. Raises TimeoutError, and ValueError with why the command ended."""
@@ -178,9 +175,7 @@ class _ClushStream:
         except Empty:
             raise TimeoutError from None
         if kind == "gone":
-            raise ValueError(
-                self._process.gone_reason or "no answer from the process that asks it"
-            )
+            raise ValueError(self._worker.gone_reason or "no answer from the process that asks it")
         if kind == "over":
             if details[1]:
                 raise ValueError(details[1])
@@ -188,10 +183,9 @@ class _ClushStream:
         return cast("bytes", details[1])
 
     def write(self, data: bytes, limit_s: float) -> None:
-        """See Stream."""
-        self._process.send("line", self._number, data)
+        self._worker.send("line", self._number, data)
 
     def close(self) -> None:
-        """The command's input ends, and with that the command."""
-        self._process.send("close", self._number)
+        """End the command's input, and thereby the command."""
+        self._worker.send("close", self._number)
         self._open.close()

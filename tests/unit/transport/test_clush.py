@@ -32,10 +32,9 @@ WAY = SshTarget("n1", "n1", user="root", key="/k")
 
 @pytest.mark.parametrize("case", cases(__file__, "data/ssh_errors.json"))
 def test_an_error_of_ssh_has_the_words_of_the_other_carrier(case):
-    failure = WAY.unreachable(case["said"])
-    assert failure.kind == "unreachable"
-    assert failure.error.startswith(case["error"])
-    assert "\x1b" not in failure.error
+    error = WAY.failure_text(case["said"])
+    assert error.startswith(case["error"])
+    assert "\x1b" not in error
     words = "n1 refused user root with any key of gateway gw1"
     assert WAY.failure_text("Permission denied (publickey)", "gw1") == words
     assert connect_error_words("") == "timed out"
@@ -44,9 +43,9 @@ def test_an_error_of_ssh_has_the_words_of_the_other_carrier(case):
 def lines_of(out=(), error=()):
     lines = NodeOutput(NONCE.encode(), 1000)
     for row in out:
-        lines.out(row)
+        lines.add_line(row)
     for row in error:
-        lines.error(row)
+        lines.add_error_line(row)
     return lines
 
 
@@ -120,7 +119,7 @@ def test_the_data_of_an_inventory_are_options_of_ssh():
     own = ssh_target(
         host(**data, ssh_known_hosts_file="/known", ssh_strict_host_key_checking="no")
     )
-    assert (own.destination, own.shown, own.direct_reason) == (
+    assert (own.destination, own.display_address, own.direct_reason) == (
         "10.0.0.1",
         "[10.0.0.1]:2222",
         "a port of its own",

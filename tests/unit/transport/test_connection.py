@@ -221,7 +221,7 @@ def test_a_file_that_may_not_be_read_knows_something(tmp_path):
     directory.mkdir()
     with pytest.raises(SshConfigError, match="known hosts"):
         KnownHostsFiles([str(directory)])
-    assert KnownHostsFiles([str(directory)], shared=[str(directory)]).about("x") == []
+    assert KnownHostsFiles([str(directory)], optional=[str(directory)]).about("x") == []
 
 
 class Held:

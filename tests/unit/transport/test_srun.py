@@ -39,7 +39,6 @@ def squeue(program, monkeypatch):
         program("scontrol", "printf 'n1\\nn2\\n'\n")
         monkeypatch.setattr(os, "geteuid", lambda: uid)
         monkeypatch.setattr(allocation, "_own_name", lambda: "ada")
-        return dict(os.environ)
 
     return prints
 
@@ -52,12 +51,14 @@ def test_ones_own_job_that_runs_can_be_asked_and_nobody_elses(squeue):
         ("7|RUNNING|ada|n1\n8|RUNNING|ada|n2\n", "is an array"),
         ("7|RUNNING\n", "does not run any more"),
     ):
+        squeue(row)
         with pytest.raises(SrunError) as caught:
-            running("7", squeue(row))
+            running("7")
         assert str(caught.value).startswith(f"--job 7: {why}")
     # Root may have an srun of the user's; Slurm tells whether that is so.
     for uid, user in ((1000, "ada"), (1000, "1000"), (0, "bob")):
-        assert running("7", squeue(f"7|RUNNING|{user}|n[1-2]\n", uid)).number == "7"
+        squeue(f"7|RUNNING|{user}|n[1-2]\n", uid)
+        assert running("7").number == "7"
 
 
 def step(*nodes: str) -> tuple[StepOutput, dict[str, Answer]]:
