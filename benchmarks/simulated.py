@@ -358,9 +358,11 @@ def _run(profile: str, nodes: int, directory: Path, *, facts: bool) -> Simulated
     policies = {f"gpu{n:05}": policy if n % 100 else odd for n in range(nodes)}
     chosen, selection = snapshot.probes(), select()
     formats = {
-        name: form for name, form in FORMATS["audit"].items() if (form.tell is not None) == facts
+        name: form
+        for name, form in FORMATS["audit"].items()
+        if (form.write_facts is not None) == facts
     }
-    tell = next(iter(formats.values())).tell
+    tell = next(iter(formats.values())).write_facts
     render: dict[str, float] = {}
     start = time.perf_counter()
     with AuditWorkers(policies, tell) as workers:

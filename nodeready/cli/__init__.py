@@ -20,7 +20,7 @@ from nodeready.exit_codes import exit_code, handle_signals
 from nodeready.shell import search_path
 from nodeready.text import sanitise
 
-#: Subcommand -> its line in the help. The command's module, of the same name, is imported when the
+#: Subcommand -> its line in the help. The module of the same name is imported only when the
 #: command is used, so that --help is quick.
 _COMMANDS = {
     "completion": "Completion for bash, zsh or fish.",
@@ -41,16 +41,14 @@ _COMMANDS = {
     "lab": "A cluster of real SSH nodes on this machine.",
 }
 #: The commands that contact nodes.
-_CONTACT_NODES = frozenset(
-    {"audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores", "incident"}
-    | {"watch", "smoke"}
-)
+_CONTACT_NODES = frozenset(_COMMANDS) - {"completion", "run", "bundle", "explain", "lab"}
 
 
 @functools.cache
 def patch() -> None:
-    """Have gevent patch the standard library, before anything else opens a socket, as pyinfra's
-    own command does.
+    """Have gevent patch the standard library, as pyinfra's own command does.
+
+    Call it before anything opens a socket.
     """
     from gevent import monkey
 
@@ -64,10 +62,10 @@ def patch() -> None:
 
 
 def _patched(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """The callback of a command that contacts nodes; it patches the standard library first.
+    """The callback of a command that contacts nodes, with `patch` before it.
 
-    `resolve_command` patches nothing if a word of the command line is ``--help``. But this word
-    may be the value of another option, and then the command runs.
+    `resolve_command` does not patch if a word of the command line is ``--help``. That word may be
+    the value of another option, and then the command runs.
     """
 
     @functools.wraps(callback)
@@ -100,9 +98,9 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, but gevent's patches precede the import of a command that contacts nodes.
+        """As click does, but patch before the import of a command that contacts nodes.
 
-        There are no patches for --help and completion, which contact no node.
+        --help and completion contact no node, and need no patch.
         """
         contacts_nodes = (
             self.is_the_command and args[0] in _CONTACT_NODES and not ctx.resilient_parsing
@@ -191,10 +189,7 @@ def main(arguments: list[str] | None = None) -> Any:
     _Commands.is_the_command = True
     try:
         status = cli.main(
-            arguments,
-            prog_name="nodeready",
-            standalone_mode=False,
-            obj=original_path,
+            arguments, prog_name="nodeready", standalone_mode=False, obj=original_path
         )
         sys.exit(status or 0)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -211,7 +206,7 @@ def main(arguments: list[str] | None = None) -> Any:
     except (KeyboardInterrupt, click.Abort):
         sys.exit(exit_code(interrupted=True))
     except BrokenPipeError:
-        # The reader of our output went away; Python would complain once more when it exits.
+        # The reader of standard output has ended. Without this, Python complains when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(exit_code(failed=True))
     except OSError as error:

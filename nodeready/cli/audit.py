@@ -10,17 +10,19 @@ import click
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit, audit_code
 from nodeready.audit.fleet import distinguishing_groups, probed_subjects
 from nodeready.cli.conversations import probe_nodes
-from nodeready.cli.options import Refused, asking, option, report, steps_option
+from nodeready.cli.options import (
+    Refused,
+    option,
+    report_options,
+    srun_job_option,
+    transport_options,
+)
 from nodeready.cli.recorded import recorded_audit, recorded_source
 from nodeready.cli.screen import Screen, refuse_unwritable, show
 from nodeready.cli.targets import TargetOptions, Targets, select_targets
 from nodeready.reports.nagios import nagios_code
-from nodeready.reports.registry import Options, find, names
-from nodeready.subjects.registry import (
-    CheckSelection,
-    SelectionError,
-    select,
-)
+from nodeready.reports.registry import Options, find_format
+from nodeready.subjects.registry import CheckSelection, SelectionError, select
 from nodeready.text import utc_now
 from nodeready.transport.base import INTERRUPTED
 from nodeready.transport.snapshots import PROBE_TIMEOUT_S, SnapshotReply
@@ -41,14 +43,15 @@ def audit_document(
     started: str,
     workers: AuditWorkers,
 ) -> Audit:
-    """The audit of these replies.
+    """The audit of these replies to a probe of targets with an inventory.
 
-    replies: without the snapshots that the workers have
+    replies: without the snapshots that the workers hold
     """
     from nodeready.subjects.context import FleetContext
     from nodeready.transport.fleet_context import fleet_context
 
-    transport, inventory = targets.transport, targets.all
+    assert targets.inventory is not None
+    transport, inventory = targets.transport, targets.inventory
     replies = workers.settle(replies)
     context = FleetContext(targets.policies)
     if all(reply.kind != INTERRUPTED for reply in replies):
@@ -68,7 +71,7 @@ def audit_document(
 
 @click.command()
 @click.argument("inventory")
-@report(*names("audit"))
+@report_options("audit")
 @option("--only", metavar="CHECK,...", help="Only these checks or subjects: gpus,nics.mtu.")
 @option("--skip", metavar="CHECK,...", help="Checks or subjects to skip.")
 @option(
@@ -97,8 +100,8 @@ def audit_document(
     help="With --recorded: file with the bearer token for Prometheus.",
     general=False,
 )
-@steps_option
-@asking
+@srun_job_option
+@transport_options
 def audit(
     inventory: str,
     *,
@@ -137,16 +140,15 @@ def audit(
     with contextlib.ExitStack() as exit_stack:
         if source is not None:
             document, nodes = recorded_audit(
-                inventory, options, source, timeout, selection, part=bool(only or skip)
+                inventory, options, source, timeout, selection, is_partial=bool(only or skip)
             )
         else:
             nodes = select_targets(inventory, options, job=job, tell=screen.note)
             from nodeready.audit.workers import AuditWorkers
 
             # The workers are forked before any connection is made.
-            workers = exit_stack.enter_context(
-                AuditWorkers(nodes.policies, find("audit", format).tell)
-            )
+            write_facts = find_format("audit", format).write_facts
+            workers = exit_stack.enter_context(AuditWorkers(nodes.policies, write_facts))
             with nodes.transport:
                 subjects = probed_subjects(selection)
                 replies = probe_nodes(nodes, screen, subjects, timeout, read=workers.read)

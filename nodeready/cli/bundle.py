@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -15,8 +14,7 @@ from nodeready.exit_codes import OK
 from nodeready.files import write_atomically
 from nodeready.policy import Policy
 from nodeready.policy.policy import as_data, digest
-from nodeready.reports.lines import grouped
-from nodeready.reports.lines import nodes as folded
+from nodeready.reports.lines import grouped, node_set
 from nodeready.text import counted
 from nodeready.transport.bundle import build
 
@@ -26,19 +24,16 @@ def _common_policy(policies: Mapping[str, Policy]) -> Policy:
     if len({*policies.values()}) == 1:
         return next(iter(policies.values()))
     data = {name: as_data(policy) for name, policy in policies.items()}
-    keys = [key for key in next(iter(data.values())) if len(_values(data, key)) > 1]
-    differences = "; ".join(
-        f"{key} ({', '.join(f'{folded(names)}: {value}' for value, names in _values(data, key))})"
-        for key in keys
-    )
+    differences = []
+    for key in next(iter(data.values())):
+        values = grouped((repr(settings[key]), name) for name, settings in data.items())
+        if len(values) > 1:
+            texts = (f"{node_set(names)}: {value}" for value, names in values)
+            differences.append(f"{key} ({', '.join(texts)})")
     raise Refused(
-        f"a bundle has one policy, and these nodes differ: {differences}: choose by --limit"
+        f"a bundle has one policy, and these nodes differ: {'; '.join(differences)}: "
+        "choose by --limit"
     )
-
-
-def _values(data: Mapping[str, Mapping[str, Any]], key: str) -> list[tuple[str, list[str]]]:
-    """The values of one setting with the nodes that have it, the most common first."""
-    return grouped((repr(settings[key]), name) for name, settings in data.items())
 
 
 @click.command()

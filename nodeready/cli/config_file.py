@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from nodeready.cli.options import Refused, common_options
+from nodeready.cli.options import Refused, shared_option_names
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -37,7 +37,7 @@ def defaults_of(command: click.Command, commands: Iterable[str]) -> dict[str, An
     """
     _refuse_unsafe_directories()
     options = {param.name: param for param in command.params if isinstance(param, click.Option)}
-    shared = common_options()
+    shared = shared_option_names()
     defaults: dict[str, Any] = {}
     for path in (SYSTEM, user_file()):
         data = _read(path)
@@ -55,7 +55,7 @@ def defaults_of(command: click.Command, commands: Iterable[str]) -> dict[str, An
 
 
 def _refuse_unsafe(path: str | Path, prefix: str = "") -> None:
-    """For root: raise Refused for a path that another user can write. prefix: of the error"""
+    """For root: raise Refused, with this prefix, for a path that another user can write."""
     from nodeready.inventory import trust
 
     reason = trust.distrust(path, remedy=trust.SET_VARIABLE)
@@ -66,7 +66,7 @@ def _refuse_unsafe(path: str | Path, prefix: str = "") -> None:
 def _refuse_unsafe_directories() -> None:
     """For root: raise Refused if a variable names a directory that another user can change.
 
-    nodeready trusts its files there: the py-spy for the nodes, and the nodes that failed.
+    nodeready trusts its own files there: the py-spy for the nodes, and the list of failed nodes.
     """
     for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
         if directory := os.environ.get(name):
@@ -85,7 +85,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _option_name(path: Path, key: str, options: Iterable[str]) -> str:
-    """The option of a key. Raises Refused, with a similar option, if there is none."""
+    """The option of a key. Raises Refused, with the most similar option, for an unknown key."""
     name = key.replace("-", "_")
     if name not in options:
         from nodeready.policy.fields import closest_word
@@ -99,8 +99,8 @@ def _option_name(path: Path, key: str, options: Iterable[str]) -> str:
 def _option_value(option: click.Option, value: Any) -> Any:
     """The value as click takes it.
 
-    A list is the values of an option that may be given several times, or the comma-separated words
-    of another option.
+    A list gives an option that may be repeated its values, and another option its words, which are
+    then separated by commas.
     """
     if option.multiple:
         return tuple(map(str, value)) if isinstance(value, list) else (str(value),)

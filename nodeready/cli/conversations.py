@@ -44,11 +44,11 @@ def converse(
     *,
     on_interrupt: str = "",
 ) -> dict[str, ResultT | Failure]:
-    """Hold a conversation with each node, with progress; asks once for sudo's password.
+    """Hold a conversation with each node, with progress; ask once for sudo's password.
 
     activity:     the word beside the progress
     names:        of the nodes; None: all
-    on_interrupt: printed when an interrupt ends what runs on the nodes
+    on_interrupt: the line that is printed once after an interrupt
     """
     results: dict[str, ResultT | Failure] = {}
     is_announced = False
@@ -102,24 +102,23 @@ def probe_nodes(
     limit_s: int = PROBE_TIMEOUT_S,
     on_interrupt: str = "",
     *,
+    names: Iterable[str] | None = None,
     read: Read = SnapshotQuestion.read,
 ) -> list[SnapshotReply]:
-    """Probe every node.
+    """Probe the nodes.
 
     subjects:     to probe; None: all
     limit_s:      seconds for one node
-    on_interrupt: as for `converse`
+    names, on_interrupt: as for `converse`
     read:         makes the snapshot of an answer
     """
     chosen = None if subjects is None else tuple(subjects)
     transport, policies = targets.transport, targets.policies
+
+    def conversation(name: str) -> Conversation[SnapshotReply]:
+        return take_snapshot(name, policies[name], chosen, limit_s, read, nonce=transport.nonce)
+
     results = converse(
-        transport,
-        screen,
-        "looking",
-        lambda name: take_snapshot(
-            name, policies[name], chosen, limit_s, read, nonce=transport.nonce
-        ),
-        on_interrupt=on_interrupt,
+        transport, screen, "looking", conversation, names, on_interrupt=on_interrupt
     )
     return [SnapshotReply.of(name, result) for name, result in results.items()]

@@ -11,12 +11,12 @@ import click
 from nodeready.cli.conversations import ask_with_progress
 from nodeready.cli.options import (
     Refused,
-    asking,
     format_option,
     local_option,
     option,
     output_directory,
     since_option,
+    transport_options,
 )
 from nodeready.cli.screen import Screen, show
 from nodeready.cli.targets import (
@@ -31,7 +31,7 @@ from nodeready.cli.values import past, seconds_ago
 from nodeready.exit_codes import OK, exit_code
 from nodeready.files import own_directory, write_atomically
 from nodeready.reports.cores_table import size, summary
-from nodeready.reports.registry import find, names
+from nodeready.reports.registry import find_format
 from nodeready.text import sanitise
 from nodeready.triage.cores import CoreDumper, Cores, DumpError, collect_cores
 
@@ -56,35 +56,26 @@ def _write(cores: Cores, path: Path) -> None:
     for crash, name in zip(cores.crashes, cores.file_names, strict=True):
         if crash.text:
             write_atomically(path / name, [crash.text], _MODE)
-    write_atomically(path / "cores.json", find("cores", "json").render(cores), _MODE)
+    write_atomically(path / "cores.json", find_format("cores", "json").render(cores), _MODE)
 
 
-def _nodes(
+def _targets(
     inventory: str | None, options: TargetOptions, job: str | None, screen: Screen
 ) -> Targets:
-    """The nodes of INVENTORY. By srun in the job only while it runs: a job with cores has often
-    ended."""
-    steps = job if options.via == "srun" else None
-    if steps is not None and inventory is not None:
+    """The nodes of INVENTORY. With --via srun, inside the job only while the job runs: a job with
+    cores has often ended."""
+    srun_job = job if options.via == "srun" else None
+    if srun_job is not None and inventory is not None:
         try:
-            running_job(steps)
+            running_job(srun_job)
         except Refused as refused:
-            screen.note(f"{refused.message}; an allocation of our own asks the nodes")
-            steps = None
-    return select_targets(inventory, options, job=steps, tell=screen.note)
-
-
-def _code(cores: Cores) -> int:
-    return exit_code(
-        interrupted=not cores.complete,
-        failed=bool(cores.errors.keys() - cores.unreachable),
-        unreachable=bool(cores.unreachable),
-        check=bool(cores.unread),
-    )
+            screen.note(f"{refused.message}; the nodes are asked in a new allocation")
+            srun_job = None
+    return select_targets(inventory, options, job=srun_job, tell=screen.note)
 
 
 def _dump(dumper: CoreDumper, screen: Screen, yes: bool) -> int:
-    """Take a core of a live process: preview, confirmation, core, state of the process."""
+    """Take a core of a live process, after a preview and a confirmation. Returns the exit code."""
     try:
         preview = dumper.preview()
         text = (
@@ -125,7 +116,7 @@ def _dump(dumper: CoreDumper, screen: Screen, yes: bool) -> int:
 @click.command()
 @click.argument("inventory", required=False)
 @local_option
-@since_option("those written")
+@since_option("cores written")
 @option("--job", metavar="ID", help="Only this job: of Slurm, torchrun, or ADDRESS:PORT.")
 @option(
     "--gcore",
@@ -135,9 +126,9 @@ def _dump(dumper: CoreDumper, screen: Screen, yes: bool) -> int:
     help="Dump this live process first (pauses it).",
 )
 @output_directory("Write each backtrace to DIR/NODE-PID.txt, and DIR/cores.json.")
-@format_option(*names("cores"))
+@format_option("cores")
 @option("--yes", is_flag=True, help="Do not ask before --gcore pauses the process.")
-@asking
+@transport_options
 def cores(
     inventory: str | None,
     *,
@@ -164,13 +155,13 @@ def cores(
     """
     options, seconds = TargetOptions(**shared), past(since, seconds_ago)
     if options.via == "ssh" and local == (inventory is not None):
-        raise Refused("an INVENTORY or --local, one of both")
+        raise Refused("give either an INVENTORY or --local")
     if local and options.via != "ssh":
-        raise Refused(f"--via {options.via}: --local is about this machine alone")
+        raise Refused(f"--via {options.via}: cannot be combined with --local")
     if local and options.limit is not None:
-        raise Refused("--limit: --local is about this machine alone")
+        raise Refused("--limit: cannot be combined with --local")
     screen = options.screen()
-    nodes = local_targets(local_policy()) if local else _nodes(inventory, options, job, screen)
+    nodes = local_targets(local_policy()) if local else _targets(inventory, options, job, screen)
     with nodes.transport as transport:
         ask = ask_with_progress(transport, screen)
         if pid is not None:
@@ -178,7 +169,7 @@ def cores(
                 raise Refused(f"--gcore {pid}: choose one node with --limit, or --local")
             if output is not None and inventory is not None:
                 raise Refused(
-                    "-o: with --gcore only for --local; on a node a core lies where others do"
+                    "-o: with --gcore only for --local; a node keeps the core in its own directory"
                 )
             directory = str(_make_directory(output).resolve()) if output is not None else ""
             ((name, policy),) = nodes.policies.items()
@@ -189,7 +180,9 @@ def cores(
     if path is not None:
         _write(cores, path)
     has_findings = bool(cores.crashes or cores.errors or cores.notes)
-    if find("cores", format).styled and not (has_findings or cores.unlisted or not cores.complete):
+    if find_format("cores", format).styled and not (
+        has_findings or cores.unlisted or not cores.complete
+    ):
         screen.note(summary(cores))
     else:
         show("cores", format, cores, screen, silent=screen.quiet and not has_findings)
@@ -197,4 +190,9 @@ def cores(
         screen.say_partial(cores.errors)
     failed = [*cores.errors, *(crash.location.reader for crash in cores.unread)]
     nodes.remember_failed(failed, lost=True, reached=None if cores.complete else failed)
-    return _code(cores)
+    return exit_code(
+        interrupted=not cores.complete,
+        failed=bool(cores.errors.keys() - cores.unreachable),
+        unreachable=bool(cores.unreachable),
+        check=bool(cores.unread),
+    )

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nodeready.cli.conversations import converse, probe_nodes
-from nodeready.cli.options import Refused, common, format_option, option
+from nodeready.cli.options import Refused, format_option, option, shared_options
 from nodeready.cli.screen import Screen, show
 from nodeready.cli.targets import TargetOptions, Targets, ssh_targets
 from nodeready.deploy.document import Deploy, DeployedNode, DeployOutcome, deploy_code
 from nodeready.reports.deploy_table import show_plan
-from nodeready.reports.lines import nodes as folded
-from nodeready.reports.registry import Options, find, names
+from nodeready.reports.lines import node_set
+from nodeready.reports.registry import Options, find_format
 from nodeready.subjects.registry import CHANGED, SelectionError, select_whole
 from nodeready.text import counted, utc_now
 from nodeready.transport.snapshots import NOT_PROBED, PROBE_TIMEOUT_S
@@ -33,9 +33,9 @@ _STOPPING = "interrupted: ending what runs on the nodes (again: leave at once)"
 @option("--check", is_flag=True, help="Only show what would change; write nothing.")
 @option("--diff", is_flag=True, help="Show the differences of the files.")
 @option("--only", metavar="SUBJECT,...", help="Only these subjects, e.g. ptrace,limits.")
-@format_option(*names("deploy"), general=False)
+@format_option("deploy", general=False)
 @option("--yes", "-y", is_flag=True, help="Do not ask before the first change.")
-@common
+@shared_options
 def deploy(
     inventory: str,
     *,
@@ -48,9 +48,9 @@ def deploy(
 ) -> int:
     """Configure every node of INVENTORY by the policy.
 
-    Looks at all nodes at once, prints per node what would change and why, asks on a terminal,
-    changes only that, and looks again. Never reboots; restarts only services that the policy
-    names.
+    Probes all nodes at once, prints what would change on each node and why, asks on a terminal,
+    makes only these changes, and probes again. Never reboots; restarts only services that the
+    policy names.
 
     \b
     Examples:
@@ -76,9 +76,9 @@ def deploy(
 class _Report:
     """Where and how one run of the command is reported.
 
-    form:     of the document
-    subjects: those that were chosen
-    check:    only the plan, by --check or because the user declined
+    form:     the value of --format
+    subjects: the chosen subjects
+    check:    only the plan is reported: --check was given, or the user declined
     """
 
     screen: Screen
@@ -91,9 +91,9 @@ class _Report:
     @property
     def styled(self) -> bool:
         """Whether the format is for a person, not for a program."""
-        return find("deploy", self.form).styled
+        return find_format("deploy", self.form).styled
 
-    def tell(
+    def show(
         self, nodes: Iterable[DeployedNode], *, complete: bool = True, silent: bool = False
     ) -> int:
         """Show the document. Returns the exit code."""
@@ -106,7 +106,7 @@ class _Report:
 
 
 def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
-    """The whole command. Returns the exit code."""
+    """Probe, plan, ask the user, change and report. Returns the exit code."""
     from nodeready.deploy.plan import run_of, run_plan
     from nodeready.subjects.context import FleetContext, judge_nodes
     from nodeready.transport.fleet_context import fleet_context
@@ -115,7 +115,8 @@ def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
     replies = probe_nodes(nodes, screen, report.subjects, PROBE_TIMEOUT_S, _STOPPING)
     context = FleetContext(nodes.policies)
     if not nodes.transport.interrupted:
-        context = fleet_context(nodes.transport, nodes.policies, replies, nodes.all)
+        assert nodes.inventory is not None
+        context = fleet_context(nodes.transport, nodes.policies, replies, nodes.inventory)
     nodes_judged = {reply.name: reply for reply in judge_nodes(replies, context)}
     plans = _plans(nodes_judged, report.subjects)
     planned = {name: _node(node, plans.get(name)) for name, node in nodes_judged.items()}
@@ -123,7 +124,7 @@ def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
     if nodes.transport.interrupted:
         return _nothing_done(report, planned.values())
     if check:
-        return report.tell(planned.values())
+        return report.show(planned.values())
     asks = any(plan.changes for plan in plans.values()) and not yes
     options = replace(
         report.options, verbose=screen.verbose, width=screen.width, lines=screen.lines
@@ -132,21 +133,21 @@ def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
         if not screen.quiet:
             screen.show(show_plan(planned.values(), options))
     elif asks and sys.stdin.isatty():
-        screen.tell(show_plan(planned.values(), options))
+        screen.show_on_stderr(show_plan(planned.values(), options))
     if asks:
         is_confirmed = _confirm(screen, plans)
         if is_confirmed is None:
             return _nothing_done(report, planned.values())
         if not is_confirmed:
-            # A person has seen the plan already. A program gets it now.
             screen.say("nothing was changed")
-            return replace(report, check=True).tell(planned.values(), silent=report.styled)
+            # A person has seen the plan already. A program gets it now.
+            return replace(report, check=True).show(planned.values(), silent=report.styled)
     results = converse(
         nodes.transport,
         screen,
         "changing",
         lambda name: run_plan(
-            nodes_judged[name], plans[name], nodes.transport.run, report.subjects, PROBE_TIMEOUT_S
+            nodes_judged[name], plans[name], nodes.transport.run, report.subjects
         ),
         plans,
         on_interrupt=_STOPPING,
@@ -156,11 +157,12 @@ def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
         _with_outcome(planned[name], runs[name]) if name in runs else planned[name]
         for name in nodes_judged
     ]
-    return (_partial if nodes.transport.interrupted else _finish)(report, done, nodes)
+    finish = _finish_interrupted if nodes.transport.interrupted else _finish
+    return finish(report, done, nodes)
 
 
 def _plans(judged: Mapping[str, Judged], chosen: tuple[str, ...]) -> dict[str, NodePlan]:
-    """The plans of the nodes that were probed."""
+    """The plans of the nodes that were probed without an error."""
     from nodeready.deploy.plan import plan
 
     return {
@@ -171,7 +173,7 @@ def _plans(judged: Mapping[str, Judged], chosen: tuple[str, ...]) -> dict[str, N
 
 
 def _node(node: Judged, plan: NodePlan | None) -> DeployedNode:
-    """A node of the document, with its plan; None: it has none."""
+    """A node of the document, with its plan, if it has one."""
     from nodeready.deploy.plan import NodePlan
 
     report = DeployedNode.of(node.name, plan or NodePlan(), node.results)
@@ -185,8 +187,8 @@ def _with_outcome(node: DeployedNode, run: PlanRun) -> DeployedNode:
         run.done, dict(run.failed), run.interrupted_step, run.unrepaired, run.complete
     )
     last = run.node
-    judged_node = replace(node, outcome=outcome, error=last.error, unreachable=last.unreachable)
-    return judged_node.judged(last.results)
+    node = replace(node, outcome=outcome, error=last.error, unreachable=last.unreachable)
+    return node.judged(last.results)
 
 
 def _confirm(screen: Screen, plans: Mapping[str, NodePlan]) -> bool | None:
@@ -204,23 +206,23 @@ def _confirm(screen: Screen, plans: Mapping[str, NodePlan]) -> bool | None:
 
 def _nothing_done(report: _Report, nodes: Iterable[DeployedNode]) -> int:
     """Report an interrupt before the first change. Returns the exit code."""
-    code = report.tell(nodes, complete=False)
+    code = report.show(nodes, complete=False)
     report.screen.say("nothing was changed")
     return code
 
 
-def _partial(report: _Report, nodes: Sequence[DeployedNode], targets: Targets) -> int:
+def _finish_interrupted(report: _Report, nodes: Sequence[DeployedNode], targets: Targets) -> int:
     """Report the changes before an interrupt, and remember the nodes to retry.
 
     Returns the exit code.
     """
-    code = report.tell(nodes, complete=False)
+    code = report.show(nodes, complete=False)
     planned = [node for node in nodes if node.outcome is not None]
     undone = [node.name for node in planned if node.outcome and not node.outcome.complete]
     targets.remember_failed([*undone, *_nodes_to_retry(nodes)])
     report.screen.say(
         f"partial: {len(planned) - len(undone)} of {len(planned)} nodes were completed"
-        + (f"; not {folded(undone)} (--limit @last-failed)" if undone else "")
+        + (f"; not {node_set(undone)} (--limit @last-failed)" if undone else "")
     )
     return code
 
@@ -235,7 +237,7 @@ def _finish(report: _Report, nodes: Sequence[DeployedNode], targets: Targets) ->
 
     Returns the exit code.
     """
-    code = report.tell(nodes)
+    code = report.show(nodes)
     to_retry = _nodes_to_retry(nodes)
     targets.remember_failed(to_retry)
     if to_retry:

@@ -9,7 +9,14 @@ import click
 
 from nodeready.audit.fleet import addresses_of_replies
 from nodeready.cli.conversations import ask_with_progress, probe_nodes
-from nodeready.cli.options import Refused, asking, format_option, option, output_file, steps_option
+from nodeready.cli.options import (
+    Refused,
+    format_option,
+    option,
+    output_file,
+    srun_job_option,
+    transport_options,
+)
 from nodeready.cli.screen import Screen, refuse_unwritable, show
 from nodeready.cli.targets import TargetOptions, Targets, select_targets
 from nodeready.cli.values import read_ports
@@ -17,7 +24,6 @@ from nodeready.exit_codes import exit_code
 from nodeready.ready import debug_variables, job_env
 from nodeready.reports import env_script
 from nodeready.reports.deploy_table import show_errors
-from nodeready.reports.registry import names
 from nodeready.subjects.fleet import FleetFacts
 from nodeready.text import utc_now
 from nodeready.transport.base import Request, new_nonce
@@ -27,7 +33,7 @@ from nodeready.transport.snapshots import SnapshotReply
 def _installed(
     nodes: Targets, screen: Screen, replies: list[SnapshotReply], python: str
 ) -> dict[str, debug_variables.InstalledTorch]:
-    """Node -> what is installed there for jobs, of the nodes that were looked at."""
+    """Node -> what is installed there for jobs, for the nodes that were probed."""
     nonce = new_nonce()
     names = [reply.name for reply in replies if reply.reached]
     requests = {
@@ -57,20 +63,15 @@ def _environment(
         taken,
         tuple(snapshots),
         job_env.nodes_by_error({reply.name: reply.error for reply in replies if reply.error}),
-        (
-            *job_env.variables(snapshots, nodes.policies, fleet),
-            *debugging,
-        )
-        if snapshots
-        else (),
+        (*job_env.variables(snapshots, nodes.policies, fleet), *debugging) if snapshots else (),
     )
 
 
 @click.command()
 @click.argument("inventory")
-# Shells evaluate its output: NODEREADY_FORMAT=json, meant for reports, does not apply.
-@format_option(*names("env"), help="Output format.", general=False)
-@output_file("Write them to FILE, whole or not at all.")
+# A shell evaluates the output, so NODEREADY_FORMAT=json, which is meant for reports, is ignored.
+@format_option("env", general=False)
+@output_file("Write the exports to FILE, atomically.")
 @option(
     "--ports",
     metavar="FIRST-LAST",
@@ -86,11 +87,12 @@ def _environment(
 @option(
     "--directory",
     default="",
+    show_default=False,
     metavar="DIR",
     help="With --debug: directory for the ranks' flight recorders.",
 )
-@steps_option
-@asking
+@srun_job_option
+@transport_options
 def env(
     inventory: str,
     *,
@@ -106,8 +108,9 @@ def env(
     """Print the exports for a job on the nodes of INVENTORY, each with its reason.
 
     NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, NCCL_IB_HCA, PDSH_RCMD_TYPE and MASTER_PORT, as the
-    nodes' networks, adapters and ports suggest. What the nodes do not agree on is not exported:
-    comments say who has what, and the exit status is 3. Never writes to a node.
+    nodes' networks, adapters and ports suggest. A variable on which the nodes differ is not
+    exported: a comment lists its values and their nodes, and the exit status is 3. Never writes to
+    a node.
 
     With --debug also the variables that make the job debuggable (flight recorder, NCCL's
     warnings, Python's stacks, the GPU's cores), under the names of the PyTorch that --python has.
@@ -123,7 +126,7 @@ def env(
     settings = {} if ports is None else {"port_range": read_ports(ports)}
     refuse_unwritable(output)
     if directory and not re.fullmatch(r"/[A-Za-z0-9_.,:=/%-]{1,200}", directory):
-        raise Refused(f"--directory {directory}: an absolute path of plain characters")
+        raise Refused(f"--directory {directory}: must be an absolute path of plain characters")
     screen = options.screen()
     taken = utc_now()
     nodes = select_targets(inventory, options, settings, job=job, tell=screen.note)
@@ -138,7 +141,7 @@ def env(
                 _installed(nodes, screen, replies, python), directory
             )
         environment = _environment(replies, nodes, taken, debugging)
-        screen.tell(show_errors(replies))
+        screen.show_on_stderr(show_errors(replies))
         nodes.remember_failed([reply.name for reply in replies if reply.error], lost=True)
     if environment.nodes:
         show("env", format, environment, screen, output=output)

@@ -13,15 +13,11 @@ from nodeready.cli.options import Refused, option
 from nodeready.policy import Policy
 from nodeready.policy.policy import reason
 from nodeready.reports.lines import StyledLine, line
-from nodeready.subjects.registry import (
-    SUBJECTS,
-    meant,
-    page,
-)
+from nodeready.subjects.registry import SUBJECTS, meant, page
 from nodeready.subjects.result import Page
 
-#: Longer lines of prose are hard to read.
-_WIDEST = 90
+#: Maximum columns: longer lines of prose are hard to read.
+_MAX_WIDTH = 90
 _DEFAULTS = {field.name: field.default for field in fields(Policy)}
 
 
@@ -31,7 +27,7 @@ def _prose(text: str) -> str:
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> Iterator[StyledLine]:
-    """Paragraphs, each filled anew; lists and examples stay as they stand."""
+    """Paragraphs, each filled to the width; lists and examples keep their lines."""
     for number, paragraph in enumerate(_prose(text).split("\n\n")):
         if number:
             yield line("")
@@ -73,10 +69,10 @@ def _page(page: Page, width: int) -> Iterator[StyledLine]:
         does = {step.name: step.does for step in STEPS}[page.fixed_by]
         text = f"{does}\n\nnodeready deploy INVENTORY --only {page.subject}"
         yield from _part(f"Repaired by the operation {page.fixed_by}", text, width)
-    by: dict[str, list[str]] = {}
+    actions_of: dict[str, list[str]] = {}
     for owner, action in page.remedies:
-        by.setdefault(owner, []).append(action)
-    for owner, actions in by.items():
+        actions_of.setdefault(owner, []).append(action)
+    for owner, actions in actions_of.items():
         yield line("")
         yield line((owner, "bold"))
         for action in actions:
@@ -114,7 +110,7 @@ def explain(check: tuple[str, ...], color: str) -> int:
     """Explain what CHECK judges and why, which settings decide it, and what repairs it.
 
     CHECK is an id such as ptrace.scope, as the audit prints it, or a subject such as ptrace.
-    Without one, every check is listed. No node is asked.
+    Without CHECK, every check is listed. No node is contacted.
 
     \b
     Examples:
@@ -125,7 +121,7 @@ def explain(check: tuple[str, ...], color: str) -> int:
     from nodeready.cli.screen import Screen
 
     screen = Screen(color)
-    width = min(screen.width, _WIDEST)
+    width = min(screen.width, _MAX_WIDTH)
     pages: list[Iterator[StyledLine]] = []
     for word in check:
         if word in SUBJECTS:

@@ -1,4 +1,4 @@
-"""`nodeready incident`: the evidence of a hang, before it is gone."""
+"""`nodeready incident`: keep the evidence of a hang before the job is ended."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import click
 
 from nodeready.audit.document import Audit, NodeReport
 from nodeready.cli.audit import audit_document
-from nodeready.cli.conversations import ask_with_progress, converse
+from nodeready.cli.conversations import ask_with_progress, converse, probe_nodes
 from nodeready.cli.options import (
     Refused,
-    asking,
     format_option,
     local_option,
     option,
     output_directory,
+    transport_options,
 )
 from nodeready.cli.screen import Screen, show
 from nodeready.cli.targets import (
@@ -32,48 +32,35 @@ from nodeready.cli.targets import (
 from nodeready.healthcheck import here
 from nodeready.node.secrets import redact, redacted
 from nodeready.policy.policy import digest
-from nodeready.reports.registry import FORMATS, Options, find, names
+from nodeready.reports.registry import FORMATS, Options, find_format
 from nodeready.subjects.registry import CheckSelection, select
 from nodeready.text import utc_now
-from nodeready.transport.snapshots import PROBE_TIMEOUT_S, SnapshotReply, take_snapshot
-from nodeready.triage import incident as kept
+from nodeready.transport.snapshots import SnapshotReply
 from nodeready.triage.collector import EvidenceCollector
-from nodeready.triage.incident import Directory, ForeignDirectory
+from nodeready.triage.incident import Directory, ForeignDirectory, incident_code, prepare
 from nodeready.triage.stacks.collect import SearchError, program_config
 
 
 def collector(
     targets: Targets, screen: Screen, job: str, user: str, timeout_s: int, *, owner: str = ""
 ) -> EvidenceCollector:
-    """What collects the evidence of this job from these nodes; see EvidenceCollector."""
+    """The EvidenceCollector of this job on these nodes."""
     transport = targets.transport
 
     @contextmanager
     def audit_nodes(names: list[str]) -> Iterator[Audit]:
         started, selection = utc_now(), select(subjects=here.LOCAL_SUBJECTS)
-        results = converse(
-            transport,
-            screen,
-            "looking",
-            lambda name: take_snapshot(
-                name,
-                targets.policies[name],
-                selection.subjects,
-                PROBE_TIMEOUT_S,
-                nonce=transport.nonce,
-            ),
-            names,
-        )
-        replies = [SnapshotReply.of(name, result) for name, result in results.items()]
+        replies = probe_nodes(targets, screen, selection.subjects, names=names)
         if targets.inventory is not None:
             from nodeready.audit.workers import AuditWorkers
 
-            with AuditWorkers(targets.policies, find("audit", "json").tell, 0) as workers:
+            write_facts = find_format("audit", "json").write_facts
+            with AuditWorkers(targets.policies, write_facts, 0) as workers:
                 yield audit_document(
                     targets, screen, selection, replies, started=started, workers=workers
                 )
         else:
-            yield _audit_alone(replies, targets, selection, started)
+            yield _audit_without_fleet(replies, targets, selection, started)
 
     return EvidenceCollector(
         transport,
@@ -91,10 +78,10 @@ def collector(
     )
 
 
-def _audit_alone(
+def _audit_without_fleet(
     replies: list[SnapshotReply], targets: Targets, selection: CheckSelection, started: str
 ) -> Audit:
-    """The audit of nodes without an inventory: no peers to compare with, no fleet's host keys."""
+    """The audit of nodes without an inventory: without peers and the fleet's host keys."""
     reports = []
     for reply in replies:
         policy = targets.policies[reply.name]
@@ -115,11 +102,11 @@ def _audit_alone(
 
 
 def render(kind: str, document: Any) -> dict[str, Iterable[str]]:
-    """File extension -> that format of the document. An audit: JSON and table, no secrets."""
+    """File extension -> the text of the document in that format; of an audit, without secrets."""
     options = Options(verbose=1)
     if kind == "audit":
-        data = json.loads("".join(find("audit", "json").render(document)))
-        table = find("audit", "table").render(document, options)
+        data = json.loads("".join(find_format("audit", "json").render(document)))
+        table = find_format("audit", "table").render(document, options)
         return {
             ".json": [json.dumps(redacted(data), indent=1), "\n"],
             ".txt": (redact("", line) for line in table),
@@ -130,39 +117,39 @@ def render(kind: str, document: Any) -> dict[str, Iterable[str]]:
 def nodes_of_job(
     inventory: str | None, job: str, options: TargetOptions, *, local: bool
 ) -> tuple[Targets, str]:
-    """The nodes, and the job by the name that its processes know. Raises Refused."""
+    """The nodes, and the job's id as its processes have it. Raises Refused."""
     if local and (inventory is not None or options.via != "ssh"):
-        raise Refused("--local: this machine alone, without INVENTORY or --via")
+        raise Refused("--local: cannot be combined with an INVENTORY or --via")
     if not local and inventory is None and options.via == "ssh":
-        raise Refused("an INVENTORY, --local, or --via srun: one of these")
+        raise Refused("give an INVENTORY, --local, or --via srun")
     if local and options.limit is not None:
-        raise Refused("--limit: selects from an INVENTORY, and there is none")
-    if not local:
-        steps = job if options.via == "srun" or inventory is None else None
-        targets = select_targets(inventory, options, job=steps, tell=options.screen().note)
-        return targets, targets.job or job
-    return local_targets(local_policy(), sudo=options.sudo), job
+        raise Refused("--limit: cannot be combined with --local")
+    if local:
+        return local_targets(local_policy(), sudo=options.sudo), job
+    srun_job = job if options.via == "srun" or inventory is None else None
+    targets = select_targets(inventory, options, job=srun_job, tell=options.screen().note)
+    return targets, targets.job or job
 
 
-def _directory(path: Path) -> Directory:
-    """Raises Refused."""
+def _make_directory(path: Path) -> Directory:
+    """Make the directory of ``-o``. Raises Refused."""
     try:
-        return kept.prepare(path)
+        return prepare(path)
     except ForeignDirectory as problem:
         raise Refused(f"-o {problem}") from None
     except OSError as problem:
         raise Refused(f"-o {problem.filename}: {problem.strerror}") from None
 
 
-def checked(timeout: int, job: str, user: str | None) -> None:
-    """Raises Refused."""
+def refuse_bad_search(timeout: int, job: str, user: str | None) -> None:
+    """Raises Refused for values with which no rank can be searched for."""
     try:
         program_config(timeout, job=job, user=user or "")
     except SearchError as problem:
         raise Refused(str(problem)) from None
 
 
-# --- The options that `watch` has, too.
+# --- Options of `incident` and `watch`.
 
 JOB = option(
     "--job", metavar="ID", required=True, help="The job: of Slurm, torchrun, or ADDRESS:PORT."
@@ -183,9 +170,9 @@ TIMEOUT = option(
 @JOB
 @USER
 @TIMEOUT
-@output_directory("A new directory for all of it; DIR.tar.gz holds the same.", general=False)
-@format_option(*names("incident"), help="Output format of the index.", general=False)
-@asking
+@output_directory("New directory for the evidence; DIR.tar.gz gets the same.", general=False)
+@format_option("incident", help="Output format of the index.", general=False)
+@transport_options
 def incident(
     inventory: str | None,
     *,
@@ -201,7 +188,7 @@ def incident(
 
     The stacks of all ranks in every form, all witnesses, the ends of the job's logs, backtraces of
     its cores, and the audit of its nodes: in a new directory and one archive, without secrets. A
-    part that fails is named in the index and costs no other.
+    part that fails is named in the index, and the other parts are still kept.
 
     \b
     Examples:
@@ -212,11 +199,11 @@ def incident(
     """
     options = TargetOptions(**shared)
     if output is None:
-        raise Refused("where to? Name a new directory with -o DIR")
-    checked(timeout, job, user)
+        raise Refused("-o is missing: name a new directory with -o DIR")
+    refuse_bad_search(timeout, job, user)
     screen = options.screen()
     nodes, name = nodes_of_job(inventory, job, options, local=local)
-    directory = _directory(Path(output))
+    directory = _make_directory(Path(output))
     with nodes.transport:
         evidence = collector(nodes, screen, name, user or "", timeout)
         incident, problem = evidence.collect(directory, "taken on request")
@@ -225,9 +212,9 @@ def incident(
     if incident.complete and evidence.is_empty(incident):
         directory.remove()
         stacks = next(part for part in incident.parts if part.name == "stacks")
-        raise Refused(f"{stacks.reason}; there is no core of it, either: nothing is kept")
+        raise Refused(f"{stacks.reason}; the job has no core file either: nothing is kept")
     if problem:
         screen.say(f"no archive: {problem}")
-    code = kept.incident_code(incident)
+    code = incident_code(incident)
     show("incident", format, incident, screen, silent=screen.quiet and not code)
     return code

@@ -18,7 +18,7 @@ from nodeready.lab.faults import FAULTS, GROUPS
 from nodeready.lab.needs import can_raise_limits
 from nodeready.lab.network import MAX_NODES
 
-F = TypeVar("F", bound=Callable[..., Any])
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _valid_name(context: click.Context, option: click.Parameter, value: str) -> str:
@@ -29,14 +29,15 @@ def _valid_name(context: click.Context, option: click.Parameter, value: str) -> 
     return value
 
 
-def _name_option(command: F) -> F:
+def _name_option(command: Command) -> Command:
     return click.option(
         "--name",
         default="lab",
         envvar="NODEREADY_LAB",
         show_envvar=True,
         callback=_valid_name,
-        help="Several labs run side by side under different names.",
+        metavar="NAME",
+        help="Name of the lab: labs of different names run side by side.",
     )(command)
 
 
@@ -50,7 +51,9 @@ def lab() -> None:
 
 
 @lab.command()
-@click.option("--nodes", default=3, type=click.IntRange(1, MAX_NODES), help="Number of nodes.")
+@click.option(
+    "--nodes", default=3, type=click.IntRange(1, MAX_NODES), metavar="N", help="Number of nodes."
+)
 @click.option(
     "--profile",
     type=click.Choice(list(PROFILES)),
@@ -63,19 +66,18 @@ def lab() -> None:
     "--profile.",
 )
 @click.option(
-    "--slurm",
-    is_flag=True,
-    help="Run a real Slurm: slurmd on every node, and slurmctld.",
+    "--slurm", is_flag=True, help="Run a real Slurm: slurmd on every node, and slurmctld."
 )
 @_name_option
 def up(nodes: int, profile: str | None, fault: str | None, slurm: bool, name: str) -> None:
     """Start the lab; safe to repeat: restarts dead nodes, adds missing ones.
 
     \b
-    nodeready lab up --nodes 16
-    nodeready lab up --profile h100 --fault ib-half-rate
-    nodeready lab up --slurm
-    pyinfra inventories/lab.py exec -- hostname
+    Examples:
+      nodeready lab up --nodes 16
+      nodeready lab up --profile h100 --fault ib-half-rate
+      nodeready lab up --slurm
+      pyinfra inventories/lab.py exec -- hostname
     """
     if fault == "list":
         for line in _fault_list(profile):
@@ -100,11 +102,8 @@ def up(nodes: int, profile: str | None, fault: str | None, slurm: bool, name: st
         click.echo(f"{name}: {lab.started} of {len(lab.nodes)} nodes started: {folded}")
     else:
         click.echo(f"{name}: already up, {len(lab.nodes)} nodes: {folded}")
-    for note in _faults(lab):
+    for note in _notes(lab):
         click.echo(note)
-    for note in _slurm(lab):
-        click.echo(note)
-    click.echo(f"log in: {_login(lab)}")
     if lab.started and not can_raise_limits():
         click.echo(
             "nodeready: this machine lacks CAP_SYS_RESOURCE: limits on the nodes cannot be raised "
@@ -155,25 +154,24 @@ def status() -> None:
             else:
                 notes.append(f"{name}: unfinished; clean up: nodeready lab down --name {name}")
             continue
-        states = {node.name: node.status for node in lab.nodes}
-        good = [node for node, state in states.items() if state == "up"]
+        statuses = {node.name: node.status for node in lab.nodes}
+        up_count = list(statuses.values()).count("up")
         first, last = lab.nodes[0].address, lab.nodes[-1].address
         rows.append(
-            (name, lab.profile, f"{len(good)}/{len(states)}", fold(states), f"{first}-{last}")
+            (name, lab.profile, f"{up_count}/{len(statuses)}", fold(statuses), f"{first}-{last}")
         )
         for bad in ("dead", "no sshd"):
-            if named := [node for node, state in states.items() if state == bad]:
+            if bad_nodes := [node for node, status in statuses.items() if status == bad]:
                 trouble = True
-                notes.append(f"{name}: {bad}: {fold(named)}; dead nodes start with `lab up`")
+                notes.append(f"{name}: {bad}: {fold(bad_nodes)}; restart with `lab up`")
         if lab.controller and lab.controller.status != "up":
             trouble = True
-            bad = lab.controller.status
-            notes.append(f"{name}: {bad}: {lab.controller.name}; dead ones start with `lab up`")
-        notes += [f"{name}: {note}" for note in [*_faults(lab), *_slurm(lab)]]
-        inventory = "inventories/lab.py"
-        if name != "lab":
-            inventory = f"NODEREADY_LAB={name} {inventory}"
-        notes += [f"{name}: log in: {_login(lab)}", f"{name}: inventory: {inventory}"]
+            notes.append(
+                f"{name}: {lab.controller.status}: {lab.controller.name}; restart with `lab up`"
+            )
+        variable = "" if name == "lab" else f"NODEREADY_LAB={name} "
+        inventory = f"inventory: {variable}inventories/lab.py"
+        notes += [f"{name}: {note}" for note in (*_notes(lab), inventory)]
     if len(rows) > 1:
         _table(rows)
     elif not notes:
@@ -216,27 +214,17 @@ def _profiles(profiles: Sequence[str]) -> str:
     return "all profiles" if tuple(profiles) == tuple(PROFILES) else ", ".join(profiles)
 
 
-def _faults(lab: Lab) -> list[str]:
-    """What is wrong on purpose, a line for each node."""
-    return [
-        f"fault on {node.name}: {node.fault}: {FAULTS[node.fault].about}"
-        for node in lab.nodes
-        if node.fault in FAULTS
-    ]
-
-
-def _slurm(lab: Lab) -> list[str]:
-    """How to use its Slurm, if it has one."""
-    if lab.controller is None:
-        return []
-    return [
-        f"Slurm: on every node and on {lab.controller.name}; "
-        f"from here: SLURM_CONF={lab.slurm_conf} sinfo"
-    ]
-
-
-def _login(lab: Lab) -> str:
-    return f"ssh -F {lab.ssh_config} {lab.nodes[0].name}"
+def _notes(lab: Lab) -> Iterator[str]:
+    """The faults of the nodes, how to use Slurm, and how to log in."""
+    for node in lab.nodes:
+        if node.fault in FAULTS:
+            yield f"fault on {node.name}: {node.fault}: {FAULTS[node.fault].about}"
+    if lab.controller is not None:
+        yield (
+            f"Slurm: on every node and on {lab.controller.name}; "
+            f"from here: SLURM_CONF={lab.slurm_conf} sinfo"
+        )
+    yield f"log in: ssh -F {lab.ssh_config} {lab.nodes[0].name}"
 
 
 class _Progress:

@@ -23,7 +23,7 @@ def _state_file() -> Path:
 class FailedNode:
     """A node that failed in its last run.
 
-    lost:      it was not reached, and no command has judged it
+    lost:      the command could not reach it, and so no check has failed on it
     inventory: the inventory file of that run; "": the command line listed the nodes
     """
 
@@ -64,8 +64,8 @@ def save_failed(
     reached:   names of the nodes that the run contacted
     inventory: the inventory file; "": the command line listed the nodes
     is_whole:  every node of the inventory was contacted
-    lost:      the command collects and does not judge: ``failed`` are the nodes that it did not
-               reach. It replaces only the rows of lost nodes
+    lost:      the command only collects: ``failed`` are the nodes that it could not reach, and
+               only the rows of lost nodes are replaced
     """
     rows = [
         node

@@ -9,29 +9,27 @@ import click
 
 from nodeready.audit.learned import majority, render
 from nodeready.cli.conversations import probe_nodes
-from nodeready.cli.options import Refused, asking, option, output_file, steps_option
+from nodeready.cli.options import Refused, option, output_file, srun_job_option, transport_options
 from nodeready.cli.targets import TargetOptions, select_targets
 from nodeready.exit_codes import exit_code
 from nodeready.files import write_atomically
 from nodeready.reports.deploy_table import show_errors
-from nodeready.subjects.registry import (
-    LEARNED,
-)
+from nodeready.subjects.registry import LEARNED
 from nodeready.text import utc_now
 
 
 @click.command()
 @click.argument("inventory")
-@output_file("Write it to FILE, which must not exist yet.")
+@output_file("Write the policy to FILE, which must not exist yet.")
 @option("--force", is_flag=True, help="Replace FILE when it exists.")
-@steps_option
-@asking
+@srun_job_option
+@transport_options
 def learn(inventory: str, output: str | None, force: bool, job: str | None, **shared: Any) -> int:
     """Write the values that most nodes of INVENTORY share as a group_data file to review.
 
     GPU model and count, driver, VBIOS, NIC names and speeds, RDMA ports, kernel, mounts: each
     with the number of nodes that agree, and the names of those that do not. Never writes to a
-    node. Learn each kind of node by itself.
+    node. Run it once for each kind of node, with --limit.
 
     \b
     Examples:
@@ -50,7 +48,7 @@ def learn(inventory: str, output: str | None, force: bool, job: str | None, **sh
         snapshots = {
             reply.name: reply.snapshot for reply in replies if reply.snapshot and not reply.error
         }
-        screen.tell(show_errors(replies))
+        screen.show_on_stderr(show_errors(replies))
         nodes.remember_failed([reply.name for reply in replies if reply.error], lost=True)
         if snapshots:
             text = render(majority(snapshots), list(snapshots), utc_now())

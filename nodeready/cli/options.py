@@ -1,14 +1,13 @@
-"""Options that several commands share, the values that a person writes, and defaults from files.
+"""Options that several commands share.
 
-Each option shows its default and its variables in --help. Every option has a variable of its
-command's, NODEREADY_COMMAND_OPTION, and most have a general one, NODEREADY_OPTION. The command's
-beats the general one.
+Each option shows its default and its environment variables in --help. Every option has a variable
+of its own command, NODEREADY_COMMAND_OPTION, which overrides the general one, NODEREADY_OPTION. A
+few options have no general variable.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -16,35 +15,30 @@ import click
 
 from nodeready.exit_codes import USAGE
 
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
-
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Refused(click.ClickException):
-    """An inventory, policy or file of the user's that cannot be used: its words, and exit 2.
+    """The command cannot run as it was given; exit status 2.
 
-    Unlike click.UsageError, no advice to read the command's --help follows.
+    Unlike after a click.UsageError, no advice to read the command's --help is printed.
     """
 
     exit_code = USAGE
 
 
-#: Every value of ``--format`` that some command takes. A general variable with such a word is no
-#: mistake where another command is run.
+#: Every value of ``--format`` that some command takes. NODEREADY_FORMAT may have any of them: a
+#: command ignores those that it does not take.
 FORMS = ("table", "json", "junit", "prometheus", "nagios", "html", "speedscope", "sh")
 
 
 class Option(click.Option):
-    """An option with two variables: the command's own, and a general one behind it. One with a
-    value is given once: click would silently take the last of several.
+    """An option with environment variables: the command's own, then a general one.
+
+    An option with a value may be given only once: click would silently take the last of several.
 
     variables: their names, the command's first
-    takes:     which values of the general variable count here; None: all. One that does not count
-               is as if it were not set
+    takes:     whether a value of the general variable counts here, or is ignored; None: all count
     """
 
     def __init__(
@@ -55,7 +49,7 @@ class Option(click.Option):
         **settings: Any,
     ) -> None:
         self.variables, self.takes = variables, takes
-        # In --help the general one is enough where every command takes the same values.
+        # Where every command takes the same values, --help names only the general variable.
         shown = variables if takes else variables[-1]
         super().__init__(*names, **{"envvar": shown, "show_envvar": True, **settings})
 
@@ -103,7 +97,7 @@ class Option(click.Option):
 def option(*names: str, general: bool = True, **settings: Any) -> Callable[[Command], Command]:
     """click.option, as an Option of the function's command.
 
-    general: whether it has a general variable beside the command's own
+    general: also read the general variable NODEREADY_OPTION
     """
     word = max((n.lstrip("-") for n in names if n.startswith("--")), key=len)
     word = word.partition("/")[0].replace("-", "_").upper()
@@ -117,26 +111,23 @@ def option(*names: str, general: bool = True, **settings: Any) -> Callable[[Comm
 
 
 def format_option(
-    *forms: str,
-    help: str = "Output format.",
-    general: bool = True,
+    document: str, help: str = "Output format.", *, general: bool = True
 ) -> Callable[[Command], Command]:
-    """``--format``, the first of ``forms`` by default.
+    """``--format``, with the formats of this document in `reports.registry`.
 
-    general: whether NODEREADY_FORMAT counts, as far as it is one of ``forms``
+    general: also read NODEREADY_FORMAT, where it has one of these formats
     """
+    from nodeready.reports.registry import format_names
 
-    def takes(value: str) -> bool:
-        # What no command knows is a mistake, and click says so.
-        return value in forms or value not in FORMS
-
+    forms = format_names(document)
     return option(
         "--format",
         type=click.Choice(forms),
         default=forms[0],
         help=help,
         general=general,
-        takes=takes,
+        # A word that no command knows is a mistake, which click reports.
+        takes=lambda value: value in forms or value not in FORMS,
     )
 
 
@@ -164,21 +155,16 @@ def output_directory(help: str, *, general: bool = True) -> Callable[[Command], 
     )
 
 
-def report(
-    *forms: str, help: str = "Output format.", general: bool = True
-) -> Callable[[Command], Command]:
-    """The options of a command that makes a report: ``--format``, and ``-o FILE``.
-
-    general: whether NODEREADY_FORMAT counts
-    """
-    form, output = format_option(*forms, help=help, general=general), output_file()
+def report_options(document: str, *, general: bool = True) -> Callable[[Command], Command]:
+    """``--format`` and ``-o FILE``, for a command that makes a report; see `format_option`."""
+    form, output = format_option(document, general=general), output_file()
     return lambda command: form(output(command))
 
 
 def hostfile_options(nodes: str) -> Callable[[Command], Command]:
     """``--hostfile-out FILE`` and ``--hostfile-format``, for `screen.write_hostfile`.
 
-    what: the nodes that are written
+    nodes: the word for the nodes that are written
     """
     from nodeready.inventory.launcher_files import FORMS as forms
 
@@ -198,7 +184,7 @@ def local_option(command: Command) -> Command:
 
 
 def since_option(noun: str) -> Callable[[Command], Command]:
-    """``--since WHEN``, which ``past`` reads. noun: of the selected objects"""
+    """``--since WHEN``, for `values.past`. noun: what the option selects"""
     return option(
         "--since",
         metavar="WHEN",
@@ -215,8 +201,8 @@ def trust_option(command: Command) -> Command:
     )(command)
 
 
-def common(command: Command) -> Command:
-    """The options of every command that talks to nodes."""
+def shared_options(command: Command) -> Command:
+    """The options of every command that contacts nodes."""
     for decorate in reversed(
         (
             option(
@@ -241,9 +227,9 @@ def common(command: Command) -> Command:
             ),
             click.option("-q", "--quiet", is_flag=True, help="Print nothing on success."),
             click.option(
-                "-v",
-                "--verbose",
+                *("-v", "--verbose"),
                 count=True,
+                show_default=False,
                 help="More detail; progress also without a terminal.",
             ),
         )
@@ -252,26 +238,23 @@ def common(command: Command) -> Command:
     return command
 
 
-def common_options() -> tuple[str, ...]:
-    """The names of the options of `common`."""
+def shared_option_names() -> tuple[str, ...]:
+    """The names of the options of `shared_options`."""
 
+    @shared_options
     def command() -> None: ...
 
-    params: list[click.Parameter] = common(command).__click_params__  # type: ignore[attr-defined]
+    params: list[click.Parameter] = command.__click_params__  # type: ignore[attr-defined]
     return tuple(str(param.name) for param in reversed(params))
 
 
-#: Ways to the nodes of an INVENTORY, or of a job.
-WAYS = ("ssh", "srun", "clush", "auto")
-
-
-def asking(command: Command) -> Command:
-    """The options of every command that asks nodes and changes none: `common`, and the ways."""
+def transport_options(command: Command) -> Command:
+    """The options of a command that only reads from nodes: a transport, and `shared_options`."""
     for decorate in reversed(
         (
             option(
                 "--via",
-                type=click.Choice(WAYS),
+                type=click.Choice(["ssh", "srun", "clush", "auto"]),
                 default="ssh",
                 help="Transport: ssh; srun (Slurm steps); clush (ClusterShell); auto.",
             ),
@@ -291,19 +274,13 @@ def asking(command: Command) -> Command:
                 metavar="N",
                 help="With --via ssh: number of processes that share the connections.",
             ),
-            common,
+            shared_options,
         )
     ):
         command = decorate(command)
     return command
 
 
-def steps_option(command: Command) -> Command:
+def srun_job_option(command: Command) -> Command:
     """``--job`` of a command that is not about a job."""
-    return option("--job", metavar="ID", help="With --via srun: in this running job.")(command)
-
-
-# --- What a person writes for a span of time, a moment, or ports, and its value.
-
-
-# --- Defaults from files: the user's file wins over the system's, a flag or variable over both.
+    return option("--job", metavar="ID", help="With --via srun: run inside this job.")(command)

@@ -1,4 +1,4 @@
-"""`nodeready ready`, `env`: may the job start, on which nodes, and with which environment?"""
+"""`nodeready ready`: prove which nodes are ready for a job."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from nodeready.cli.audit import audit_document
 from nodeready.cli.conversations import ask_password
 from nodeready.cli.options import (
     Refused,
-    asking,
     hostfile_options,
     local_option,
     option,
-    report,
-    steps_option,
+    report_options,
+    srun_job_option,
+    transport_options,
 )
 from nodeready.cli.screen import Screen, refuse_unwritable, show, write_hostfile
 from nodeready.cli.targets import TargetOptions, Targets, local_policy, select_targets
 from nodeready.cli.values import policy_settings
 from nodeready.reports.nagios import nagios_code
-from nodeready.reports.registry import find, names
+from nodeready.reports.registry import find_format
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, SelectionError, select
 from nodeready.text import counted, utc_now
 from nodeready.transport.base import INTERRUPTED
@@ -49,7 +49,7 @@ def _select_checks(only: str | None, skip: str | None) -> CheckSelection:
         raise Refused(str(error)) from None
     checks = selection.checks
     if any(check.startswith("proof.") for check in checks) and "proof.user" not in checks:
-        # Without the user's session all further proofs are na, which would look like success.
+        # Without the user's session all other proofs are na, which would look like success.
         checks = (*checks, "proof.user")
     return CheckSelection(checks)
 
@@ -57,12 +57,12 @@ def _select_checks(only: str | None, skip: str | None) -> CheckSelection:
 def _prove_fleet(
     nodes: Targets, screen: Screen, subjects: tuple[str, ...], request: WantedProofs, budget_s: int
 ) -> list[SnapshotReply]:
-    """Probe and prove until the budget is spent."""
+    """Probe the nodes and prove them, within the budget."""
     from nodeready.inventory.endpoints import given_addresses
     from nodeready.ready.run import ReadyTask, prove
 
     deadline = time.monotonic() + budget_s - min(_RESERVE_S, budget_s / 4)
-    addresses = given_addresses(nodes.all) if nodes.inventory is not None else {}
+    addresses = given_addresses(nodes.inventory) if nodes.inventory is not None else {}
     pending = {"snapshot": set(nodes.policies), "proofs": set(nodes.policies)}
     with ExitStack() as shown:
         progress = {
@@ -155,14 +155,6 @@ def _prove_collective(
     return collective_proofs(run.smoke(smoke_task, screen.note, screen.progress))
 
 
-def _local_audit(settings: dict[str, Any], selection: CheckSelection, budget_s: int) -> Audit:
-    """The audit of this machine with its proofs, without a connection. Raises Refused."""
-    from nodeready.healthcheck import here
-
-    policy = replace(local_policy(), **settings)
-    return here.ready(policy, selection, budget_s).audit
-
-
 @click.command()
 @click.argument("inventory", required=False)
 @local_option
@@ -186,9 +178,9 @@ def _local_audit(settings: dict[str, Any], selection: CheckSelection, budget_s: 
 @option("--full-mesh", is_flag=True, help="Connect every pair of nodes, not a sample of them.")
 @option("--only", metavar="CHECK,...", help="Only these checks or subjects: proof,gpus.present.")
 @option("--skip", metavar="CHECK,...", help="Checks or subjects to skip.")
-@report(*names("ready"))
-@steps_option
-@asking
+@report_options("ready")
+@srun_job_option
+@transport_options
 def ready(
     inventory: str | None,
     *,
@@ -229,23 +221,24 @@ def ready(
         settings["gpu_count"] = gpus
     selection = _select_checks(only, skip)
     if local == (inventory is not None):
-        raise Refused("an INVENTORY or --local, one of both")
+        raise Refused("give either an INVENTORY or --local")
     for name, path in (("-o", output), ("--hostfile-out", hostfile_out)):
         refuse_unwritable(path, name)
     screen = options.screen()
     with ExitStack() as exit_stack:
         if inventory is None:
             if options.limit is not None:
-                raise Refused("--limit: --local is about this machine alone")
-            audit = _local_audit(settings, selection, budget)
+                raise Refused("--limit: cannot be combined with --local")
+            from nodeready.healthcheck import here
+
+            audit = here.ready(replace(local_policy(), **settings), selection, budget).audit
             slots_of = {node.name: slots(node.snapshot) for node in audit.nodes}
         else:
             from nodeready.audit.workers import AuditWorkers
 
             targets = select_targets(inventory, options, settings, job=job, tell=screen.note)
-            workers = exit_stack.enter_context(
-                AuditWorkers(targets.policies, find("ready", format).tell, 0)
-            )
+            write_facts = find_format("ready", format).write_facts
+            workers = exit_stack.enter_context(AuditWorkers(targets.policies, write_facts, 0))
             audit, slots_of = _fleet_audit(
                 targets,
                 screen,

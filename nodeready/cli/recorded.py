@@ -24,30 +24,29 @@ from nodeready.cli.interrupts import interrupt_on_signals
 from nodeready.cli.options import Refused
 from nodeready.cli.targets import TargetOptions, Targets, load_targets
 from nodeready.policy.policy import digest
-from nodeready.reports.lines import nodes as folded
-from nodeready.subjects.registry import (
-    SUBJECTS,
-    CheckSelection,
-)
+from nodeready.reports.lines import node_set
+from nodeready.subjects.registry import SUBJECTS, CheckSelection
 from nodeready.text import counted, utc_now
 from nodeready.transport.local import Local
 
-#: The options that say how a node is asked.
-_ASKING = (
+#: The options that say how a node is contacted.
+_CONTACT_OPTIONS = (
     *("sudo", "ssh_user", "ssh_key"),
     *("via", "job", "salloc", "topology", "ssh_processes"),
 )
+#: Maximum bytes of a file with a token.
+_MAX_TOKEN_BYTES = 16384
 
 
 def recorded_source(words: str, token_file: str | None) -> Source:
-    """What ``--recorded`` names. Raises Refused, also for options that ask a node."""
+    """The source that ``--recorded`` names. Raises Refused, also for options of a connection."""
     context = click.get_current_context()
     options_given = {
         name
         for name in context.params
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     }
-    for name in _ASKING:
+    for name in _CONTACT_OPTIONS:
         if name in options_given:
             raise Refused(f"--{name.replace('_', '-')}: no node is asked with --recorded")
     if "recorded" in options_given and re.match(r"[A-Za-z]+://[^/]*@", words):
@@ -73,26 +72,22 @@ def _token(path: str | None) -> str:
     except UnicodeDecodeError:
         token = ""
     if not re.fullmatch(r"[\x21-\x7e]+", token) or len(token) > _MAX_TOKEN_BYTES:
-        raise Refused(f"--token-file {path}: has no token: one word")
+        raise Refused(f"--token-file {path}: must contain a token, which is one word")
     return token
 
 
-#: Bytes of a file with a token.
-_MAX_TOKEN_BYTES = 16384
-
-
 def recorded_audit(
-    words: str,
+    inventory: str,
     options: TargetOptions,
-    place: Source,
+    verdict_source: Source,
     limit_s: int,
     selection: CheckSelection,
     *,
-    part: bool,
+    is_partial: bool,
 ) -> tuple[Audit, Targets]:
     """The audit from the nodes' last verdicts, and the nodes, which are not contacted.
 
-    part: --only or --skip left checks out
+    is_partial: --only or --skip left checks out
 
     Raises Refused, and ClickException where the verdicts cannot be collected.
     """
@@ -107,7 +102,7 @@ def recorded_audit(
         raise Refused("--only: no node judges its own gate: ask the nodes, without --recorded")
     interrupt_on_signals()
     started, screen = utc_now(), options.screen()
-    loaded, _, policies = load_targets(words, options)
+    loaded, _, policies = load_targets(inventory, options)
     endpoints = {host.name: endpoint(host) for host in loaded}
     for name, node_endpoint in endpoints.items():
         if node_endpoint.local:
@@ -115,24 +110,29 @@ def recorded_audit(
                 names=(*node_endpoint.names, os.uname().nodename)
             )
     question = RecordedQuestion(
-        policies, node_policy, selection, everything=not part, version=__version__
+        policies, node_policy, selection, everything=not is_partial, version=__version__
     )
     names, total = Names(endpoints), len(loaded)
     try:
-        recorded_verdicts, partial = collect(place, names, len(policies), limit_s)
+        recorded_verdicts, partial = collect(verdict_source, names, len(policies), limit_s)
     except SourceError as problem:
         raise click.ClickException(str(problem)) from None
     verdicts, strangers = assign_to_nodes(recorded_verdicts, names)
-    moment = time.time()
     node_reports, about = reports(
-        verdicts, question, lambda name: distinguishing_groups(loaded, name, total), place, moment
+        verdicts,
+        question,
+        lambda name: distinguishing_groups(loaded, name, total),
+        verdict_source,
+        time.time(),
     )
     if partial:
-        screen.say(f"{place.shown}: says that its answer is partial: verdicts may be missing")
+        screen.say(
+            f"{verdict_source.shown}: says that its answer is partial: verdicts may be missing"
+        )
     if strangers:
         screen.note(
-            f"verdicts of {counted(len(strangers), 'host')} that are no node of the inventory:"
-            f" {folded(strangers)}"
+            f"verdicts of {counted(len(strangers), 'host')} that are no node of the inventory: "
+            f"{node_set(strangers)}"
         )
     if any(result.actual == NO_TEXT for node in node_reports for result in node.results):
         screen.note(

@@ -1,4 +1,4 @@
-"""`nodeready run`: one rank of a job, under nodeready.node.run, which takes our place."""
+"""`nodeready run`: replace this process by nodeready.node.run, which starts one rank of a job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nodeready.cli.options import option
 from nodeready.node import run as supervisor
 
 
-def _signal(ctx: click.Context, param: click.Parameter, value: str) -> str:
+def _checked_signal(ctx: click.Context, param: click.Parameter, value: str) -> str:
     try:
         supervisor.signal_number(value)
     except ValueError as error:
@@ -25,6 +25,7 @@ def _signal(ctx: click.Context, param: click.Parameter, value: str) -> str:
     metavar="DIR",
     general=False,
     default="",
+    show_default=False,
     help="Directory for the output (NODE-rankN.RESTART.log) and the flight recorder's dumps.",
 )
 @option(
@@ -32,7 +33,7 @@ def _signal(ctx: click.Context, param: click.Parameter, value: str) -> str:
     metavar="NAME",
     default="URG",
     general=False,
-    callback=_signal,
+    callback=_checked_signal,
     help="Signal on which each Python process writes its stacks; none: no handler.",
 )
 @option(
@@ -65,11 +66,11 @@ def run(
 ) -> None:
     """Start COMMAND, one rank of a job, so that its hang can be debugged.
 
-    It stands where the program stands: `srun nodeready run -- python train.py`, `torchrun
-    --no-python nodeready run -- python train.py`. Every line of the output is whole, behind
-    [node:rank]; all stacks are written on SIGURG; core files and PyTorch's flight recorder are on.
-    Signals reach COMMAND, and the exit status is its own: 128 and the number of the signal that
-    ended it, 127 where it is not found, 126 where it cannot be run.
+    Put it in front of the program: `srun nodeready run -- python train.py`, `torchrun --no-python
+    nodeready run -- python train.py`. Lines of the output are never mixed, and begin with
+    [node:rank]; SIGURG writes all stacks; core files and PyTorch's flight recorder are on. Signals
+    reach COMMAND, and its exit status is returned: 128 plus the number of the signal that ended
+    it, 127 if it is not found, 126 if it cannot be run.
     """
     words = ["--signal", signal, "--trace-lines", str(trace_lines), "--log-dir", log_dir]
     for name in trace_package:
@@ -78,6 +79,6 @@ def run(
     environment.pop("PATH", None)
     if path is not None:
         environment["PATH"] = path
-    # Its own process, with nothing of this program in it: it lives as long as the job.
+    # exec frees the memory of this program: the supervisor lives as long as the job.
     words = [sys.executable, "-I", "-S", supervisor.__file__, *words, "--", *command]
     os.execve(sys.executable, words, environment)

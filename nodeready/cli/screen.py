@@ -22,7 +22,7 @@ from nodeready.files import NotFollowed, check, write_atomically
 from nodeready.inventory import launcher_files
 from nodeready.inventory.nodeset import fold
 from nodeready.reports import registry
-from nodeready.reports.lines import StyledLine, nodes
+from nodeready.reports.lines import StyledLine, node_set
 from nodeready.reports.registry import PLAIN, SCREEN, Options
 from nodeready.text import sanitise
 
@@ -101,11 +101,11 @@ class Screen:
 
     @property
     def lines(self) -> int:
-        """Lines for a result: those of the terminal, at least 40; 0, no limit, in a pipe."""
+        """Lines for a result: the terminal's, at least 40; 0, which is no limit, in a pipe."""
         return max(SCREEN, self.out.height - 2) if sys.stdout.isatty() else 0
 
     def show(self, lines: Iterable[StyledLine]) -> None:
-        """Print results to standard output. On a terminal, long lines are wrapped and indented."""
+        """Print lines to standard output. On a terminal, long lines are wrapped and indented."""
         from rich.text import Text
 
         for line in map(_text, lines):
@@ -119,7 +119,7 @@ class Screen:
             for part in parts:
                 self.out.print(Text(" " * indent) + part, soft_wrap=True)
 
-    def tell(self, lines: Iterable[StyledLine]) -> None:
+    def show_on_stderr(self, lines: Iterable[StyledLine]) -> None:
         """Print lines to standard error."""
         for line in lines:
             self.err.print(_text(line), soft_wrap=True)
@@ -136,9 +136,9 @@ class Screen:
             self.say(text)
 
     def say_partial(self, missing: Iterable[str]) -> None:
-        """After an interrupt: print which nodes are missing in the results."""
+        """After an interrupt, print which nodes are missing in the results."""
         names = [*missing]
-        without = f"; not {nodes(names)}" if names else ""
+        without = f"; not {node_set(names)}" if names else ""
         self.say(f"interrupted: the results are partial{without}")
 
     def _print_progress(self, progress: NodeProgress) -> None:
@@ -178,7 +178,7 @@ class Screen:
 
 
 class NodeProgress:
-    """The pending nodes of one activity. Its text is made when it is drawn.
+    """The pending nodes of one activity.
 
     clock: seconds, as `time.monotonic`
     """
@@ -193,7 +193,7 @@ class NodeProgress:
         self.over = threading.Event()
 
     def __call__(self, name: str, failed: bool = False) -> None:
-        """The node is done; failed: it gave no answer."""
+        """Record that the node is done. failed: it gave no answer"""
         if name in self.pending:
             self.pending.discard(name)
             self.failed += failed
@@ -234,7 +234,7 @@ class NodeProgress:
         return pace, f"{_clock(len(self.pending) / rate)} left"
 
     def line(self, width: int) -> str:
-        """The line for a terminal: the most important parts that fit."""
+        """The line for a terminal: the most important parts that fit into the width."""
         pace, remaining = self._pace()
         parts = {
             "count": f"{self.activity:<8} {self.done}/{self.total}",
@@ -319,11 +319,11 @@ def show(
 
     kind:    of the document, as in `registry.FORMATS`
     silent:  print no table (-q without a finding); files and machine formats are still written
-    options: in addition to those of the screen
+    options: of the report; the screen's own override them
     mode:    of a new FILE: 0600 for a job's data, which no other user may read
     Raises OSError when FILE cannot be written.
     """
-    renderer = registry.find(kind, form)
+    renderer = registry.find_format(kind, form)
     shown_options = replace(options, verbose=screen.verbose, width=PLAIN.width, lines=0)
     if output is not None:
         write_atomically(Path(output), renderer.render(document, shown_options), mode)

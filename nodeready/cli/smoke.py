@@ -11,43 +11,48 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nodeready.cli.conversations import ask_password
-from nodeready.cli.options import Refused, asking, hostfile_options, option, report
+from nodeready.cli.options import (
+    Refused,
+    hostfile_options,
+    option,
+    report_options,
+    transport_options,
+)
 from nodeready.cli.screen import Screen, refuse_unwritable, show, write_hostfile
 from nodeready.cli.targets import TargetOptions, select_targets
 from nodeready.cli.values import policy_settings
-from nodeready.reports.registry import names
 from nodeready.smoke.document import code
 
 if TYPE_CHECKING:
     from nodeready.smoke.document import SmokeReport
 
-#: Seconds of the budget for ending what is left over on the nodes and for the report.
+#: Seconds of the budget to end the processes that still run on the nodes, and to report.
 _RESERVE_S = 3
 #: What --engine takes; auto is the best that all nodes have.
 _ENGINES = ("auto", "torch", "torch:gloo", "torch:nccl", "nccl-tests", "ring")
 #: More GPUs than any node has.
-_MOST_GPUS = 64
+_MAX_GPUS = 64
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def _gpus(words: str) -> tuple[int, ...] | int | None:
-    """``--gpus``: all (None), how many, or which. Raises Refused."""
+    """``--gpus``: None for all, a number of GPUs, or their indices. Raises Refused."""
     if words == "all":
         return None
-    if re.fullmatch(r"[0-9]{1,3}", words) and int(words) <= _MOST_GPUS:
+    if re.fullmatch(r"[0-9]{1,3}", words) and int(words) <= _MAX_GPUS:
         return int(words)
     ranks: list[int] = []
     for part in words.split(",") if "," in words or "-" in words else ():
         match = re.fullmatch(r"([0-9]{1,3})(?:-([0-9]{1,3}))?", part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if not first <= last < _MOST_GPUS:
+        if not first <= last < _MAX_GPUS:
             break
         ranks += range(first, last + 1)
     else:
         if ranks and len({*ranks}) == len(ranks):
             return tuple(ranks)
     raise Refused(
-        f"--gpus {words}: must be all, how many (4), or the numbers of at least two, each once "
+        f"--gpus {words}: must be all, a number of GPUs (4), or at least two different indices "
         "(0,3 or 0-3)"
     )
 
@@ -64,7 +69,7 @@ def _prefix(words: str) -> tuple[str, ...]:
 
 
 def _environment(rows: tuple[str, ...]) -> tuple[str, ...]:
-    """``--env``, each once. Raises Refused."""
+    """The values of ``--env``. Raises Refused."""
     variables: dict[str, str] = {}
     for row in rows:
         name, equals, _ = row.partition("=")
@@ -87,15 +92,18 @@ def _python(path: str) -> str:
     return path
 
 
-def _keep(
+def _write_files(
     document: SmokeReport,
     screen: Screen,
-    own_slots: dict[str, int],
+    declared_slots: dict[str, int],
     files: list[tuple[str | None, str]],
 ) -> None:
-    """Write the files that were asked for; say what is not written. files: path and form"""
+    """Write the requested files, and print why a file is not written.
+
+    files: path (None: not requested) and format
+    """
     slots = {
-        node.name: own_slots.get(node.name) or node.slots or len(node.gpus) or 1
+        node.name: declared_slots.get(node.name) or node.slots or len(node.gpus) or 1
         for node in document.nodes
     }
     good = {name: slots[name] for name in document.go}
@@ -164,8 +172,8 @@ def _keep(
 @option("--job", metavar="ID", general=False, help="The nodes of this running job, by srun.")
 @option("--exclude-out", metavar="FILE", help="Write the nodes to exclude to FILE, for sbatch.")
 @hostfile_options("good")
-@report(*names("smoke"))
-@asking
+@report_options("smoke")
+@transport_options
 def smoke(
     inventory: str | None,
     *,
@@ -192,7 +200,7 @@ def smoke(
 
     The ranks meet, reduce, gather and send as the job's ranks will, with the job's own PyTorch
     where the nodes have one. When that fails, smaller tests locate the fault: a node, a GPU, a
-    pair of nodes, or only their number. It uses idle GPUs only and leaves nothing behind.
+    pair of nodes, or many nodes only together. It uses idle GPUs only and leaves nothing behind.
 
     \b
     Examples:
@@ -204,14 +212,14 @@ def smoke(
     """
     options = TargetOptions(**shared)
     settings = policy_settings(ports, user)
-    chosen, environment = _gpus(gpus), _environment(env)
-    words = () if prefix is None else _prefix(prefix)
-    path = "" if python is None else _python(python)
+    selected_gpus, environment = _gpus(gpus), _environment(env)
+    prefix_words = () if prefix is None else _prefix(prefix)
+    python_path = "" if python is None else _python(python)
     if job is None and inventory is None:
-        raise Refused("an INVENTORY or --job ID, one of both")
+        raise Refused("give an INVENTORY or --job ID")
     if job is not None and options.via == "ssh":
         if inventory is not None:
-            raise Refused("--job: its steps ask the nodes of INVENTORY with --via srun")
+            raise Refused("--job: with an INVENTORY, add --via srun")
         options = replace(options, via="srun")
     for name, file in (
         ("-o", output),
@@ -221,7 +229,7 @@ def smoke(
         refuse_unwritable(file, name)
     screen = options.screen()
     nodes = select_targets(inventory, options, settings, job=job, tell=screen.note, works=True)
-    # pyinfra, which they import, takes longer to load than anybody waits for --help.
+    # Imported only here, because they import pyinfra, which is slow, and --help must be quick.
     from nodeready.inventory.endpoints import given_addresses
     from nodeready.smoke import run
     from nodeready.smoke.participants import SmokeTask
@@ -233,21 +241,20 @@ def smoke(
             deadline=time.monotonic() + budget - min(_RESERVE_S, budget / 4),
             budget_s=budget,
             engine="" if engine == "auto" else engine,
-            gpus=chosen,
+            gpus=selected_gpus,
             ranks=ranks,
             busy=busy,
             full=full,
-            python=path,
-            prefix=words,
+            python=python_path,
+            prefix=prefix_words,
             environment=environment,
-            inventory_addresses=given_addresses(nodes.all) if nodes.inventory is not None else {},
+            inventory_addresses=given_addresses(nodes.inventory) if nodes.inventory else {},
         )
         document = run.smoke(
             task, screen.note, screen.progress, lambda names: ask_password(nodes.transport, names)
         )
-        own_slots = nodes.slots
     files = [(exclude_out, "exclude"), (hostfile_out, hostfile_format)]
-    _keep(document, screen, own_slots, files)
+    _write_files(document, screen, nodes.slots, files)
     show("smoke", format, document, screen, output=output, silent=screen.quiet and document.good)
     nodes.remember_failed(document.exclude)
     return code(document)

@@ -1,4 +1,4 @@
-"""`nodeready stacks`: who holds a hung job up, and where every rank stands, grouped."""
+"""`nodeready stacks`: which rank holds up a job, and where every rank stands, grouped."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from click.core import ParameterSource
 from nodeready.cli.conversations import ask_with_progress
 from nodeready.cli.options import (
     Refused,
-    asking,
     format_option,
     local_option,
     option,
     output_directory,
+    transport_options,
 )
 from nodeready.cli.screen import Screen, show
 from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
 from nodeready.node.stacks.program import StacksConfig
 from nodeready.policy import Policy
-from nodeready.reports.registry import FORMATS, names
+from nodeready.reports.registry import FORMATS
 from nodeready.text import utc_now
 from nodeready.triage.stacks import archive, debuggable, group
 from nodeready.triage.stacks.collect import (
@@ -40,19 +40,19 @@ from nodeready.triage.stacks.document import Stacks, stacks_code
 from nodeready.triage.stacks.trace import TraceError
 
 
-def _one_way(
+def _refuse_unclear_source(
     inventory: str | None, local: bool, source: str | None, options: TargetOptions
 ) -> None:
-    """Refuse what does not say once where to look."""
+    """Raise Refused unless the options name exactly one source of stacks."""
     if options.via == "ssh" and sum((inventory is not None, local, source is not None)) != 1:
-        raise Refused("an INVENTORY, --local, --from DIR, or --via srun --job ID: one of these")
+        raise Refused("give one of: an INVENTORY, --local, --from DIR, or --via srun --job ID")
     if options.via != "ssh" and (local or source):
-        raise Refused(f"--via {options.via}: asks the nodes of INVENTORY, or of --job")
+        raise Refused(f"--via {options.via}: cannot be combined with --local or --from")
     if options.limit is not None and inventory is None:
         raise Refused("--limit: selects from an INVENTORY, and there is none")
 
 
-def _grouped(
+def _group_traces(
     captured: Captured, all_threads: bool, started: str, directory: Path | None
 ) -> Stacks:
     traces = captured.traces()
@@ -68,7 +68,7 @@ def _grouped(
     )
 
 
-def _captured(
+def _capture_stacks(
     nodes: Targets,
     config: StacksConfig,
     screen: Screen,
@@ -77,15 +77,15 @@ def _captured(
     all_threads: bool,
     directory: Path | None,
 ) -> tuple[Stacks, int]:
-    """The document of both rounds, and the exit code."""
+    """The stacks of the job, with --native after a second round; and the exit code."""
     started = utc_now()
     captured = _capture(nodes, config, screen)
     native = native and captured.complete
-    stacks = _grouped(captured, all_threads, started, None if native else directory)
+    stacks = _group_traces(captured, all_threads, started, None if native else directory)
     if native:
         for problem in unwind(captured, ask_with_progress(nodes.transport, screen), stacks):
             screen.say(problem)
-        stacks = _grouped(captured, all_threads, started, directory)
+        stacks = _group_traces(captured, all_threads, started, directory)
     stacks = with_launchers(stacks, captured)
     if not captured.complete:
         screen.say_partial(name for name in captured.nodes if name not in captured.answers)
@@ -98,8 +98,8 @@ def _captured(
     )
 
 
-def _for_a_check(source: str | None, form: str, output: str | None) -> None:
-    """Refuse options that a check does not use."""
+def _refuse_with_check(source: str | None, form: str, output: str | None) -> None:
+    """Raise Refused for options that --check does not use."""
     if source is not None:
         raise Refused("--check: needs a running job; remove --from")
     if form not in FORMATS["debuggable"]:
@@ -108,7 +108,7 @@ def _for_a_check(source: str | None, form: str, output: str | None) -> None:
         raise Refused("--check: keeps no stacks; remove -o")
 
 
-def _checked(nodes: Targets, config: StacksConfig, screen: Screen, form: str) -> int:
+def _check_job(nodes: Targets, config: StacksConfig, screen: Screen, form: str) -> int:
     """Show how debuggable the job is. Returns the exit code."""
     started = utc_now()
     config = replace(config, check=True, samples=1)
@@ -129,8 +129,8 @@ def _checked(nodes: Targets, config: StacksConfig, screen: Screen, form: str) ->
     return code
 
 
-def _from(source: str, all_threads: bool, directory: Path | None) -> tuple[Stacks, int]:
-    """The stacks of an earlier capture, grouped."""
+def _read_archive(source: str, all_threads: bool, directory: Path | None) -> tuple[Stacks, int]:
+    """The stacks of an earlier capture, grouped again; and the exit code."""
     try:
         traces, errors = archive.read(Path(source))
         if directory is not None:
@@ -143,20 +143,20 @@ def _from(source: str, all_threads: bool, directory: Path | None) -> tuple[Stack
     return stacks, stacks_code(stacks)
 
 
-def _part(pids: Sequence[int], options: TargetOptions) -> str:
-    """The options that explain absent ranks, which are not missing then; "": none."""
-    options_given = {"--pid": bool(pids), "--limit": options.limit is not None}
-    return " and ".join(name for name, is_given in options_given.items() if is_given)
+def _excluding_options(pids: Sequence[int], options: TargetOptions) -> str:
+    """The given options that leave ranks out, which are then not missing; "": none."""
+    is_given = {"--pid": bool(pids), "--limit": options.limit is not None}
+    return " and ".join(name for name in is_given if is_given[name])
 
 
-def _asked_for(*names: str) -> bool:
+def _is_any_given(*names: str) -> bool:
     """Whether one of these options was given."""
     context = click.get_current_context()
     return any(context.get_parameter_source(name) != ParameterSource.DEFAULT for name in names)
 
 
-def _own_directory(output: str | None) -> Path | None:
-    """The directory of ``-o``, made where it is missing; refused before any node is asked."""
+def _make_directory(output: str | None) -> Path | None:
+    """Make the directory of ``-o``, before any node is contacted. Raises Refused."""
     if output is None:
         return None
     directory = Path(output)
@@ -169,32 +169,30 @@ def _own_directory(output: str | None) -> Path | None:
     return directory
 
 
-def _nodes(
+def _targets(
     inventory: str | None,
     local: bool,
     options: TargetOptions,
     config: StacksConfig,
     screen: Screen,
 ) -> tuple[Targets, StacksConfig]:
-    """The way to the nodes, and what is asked for there."""
+    """The nodes, and the search for their ranks, with the number of the Slurm job."""
     if local:
         nodes = local_targets(Policy())
     else:
-        steps = options.via == "srun" or inventory is None
-        nodes = select_targets(
-            inventory, options, job=(config.job or None) if steps else None, tell=screen.note
-        )
+        uses_srun = options.via == "srun" or inventory is None
+        job = config.job if uses_srun and config.job else None
+        nodes = select_targets(inventory, options, job=job, tell=screen.note)
     return nodes, replace(config, job=nodes.job or config.job, tag=nodes.transport.tag)
 
 
 def _capture(nodes: Targets, config: StacksConfig, screen: Screen) -> Captured:
-    """Both rounds; the nodes that gave no answer are kept for ``--limit @last-failed``."""
+    """Capture the traces of all ranks. Remembers the failed nodes for ``--limit @last-failed``."""
     from nodeready.inventory.slurm import job_placement
 
     names = nodes.transport.nodes
-    # A user or a process that is named needs no word of Slurm's.
-    is_named = config.user or config.pids
-    placement = None if is_named else job_placement(config.job, names)
+    # Slurm's record of the job tells whose ranks they are. --user and --pid already say it.
+    placement = None if config.user or config.pids else job_placement(config.job, names)
     captured = capture(ask_with_progress(nodes.transport, screen), names, config, placement)
     failed = [*captured.unreached, *captured.failed]
     nodes.remember_failed(
@@ -210,16 +208,20 @@ def _capture(nodes: Targets, config: StacksConfig, screen: Screen) -> Captured:
     "--from",
     "source",
     metavar="DIR",
-    help="Group again what -o DIR kept, or texts of py-spy dump (*.txt, *.out, or one file).",
+    help="Read what -o DIR kept, or texts of py-spy dump (*.txt, *.out, or one file).",
 )
 @option("--job", metavar="ID", help="Only this job: of Slurm, torchrun, or ADDRESS:PORT.")
 @option("--user", metavar="NAME", help="Only ranks of this user.")
-@option("--pid", "pids", type=click.IntRange(1), multiple=True, metavar="P", help="This process.")
+@option(
+    *("--pid", "pids"),
+    type=click.IntRange(1),
+    multiple=True,
+    metavar="P",
+    help="Only this process; may be repeated.",
+)
 @option("--match", metavar="PATTERN", help="Only processes whose command line matches PATTERN.")
 @option(
-    "--native",
-    is_flag=True,
-    help="Also C and C++ frames of some ranks; pauses each for seconds.",
+    "--native", is_flag=True, help="Also C and C++ frames of some ranks; pauses each for seconds."
 )
 @option("--locals", is_flag=True, help="Also variables of the innermost calls, without secrets.")
 @option("--dump", is_flag=True, help="Have the ranks write PyTorch's flight recorder now.")
@@ -246,8 +248,8 @@ def _capture(nodes: Targets, config: StacksConfig, screen: Screen) -> Captured:
     help="Maximum seconds per node, after it is connected.",
 )
 @output_directory("Keep the traces and every form of the result.", general=False)
-@format_option(*names("stacks"), help="Output format.", general=False)
-@asking
+@format_option("stacks", general=False)
+@transport_options
 def stacks(
     inventory: str | None,
     *,
@@ -272,8 +274,8 @@ def stacks(
 ) -> int:
     """Show which rank holds up a job, and where every rank stands. Changes nothing.
 
-    Ranks are found by their environment (RANK, SLURM_PROCID, ...) on all nodes at once. What the
-    kernel tells comes first, then py-spy, which stops nothing (but see --native).
+    Ranks are found by their environment (RANK, SLURM_PROCID, ...) on all nodes at once. Their
+    state in the kernel is read first, then py-spy runs, which stops nothing (but see --native).
 
     \b
     Examples:
@@ -285,7 +287,7 @@ def stacks(
       nodeready stacks inventories/prod.py --job 4711 --check
     """
     options = TargetOptions(**shared)
-    _one_way(inventory, local, source, options)
+    _refuse_unclear_source(inventory, local, source, options)
     try:
         config = program_config(
             timeout,
@@ -298,26 +300,26 @@ def stacks(
             locals=locals,
             dump=dump,
             ras=ras,
-            part=_part(pids, options),
-            longer_s=0.0 if _asked_for("samples", "interval") else LONGER_S,
+            part=_excluding_options(pids, options),
+            longer_s=0.0 if _is_any_given("samples", "interval") else LONGER_S,
         )
     except SearchError as problem:
         raise Refused(str(problem)) from None
     screen = options.screen()
     if check:
-        _for_a_check(source, format, output)
-        targets, config = _nodes(inventory, local, options, config, screen)
+        _refuse_with_check(source, format, output)
+        targets, config = _targets(inventory, local, options, config, screen)
         with targets.transport:
-            return _checked(targets, config, screen, format)
+            return _check_job(targets, config, screen, format)
     if source is not None and (native or locals or dump or ras):
         raise Refused("--from: asks no node; remove --native, --locals, --dump and --ras")
-    directory = _own_directory(output)
+    directory = _make_directory(output)
     if source is not None:
-        document, code = _from(source, all_threads, directory)
+        document, code = _read_archive(source, all_threads, directory)
     else:
-        targets, config = _nodes(inventory, local, options, config, screen)
+        targets, config = _targets(inventory, local, options, config, screen)
         with targets.transport:
-            document, code = _captured(
+            document, code = _capture_stacks(
                 targets,
                 config,
                 screen,
@@ -330,6 +332,6 @@ def stacks(
         forms = [form for form in FORMATS["stacks"].values() if not form.styled]
         texts = {f"stacks{form.extension}": form.render(document) for form in forms}
         archive.write(directory, document, texts)
-    well = not code and document.verdict is not None and document.verdict.kind == "not-stuck"
-    show("stacks", format, document, screen, silent=screen.quiet and well)
+    is_well = not code and document.verdict is not None and document.verdict.kind == "not-stuck"
+    show("stacks", format, document, screen, silent=screen.quiet and is_well)
     return code

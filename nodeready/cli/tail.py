@@ -10,15 +10,21 @@ from typing import Any
 import click
 
 from nodeready.cli.conversations import converse
-from nodeready.cli.options import Refused, asking, option, report, since_option, steps_option
+from nodeready.cli.options import (
+    Refused,
+    option,
+    report_options,
+    since_option,
+    srun_job_option,
+    transport_options,
+)
 from nodeready.cli.screen import refuse_unwritable, show
 from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
 from nodeready.cli.values import epoch_seconds, past, span
 from nodeready.exit_codes import exit_code
 from nodeready.node.tail import TailConfig
 from nodeready.policy import Policy
-from nodeready.reports.lines import nodes as folded
-from nodeready.reports.registry import names
+from nodeready.reports.lines import node_set
 from nodeready.text import utc_now
 from nodeready.transport.base import INTERRUPTED, Conversation, Failure, new_nonce
 from nodeready.triage.logs import Fetched, Grouping, TailDocument, fetch_tail
@@ -32,7 +38,7 @@ def _checked_pattern(pattern: str) -> str:
     if not pattern.startswith(("/", "~/")):
         raise Refused(f"PATTERN {pattern}: must be absolute, such as '/var/log/train/rank_*.log'")
     if "\0" in pattern or len(os.fsencode(pattern)) >= _PATH_MAX:
-        raise Refused("PATTERN: is no path")
+        raise Refused("PATTERN: is no valid path")
     return pattern
 
 
@@ -46,7 +52,7 @@ def _checked_regex(regex: str | None) -> str:
 
 
 def _newer_s(text: str | None) -> int:
-    """The value of --newer in seconds; 0 without it. Raises Refused."""
+    """The value of --newer in seconds, or 0. Raises Refused."""
     try:
         return span(text) if text is not None else 0
     except ValueError as error:
@@ -77,7 +83,8 @@ def _fetch(nodes: Targets, options: TargetOptions, config: TailConfig) -> TailDo
     if transport.interrupted:
         screen.say_partial(errors)
     names = [name for name, result in results.items() if result.kind != INTERRUPTED]
-    nodes.remember_failed([n for n in names if n in errors], lost=True, reached=names)
+    failed = [name for name in names if name in errors]
+    nodes.remember_failed(failed, lost=True, reached=names)
     return grouping.document(
         started=started,
         finished=utc_now(),
@@ -90,17 +97,17 @@ def _fetch(nodes: Targets, options: TargetOptions, config: TailConfig) -> TailDo
 
 
 def _no_file_reason(tail: TailDocument) -> str:
-    """Why no node has a file, one line; "" if a node has a file, or may have one."""
+    """One line that says why no node has a file; "" if a node has one, or may have one."""
     kinds = {group.kind for group in tail.groups}
     if tail.unreachable or tail.failed or tail.notes or not tail.complete:
         return ""
     if kinds & {"lines", "stopped", "unreadable"}:
         return ""
-    reasons = {group.reason for group in tail.groups if group.kind == "no-file"}
     skipped = [group for group in tail.groups if group.kind == "skipped"]
     if skipped:
         return f"{tail.pattern}: no file to read: {skipped[0].example} {skipped[0].reason}"
-    names = folded([node for group in tail.groups for node in group.nodes])
+    reasons = {group.reason for group in tail.groups if group.kind == "no-file"}
+    names = node_set([node for group in tail.groups for node in group.nodes])
     return f"{tail.pattern}: {' or '.join(sorted(reasons))}, on {names}"
 
 
@@ -124,9 +131,9 @@ def _no_file_reason(tail: TailDocument) -> str:
     metavar="N",
     help="Maximum files per node, the most recently written first.",
 )
-@report(*names("tail"), general=False)
-@steps_option
-@asking
+@report_options("tail", general=False)
+@srun_job_option
+@transport_options
 def tail(
     words: tuple[str, ...],
     *,
@@ -166,7 +173,7 @@ def tail(
             f"{len(words) - expected_count + 1} PATTERNs: quote it, so that the nodes expand it"
         )
     if local and options.limit is not None:
-        raise Refused("--limit: --local is about this machine alone")
+        raise Refused("--limit: cannot be combined with --local")
     config = TailConfig(
         *("", "", _checked_pattern(words[-1]), lines, _checked_regex(grep), _newer_s(newer)),
         since_s=past(since, epoch_seconds),

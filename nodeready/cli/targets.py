@@ -69,10 +69,10 @@ class TargetOptions:
 
 @dataclass(frozen=True)
 class Targets:
-    """The nodes of one command and their transport, a context manager that disconnects.
+    """The nodes of one command, and their transport, a context manager that disconnects.
 
     policies:  the declared policy of each node, by name
-    inventory: their inventory; None: this machine, without one
+    inventory: None: this machine, or all nodes of the job
     job:       number of the Slurm job in whose steps requests run; "": none, or a new allocation
     """
 
@@ -80,12 +80,6 @@ class Targets:
     policies: Mapping[str, Policy]
     inventory: NodeInventory | None = None
     job: str = ""
-
-    @property
-    def all(self) -> NodeInventory:
-        """The inventory of targets that have one."""
-        assert self.inventory is not None
-        return self.inventory
 
     @property
     def slots(self) -> dict[str, int]:
@@ -96,18 +90,14 @@ class Targets:
         return {name: int(host.slots) for name, host in data.items() if host.get("slots")}
 
     def remember_failed(
-        self,
-        failed: Iterable[str],
-        *,
-        lost: bool = False,
-        reached: Iterable[str] | None = None,
+        self, failed: Iterable[str], *, lost: bool = False, reached: Iterable[str] | None = None
     ) -> None:
         """Keep the failed nodes for ``--limit @last-failed``; see `last_failed.save_failed`.
 
         reached: the nodes that this run contacted; None: all targets
         """
         if self.inventory is None and not self.job:
-            return  # this machine alone
+            return  # The only node is this machine.
         file = "" if self.inventory is None else self.inventory.file
         names = set(self.policies if reached is None else reached)
         is_whole = self.inventory is not None and len(names) == len(self.inventory)
@@ -152,7 +142,7 @@ def load_targets(
 
 
 def _limit(inventory: NodeInventory, options: TargetOptions) -> list[Host]:
-    """The hosts that ``--limit`` selects. Warns of failed nodes that left the inventory."""
+    """The hosts that ``--limit`` selects. Warns of failed nodes that are not in the inventory."""
     from nodeready.inventory.limit import select_hosts
     from nodeready.inventory.nodeset import folded, split
 
@@ -161,17 +151,17 @@ def _limit(inventory: NodeInventory, options: TargetOptions) -> list[Host]:
     if LAST_FAILED not in parts:
         return select_hosts(inventory, words)
     failed = load_failed()
-    is_alone = set(parts) == {LAST_FAILED}
-    if not failed and is_alone:
+    is_only_part = set(parts) == {LAST_FAILED}
+    if not failed and is_only_part:
         raise Refused(f"--limit {LAST_FAILED}: no node failed in the last run")
     present = [node.name for node in failed if node.name in inventory.hosts]
-    # Nodes of another inventory's file are not missing here.
+    # Nodes of another inventory file are not missing in this one.
     missing = [
         node.name
         for node in failed
         if node.name not in inventory.hosts and node.inventory in ("", inventory.file)
     ]
-    if not present and is_alone:
+    if not present and is_only_part:
         names = folded([node.name for node in failed], 200)
         raise Refused(f"--limit {LAST_FAILED}: not in the inventory: {names}")
     if missing:
@@ -182,14 +172,12 @@ def _limit(inventory: NodeInventory, options: TargetOptions) -> list[Host]:
 # --- The transport.
 
 
-def ssh_targets(
-    inventory: str, options: TargetOptions, settings: Mapping[str, Any] = _NO_SETTINGS
-) -> Targets:
+def ssh_targets(inventory: str, options: TargetOptions) -> Targets:
     """The nodes of an INVENTORY over ssh, by one process. Raises Refused; contacts no node."""
     from nodeready.transport.ssh import SshTransport
 
     interrupt_on_signals()
-    loaded, hosts, policies = load_targets(inventory, options, settings)
+    loaded, hosts, policies = load_targets(inventory, options)
     _refuse_nameless_user(hosts)
     return Targets(SshTransport(loaded, hosts, _pyinfra_config(options)), policies, loaded)
 
@@ -216,16 +204,16 @@ def select_targets(
     options: TargetOptions,
     settings: Mapping[str, Any] = _NO_SETTINGS,
     *,
-    job: str | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    job: str | None,
+    tell: Callable[[str], None],
     works: bool = False,
 ) -> Targets:
-    """The nodes that a command asks, by the transport of ``--via``. Raises Refused.
+    """The nodes of a command, with the transport of ``--via``. Raises Refused.
 
     inventory: None: all nodes of the job, with the default policy
-    job:       the running Slurm job in whose steps requests run, by srun
+    job:       the running Slurm job in whose steps requests run, by srun; None: not given
     tell:      called with a line about the transport
-    works:     channels have the job's GPUs (`transport.srun.Srun`)
+    works:     requests use the job's GPUs (`transport.srun.Srun`)
     """
     interrupt_on_signals()
     _refuse_unused_options(inventory, options, job)
@@ -305,9 +293,9 @@ def _pyinfra_config(options: TargetOptions) -> Any:
 
 
 def _choose_transport(options: TargetOptions, hosts: list[Host], own_job: str) -> str:
-    """The transport for these nodes.
+    """The value of ``--via``, or what ``auto`` chooses for these nodes.
 
-    auto: srun inside of a job that has all nodes; ClusterShell's tree for many nodes, where it has
+    srun inside of a job that has all nodes; ClusterShell's tree for many nodes, where it has
     gateways; else ssh.
     """
     if options.via != "auto":
@@ -326,7 +314,7 @@ def _choose_transport(options: TargetOptions, hosts: list[Host], own_job: str) -
 
 
 def _own_job(hosts: Iterable[Host]) -> str:
-    """Number of the Slurm job of this process, when the job has all of these nodes; else ""."""
+    """Number of this process's Slurm job, if the job has all of these nodes; else ""."""
     from pyinfra.api.exceptions import InventoryError
 
     from nodeready.inventory import slurm
@@ -363,9 +351,9 @@ def _job_targets(
     from nodeready.transport.srun import Srun
 
     if job is None:
-        raise Refused("--via srun: of which job? Name it with --job ID, or name an INVENTORY")
+        raise Refused("--via srun: name a job with --job ID, or give an INVENTORY")
     if options.salloc is not None:
-        raise Refused("--salloc: --job has its nodes already")
+        raise Refused("--salloc: the job has its nodes already")
     running = running_job(job)
     transport = Srun(running, tell, works=works, sudo=options.sudo)
     policy = replace(Policy(), **settings)
@@ -379,9 +367,9 @@ def _srun_transport(
     tell: Callable[[str], None],
     works: bool,
 ) -> tuple[Transport, str]:
-    """The steps of a job on those of these nodes that the job has, and the job's number.
+    """Srun steps on the nodes that are also in the job, and the job's number.
 
-    job: "": a new allocation, which has no number yet
+    job: "": a new allocation of these nodes, which has no number yet
     """
     from nodeready.transport.srun import OwnJob, Srun
 

@@ -10,14 +10,12 @@ from typing import Any
 from nodeready.cli.options import Refused
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-
-
 #: Maximum span: 100 years.
 _MAX_SPAN_S = 100 * 366 * 86400
 
 
 def span(words: str) -> int:
-    """``90``, ``90s``, ``10m``, ``2h``, ``3d``, ``1w``; in seconds.
+    """The seconds of a span of time: ``90``, ``90s``, ``10m``, ``2h``, ``3d``, ``1w``.
 
     Raises ValueError with the expected forms.
     """
@@ -29,10 +27,12 @@ def span(words: str) -> int:
 
 
 def seconds_ago(words: str, present: datetime) -> float:
-    """The seconds between a moment and ``present``: a span such as ``2h``, ``08:30`` of today,
-    ``2026-03-01``, ``2026-03-01 08:30``, ``2026-03-01T08:30:00Z``; without a zone, this machine's.
+    """The seconds between a moment and ``present``, which has a time zone.
 
-    present: with its zone. Raises ValueError with the expected forms.
+    The moment is a span such as ``2h``, ``08:30`` of today, ``2026-03-01``, ``2026-03-01 08:30``
+    or ``2026-03-01T08:30:00Z``; without a zone, it is in this machine's.
+
+    Raises ValueError with the expected forms.
     """
     text = words.strip()
     try:
@@ -53,7 +53,7 @@ def seconds_ago(words: str, present: datetime) -> float:
 
 
 def epoch_seconds(words: str, present: datetime) -> float:
-    """The same moment in seconds since 1970. Raises ValueError with the expected forms."""
+    """The moment of `seconds_ago` in seconds since 1970. Raises ValueError."""
     return present.timestamp() - seconds_ago(words, present)
 
 
@@ -67,7 +67,7 @@ def past(since: str | None, read: Callable[[str, datetime], float]) -> float:
 
 def read_ports(words: str) -> tuple[int, int]:
     """``--ports FIRST-LAST``. Raises Refused."""
-    # The policy takes a fifth of the time of --help, which has no use for it.
+    # Imported only here: it takes a fifth of the time of --help, which does not need it.
     from nodeready.policy.fields import port_range
 
     try:

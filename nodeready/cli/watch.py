@@ -15,22 +15,21 @@ from typing import Any
 import click
 
 from nodeready.cli.conversations import ask_with_progress
-from nodeready.cli.incident import (
-    JOB,
-    TIMEOUT,
-    USER,
-    checked,
-    collector,
-    nodes_of_job,
+from nodeready.cli.incident import JOB, TIMEOUT, USER, collector, nodes_of_job, refuse_bad_search
+from nodeready.cli.options import (
+    Refused,
+    local_option,
+    option,
+    output_directory,
+    transport_options,
 )
-from nodeready.cli.options import Refused, asking, local_option, option, output_directory
 from nodeready.cli.screen import Screen
-from nodeready.cli.targets import TargetOptions, Targets
+from nodeready.cli.targets import TargetOptions, Targets, running_job
 from nodeready.exit_codes import INTERRUPTED, exit_code
 from nodeready.files import make_directory, user_name
 from nodeready.inventory.placement import JobPlacement
 from nodeready.node.witnesses import motion
-from nodeready.reports.lines import nodes as folded
+from nodeready.reports.lines import node_set
 from nodeready.text import sanitise, utc_now
 from nodeready.triage import incident as incidents
 from nodeready.triage.incident import ForeignDirectory, Incident
@@ -46,7 +45,7 @@ def _default_directory() -> Path:
 
 
 def _run_command(command: list[str], incident: Incident, screen: Screen) -> bool:
-    """Run the user's command with the verdict in its environment; whether it succeeded."""
+    """Run the user's command with the verdict in its environment. Returns whether it succeeded."""
     verdict = incident.verdict
     variables = {
         "NODEREADY_INCIDENT": incident.archive.removesuffix(".tar.gz"),
@@ -88,9 +87,9 @@ class _Watcher:
     command:   the user's command, run after an incident
     has_ended: whether Slurm says that the job has ended
     owner:     uid of the job's user; "": not known yet
-    placement: Slurm's record of the job; nodes on which Slurm does not run it are not asked
+    placement: Slurm's record of the job; its other nodes are not probed
+    failed:    an incident has no archive, or the command failed
     hangs:     the number of hangs so far
-    failed:    an incident is incomplete, or the command failed
     """
 
     nodes: Targets
@@ -109,9 +108,9 @@ class _Watcher:
     _last_summary: str = ""
 
     def probe(self) -> JobSnapshot:
-        """A snapshot of the ranks of the job's user on all nodes, without those of impostors.
+        """A snapshot of the ranks of the job's user; ranks of other users are left out.
 
-        Raises Refused place several users claim the job and its owner is unknown.
+        Raises Refused if several users have ranks of the job and its owner is unknown.
         """
         transport = self.nodes.transport
         config = motion.MotionConfig(
@@ -123,7 +122,7 @@ class _Watcher:
             owner=self.owner,
             parts=self.placement.parts,
         )
-        # It runs unattended: progress would fill the log.
+        # The command runs unattended: progress would fill its log.
         ask = ask_with_progress(transport, Screen("never", quiet=True))
         nodes = [name for name in transport.nodes if name not in self.placement.other_nodes]
         snapshot = probe(ask, nodes, config, time.monotonic())
@@ -139,7 +138,7 @@ class _Watcher:
         return snapshot.of_user(users[0])
 
     def _update_placement(self) -> None:
-        """Ask Slurm again: a job that is requeued gets other nodes."""
+        """Ask Slurm again: a requeued job gets other nodes."""
         from nodeready.inventory.slurm import job_placement
 
         placement = job_placement(self.job, self.nodes.transport.nodes)
@@ -147,16 +146,16 @@ class _Watcher:
         if placement.user:
             self.placement = placement
 
-    def tell(self) -> None:
-        """Print the judgement when its kind has changed, not only its numbers."""
+    def print_judgement(self) -> None:
+        """Print the judgement, unless only its numbers have changed."""
         text = self.watch.text
         summary = f"{self.watch.judgement.kind} {text.partition(': ')[2].partition(':')[0]}"
         if summary != self._last_summary:
             self._last_summary = summary
             click.echo(sanitise(f"{utc_now()} job {self.job}: {text}", 1000))
 
-    def fire(self) -> Incident | None:
-        """Take an incident and run the user's command."""
+    def take_incident(self) -> Incident | None:
+        """Take an incident and run the user's command. None: its directory cannot be made."""
         still_s = self.watch.judgement.still_s
         signs = self.watch.intervals[-1].signs
         still = "; ".join(sign.text for sign in signs if sign.moves is False)
@@ -166,10 +165,10 @@ class _Watcher:
             make_directory(self.directory, 0o700)
             directory = incidents.prepare(path)
         except (ForeignDirectory, OSError) as problem:
-            problem_text = (
-                f"{problem.filename}: {problem.strerror}" if isinstance(problem, OSError) else ""
-            )
-            self.screen.say(f"no incident: {problem_text or problem}")
+            text = str(problem)
+            if isinstance(problem, OSError):
+                text = f"{problem.filename}: {problem.strerror}"
+            self.screen.say(f"no incident: {text}")
             self.failed = True
             return None
         evidence = collector(
@@ -187,7 +186,7 @@ class _Watcher:
         )
         self.failed = self.failed or not incident.archive
         if verdict is not None and verdict.kind == "not-stuck":
-            # The stacks cost more and show more: they overrule the watch.
+            # The stacks show more than the counters, and overrule them.
             self.screen.note("no hang: the stacks show that the job goes on")
             return incident
         self.hangs += 1
@@ -219,7 +218,7 @@ class _Watcher:
 @option("--then", metavar="COMMAND", help="Command to run after an incident, once for each hang.")
 @option("--once", is_flag=True, help="End after the first incident, with exit status 3.")
 @output_directory("Where incidents go: DIR/JOB-TIME.", general=False)
-@asking
+@transport_options
 def watch(
     inventory: str | None,
     *,
@@ -237,9 +236,9 @@ def watch(
     """Watch a job, and keep its evidence when it hangs. It ends with the job.
 
     Every snapshot reads counters of /proc and takes no stack: CPU time, voluntary switches, bytes,
-    ports, logs. When two of these agree for --confirm seconds that nothing moves, and none sees a
-    movement, nodeready takes an incident and runs COMMAND without a shell. NODEREADY_INCIDENT (the
-    directory), NODEREADY_JOB and NODEREADY_VERDICT are in the environment of COMMAND.
+    ports, logs. When at least two of these show for --confirm seconds that nothing moves, and none
+    shows a movement, an incident is taken and COMMAND is run, without a shell. Its environment has
+    NODEREADY_INCIDENT (the directory), NODEREADY_JOB and NODEREADY_VERDICT.
 
     \b
     Examples:
@@ -250,7 +249,7 @@ def watch(
     from nodeready.inventory.slurm import job_placement
 
     options = TargetOptions(**shared)
-    checked(timeout, job, user)
+    refuse_bad_search(timeout, job, user)
     try:
         command = shlex.split(then or "")
     except ValueError as problem:
@@ -276,25 +275,22 @@ def watch(
     )
     with nodes.transport:
         try:
-            return _watched(watcher, every, once)
+            return _watch_until_end(watcher, every, once)
         except KeyboardInterrupt:
             return INTERRUPTED
 
 
 def _ended(job: str) -> bool:
-    """Whether the job does not run any more, by Slurm."""
-    from nodeready.transport.allocation import SrunError
-    from nodeready.transport.allocation import running as running_job
-
+    """Whether Slurm no longer runs the job."""
     try:
         running_job(job)
-    except SrunError:
+    except Refused:
         return True
     return False
 
 
-def _watched(watcher: _Watcher, every: float, once: bool) -> int:
-    """Probe the job until it has ended. Returns the exit code."""
+def _watch_until_end(watcher: _Watcher, every: float, once: bool) -> int:
+    """Probe the job until it has ended, or --once ends it. Returns the exit code."""
     is_first = True
     while True:
         began = time.monotonic()
@@ -308,11 +304,11 @@ def _watched(watcher: _Watcher, every: float, once: bool) -> int:
         if not snapshot.ranks and snapshot.errors and watcher.has_ended():
             snapshot = JobSnapshot(snapshot.taken_s)
         judgement = watcher.watch.add(snapshot)
-        watcher.tell()
+        watcher.print_judgement()
         if judgement.kind == "gone":
             return exit_code(failed=watcher.failed)
         if judgement.fire:
-            incident = watcher.fire()
+            incident = watcher.take_incident()
             if incident is not None and not incident.complete:
                 return INTERRUPTED
             if once and watcher.hangs:
@@ -321,13 +317,13 @@ def _watched(watcher: _Watcher, every: float, once: bool) -> int:
 
 
 def _refuse_missing_job(watcher: _Watcher, snapshot: JobSnapshot) -> None:
-    """Print why no rank was found. Raises Refused place every node has answered."""
+    """Print why no rank was found. Raises Refused if every node has answered."""
     for name, reason in list(snapshot.errors.items())[:10]:
         watcher.screen.say(f"{name}: {reason}")
     if not snapshot.errors:
-        names = folded(watcher.nodes.transport.nodes)
+        names = node_set(watcher.nodes.transport.nodes)
         job_nodes = watcher.placement.nodes
-        place = f" Slurm runs the job on {folded(job_nodes)}" if job_nodes else ""
-        raise Refused(
-            f"no ranks of job {watcher.job} on {names}:{place or ' start it when the job runs'}"
-        )
+        advice = "start it when the job runs"
+        if job_nodes:
+            advice = f"Slurm runs the job on {node_set(job_nodes)}"
+        raise Refused(f"no ranks of job {watcher.job} on {names}: {advice}")

@@ -11,7 +11,7 @@ import base64
 import difflib
 import gzip
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 from nodeready import shell
@@ -25,10 +25,7 @@ class PlanError(Exception):
 
 @lru_cache(maxsize=8)
 def _packed(content: bytes) -> str:
-    """The content, compressed, as base64 text.
-
-    Cached, because all nodes of a fleet get the same py-spy and the same known_hosts.
-    """
+    """The content, compressed, as base64 text. Cached: all nodes get the same py-spy."""
     return base64.encodebytes(gzip.compress(content, 6, mtime=0)).decode("ascii")
 
 
@@ -38,10 +35,10 @@ class WriteFile:
 
     old:       its content in the snapshot; None: no such file
     mode:      of a new file; an existing one keeps its mode and owner
-    user:      write with this user's rights, not as root: the file of this name in the user's home
-               directory
-    validator: a command that gets the new file as its last word and must succeed
-    large:     sent through the connection instead of the command line, packed; no diff
+    user:      write as this user, not as root, to the file of this name in the user's home
+               directory; "": as root
+    validator: a command that gets the new file as its last argument and must succeed
+    large:     sent packed, by standard input instead of the command line; without a diff
     owned:     nodeready's own file: written even when it changed since the snapshot
     """
 
@@ -84,10 +81,8 @@ class WriteFile:
         return _diff(old, new, "/dev/null" if self.old is None else self.path, self.path)
 
     def stdin(self) -> str:
-        """The packed content for the connection's standard input; "" for a small file."""
-        if not self.large:
-            return ""
-        return _packed(self.content)
+        """The packed content of a large file; "" for a small one."""
+        return _packed(self.content) if self.large else ""
 
 
 #: Maximum of (old lines times new lines) for difflib, whose time grows with this product.
@@ -191,11 +186,11 @@ class StepChange:
     step: str
     fixes: tuple[str, ...]
     actions: tuple[Action, ...]
-    touches: tuple[str, ...] = field(default=())
+    touches: tuple[str, ...] = ()
     timeout_s: int = 60
 
     def script(self, run: str, holder: str, wait_s: int) -> str:
-        """The shell text: lock the node, then act; the first failure ends it."""
+        """The shell text: lock the node, then run the actions until one fails."""
         lib = shell.library("answer") + shell.library("change")
         lock = shell.join(["nr_lock", run, holder, str(wait_s)])
         body = "\n".join(action.sh() for action in self.actions)
@@ -214,7 +209,7 @@ class StepChange:
         return Request(node, script, self.timeout_s + wait_s, self.stdin() or None)
 
     def stdin(self) -> str:
-        return "".join(a.stdin() for a in self.actions if isinstance(a, WriteFile))
+        return "".join(action.stdin() for action in self.actions if isinstance(action, WriteFile))
 
     def diff(self) -> str:
         return "\n".join(text for text in (action.diff() for action in self.actions) if text)

@@ -71,20 +71,22 @@ class PlannedChange:
 
 @dataclass(frozen=True)
 class DeployOutcome:
-    """What became of the plan on one node.
+    """The outcome of the plan on one node.
 
-    done:     steps that ran well, in order; a later snapshot can ask for more than were planned
-    failed:   step -> one line why
-    cut:      the step during which the connection was lost or the run was interrupted, or ""
-    unrepaired: results that the operations should have repaired
-    complete: the node was looked at again after its last change
+    done:             steps that succeeded, in order; a later snapshot can ask for more than were
+                      planned
+    failed:           step -> the reason, one line
+    interrupted_step: the step during which the connection was lost or the run was interrupted, or
+                      ""
+    unrepaired:       results that the operations should have repaired
+    complete:         the node was probed again after its last change
     """
 
-    JSON_KEYS: ClassVar = {"unrepaired": "left"}
+    JSON_KEYS: ClassVar = {"interrupted_step": "cut", "unrepaired": "left"}
 
     done: tuple[str, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
-    cut: str = ""
+    interrupted_step: str = ""
     unrepaired: tuple[Result, ...] = ()
     complete: bool = False
 
@@ -100,8 +102,7 @@ class DeployedNode:
     unreachable:  the error is that it was not reached, or that the connection was lost
     changes:      the plan, in order
     refused:      steps that cannot be planned -> the reason, one line
-    outcome:      None: nothing was changed, because there is no plan, or only the plan was asked
-                  for
+    outcome:      None: nothing was changed, because there is no plan, or only the plan was wanted
     for_a_person: bad results of the latest probe that no step of this run repairs
     results:      how many results of the latest probe have each status; empty: there was none
     """
@@ -121,7 +122,7 @@ class DeployedNode:
 
     @classmethod
     def of(cls, name: str, plan: NodePlan, results: Iterable[Result]) -> DeployedNode:
-        """A node that was looked at, with its plan; ``results`` are those that ask for it."""
+        """A node that was probed, with its plan and the results of which the plan was made."""
         rows = tuple(results)
         changes = tuple(
             PlannedChange(
@@ -135,7 +136,7 @@ class DeployedNode:
         return cls(name, changes=changes, refused=dict(plan.refused)).judged(rows)
 
     def judged(self, results: Iterable[Result]) -> DeployedNode:
-        """The same with the results of a later snapshot."""
+        """The node with the results of a later snapshot."""
         rows = tuple(results)
         counts = Counter(result.status for result in rows)
         covered = self._covered_checks()
@@ -148,8 +149,10 @@ class DeployedNode:
         )
 
     def _covered_checks(self) -> set[str]:
-        """The checks whose steps were planned, failed, or did not help. The checks of subjects
-        that were not chosen are not among them: a person has to know of these."""
+        """The checks whose steps were planned, failed, or repaired nothing.
+
+        Checks of subjects that were not chosen are not among them: a person has to see these.
+        """
         outcome = self.outcome or DeployOutcome()
         steps = {*self.refused, *outcome.failed}
         planned = {result.check for change in self.changes for result in change.checks}
@@ -221,7 +224,7 @@ class Deploy:
 
 
 def deploy_code(deploy: Deploy) -> int:
-    """The exit code of ``deploy``: all good is nothing left to change and nothing left to do."""
+    """The exit code of ``deploy``; 0: nothing is left to change, and no check is bad."""
     nodes = deploy.nodes
     planned = any(node.planned and node.outcome is None for node in nodes)
     bad = any(node.results.get(status) for node in nodes for status in ("fail", "unknown"))

@@ -1,4 +1,4 @@
-"""Actions that several steps share: nodeready's own files, from their templates."""
+"""Actions on files that nodeready owns, for several steps."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from nodeready.subjects.templates import render
 def name_after(default: str, other: str) -> str:
     """A file name that sorts after ``other``: ``default``, or a name that begins with z's.
 
-    For directories in which the last file wins (sysctl.d, limits.d, grub.d). Raises PlanError for
-    an ``other`` behind which no file can be (nodeready/subjects/own_files.py, ``beatable``).
+    For directories in which the last file wins (sysctl.d, limits.d, grub.d). Raises PlanError if
+    no name can sort after ``other`` (`subjects.own_files.beatable`).
     """
     if not beatable(other):
         raise PlanError(f"{other[:100]!r}: no file can be read after it: rename it")
@@ -34,10 +34,10 @@ def own_file(
     validator: tuple[str, ...] = (),
     instead_of: str = "",
 ) -> Iterator[Action]:
-    """Write a file that we own outright, unless it has this content already.
+    """Write a file that only nodeready writes, unless it has this content already.
 
     instead_of: the file's usual name. Files under other forms of that name in its directory are
-                removed after the file is written: a lost connection leaves the setting in place
+                removed after the write, so that a lost connection leaves the setting in place
     """
     old = snapshot.files.get(path)
     if old != content:

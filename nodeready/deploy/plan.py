@@ -6,7 +6,7 @@ again until no change is left.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 
 from nodeready.deploy.actions import PlanError, StepChange
@@ -17,7 +17,6 @@ from nodeready.subjects.result import Result
 from nodeready.transport.base import (
     HUNG,
     INTERRUPTED,
-    LOST,
     OVER,
     UNREACHED,
     Answer,
@@ -25,7 +24,7 @@ from nodeready.transport.base import (
     Failure,
     Request,
 )
-from nodeready.transport.snapshots import PROBE_TIMEOUT_S, take_snapshot
+from nodeready.transport.snapshots import take_snapshot
 
 
 @dataclass(frozen=True)
@@ -36,14 +35,13 @@ class NodePlan:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def plan(node: Judged, subjects: Iterable[str] | None = None) -> NodePlan:
-    """The plan for a node that was judged; ``subjects`` limits it (None: all)."""
+def plan(node: Judged, subjects: tuple[str, ...]) -> NodePlan:
+    """The plan for a node that was judged. subjects: that may be changed"""
     assert node.snapshot is not None
-    chosen = None if subjects is None else set(subjects)
     changes: list[StepChange] = []
     refused: dict[str, str] = {}
     for step in STEPS:
-        if chosen is not None and step.subject not in chosen:
+        if step.subject not in subjects:
             continue
         try:
             change = step.plan(node.snapshot, node.policy, node.fleet, node.results)
@@ -63,7 +61,7 @@ def plan(node: Judged, subjects: Iterable[str] | None = None) -> NodePlan:
 #: Maximum plans of a node, each after a probe. A change can make another one necessary: a package
 #: installs a configuration file, or apport resets core_pattern when it stops.
 MAX_PASSES = 3
-#: The words of nr_lock (sh/change.sh).
+#: The error of nr_lock (sh/change.sh) for a user who is not root.
 NOT_ROOT = "not root: run with sudo"
 
 
@@ -89,21 +87,15 @@ class PlanRun:
 
 
 def run_plan(
-    node: Judged,
-    first: NodePlan,
-    run: str,
-    subjects: Iterable[str] | None = None,
-    limit_s: int = PROBE_TIMEOUT_S,
+    node: Judged, first: NodePlan, run: str, subjects: tuple[str, ...]
 ) -> Conversation[PlanRun]:
     """The conversation that changes a node until its policy's checks pass.
 
     A failed step does not stop later steps.
 
     run:      the word for this run in the node's lock
-    subjects: those that may be changed; None: all
-    limit_s:  seconds for a snapshot
+    subjects: that may be changed
     """
-    chosen = None if subjects is None else frozenset(subjects)
     plan_run, todo = PlanRun(node, failed=dict(first.refused)), first
     for _ in range(MAX_PASSES):
         plan_run = replace(plan_run, failed={**plan_run.failed, **todo.refused})
@@ -112,7 +104,7 @@ def run_plan(
             return plan_run
         if not touched:
             break
-        reply = yield from take_snapshot(node.name, node.policy, touched, limit_s)
+        reply = yield from take_snapshot(node.name, node.policy, touched)
         if reply.kind == INTERRUPTED:
             return plan_run
         if reply.snapshot is None or reply.error:
@@ -123,9 +115,13 @@ def run_plan(
         assert plan_run.node.snapshot is not None
         merged = plan_run.node.snapshot.merged(reply.snapshot)
         plan_run = replace(plan_run, node=plan_run.node.judged(merged))
-        todo = plan(plan_run.node, chosen)
-    remaining = (r for r in plan_run.node.results if r.fixable and _chosen(r, chosen))
-    return replace(plan_run, unrepaired=tuple(remaining), complete=True)
+        todo = plan(plan_run.node, subjects)
+    unrepaired = (
+        result
+        for result in plan_run.node.results
+        if result.fixable and _is_repaired_by(subjects, result.check)
+    )
+    return replace(plan_run, unrepaired=tuple(unrepaired), complete=True)
 
 
 def _make_changes(
@@ -141,11 +137,10 @@ def _make_changes(
         touched.update(change.touches)
         if isinstance(answer, Failure) and answer.kind in OVER:
             if answer.kind != INTERRUPTED:
-                kind = LOST if answer.kind == HUNG else answer.kind
                 node = replace(
                     node,
                     error=f"{answer.reason()} in {change.step}",
-                    unreachable=kind in UNREACHED,
+                    unreachable=answer.kind in (*UNREACHED, HUNG),
                 )
             return replace(plan_run, node=node, interrupted_step=change.step), touched, False
         if not answer.ok:
@@ -159,19 +154,18 @@ def _make_changes(
     return plan_run, touched, True
 
 
-def _chosen(result: Result, subjects: frozenset[str] | None) -> bool:
-    """Whether a step of these subjects repairs the result; None: of any subject."""
-    subject = result.check.partition(".")[0]
-    if subjects is None or subject not in subjects:
-        return subjects is None
-    checks = SUBJECTS[subject].checks if subject in SUBJECTS else ()
-    return any(check.fixed_by for check in checks if check.id == result.check)
+def _is_repaired_by(subjects: tuple[str, ...], check_id: str) -> bool:
+    """Whether a step of these subjects repairs the check."""
+    subject = check_id.partition(".")[0]
+    if subject not in subjects or subject not in SUBJECTS:
+        return False
+    return any(check.fixed_by for check in SUBJECTS[subject].checks if check.id == check_id)
 
 
 def run_of(node: Judged, refused: dict[str, str], outcome: PlanRun | Failure) -> PlanRun:
-    """The run of a conversation with this node; a failed conversation has one, too.
+    """The PlanRun of a conversation with this node, also of a conversation that failed.
 
-    refused: the steps that could not be planned
+    refused: the steps that could not be planned, with the reasons
     """
     if isinstance(outcome, PlanRun):
         return outcome

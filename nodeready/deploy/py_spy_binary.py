@@ -46,9 +46,9 @@ class PySpyError(Exception):
 
 
 def binary(version: str, machine: str) -> bytes:
-    """The program of this version for ``uname -m`` MACHINE. Raises PySpyError.
+    """The program of this version for a machine (``uname -m``). Raises PySpyError.
 
-    Searched once per process; a failure is remembered, too.
+    It is searched once per process; a failure is remembered, too.
     """
     with _lock:
         if (version, machine) not in _binaries:
@@ -125,12 +125,10 @@ def _cache() -> Path:
 
 
 def _write_cache(path: Path, content: bytes) -> None:
-    """Put a program into the cache atomically; a write error is ignored."""
-    try:
+    """Put a program into the cache; a write error is ignored."""
+    with contextlib.suppress(OSError):
         make_directory(path.parent, 0o700)
         write_atomically(path, [content], 0o600)
-    except OSError:
-        pass
 
 
 def _installed(version: str, machine: str) -> bytes | None:
@@ -169,12 +167,10 @@ def _from_directory(directory: Path, version: str, machine: str) -> bytes:
             f"no py_spy-{version}-…_{machine}.whl in {directory} ($NODEREADY_PY_SPY_DIR): "
             f"put the wheel for {machine} there"
         )
-    distrust = _distrust_reason(wheels[0], version, machine)
-    if distrust:
+    if distrust := _distrust_reason(wheels[0], version, machine):
         raise PySpyError(f"py-spy {version}: {distrust}")
     content = _from_wheel(wheels[0], version)
-    reason = binary_problem(content, version, machine)
-    if reason:
+    if reason := binary_problem(content, version, machine):
         raise PySpyError(f"py-spy in {wheels[0]} is {reason}: replace the file")
     return content
 
@@ -218,8 +214,7 @@ def _download(version: str, machine: str) -> bytes:
     """The program from the package index that pip is set up for. Raises PySpyError."""
     help_text = f"put its {machine} wheel into a directory and set NODEREADY_PY_SPY_DIR to it"
     platforms = [word for name in _MACHINES[machine][1] for word in ("--platform", name)]
-    distrust = _distrust_reason(Path(tempfile.gettempdir()), version, machine)
-    if distrust:
+    if distrust := _distrust_reason(Path(tempfile.gettempdir()), version, machine):
         # The owner of a directory can replace its files.
         raise PySpyError(f"py-spy {version}: {distrust}")
     with _private_directory() as (directory, alive):
@@ -247,8 +242,7 @@ def _download(version: str, machine: str) -> bytes:
         if process.returncode or not wheels:
             raise PySpyError(f"py-spy {version}: {_pip_reason(process.stderr)}; {help_text}")
         content = _from_wheel(wheels[0], version)
-    reason = binary_problem(content, version, machine)
-    if reason:
+    if reason := binary_problem(content, version, machine):
         raise PySpyError(f"py-spy {version} from pip is {reason}; {help_text}")
     return content
 

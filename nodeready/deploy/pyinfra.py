@@ -32,37 +32,37 @@ from nodeready.transport.sudo import with_sudo
 
 
 @dataclass
-class _StepRun:
+class _PyinfraRun:
     """One pyinfra run.
 
-    declared: each node's policy
+    policies: each node's declared policy
     nodes:    with their latest results; None: they were not probed yet
     stale:    node -> the subjects that were changed since its last probe
     """
 
     transport: ConnectedHosts
-    declared: dict[str, Policy]
+    policies: dict[str, Policy]
     nodes: dict[str, Judged] | None = None
     stale: dict[str, set[str]] = field(default_factory=dict)
     # pyinfra runs a deploy file for all nodes at once. The first call probes; the others wait.
     lock: BoundedSemaphore = field(default_factory=BoundedSemaphore)
 
     def probe_all(self, state: State) -> dict[str, Judged]:
-        """Probe all nodes, in parallel."""
+        """Probe all nodes in parallel."""
         hosts = list(state.inventory.get_active_hosts())
         self.transport = ConnectedHosts(hosts, self.transport.run)
         names = [str(host.name) for host in hosts]
         conversations: dict[Key, Conversation[SnapshotReply]] = {
-            name: take_snapshot(name, self.declared[name], CHANGED) for name in names
+            name: take_snapshot(name, self.policies[name], CHANGED) for name in names
         }
         answers = collect(self.transport, conversations)
         replies = [SnapshotReply.of(name, answers[name]) for name in names]
-        context = fleet_context(self.transport, self.declared, replies, state.inventory)
+        context = fleet_context(self.transport, self.policies, replies, state.inventory)
         nodes = {}
         for name, reply in zip(names, replies, strict=True):
-            # A node that could not be probed has a reason in place of each subject.
-            probe = snapshot_question(name, self.declared[name], CHANGED)
-            node = Judged(name, self.declared[name], context.about(name))
+            # A node that could not be probed has the reason in place of each subject.
+            probe = snapshot_question(name, self.policies[name], CHANGED)
+            node = Judged(name, self.policies[name], context.about(name))
             nodes[name] = node.judged(reply.snapshot or probe.all_unknown(reply.error))
         self.nodes = nodes
         return nodes
@@ -76,12 +76,12 @@ class _StepRun:
         return node
 
 
-# pyinfra passes an operation only its host. So the snapshots wait here for the next operation,
-# under the State of the host, of which a pyinfra run has one. They are freed with the State.
-_runs: WeakKeyDictionary[State, _StepRun] = WeakKeyDictionary()
+# pyinfra passes an operation only its host. So the snapshots are kept here for the next operation,
+# by the State of the host. A pyinfra run has one State; the snapshots are freed with it.
+_runs: WeakKeyDictionary[State, _PyinfraRun] = WeakKeyDictionary()
 
 
-def _run(host: Host) -> tuple[_StepRun, dict[str, Judged]]:
+def _run(host: Host) -> tuple[_PyinfraRun, dict[str, Judged]]:
     state = host.state
     if state not in _runs:
         try:
@@ -89,7 +89,7 @@ def _run(host: Host) -> tuple[_StepRun, dict[str, Judged]]:
         except PolicyError as error:
             # pyinfra prints its own exceptions as one line, any other as a traceback.
             raise PyinfraError(str(error)) from None
-        _runs[state] = _StepRun(ConnectedHosts([], secrets.token_hex(6)), declared)
+        _runs[state] = _PyinfraRun(ConnectedHosts([], secrets.token_hex(6)), declared)
     run = _runs[state]
     with run.lock:
         return run, run.nodes or run.probe_all(state)
@@ -121,15 +121,12 @@ def command(host: Host, change: StepChange) -> StringCommand:
     if not password:
         return StringCommand(line, _stdin=stdin)
     return StringCommand(
-        with_sudo(line, password),
-        _stdin=f"{password}\n{stdin}",
-        _sudo=False,
-        _sudo_password="",
+        with_sudo(line, password), _stdin=f"{password}\n{stdin}", _sudo=False, _sudo_password=""
     )
 
 
 def _sudo_password(host: Host) -> str:
-    """The password for sudo to root in the operation that is being prepared, or ""."""
+    """The password for sudo to root in the current operation, or ""."""
     arguments = cast("dict[str, Any]", host.current_op_global_arguments or {})
     if not arguments.get("_sudo") or arguments.get("_sudo_user"):
         return ""
@@ -143,6 +140,6 @@ def refuse(reason: str) -> StringCommand:
 
 
 def forget(host: Host, touched: Iterable[str]) -> None:
-    """An operation changed these subjects on the node: probe them again before their next use."""
+    """Mark these subjects of the node as changed, so that they are probed again before use."""
     run, _ = _run(host)
     run.stale.setdefault(host.name, set()).update(touched)

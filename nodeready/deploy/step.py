@@ -1,8 +1,8 @@
 """A step: an operation that yields actions when one of its checks fails.
 
-A step is written as a generator of actions. ``@step`` turns it into a pyinfra operation (for
-``pyinfra INVENTORY deploy.py``) that also has ``plan`` (for ``nodeready deploy``). ``plan``
-decides for both: a step acts exactly when one of its checks fails and nodeready may repair it.
+A step is written as a generator of actions. ``@step`` turns it into a pyinfra operation, for
+``pyinfra INVENTORY deploy.py``, that also has ``plan``, for ``nodeready deploy``. ``plan`` decides
+for both: a step acts exactly when one of its checks fails and nodeready may repair it.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class DeployStep:
     ) -> StepChange | None:
         """The change that this step would make to a node; None: no change.
 
-        results: of judging the snapshot; None: the snapshot is judged here
-
         A subject that could not be observed is not changed.
+
+        results: of the snapshot; None: the snapshot is judged here
         """
         if isinstance(snapshot.subjects.get(self.subject, Unknown("")), Unknown):
             return None

@@ -232,9 +232,9 @@ def arguments(parser: ArgumentParser) -> None:
 
 def _report_arguments(parser: ArgumentParser, kind: str, quiet: str) -> None:
     """The options of the report, which both commands have. quiet: the help of --quiet"""
-    from nodeready.reports.registry import names
+    from nodeready.reports.registry import format_names
 
-    parser.add_argument("--format", choices=names(kind, on_node=True), default="table")
+    parser.add_argument("--format", choices=format_names(kind, on_node=True), default="table")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="write the report to FILE, atomically"
     )
@@ -317,9 +317,9 @@ def run_ready(policy: Policy, options: Namespace) -> int:
 
 def rendered(kind: str, document: Audit | Ready, form: str, verbose: int = 0) -> Iterator[str]:
     """The report of an audit (kind "audit"), or of a go or no-go ("ready"), in pieces."""
-    from nodeready.reports.registry import Options, find
+    from nodeready.reports.registry import Options, find_format
 
-    return find(kind, form).render(document, Options(verbose, lines=0))
+    return find_format(kind, form).render(document, Options(verbose, lines=0))
 
 
 def _report(kind: str, document: Audit | Ready, code: int, options: Namespace) -> None:

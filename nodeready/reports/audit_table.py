@@ -18,7 +18,16 @@ from nodeready.reports.findings import (
     nodes_by_value,
     value_text,
 )
-from nodeready.reports.lines import STYLES, Part, Safe, StyledLine, fits, grouped, line, nodes
+from nodeready.reports.lines import (
+    STYLES,
+    Part,
+    Safe,
+    StyledLine,
+    grouped,
+    line,
+    node_set,
+    node_set_or_count,
+)
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.table_layout import MAX_WIDTH, NO_LIMIT, TableLayout
@@ -27,66 +36,66 @@ from nodeready.text import counted, sanitise, span
 if TYPE_CHECKING:
     from nodeready.audit.document import Ready
 
-#: Values of one outlier that are shown without -v.
-_VALUES = 4
-#: Maximum of findings of one node that are shown whole.
-_ALONE = 30
-#: Minimum of lines for the findings.
+#: Maximum values of one outlier without -v.
+_MAX_VALUES = 4
+#: Maximum findings of an audit of one node that are shown whole.
+_MAX_WHOLE = 30
+#: Minimum lines for the findings.
 _MIN_ROWS = 12
 #: The last line of a table that was cut.
 MORE_TEXT = "all of it: -v, | less, or --format json; these nodes again: --limit @last-failed"
-#: Columns of the words on the left, and at most of the names of checks.
-_INDENT, _NAME = 9, 26
-#: Reasons of no-go that are shown without -v.
+#: Columns of the words on the left, and maximum columns of the names of checks.
+_INDENT, _MAX_NAME = 9, 26
+#: Maximum reasons of no-go without -v.
 _MAX_REASONS = 8
 
 
 class _AuditTable(TableLayout):
     """The layout of one table.
 
-    room:  columns for the names of checks and facts
-    alone: the audit has one node, which no row names
-    cut:   a row of the table does not name all its nodes
+    name_width:   columns for the names of checks and facts
+    has_one_node: the audit has one node, which no row names
+    is_cut:       a row of the table does not name all its nodes
     """
 
     def __init__(self, audit: Audit, names: Iterable[str], options: Options) -> None:
         super().__init__(options)
-        self.room = min(max(map(len, names), default=0), _NAME)
-        self.alone = len(audit.nodes) == 1
+        self.name_width = min(max(map(len, names), default=0), _MAX_NAME)
+        self.has_one_node = len(audit.nodes) == 1
         self.width = min(options.width, MAX_WIDTH)
-        self.cut = False
+        self.is_cut = False
 
     def nodes(self, names: Iterable[str], columns: int) -> str:
         """A node set, cut where it does not fit beside other text of ``columns``."""
         return self.names(names, max(20, self.width - columns))[0]
 
-    def bad(self, names: Sequence[str], columns: int) -> str:
-        """A set of nodes with a finding."""
+    def bad_nodes(self, names: Sequence[str], columns: int) -> tuple[str, str]:
+        """The nodes of a finding, as `nodes`; remembers whether the set was cut."""
         text = self.nodes(names, columns)
-        self.cut = self.cut or text.endswith(f"({len(names)} nodes)")
-        return text
+        self.is_cut = self.is_cut or text.endswith(f"({len(names)} nodes)")
+        return text, "bold"
 
     def named(self, word: str, name: str, names: Sequence[str], style: str = "") -> StyledLine:
         """``fail     gpus.ecc_errors  gpu[007,019]``."""
-        if self.alone:
+        if self.has_one_node:
             return self.head(word, style or word, name)
-        name = f"{name:<{self.room}}  "
-        return self.head(word, style or word, name, (self.bad(names, _INDENT + len(name)), "bold"))
+        name = f"{name:<{self.name_width}}  "
+        return self.head(word, style or word, name, self.bad_nodes(names, _INDENT + len(name)))
 
     def short(
         self, word: str, name: str, names: Sequence[str], text: str, style: str = ""
     ) -> StyledLine:
         """A row in one line: its nodes in at most half of the line, and their text."""
-        self.cut = True
+        self.is_cut = True
         start = (f"{word:<{_INDENT - 2}}  ", STYLES[style or word])
-        name = f"{name:<{self.room}}  " if name else ""
+        name = f"{name:<{self.name_width}}  " if name else ""
         room = max(20, (self.width - _INDENT - len(name)) // 2)
-        return line(start, name, (fits(names, room), "bold"), f"  {text}")
+        return line(start, name, (node_set_or_count(names, room), "bold"), f"  {text}")
 
     def finding(self, finding: AuditFinding) -> Iterator[StyledLine]:
         """A finding: its row, what was observed, and the fix or the reason of the waiver."""
-        if self.alone and finding.status in ("ok", "na"):
-            text = f"{finding.check:<{self.room}}  {finding.text}".rstrip()
+        if self.has_one_node and finding.status in ("ok", "na"):
+            text = f"{finding.check:<{self.name_width}}  {finding.text}".rstrip()
             yield self.head(finding.status, finding.status, text)
             return
         yield self.named(finding.status, finding.title, finding.names)
@@ -111,7 +120,7 @@ class _AuditTable(TableLayout):
     def error(self, finding: AuditFinding) -> Iterator[StyledLine]:
         """Nodes that could not be probed, and why."""
         word = f"{finding.status:<{_INDENT - 2}}  "
-        yield line((word, STYLES[finding.status]), (self.bad(finding.names, len(word)), "bold"))
+        yield line((word, STYLES[finding.status]), self.bad_nodes(finding.names, len(word)))
         yield from self.finding_texts(finding)
 
     def outlier(self, outlier: Outlier) -> Iterator[StyledLine]:
@@ -123,7 +132,7 @@ class _AuditTable(TableLayout):
     def values(self, outlier: Outlier) -> str:
         """The values of the nodes that differ; of many, the first ones."""
         rows = list(nodes_by_value(outlier))
-        maximum = len(rows) if self.is_whole or len(rows) <= _VALUES else _VALUES
+        maximum = len(rows) if self.is_whole else _MAX_VALUES
         shown = "; ".join(f"{self.nodes(names, 20)}: {value}" for names, value in rows[:maximum])
         hidden = f"; and {len(rows) - maximum} more values" if rows[maximum:] else ""
         text = rows[0][1] if len(rows) == 1 else f"{shown}{hidden}"
@@ -135,36 +144,30 @@ class _AuditTable(TableLayout):
         return self.short("differs", outlier.fact, list(outlier.nodes), text, "warn")
 
     def count_line(self, count: int) -> StyledLine:
-        self.cut = True
+        self.is_cut = True
         return super().count_line(count)
 
     def section(self, rows: Sequence[Any], kind: str = "") -> RowSection:
         """Rows of one kind: findings, errors or outliers."""
         if kind == "differs":
             return RowSection(rows, self.outlier, self.brief_outlier, self.count_line)
-        if kind == "error":
-            return RowSection(rows, self.error, self.brief, self.count_line)
-        return RowSection(rows, self.finding, self.brief, self.count_line)
+        full = self.error if kind == "error" else self.finding
+        return RowSection(rows, full, self.brief, self.count_line)
 
-    def healthy(self, all_nodes: Iterable[NodeReport]) -> Iterator[StyledLine]:
+    def healthy(self, all_nodes: Sequence[NodeReport]) -> Iterator[StyledLine]:
         """One line for the nodes without a finding, one for those to which nothing applies."""
-        fine, passed, idle = list[str](), set[int](), list[str]()
-        for node in all_nodes:
-            if node.status in ("ok", "waived"):
-                fine.append(node.name)
-                passed.add(node.statuses["ok"])
-            elif node.status == "na":
-                idle.append(node.name)
+        healthy = [node for node in all_nodes if node.status in ("ok", "waived")]
+        passed = [node.statuses["ok"] for node in healthy]
         minimum, maximum = min(passed, default=0), max(passed, default=0)
         checks = (
             counted(maximum, "check") if minimum == maximum else f"{minimum} to {maximum} checks"
         )
-        for word, row, text in (
-            ("ok", fine, f"  {checks} passed"),
-            ("na", idle, "  nothing applies here"),
+        for word, nodes, text in (
+            ("ok", healthy, f"  {checks} passed"),
+            ("na", [node for node in all_nodes if node.status == "na"], "  nothing applies here"),
         ):
-            if row:
-                names = self.nodes(row, _INDENT + len(text))
+            if nodes:
+                names = self.nodes((node.name for node in nodes), _INDENT + len(text))
                 yield self.head(word, word, (names, "bold"), text)
 
 
@@ -178,11 +181,11 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[StyledLine]:
 
     With ``verbose`` nothing is folded by example or cut, and the results ok and na are shown, too.
     """
-    every = options.verbose > 0
-    lost = errors(audit, every)
-    bad = findings(audit, ("fail", "unknown", "warn"), every)
-    waived = findings(audit, ("waived",), every)
-    healthy = findings(audit, ("na", "ok")) if every else []
+    is_verbose = options.verbose > 0
+    lost = errors(audit, is_verbose)
+    bad = findings(audit, ("fail", "unknown", "warn"), is_verbose)
+    waived = findings(audit, ("waived",), is_verbose)
+    healthy = findings(audit, ("na", "ok")) if is_verbose else []
     names = [finding.title for finding in (*bad, *waived, *healthy)]
     table = _AuditTable(audit, [*names, *(outlier.fact for outlier in audit.outliers)], options)
     tail = [line("")] if names or lost or audit.outliers else []
@@ -202,11 +205,11 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[StyledLine]:
         table.section(waived),
         table.section(healthy),
     ]
-    room = 0 if every or not options.lines else max(_MIN_ROWS, options.lines - len(tail) - 1)
-    # One node's findings are all worth their lines.
-    yield from fitted(sections, room, options.width, _ALONE if table.alone else 0)
+    room = 0 if table.is_whole else max(_MIN_ROWS, options.lines - len(tail) - 1)
+    # All findings of a single node are worth their lines.
+    yield from fitted(sections, room, options.width, _MAX_WHOLE if table.has_one_node else 0)
     yield from tail
-    if table.cut:
+    if table.is_cut:
         yield line((MORE_TEXT, "dim"))
 
 
@@ -214,14 +217,16 @@ def _recorded(audit: Audit, recorded: Recorded, verbose: int) -> Iterator[Styled
     """The source and the age of the verdicts; with ``verbose`` the age of each."""
     if verbose:
         ages = (
-            (span(max(0.0, node.age_s)), node) for node in audit.nodes if node.age_s is not None
+            (span(max(0.0, node.age_s)), node.name)
+            for node in audit.nodes
+            if node.age_s is not None
         )
-        for age, names in grouped((age, node.name) for age, node in ages):
+        for age, names in grouped(ages):
             yield line(
-                (f"{'age':<{_INDENT}}", "bold"), f"{age}  ", (nodes(names, NO_LIMIT), "bold")
+                (f"{'age':<{_INDENT}}", "bold"), f"{age}  ", (node_set(names, NO_LIMIT), "bold")
             )
-    nodes_of = f"{counted(recorded.believed, 'node')} of {len(audit.nodes)}"
-    text = f"recorded: {nodes_of} in {recorded.source}"
+    share = f"{counted(recorded.believed, 'node')} of {len(audit.nodes)}"
+    text = f"recorded: {share} in {recorded.source}"
     if recorded.newest_s is not None and recorded.oldest_s is not None:
         text += f", newest {span(recorded.newest_s)}, oldest {span(recorded.oldest_s)} old"
     untrusted = len(audit.nodes) - recorded.believed - recorded.stale - recorded.missing
@@ -236,20 +241,20 @@ def _recorded(audit: Audit, recorded: Recorded, verbose: int) -> Iterator[Styled
 
 def show_ready(ready: Ready, options: Options = PLAIN) -> Iterator[StyledLine]:
     """The ready nodes, the rest with their reasons, then the findings of the audit."""
-    head = list(_go(ready, options))
+    head = list(_go_lines(ready, options))
     yield from head
     remaining = max(_MIN_ROWS, options.lines - len(head)) if options.lines else 0
     yield from show_audit(ready.audit, replace(options, lines=remaining))
 
 
-def _go(ready: Ready, options: Options) -> Iterator[StyledLine]:
-    """The nodes that are ready, those that are not, and whether the first are enough."""
+def _go_lines(ready: Ready, options: Options) -> Iterator[StyledLine]:
+    """The nodes that are ready, the rest, and whether enough are ready."""
     is_whole = bool(options.verbose) or not options.lines
     room = NO_LIMIT if is_whole else min(options.width, MAX_WIDTH) - _INDENT
     for word, style, names in (("GO", "ok", ready.go), ("NO-GO", "fail", ready.no_go)):
         if names:
             count = counted(len(names), "node")
-            text = nodes(names, max(20, room - len(count) - 2))
+            text = node_set(names, max(20, room - len(count) - 2))
             yield line((f"{word:<{_INDENT}}", STYLES[style]), (text, "bold"), f"  {count}")
     if ready.no_go:
         yield from _no_go_reasons(ready, is_whole, room)
@@ -268,7 +273,8 @@ def _no_go_reasons(ready: Ready, is_whole: bool, room: int) -> Iterator[StyledLi
     rows = grouped(pairs)
     maximum = len(rows) if is_whole else _MAX_REASONS
     for checks, names in rows[:maximum]:
-        shown = nodes(names, NO_LIMIT) if is_whole else fits(names, max(20, room // 3))
+        columns = NO_LIMIT if is_whole else max(20, room // 3)
+        shown = node_set_or_count(names, columns)
         names_part: list[Part] = [] if len(rows) == 1 else [(shown, "bold"), "  "]
         text = line(" " * _INDENT, *names_part, checks)
         yield text if is_whole or len(rows) == 1 else text.cut(_INDENT + room - 3)

@@ -57,8 +57,8 @@ class _CoresTable(TableLayout):
         top = group.headline
         place = ""
         if top:
-            how = "in" if crashed_in(group.frames, top) else "below"
-            place = f" {how} {sanitise(top.function, _NAME)}"
+            preposition = "in" if crashed_in(group.frames, top) else "below"
+            place = f" {preposition} {sanitise(top.function, _NAME)}"
         yield self.named(group.signal_name, "fail", f"{group.program or '?'}{place}", group.nodes)
         jobs = sorted({crash.core.job for crash in group.crashes if crash.core.job})
         parts = [counted(len(group.crashes), "core")]
@@ -76,7 +76,7 @@ class _CoresTable(TableLayout):
 
     def short(self, group: CoreGroup) -> StyledLine:
         """A kind of crash in one line."""
-        return next(self.group(group)).with_(f"  {counted(len(group.crashes), 'core')}")
+        return next(self.group(group)).with_text(f"  {counted(len(group.crashes), 'core')}")
 
     def more_kinds(self, count: int) -> StyledLine:
         kinds = counted(count, "more kind of crash", "more kinds of crash")
@@ -110,7 +110,7 @@ class _CoresTable(TableLayout):
 
     def unread(self, crashes: Sequence[Crash]) -> RowSection:
         """Cores without a backtrace, by similar reasons."""
-        # Numbers instead of names: a word of a reason may equal a node's name.
+        # Numbers stand in place of node names, because a reason may contain a node's name.
         pairs = (((crash.core.unread,), f"\0{index}") for index, crash in enumerate(crashes))
 
         def head(row: SimilarTexts) -> tuple[StyledLine, list[Crash]]:
@@ -121,12 +121,12 @@ class _CoresTable(TableLayout):
         def full(row: SimilarTexts) -> Iterator[StyledLine]:
             first, members = head(row)
             yield first
-            yield self.detail((row.shared_texts or row.instance)[0])
+            yield self.detail(row.texts[0])
             for crash in members if self.verbose else members[:1]:
                 yield self.core(crash)
 
         def short(row: SimilarTexts) -> StyledLine:
-            return head(row)[0].with_(f"  {(row.shared_texts or row.instance)[0]}")
+            return head(row)[0].with_text(f"  {row.texts[0]}")
 
         rows = fold_similar(pairs, NO_LIMIT if self.verbose else 3)
         return RowSection(rows, full, short, self.count_line)

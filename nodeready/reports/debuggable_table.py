@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.reports.lines import STYLES, StyledLine, line, nodes
+from nodeready.reports.lines import STYLES, StyledLine, line, node_set
 from nodeready.reports.rank_groups import ranks
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.similar_texts import reasons
@@ -28,15 +28,17 @@ def debuggable(document: Debuggable, options: Options = PLAIN) -> Iterator[Style
             continue
         owner = ""
         if finding.processes < maximum:
-            is_whole = options.verbose > 0
-            owner = ranks(finding.ranks, NO_LIMIT if is_whole else _MAX_SET) or counted(
+            limit = NO_LIMIT if options.verbose else _MAX_SET
+            members = ranks(finding.ranks, limit) or counted(
                 finding.processes, "process", "processes"
             )
-            owner += f" on {nodes(finding.nodes, NO_LIMIT if is_whole else _MAX_SET)}: "
+            owner = f"{members} on {node_set(finding.nodes, limit)}: "
         result = (f"{finding.result:<9}", STYLES[finding.result])
         yield line(result, f"{finding.item:<13}{owner}{sanitise(finding.found)[:MAX_TEXT]}")
         if finding.fix and finding.result != "ok":
-            yield line(" " * 22, f"{sanitise(finding.fix)[:MAX_TEXT]}")
+            yield line(" " * 22, sanitise(finding.fix)[:MAX_TEXT])
     for reason, names in reasons(document.errors.items(), options.verbose):
-        node_set = nodes(names, NO_LIMIT if options.verbose or not options.lines else _NODES)
-        yield line(("unknown  ", STYLES["unknown"]), f"{node_set}: {sanitise(reason)[:MAX_TEXT]}")
+        names_text = node_set(names, NO_LIMIT if options.verbose or not options.lines else _NODES)
+        yield line(
+            ("unknown  ", STYLES["unknown"]), f"{names_text}: {sanitise(reason)[:MAX_TEXT]}"
+        )

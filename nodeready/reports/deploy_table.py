@@ -1,6 +1,6 @@
 """A deploy on a terminal: its plan and its outcome, once for nodes with the same plan.
 
-Plans, results and errors that differ by numbers alone are one row, and on a terminal all of it
+Plans, results and errors that differ only by numbers are one row, and on a terminal all of it
 fits on a screen; the files' differences are shown whole.
 """
 
@@ -11,19 +11,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from nodeready.deploy.document import Deploy, DeployedNode
-from nodeready.reports.lines import STYLES, StyledLine, fits, line, result_text
+from nodeready.reports.lines import STYLES, StyledLine, line, node_set_or_count, result_text
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import SimilarTexts, Texts, fold_similar
 from nodeready.reports.table_layout import NO_LIMIT, TableLayout
 from nodeready.text import counted
 
-#: Maximum of plans, results and errors that are shown whole.
+#: Maximum plans, results and errors that are all shown whole.
 _FEW = 10
 
 
-class Missed(Protocol):
-    """A node, and why it could not be probed; "" if it was."""
+class ProbedNode(Protocol):
+    """A node. error: why it could not be probed; "" if it was"""
 
     @property
     def name(self) -> str: ...
@@ -37,7 +37,7 @@ class Missed(Protocol):
 
 #: Kinds of lines in a plan: a step, a check, an action, a difference, a refused step.
 _STEP, _CHECK, _ACTION, _DIFF, _REFUSED = "step", "check", "action", "diff", "refused"
-#: The kinds of a plan's lines, each with the step or the check that it is of.
+#: The kinds of a plan's lines, each with its step or check, or "".
 _Kinds = tuple[tuple[str, str], ...]
 
 
@@ -73,10 +73,10 @@ class _DeployTable(TableLayout):
 
     # --- Plans.
 
-    def plans(self, deployed: Iterable[DeployedNode]) -> RowSection:
+    def plans(self, nodes: Iterable[DeployedNode]) -> RowSection:
         """Per group of nodes with the same plan: what would change, why, and the files' diffs."""
         kinds: dict[_Kinds, list[tuple[Texts, str]]] = {}
-        for node in deployed:
+        for node in nodes:
             if node.planned:
                 kind, texts = _plan(node, self.options)
                 kinds.setdefault(kind, []).append((texts, node.name))
@@ -86,10 +86,10 @@ class _DeployTable(TableLayout):
 
     def plan(self, plan: tuple[_Kinds, SimilarTexts]) -> Iterator[StyledLine]:
         kinds, row = plan
-        example = f", e.g. of {row.example}" if not row.shared_texts else ""
+        example = "" if row.shared_texts else f", e.g. of {row.example}"
         changes = counted(sum(kind == _STEP for kind, _ in kinds), "change")
         yield line(self.names(row.names), f": {changes}{example}")
-        for (kind, name), text in zip(kinds, row.shared_texts or row.instance):
+        for (kind, name), text in zip(kinds, row.texts):
             if kind == _CHECK:
                 yield line("  ", (f"{name:<26}", STYLES["change"]), f" {text}")
             elif kind == _REFUSED:
@@ -103,14 +103,16 @@ class _DeployTable(TableLayout):
     def short_plan(self, plan: tuple[_Kinds, SimilarTexts]) -> StyledLine:
         kinds, row = plan
         steps = ", ".join(name for kind, name in kinds if kind == _STEP)
-        return line((fits(row.names, 40), "bold"), f": {steps or 'cannot be planned'}")
+        return line(
+            (node_set_or_count(row.names, 40), "bold"), f": {steps or 'cannot be planned'}"
+        )
 
     # --- Remaining results, and failures.
 
-    def for_a_person(self, deployed: Iterable[DeployedNode]) -> RowSection:
-        """The results that no step of the run repairs: a reboot, a restart, a file of a person."""
+    def for_a_person(self, nodes: Iterable[DeployedNode]) -> RowSection:
+        """The results that no step of the run repairs."""
         kinds: dict[tuple[str, str], list[tuple[Texts, str]]] = {}
-        for node in deployed:
+        for node in nodes:
             for result in node.for_a_person:
                 pairs = kinds.setdefault((result.status, result.check), [])
                 pairs.append(((result_text(result), result.fix), node.name))
@@ -121,18 +123,18 @@ class _DeployTable(TableLayout):
 
     def person(self, finding: tuple[str, str, SimilarTexts]) -> Iterator[StyledLine]:
         status, check, row = finding
-        text, fix = row.shared_texts or row.instance
+        text, fix = row.texts
+        example = "" if row.shared_texts else f"e.g. {row.example}: "
         start = (f"{status:<8}", STYLES[status])
         yield line("  ", start, f"{check}  ", self.names(row.names)[0])
-        yield line(f"          {f'e.g. {row.example}: ' if not row.shared_texts else ''}{text}")
+        yield line(f"          {example}{text}")
         if fix:
             yield line("          fix: ", (fix, "bold"))
 
     def short_person(self, finding: tuple[str, str, SimilarTexts]) -> StyledLine:
         status, check, row = finding
-        text = (row.shared_texts or row.instance)[0]
-        names = fits(row.names, 30)
-        return line("  ", (f"{status:<8}", STYLES[status]), f"{check}  {names}  {text}")
+        names = node_set_or_count(row.names, 30)
+        return line("  ", (f"{status:<8}", STYLES[status]), f"{check}  {names}  {row.texts[0]}")
 
     def rows(
         self, word: str, style: str, pairs: Iterable[tuple[Texts, str]], *, reasons: bool = False
@@ -140,48 +142,38 @@ class _DeployTable(TableLayout):
         """Rows of one line each: the word, the nodes, and their text."""
 
         def row_line(row: SimilarTexts) -> StyledLine:
-            example = f"e.g. {row.example}: " if not row.shared_texts else ""
-            text = ": ".join(row.shared_texts or row.instance)
+            example = "" if row.shared_texts else f"e.g. {row.example}: "
             start = (f"{word:<12}", STYLES[style])
             # The only interrupted node is named in full.
-            lone = word == "partial" and len(row.names) == 1
-            names = row.names[0] if lone else self.names(row.names)[0]
-            return line(start, names, f": {example}{text}")
+            is_whole = word == "partial" and len(row.names) == 1
+            names = row.names[0] if is_whole else self.names(row.names)[0]
+            return line(start, names, f": {example}{': '.join(row.texts)}")
 
-        return RowSection(
-            self.similar(pairs, reasons=reasons),
-            lambda row: [row_line(row)],
-            row_line,
-            self.count_line,
-        )
+        rows = self.similar(pairs, reasons=reasons)
+        return RowSection(rows, lambda row: [row_line(row)], row_line, self.count_line)
 
-    def errors(self, missed: Iterable[Missed]) -> list[RowSection]:
+    def errors(self, nodes: Iterable[ProbedNode]) -> list[RowSection]:
         """The nodes that could not be probed, a line for each reason."""
-        lost = [(node.unreachable, (node.error.removeprefix(f"{node.name}: "),), node.name)
-                for node in missed if node.error]  # fmt: skip
-        kinds = list(dict.fromkeys(gone for gone, *_ in lost))
-        return [
-            self.rows(
-                "unreachable" if kind else "failed",
-                "fail",
-                ((text, name) for gone, text, name in lost if gone == kind),
-                reasons=True,
-            )
-            for kind in kinds
-        ]
+        pairs_of: dict[str, list[tuple[Texts, str]]] = {}
+        for node in nodes:
+            if node.error:
+                word = "unreachable" if node.unreachable else "failed"
+                reason = node.error.removeprefix(f"{node.name}: ")
+                pairs_of.setdefault(word, []).append(((reason,), node.name))
+        return [self.rows(word, "fail", pairs, reasons=True) for word, pairs in pairs_of.items()]
 
-    def outcomes(self, deployed: Iterable[DeployedNode]) -> list[RowSection]:
+    def outcomes(self, nodes: Iterable[DeployedNode]) -> list[RowSection]:
         """The outcomes, node sets folded: failed steps first, each with its reason."""
-        done = [(node, node.outcome) for node in deployed if node.outcome is not None]
+        done = [(node, node.outcome) for node in nodes if node.outcome is not None]
         failed = [
-            ((step, reason), n.name)
-            for n, outcome in done
+            ((step, reason), node.name)
+            for node, outcome in done
             for step, reason in outcome.failed.items()
         ]
-        cut = [
-            ((f"stopped in {outcome.cut}",), n.name)
-            for n, outcome in done
-            if outcome.cut and not n.error
+        interrupted = [
+            ((f"stopped in {outcome.interrupted_step}",), node.name)
+            for node, outcome in done
+            if outcome.interrupted_step and not node.error
         ]
         unrepaired = [
             ((result.check, result_text(result)), node.name)
@@ -194,22 +186,22 @@ class _DeployTable(TableLayout):
         ]
         return [
             self.rows("failed", "fail", failed),
-            self.rows("partial", "warn", cut),
+            self.rows("partial", "warn", interrupted),
             self.rows("not fixed", "fail", unrepaired),
             self.rows("changed", "changed", changed),
         ]
 
 
-def show_plan(deployed: Iterable[DeployedNode], options: Options = PLAIN) -> Iterator[StyledLine]:
+def show_plan(nodes: Iterable[DeployedNode], options: Options = PLAIN) -> Iterator[StyledLine]:
     """Per group of nodes with the same plan: what would change, why, and the files' diffs."""
     table = _DeployTable(options)
-    return table.fitted([table.plans(deployed)])
+    return table.fitted([table.plans(nodes)])
 
 
-def show_errors(missed: Iterable[Missed]) -> Iterator[StyledLine]:
+def show_errors(nodes: Iterable[ProbedNode]) -> Iterator[StyledLine]:
     """The nodes that could not be probed, a line for each reason."""
     table = _DeployTable(PLAIN)
-    return table.fitted(table.errors(missed))
+    return table.fitted(table.errors(nodes))
 
 
 def _word(node: DeployedNode) -> str:
@@ -221,11 +213,9 @@ def _word(node: DeployedNode) -> str:
 
 def _planned(deploy: Deploy, options: Options) -> Iterator[StyledLine]:
     table = _DeployTable(options)
-    deployed = deploy.nodes
-    yield from table.fitted(
-        [table.plans(deployed), table.for_a_person(deployed), *table.errors(deployed)]
-    )
-    counts = Counter(map(_word, deploy.nodes))
+    nodes = deploy.nodes
+    yield from table.fitted([table.plans(nodes), table.for_a_person(nodes), *table.errors(nodes)])
+    counts = Counter(map(_word, nodes))
     always = ("to change", "ok", "unknown", "unreachable")
     optional = [word for word in ("failed", "for a person") if counts[word]]
     words = [*always, *sorted(optional, key=list(counts).index)]
@@ -258,5 +248,5 @@ def show(deploy: Deploy, options: Options = PLAIN) -> Iterator[StyledLine]:
     differences. With ``quiet``, what was changed, what failed and what is left for a person is
     shown, and nothing where all is ok.
     """
-    only = deploy.check and deploy.complete
-    return _planned(deploy, options) if only else _result(deploy, options)
+    is_only_plan = deploy.check and deploy.complete
+    return _planned(deploy, options) if is_only_plan else _result(deploy, options)

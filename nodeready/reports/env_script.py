@@ -10,7 +10,7 @@ from textwrap import wrap
 
 from nodeready import shell
 from nodeready.ready.job_env import Environment, JobVariable
-from nodeready.reports.lines import nodes
+from nodeready.reports.lines import node_set
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.similar_texts import reasons
 from nodeready.text import counted, sanitise
@@ -37,10 +37,10 @@ def _differing(variable: JobVariable) -> list[str]:
     width = max(len(value or _NONE) for value, _ in variable.nodes_by_value)
     lines = []
     for value, names in variable.nodes_by_value:
-        lines += _comment(f"{value or _NONE:<{width}}  {nodes(names)}", "#   ")
+        lines += _comment(f"{value or _NONE:<{width}}  {node_set(names)}", "#   ")
     (_, first), (_, second), *_ = variable.nodes_by_value
     if len(first) > len(second):
-        fewer = nodes(name for _, names in variable.nodes_by_value[1:] for name in names)
+        fewer = node_set(name for _, names in variable.nodes_by_value[1:] for name in names)
         lines += _comment(f"mend {fewer}, or give each node its own value in a file there")
     else:
         lines += _comment("give each node its own value in a file there")
@@ -58,7 +58,7 @@ def _shown(variable: JobVariable) -> Iterator[str]:
     for note in variable.notes:
         yield from _comment(note)
     for reason, names in variable.unknown:
-        yield from _comment(f"unknown on {nodes(names)}: {reason}")
+        yield from _comment(f"unknown on {node_set(names)}: {reason}")
     if variable.value is not None:
         yield f"export {variable.name}={shell.quote(variable.value)}"
 
@@ -66,24 +66,26 @@ def _shown(variable: JobVariable) -> Iterator[str]:
 def shell_lines(environment: Environment, options: Options = PLAIN) -> Iterator[str]:
     """The text for `eval`, in pieces: POSIX sh, for bash, dash, ksh and zsh."""
     count = counted(len(environment.nodes), "node")
-    lines = _comment(f"nodeready env, {environment.taken}: {nodes(environment.nodes)} ({count})")
+    lines = _comment(
+        f"nodeready env, {environment.taken}: {node_set(environment.nodes)} ({count})"
+    )
     for error, names in environment.missing:
-        lines += _comment(f"not among them: {nodes(names)}: {error}")
+        lines += _comment(f"not among them: {node_set(names)}: {error}")
     for variable in environment.variables:
         lines += ["", *_shown(variable)]
     return (f"{line}\n" for line in lines)
 
 
 def troubles(environment: Environment) -> Iterator[str]:
-    """A line for each variable that a person has to decide: `eval` hides the comments."""
+    """A line for each variable that a person has to decide on: `eval` hides the comments."""
     for variable in environment.variables:
         if variable.value is None and not variable.settled:
             shares = "; ".join(
-                f"{v or _NONE} on {nodes(n, 40)}" for v, n in variable.nodes_by_value[:3]
+                f"{value or _NONE} on {node_set(names, 40)}"
+                for value, names in variable.nodes_by_value[:3]
             )
-            yield f"{variable.name} is not set: {variable.reason}" + (
-                f": {shares}" if shares else ""
-            )
+            reason = f"{variable.reason}: {shares}" if shares else variable.reason
+            yield f"{variable.name} is not set: {reason}"
         unknown = ((name, reason) for reason, names in variable.unknown for name in names)
         for reason, names in reasons(unknown):
-            yield f"{variable.name} is unknown on {nodes(names)}: {reason}"
+            yield f"{variable.name} is unknown on {node_set(names)}: {reason}"

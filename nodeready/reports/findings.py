@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeready.audit.document import Audit, Outlier
-from nodeready.reports.lines import grouped, nodes, result_text
+from nodeready.reports.lines import grouped, node_set, result_text
 from nodeready.reports.similar_texts import SimilarTexts, Texts, fold_similar
 from nodeready.subjects.registry import OBSERVED, SUBJECTS, check_ids
 from nodeready.text import counted
 
-#: Maximum of different reasons why nodes could not be probed; of more, an example is shown.
-_REASONS = 6
+#: Maximum different reasons why nodes could not be probed; of more, an example is shown.
+_MAX_REASONS = 6
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def _finding_of(status: str, check: str, row: SimilarTexts) -> AuditFinding:
 
 
 def _rows(pairs: list[tuple[Texts, str]], every: bool, reasons: int = 0) -> list[SimilarTexts]:
-    """The findings of one check in few rows; ``reasons``: the maximum of rows of errors."""
+    """The findings of one check in few rows. reasons: 0, or the maximum rows of errors"""
     if every:
         return [SimilarTexts(texts, names) for texts, names in grouped(pairs)]
     return fold_similar(pairs, reasons, reasons=True) if reasons else fold_similar(pairs)
@@ -94,19 +94,19 @@ def findings(audit: Audit, statuses: Iterable[str], every: bool = False) -> list
         for status, check in order
         for row in _rows(pairs_of[status, check], every)
     ]
-    return rows if every else _together(rows)
+    return rows if every else _merge_unknown(rows)
 
 
-def _together(rows: list[AuditFinding]) -> list[AuditFinding]:
+def _merge_unknown(rows: list[AuditFinding]) -> list[AuditFinding]:
     """The rows, with the unknown results of one subject and one reason as one row.
 
-    The row has the id of the first of these checks: a tool that hangs leaves a dozen unknown.
+    A tool that hangs leaves a dozen checks unknown: the row has the id of the first one.
     """
     groups: dict[tuple[object, ...], list[AuditFinding]] = {}
-    for number, row in enumerate(rows):
+    for index, row in enumerate(rows):
         subject = row.check.partition(".")[0]
-        is_single = row.status != "unknown"
-        key = (number,) if is_single else (subject, row.text, row.names, row.example)
+        is_unknown = row.status == "unknown"
+        key = (subject, row.text, row.names, row.example) if is_unknown else (index,)
         groups.setdefault(key, []).append(row)
     return [
         replace(first, also=len(further)) if further else first
@@ -124,7 +124,7 @@ def errors(audit: Audit, every: bool = False) -> list[AuditFinding]:
     return [
         _finding_of(status, "", row)
         for status in sorted(pairs_of, reverse=True)
-        for row in _rows(pairs_of[status], every, _REASONS)
+        for row in _rows(pairs_of[status], every, _MAX_REASONS)
     ]
 
 
@@ -153,6 +153,6 @@ def nodes_by_value(outlier: Outlier) -> Iterator[tuple[list[str], str]]:
 
 def outlier_line(outlier: Outlier, limit: int = 4) -> str:
     """One line: ``gpus.driver gpu017: 535.129.03; 61 nodes of h100: 535.161.08``."""
-    rows = [f"{nodes(names)}: {value}" for names, value in nodes_by_value(outlier)]
+    rows = [f"{node_set(names)}: {value}" for names, value in nodes_by_value(outlier)]
     hidden = [f"and {len(rows) - limit} more values"] if len(rows) > limit else []
     return "; ".join([f"{outlier.fact} {rows[0]}", *rows[1:limit], *hidden, majority(outlier)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.reports.lines import STYLES, StyledLine, line, nodes
+from nodeready.reports.lines import STYLES, StyledLine, line, node_set
 from nodeready.reports.rank_groups import ranks
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.similar_texts import reasons
@@ -27,7 +27,7 @@ _READERS = {
 
 
 def incident_index(incident: Incident, options: Options = PLAIN) -> Iterator[StyledLine]:
-    """The index."""
+    """The job, the verdict, and each part with its files."""
     owner = f" of {incident.user}" if incident.user else ""
     yield line((f"job {incident.job}{owner}", "bold"), f", {incident.started}: {incident.reason}")
     if not incident.complete:
@@ -39,7 +39,7 @@ def incident_index(incident: Incident, options: Options = PLAIN) -> Iterator[Sty
         yield line((f"{verdict.kind}: ", "bold"), verdict.text)
         for suspect in verdict.suspects[:4]:
             suspected = ranks(suspect.ranks) or "no rank"
-            place = f" on {nodes(suspect.nodes)}" if suspect.nodes else ""
+            place = f" on {node_set(suspect.nodes)}" if suspect.nodes else ""
             reason = f": {suspect.for_[0]}" if suspect.for_ else ""
             yield line(f"{'':<{_NAME_WIDTH}}suspect: {suspected}{place}{reason}")
     for row in incident.advice:
@@ -70,4 +70,4 @@ def _part(part: Part, directory: str, options: Options) -> Iterator[StyledLine]:
             f" and {counted(hidden, 'more file')}" if hidden else "",
         )
     for reason, names in reasons(part.errors.items(), options.verbose):
-        yield line(" " * _NAME_WIDTH, (nodes(names), "bold"), f": {reason}")
+        yield line(" " * _NAME_WIDTH, (node_set(names), "bold"), f": {reason}")

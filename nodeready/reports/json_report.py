@@ -53,12 +53,12 @@ def dump(data: Any) -> str:
 
 
 # --- Text of values. Thousands of nodes' observations are most of a document: their text is made
-# without plain data in between, and the text of what many nodes share is made once.
+# without plain data in between, and the text of a value that many nodes share is made once.
 
-#: Texts -> their JSON; the maximum number of them, and of the characters of one.
+#: Texts -> their JSON; the maximum number of texts, and the maximum characters of a text.
 _QUOTED: dict[str, str] = {}
 _MAX_QUOTED, _MAX_QUOTED_LENGTH = 20_000, 160
-#: Maximum number of shared values that a writer remembers; minimum length of one.
+#: Maximum number of shared values that a writer remembers, and the minimum length of a value.
 _MAX_SHARED, _MIN_SHARED_LENGTH = 512, 4
 _Text = Callable[[Any], str]
 
@@ -111,7 +111,7 @@ class TextWriter:
         return write(value)
 
     def _once(self, write: _Text) -> _Text:
-        """The same for an immutable value that many nodes may share."""
+        """``write``, which writes an immutable value only once if many nodes share it."""
 
         def text(value: Any) -> str:
             if len(value) < _MIN_SHARED_LENGTH:
@@ -137,7 +137,7 @@ class TextWriter:
         return f"{{{','.join(rows)}}}"
 
     def object(self, fields: Sequence[JsonField]) -> _Text:
-        """How the objects of a class are written."""
+        """The writer of the objects of a class."""
         first, *further = (field.path for field in fields)
         values = attrgetter(first, *further) if further else lambda value: (getattr(value, first),)
         # Each key, and room for its value.
@@ -147,7 +147,7 @@ class TextWriter:
 
         def text(value: Any) -> str:
             row = template[:]
-            row[1::2] = [texts.get(type(field), self)(field) for field in values(value)]
+            row[1::2] = [texts.get(type(member), self)(member) for member in values(value)]
             return "".join(row)
 
         return text

@@ -1,9 +1,9 @@
 """The audit as JUnit XML: a suite per node, a case per check. For Jenkins, GitLab and their like.
 
 The format is that of the Jenkins xUnit plugin (junit-10.xsd). The status fail is a failure. The
-status unknown is an error, and so is a node that could not be looked at. na and waived
-are skipped. A warning, and a fact in which the node differs from its peers, is a case that passes
-with its text as output; with ``--fail-on warn`` both are failures.
+status unknown is an error, and so is a node that could not be probed. na and waived are skipped.
+A warning, and a fact in which the node differs from its peers, is a case that passes with its text
+as output; with ``--fail-on warn`` both are failures.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # What XML 1.0 forbids beside the control characters (section 2.2).
 _FORBIDDEN = re.compile("[\ufffe\uffff]")
+#: The name of a smoke test's suite for all nodes together; no node can have it.
+_ALL_NODES = "all nodes"
 
 
 def _xml(text: str) -> str:
@@ -57,8 +59,8 @@ def _outcome(result: Result, failing: tuple[str, ...]) -> str:
 
 
 @lru_cache(maxsize=8192)
-def _judged(result: Result, failing: tuple[str, ...]) -> str:
-    """A check's case. Most nodes of a fleet have most results in common."""
+def _check_case(result: Result, failing: tuple[str, ...]) -> str:
+    """A check's case. It is cached because most nodes of a fleet share most results."""
     return _case(result.check.partition(".")[0], result.check, _outcome(result, failing))
 
 
@@ -71,9 +73,9 @@ def _suite(
     node: NodeReport, audit: Audit, failing: tuple[str, ...], outliers: list[Outlier]
 ) -> str:
     statuses = [result.status for result in node.results]
-    cases = [_judged(result, failing) for result in node.results]
+    cases = [_check_case(result, failing) for result in node.results]
     for outlier in outliers:
-        cases.append(_case("outliers", outlier.fact, _differs(outlier, node.name, failing)))
+        cases.append(_case("outliers", outlier.fact, _difference(outlier, node.name, failing)))
     if node.error:
         cases.insert(0, _case("node", "node.look", _element("error", node.error, node.status)))
     tag = _tag(
@@ -92,7 +94,7 @@ def _suite(
     return f"  {tag}>\n{''.join(cases)}  </testsuite>\n"
 
 
-def _differs(outlier: Outlier, name: str, failing: tuple[str, ...]) -> str:
+def _difference(outlier: Outlier, name: str, failing: tuple[str, ...]) -> str:
     text = differing(outlier, name)
     if "warn" in failing:
         return _element("failure", text, "differs")
@@ -132,33 +134,28 @@ def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
 
 
 def smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Iterator[str]:
-    """A smoke test: a suite per node with one case, and one suite for all of them together.
+    """A smoke test: a suite per node with one case, and one suite for all nodes together.
 
-    A suspect is a failure in the case of each of its nodes; a node that was not tested is an
-    error. What no node alone is to blame for fails in the case of all.
+    A suspect is a failure in the case of each of its nodes, or in the case of all nodes if it has
+    none. A node that was not tested is an error.
     """
-    blamed: dict[str, list[tuple[str, str]]] = {}
-    together: list[tuple[str, str]] = []
+    suspicions_of: dict[str, list[tuple[str, str]]] = {}
     for suspect in smoke_test.suspects:
-        blame = (suspect.kind, "; ".join(suspect.evidence))
-        if not suspect.blamed:
-            together.append(blame)
-        for name in suspect.blamed:
-            blamed.setdefault(name, []).append(blame)
+        for name in suspect.blamed or (_ALL_NODES,):
+            suspicion = (suspect.kind, "; ".join(suspect.evidence))
+            suspicions_of.setdefault(name, []).append(suspicion)
     unfinished = smoke_test.stopped or ("" if smoke_test.complete else "interrupted")
-    suites = [_tested("all nodes", "smoke.together", smoke_test, together, reason=unfinished)]
+    together = suspicions_of.get(_ALL_NODES, [])
+    suites = [_smoke_suite(_ALL_NODES, "smoke.together", smoke_test, together, reason=unfinished)]
     for node in smoke_test.nodes:
-        rows = blamed.get(node.name, [])
-        bad = node.status in ("unreachable", "untested")
-        reason = (node.reason or node.status) if bad else ""
+        suspicions = suspicions_of.get(node.name, [])
+        is_untested = node.status in ("unreachable", "untested")
+        reason = (node.reason or node.status) if is_untested else ""
         suites.append(
-            _tested(
-                node.name,
-                "smoke.collective",
-                smoke_test,
-                rows,
+            _smoke_suite(
+                *(node.name, "smoke.collective", smoke_test, suspicions),
                 reason=reason,
-                warned=node.warnings,
+                warnings=node.warnings,
             )
         )
     tag = _tag(
@@ -175,25 +172,29 @@ def smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Iterator[str]:
     yield "</testsuites>\n"
 
 
-def _tested(
+def _smoke_suite(
     name: str,
     case: str,
     smoke_test: SmokeReport,
-    blamed: list[tuple[str, str]],
+    suspicions: list[tuple[str, str]],
     *,
-    reason: str = "",
-    warned: tuple[str, ...] = (),
+    reason: str,
+    warnings: tuple[str, ...] = (),
 ) -> str:
-    """A suite with its one case. blamed: (kind, evidence); why: it was not tested"""
+    """A suite with its one case.
+
+    suspicions: (kind, evidence) of each suspect
+    reason:     why it was not tested, or ""
+    """
     inside = ""
-    if blamed:
-        kind, message = blamed[0]
-        text = "; ".join(f"{kind}: {evidence}" for kind, evidence in blamed[1:])
+    if suspicions:
+        (kind, message), *further = suspicions
+        text = "; ".join(f"{kind}: {evidence}" for kind, evidence in further)
         inside = _element("failure", message, kind, text)
     elif reason:
         inside = _element("error", reason, "untested")
-    elif warned:
-        inside = f"<system-out>{_xml('warn: ' + '; '.join(warned))}</system-out>"
+    elif warnings:
+        inside = f"<system-out>{_xml('warn: ' + '; '.join(warnings))}</system-out>"
     tag = _tag(
         "testsuite",
         name=name,
@@ -201,8 +202,8 @@ def _tested(
         timestamp=smoke_test.started,
         time="0",
         tests="1",
-        failures=str(int(bool(blamed))),
-        errors=str(int(bool(reason) and not blamed)),
+        failures=str(int(bool(suspicions))),
+        errors=str(int(bool(reason) and not suspicions)),
         skipped="0",
     )
     return f"  {tag}>\n{_case('smoke', case, inside)}  </testsuite>\n"

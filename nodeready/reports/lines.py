@@ -46,17 +46,17 @@ Part = Union[str, tuple[str, str]]
 
 @dataclass(frozen=True)
 class StyledLine:
-    """One line of a report: pieces of safe text, each with its style, or ""."""
+    """One line of a report: pieces of sanitised text, each with its style or ""."""
 
     parts: tuple[tuple[str, str], ...]
 
     @property
     def plain(self) -> str:
-        """The text alone."""
+        """The text without styles."""
         return "".join(text for text, _ in self.parts)
 
-    def with_(self, text: str) -> StyledLine:
-        """This line, and more text."""
+    def with_text(self, text: str) -> StyledLine:
+        """This line with more text at its end."""
         return StyledLine((*self.parts, *line(text).parts))
 
     def cut(self, limit: int) -> StyledLine:
@@ -88,25 +88,29 @@ class Safe(str):
     __slots__ = ()
 
 
-def nodes(names: Iterable[str], limit: int = 60) -> Safe:
-    """A folded node set; a very long one is cut, with the count."""
+def node_set(names: Iterable[str], limit: int = 60) -> Safe:
+    """The folded node set; beyond ``limit`` characters it is cut, and ends with the count.
+
+    >>> node_set(["gpu1", "gpu2"])
+    'gpu[1-2]'
+    """
     names = list(names)
     if len(names) == 1:
         return Safe(cut(sanitise(names[0]), limit, 1))
-    # A node has no ClusterShell, and knows one name only: its own.
+    # The node's own program has no ClusterShell, and only ever one name, its own.
     from nodeready.inventory.nodeset import folded
 
     return Safe(folded(names, limit))
 
 
-def fits(names: Sequence[str], limit: int) -> str:
-    """A folded node set where it fits into the limit; else the number of its nodes."""
-    text = nodes(names, 1_000_000)
+def node_set_or_count(names: Sequence[str], limit: int) -> str:
+    """The folded node set where it fits into the limit; else ``12 nodes``."""
+    text = node_set(names, 1_000_000)
     return text if len(text) <= limit else counted(len(names), "node")
 
 
 def line(*parts: Part) -> StyledLine:
-    """One line of parts, each a text or (text, style); everything is sanitised."""
+    """One line of parts, each a text or (text, style); all but `Safe` texts are sanitised."""
     pairs = ((part, "") if isinstance(part, str) else part for part in parts)
     return StyledLine(
         tuple((text if isinstance(text, Safe) else sanitise(text), style) for text, style in pairs)
@@ -114,7 +118,7 @@ def line(*parts: Part) -> StyledLine:
 
 
 def result_text(result: Result) -> str:
-    """The observed value, the expected one, and the source, in one clause."""
+    """``1 (want 0)  [/etc/sysctl.conf:3]``: the observed and the expected value, the source."""
     text = result.actual
     if result.expected and result.status in ("fail", "warn") and result.expected != result.actual:
         text = f"{text} (want {result.expected})"

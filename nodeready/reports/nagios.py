@@ -10,55 +10,55 @@ from collections.abc import Iterator
 
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit
 from nodeready.reports.findings import AuditFinding, errors, findings, outlier_line
-from nodeready.reports.lines import nodes
+from nodeready.reports.lines import node_set
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.subjects.result import STATUSES
 from nodeready.text import counted, sanitise
 
 #: The words of the exit codes 0 to 3.
 STATES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
-#: Bytes of the whole output; the rest of the 8 KiB is left to the command around the plugin.
-_MAX_CHARACTERS = 7000
-#: Bytes of one line.
-_MAX_LINE = 400
+#: Maximum bytes of the whole output; the rest of the 8 KiB is left to a command around the plugin.
+_MAX_BYTES = 7000
+#: Maximum bytes of one line.
+_MAX_LINE_BYTES = 400
 
 
 def nagios_code(audit: Audit) -> int:
     """The exit code of the plugin.
 
     2 when a check failed or a node could not be reached; else 3 when something could not be
-    observed, a node could not be looked at, or the audit is partial or empty; else 1 for a
-    warning. Unknown stands above a warning, because an unknown may hide a failure.
+    observed, a node could not be probed, or the audit is partial or empty; else 1 for a warning.
+    Unknown outranks a warning, because it may hide a failure.
     """
-    have, results = audit.summary["nodes"], audit.summary["results"]
-    if results["fail"] or have[UNREACHABLE]:
+    counts, results = audit.summary["nodes"], audit.summary["results"]
+    if results["fail"] or counts[UNREACHABLE]:
         return 2
-    if results["unknown"] or have[FAILED] or not audit.complete or not audit.nodes:
+    if results["unknown"] or counts[FAILED] or not audit.complete or not audit.nodes:
         return 3
     return 1 if results["warn"] else 0
 
 
 def _line(text: str) -> str:
-    """``text`` as one line of at most _LINE bytes, without the ``|`` of performance data."""
+    """The text as one line of at most _MAX_LINE_BYTES, without the ``|`` of performance data."""
     safe = sanitise(text).replace("|", "\\x7c")
-    if len(safe.encode()) <= _MAX_LINE:
+    if len(safe.encode()) <= _MAX_LINE_BYTES:
         return safe
-    return safe.encode()[: _MAX_LINE - 3].decode(errors="ignore") + "..."
+    return safe.encode()[: _MAX_LINE_BYTES - 3].decode(errors="ignore") + "..."
 
 
 def _headline(audit: Audit) -> str:
-    have = audit.summary["nodes"]
+    counts = audit.summary["nodes"]
     bad = [
-        f"{have[status]} {status}"
+        f"{counts[status]} {status}"
         for status in (UNREACHABLE, FAILED, "fail", "unknown", "warn")
-        if have[status]
+        if counts[status]
     ]
     total = counted(len(audit.nodes), "node")
     names = [node.name for node in audit.nodes if node.status not in ("ok", "na", "waived")]
     if not audit.nodes:
         text = "no nodes"
     elif names:
-        text = f"{len(names)} of {total}: {', '.join(bad)}: {nodes(names)}"
+        text = f"{len(names)} of {total}: {', '.join(bad)}: {node_set(names)}"
     else:
         text = f"{total} as the policy wants {'it' if len(audit.nodes) == 1 else 'them'}"
     if audit.summary["results"]["waived"]:
@@ -68,11 +68,10 @@ def _headline(audit: Audit) -> str:
 
 def _performance(audit: Audit) -> str:
     """Counts with their ranges, always in the same order, so that graphs keep their lines."""
-    have, total = audit.summary["nodes"], len(audit.nodes)
-    of_nodes = [f"nodes_{status}={have[status]};;;0;{total}" for status in have]
-    results = audit.summary["results"]
-    of_checks = [f"checks_{status}={results[status]};;;0" for status in STATUSES]
-    return " ".join([*of_nodes, *of_checks, f"outliers={len(audit.outliers)};;;0"])
+    total, results = len(audit.nodes), audit.summary["results"]
+    nodes = [f"nodes_{key}={count};;;0;{total}" for key, count in audit.summary["nodes"].items()]
+    checks = [f"checks_{status}={results[status]};;;0" for status in STATUSES]
+    return " ".join([*nodes, *checks, f"outliers={len(audit.outliers)};;;0"])
 
 
 def _finding_text(finding: AuditFinding) -> str:
@@ -82,14 +81,14 @@ def _finding_text(finding: AuditFinding) -> str:
 def _finding_line(finding: AuditFinding) -> str:
     fix = f" (fix: {finding.fix})" if finding.fix else ""
     word = f"{finding.status.upper()} {finding.title}"
-    return f"{word} {nodes(finding.names)}: {_finding_text(finding)}{fix}"
+    return f"{word} {node_set(finding.names)}: {_finding_text(finding)}{fix}"
 
 
 def _detail_lines(audit: Audit) -> Iterator[str]:
     for error in errors(audit):
-        yield f"{error.status.upper()} {nodes(error.names)}: {_finding_text(error)}"
-    yield from (_finding_line(finding) for finding in findings(audit, ("fail", "unknown", "warn")))
-    yield from (_finding_line(finding) for finding in findings(audit, ("waived",)))
+        yield f"{error.status.upper()} {node_set(error.names)}: {_finding_text(error)}"
+    statuses = ("fail", "unknown", "warn", "waived")
+    yield from (_finding_line(finding) for finding in findings(audit, statuses))
     yield from (f"DIFFERS {outlier_line(outlier)}" for outlier in audit.outliers)
 
 
@@ -98,7 +97,7 @@ def nagios(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     head = _line(f"NODEREADY {STATES[nagios_code(audit)]}: {_headline(audit)}")
     first = f"{head} | {_performance(audit)}\n"
     yield first
-    room, rows = _MAX_CHARACTERS - len(first.encode()), list(_detail_lines(audit))
+    room, rows = _MAX_BYTES - len(first.encode()), list(_detail_lines(audit))
     for count, row in enumerate(rows):
         text = _line(row) + "\n"
         room -= len(text.encode())

@@ -34,19 +34,19 @@ def _label(text: str) -> str:
 
 
 def _metric(name: str, about: str, samples: Iterable[Sample]) -> Iterator[str]:
-    """One gauge with its head; whole numbers without a fraction.
+    """The text of one gauge; whole numbers have no fraction.
 
-    Prometheus refuses a file that has a series twice: of equal series the first one stays.
+    Prometheus refuses a file that has a series twice: the first of equal series is kept.
     """
     yield f"# HELP {name} {about}\n# TYPE {name} gauge\n"
     written: set[str] = set()
     for labels, value in samples:
-        inside = ",".join(f'{key}="{_label(text)}"' for key, text in labels.items())
-        if inside in written:
+        label_text = ",".join(f'{key}="{_label(text)}"' for key, text in labels.items())
+        if label_text in written:
             continue
-        written.add(inside)
+        written.add(label_text)
         number = int(value) if value == int(value) else value
-        yield f"{name}{{{inside}}} {number}\n" if inside else f"{name} {number}\n"
+        yield f"{name}{{{label_text}}} {number}\n" if label_text else f"{name} {number}\n"
 
 
 def _seconds(moment: str) -> float:
@@ -66,10 +66,9 @@ def _nodes(audit: Audit) -> Iterator[Sample]:
 
 def _results(audit: Audit) -> Iterator[Sample]:
     for node in audit.nodes:
-        counts = node.statuses
-        for status in STATUSES:
-            if node.results:
-                yield {"node": node.name, "status": status}, counts[status]
+        if node.results:
+            for status in STATUSES:
+                yield {"node": node.name, "status": status}, node.statuses[status]
 
 
 def _checks(audit: Audit) -> Iterator[Sample]:
@@ -88,41 +87,45 @@ def _ages(audit: Audit) -> Iterator[Sample]:
 def _outliers(audit: Audit) -> Iterator[Sample]:
     for outlier in audit.outliers:
         for node, value in outlier.nodes.items():
-            yield (
-                {
-                    "node": node,
-                    "fact": outlier.fact,
-                    "group": outlier.group,
-                    "value": value_text(value),
-                    "majority": value_text(outlier.majority),
-                },
-                1,
-            )
+            labels = {
+                "node": node,
+                "fact": outlier.fact,
+                "group": outlier.group,
+                "value": value_text(value),
+                "majority": value_text(outlier.majority),
+            }
+            yield labels, 1
 
 
 def prometheus(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     """The pieces of the exposition, a series at a time."""
     finished = _seconds(audit.finished)
-    moments: list[Sample] = [({}, finished)]
-    duration: list[Sample] = [({}, _duration(audit.started, audit.finished))]
-    complete: list[Sample] = [({}, audit.complete)]
-    digest: list[Sample] = [({"policy_digest": audit.policy_digest}, 1)]
-    build: list[Sample] = [({"version": nodeready.__version__}, 1)]
+    took = _duration(audit.started, audit.finished)
+    digest, version = {"policy_digest": audit.policy_digest}, {"version": nodeready.__version__}
+    counts = [({"status": key}, count) for key, count in audit.summary["nodes"].items()]
     ages = list(_ages(audit))
-    counts: list[Sample] = [({"status": s}, n) for s, n in audit.summary["nodes"].items()]
-    for name, about, samples in (
-        ("audit_timestamp_seconds", "When the audit ended, in seconds since 1970.", moments),
-        ("audit_duration_seconds", "How long the audit took.", duration),
-        ("audit_complete", "0 when it was interrupted: nodes are missing.", complete),
-        ("audit_info", "The digest of the policy that was judged by.", digest),
-        ("build_info", "The version of nodeready that judged.", build),
+    rows: tuple[tuple[str, str, Iterable[Sample]], ...] = (
+        (
+            "audit_timestamp_seconds",
+            "When the audit ended, in seconds since 1970.",
+            [({}, finished)],
+        ),
+        ("audit_duration_seconds", "How long the audit took.", [({}, took)]),
+        (
+            "audit_complete",
+            "0 when it was interrupted: nodes are missing.",
+            [({}, audit.complete)],
+        ),
+        ("audit_info", "The digest of the policy that was judged by.", [(digest, 1)]),
+        ("build_info", "The version of nodeready that judged.", [(version, 1)]),
         ("nodes", "Nodes by their worst status.", counts),
         ("node_up", "0 when the node could not be looked at.", _nodes(audit)),
         ("node_results", "Results of one node by status.", _results(audit)),
         ("check_status", "A check that is not ok; those that are have no series.", _checks(audit)),
         ("outlier", "A fact in which the node differs from its group.", _outliers(audit)),
         *([("verdict_age_seconds", "The age of a recorded verdict.", ages)] if ages else ()),
-    ):
+    )
+    for name, about, samples in rows:
         yield from _metric(f"nodeready_{name}", about, samples)
 
 
@@ -135,7 +138,7 @@ def prometheus_smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Itera
         for name in suspect.blamed or ("",)
     ]
     excluded: list[Sample] = [({"node": name}, 1) for name in smoke_test.exclude]
-    counts: list[Sample] = [({"status": s}, n) for s, n in smoke_test.summary.items()]
+    counts: list[Sample] = [({"status": key}, count) for key, count in smoke_test.summary.items()]
     took = _duration(smoke_test.started, smoke_test.finished)
     rows: list[tuple[str, str, list[Sample]]] = [
         ("timestamp_seconds", "When it ended, in seconds since 1970.", [({}, finished)]),
@@ -145,7 +148,7 @@ def prometheus_smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Itera
         ("info", "What made the collective.", [({"engine": smoke_test.engine}, 1)]),
         ("tests", "Collectives of several nodes.", [({}, smoke_test.tests)]),
         ("nodes", "Nodes by their status.", counts),
-        ("suspect", "Who spoils the collective; scale: no node alone.", suspects),
+        ("suspect", "A node under suspicion, by kind; scale: only many nodes together.", suspects),
         ("excluded", "A node without which the others pass, or that was not tested.", excluded),
     ]
     for name, about, value in (

@@ -7,20 +7,17 @@ from collections.abc import Iterator, Sequence
 from nodeready.text import counted
 from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks, fold_ranks
 
-#: The kinds of groups that a person reads under another word than their own.
+#: Kinds of groups -> their words for a person, where these differ.
 _WORDS = {"uninterruptible": "state D", "no-data": "no data"}
+#: Maximum groups after a group, in the order of paths, that are compared with it.
+_MAX_COMPARED = 64
 
 
 def word(group: Group) -> str:
-    """The kind of a group, of a stack its verdict, in at most 11 characters."""
+    """The verdict of a group of stacks, or the kind of another group: at most 11 characters."""
     if group.kind == "stack":
         return group.verdict or "stack"
     return _WORDS.get(group.kind, group.kind)
-
-
-def role(group: Group) -> str:
-    """The role of a group in the hang, in one word; "": not known."""
-    return group.role or ""
 
 
 def ranks(numbers: Sequence[int], limit: int = 1_000_000) -> str:
@@ -35,13 +32,13 @@ def ranks(numbers: Sequence[int], limit: int = 1_000_000) -> str:
 
 
 def members(group: Group, limit: int = 1_000_000) -> str:
-    """The ranks of a group; how many processes where they have none; "" for a node alone."""
-    lone = group.processes - len(group.ranks)
-    if not group.ranks:
-        return counted(group.processes, "process", "processes") if group.processes else ""
-    if lone <= 0:
-        return ranks(group.ranks, limit)
-    return f"{ranks(group.ranks, limit)} and {counted(lone, 'process', 'processes')}"
+    """The ranks of a group, and the number of its processes without a rank; "": it has none."""
+    rankless = group.processes - len(group.ranks)
+    parts = [
+        ranks(group.ranks, limit),
+        counted(rankless, "process", "processes") if rankless > 0 else "",
+    ]
+    return " and ".join(filter(None, parts))
 
 
 def place(frame: Frame) -> str:
@@ -70,23 +67,19 @@ def overtaken(stacks: Stacks) -> set[int]:
     # In sorted order, a path is followed by those that begin with it.
     ordered = sorted(paths, key=lambda number: paths[number])
     numbers = set()
-    for at, number in enumerate(ordered):
+    for index, number in enumerate(ordered):
         frames = stacks.groups[number].frames
-        for other in ordered[at + 1 : at + 1 + _COMPARED]:
+        for other in ordered[index + 1 : index + 1 + _MAX_COMPARED]:
             if paths[other][: len(frames)] != paths[number]:
                 break
-            if len(paths[other]) > len(frames) and _later(frames, stacks.groups[other].frames):
+            if len(paths[other]) > len(frames) and _is_later(frames, stacks.groups[other].frames):
                 numbers.add(number)
                 break
     return numbers
 
 
-#: Groups behind one in the order of paths that are compared with it.
-_COMPARED = 64
-
-
-def _later(frames: Sequence[Frame], deeper: Sequence[Frame]) -> bool:
-    """Whether a deeper stack has left the function in which the shorter one stands, further on."""
+def _is_later(frames: Sequence[Frame], deeper: Sequence[Frame]) -> bool:
+    """Whether a deeper stack is at a later line of the function in which ``frames`` ends."""
     *callers, last = frames
     same = all(caller.line == call.line and caller.line for caller, call in zip(callers, deeper))
     return same and 0 < last.line < deeper[len(callers)].line
@@ -108,44 +101,48 @@ def process(rank: Rank) -> str:
 def processes_by_group(stacks: Stacks) -> dict[int, list[Rank]]:
     """The processes of each group, by its index."""
     by_group: dict[int, list[Rank]] = {}
-    for process_ in stacks.processes:
-        by_group.setdefault(process_.group, []).append(process_)
+    for rank in stacks.processes:
+        by_group.setdefault(rank.group, []).append(rank)
     return by_group
 
 
 def headline(stacks: Stacks) -> str:
-    """Which job, how many of its ranks were found and where, and in how many places they stand."""
-    numbers = {rank.rank for rank in stacks.processes if rank.rank is not None}
-    lone = sum(rank.rank is None for rank in stacks.processes)
-    nodes_ = counted(len({rank.node for rank in stacks.processes}), "node")
+    """The job, how many of its ranks were found and where, and the number of their groups."""
+    found = len({rank.rank for rank in stacks.processes if rank.rank is not None})
+    rankless = sum(rank.rank is None for rank in stacks.processes)
+    nodes = counted(len({rank.node for rank in stacks.processes}), "node")
     size = stacks.world_size
-    shared = stacks.user and any(other_job.user != stacks.user for other_job in stacks.other_jobs)
-    owner = f" of {stacks.user[:60]}" if shared else ""
+    is_shared = stacks.user and any(job.user != stacks.user for job in stacks.other_jobs)
+    owner = f" of {stacks.user[:60]}" if is_shared else ""
     job = f"job {stacks.job[:60]}{owner}: " if stacks.job else ""
     groups = stacks.groups
     if not stacks.processes:
         return f"{job}no rank was found" + (f" of {size}" if size else "")
-    if len(groups) == 1 and groups[0].kind == "stack" and numbers and size in (None, len(numbers)):
-        who_ = f"all {len(numbers)} ranks" if len(numbers) > 1 else "the only rank"
-        found_text = "" if size else " that were found" if len(numbers) > 1 else " that was found"
-        stands = "stand" if len(numbers) > 1 else "stands"
-        does = f"{stands} in {_one_place(groups[0])}"
-        if groups[0].verdict == "progressing":
-            does = "move" if len(numbers) > 1 else "moves"
-        return f"{job}{who_}{found_text} {does}, on {nodes_}"
-    found_text = f"{len(numbers)} of {size} ranks" if size else counted(len(numbers), "rank")
-    if size == len(numbers):
-        found_text = f"all {size} ranks"
-    if not numbers and lone:
-        found_text = counted(lone, "process", "processes") + " without a rank"
-    elif lone:
-        found_text += f" and {counted(lone, 'process', 'processes')} without a rank"
-    return f"{job}{found_text} found on {nodes_}, in {counted(len(groups), 'group')}"
+    if len(groups) == 1 and groups[0].kind == "stack" and found and size in (None, found):
+        return f"{job}{_one_group(groups[0], found, is_complete=bool(size))}, on {nodes}"
+    texts = []
+    if found:
+        of_size = f"{found} of {size} ranks" if size else counted(found, "rank")
+        texts.append(f"all {size} ranks" if size == found else of_size)
+    if rankless:
+        texts.append(f"{counted(rankless, 'process', 'processes')} without a rank")
+    return f"{job}{' and '.join(texts)} found on {nodes}, in {counted(len(groups), 'group')}"
 
 
-def _one_place(group: Group) -> str:
-    """Where all ranks stand, when they are one group."""
-    return "one collective" if group.activity == "collective" else "one place"
+def _one_group(group: Group, found: int, *, is_complete: bool) -> str:
+    """``all 8 ranks stand in one collective``.
+
+    found:       the number of ranks
+    is_complete: the job is known to have no other ranks
+    """
+    is_single = found == 1
+    ranks_text = "the only rank" if is_single else f"all {found} ranks"
+    if not is_complete:
+        ranks_text += " that was found" if is_single else " that were found"
+    if group.verdict == "progressing":
+        return f"{ranks_text} {'moves' if is_single else 'move'}"
+    place_text = "one collective" if group.activity == "collective" else "one place"
+    return f"{ranks_text} {'stands' if is_single else 'stand'} in {place_text}"
 
 
 def silent(stacks: Stacks) -> Iterator[tuple[str, str]]:

@@ -7,26 +7,26 @@ needs only the modules of its formats.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from nodeready.reports.lines import StyledLine
 
-#: Lines of a table on a screen, where nothing else is known.
+#: Lines of a table on a terminal of unknown height.
 SCREEN = 40
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks of a report. A format ignores the options that it has no use for.
+    """Options of a report. A format ignores the options that it does not need.
 
     verbose: from 1 on, a table folds nothing by example, cuts nothing and leaves nothing out
     width:   columns of the terminal
     fail_on: "fail" or "warn": the mildest status with which a check fails the run
     diff:    a deploy's table shows the differences of its files
     quiet:   a table leaves out what is ok
-    lines:   that a table has on a terminal, about; 0: a pipe or a file, where no row is left out
+    lines:   approximate maximum lines of a table on a terminal; 0: a pipe or a file, without limit
     """
 
     verbose: int = 0
@@ -43,18 +43,18 @@ PLAIN = Options()
 
 @dataclass(frozen=True)
 class Format:
-    """One form of one command's document.
+    """One format of one command's document.
 
     document:  the command whose document is shown; `debuggable`: that of ``stacks --check``
     name:      the word of ``--format``
     renderer:  ``MODULE:FUNCTION`` of this room: ``(document, options) -> Iterator``, of texts, or
-               of Lines where ``styled``
+               of StyledLines where ``styled``
     extension: of a file in this format
     styled:    the format is made of lines with styles, for a terminal
     on_node:   the node's own program has the format, too: standard library and Python 3.9
     part:      the attribute of the document that is shown; "": the whole document
-    facts:     ``MODULE:FUNCTION`` that makes the text of one observation, where the format shows
-               them: an audit of many nodes has it made by several processes
+    facts:     ``MODULE:FUNCTION`` that makes the text of one observation, which the workers of an
+               audit call; "": the format shows no observations
     """
 
     document: str
@@ -67,15 +67,9 @@ class Format:
     facts: str = ""
 
     @property
-    def tell(self) -> Callable[[Any], str] | None:
-        """The function of ``facts``; None: the format shows none."""
-        if not self.facts:
-            return None
-        module, _, name = self.facts.partition(":")
-        function: Callable[[Any], str] = getattr(
-            importlib.import_module(f"nodeready.reports.{module}"), name
-        )
-        return function
+    def write_facts(self) -> Callable[[Any], str] | None:
+        """The function of ``facts``."""
+        return _imported(self.facts) if self.facts else None
 
     @property
     def module(self) -> str:
@@ -83,10 +77,8 @@ class Format:
         return f"nodeready.reports.{self.renderer.partition(':')[0]}"
 
     def _rendered(self, document: Any, options: Options) -> Iterator[Any]:
-        function: Callable[[Any, Options], Iterable[Any]] = getattr(
-            importlib.import_module(self.module), self.renderer.partition(":")[2]
-        )
-        return iter(function(getattr(document, self.part) if self.part else document, options))
+        shown = getattr(document, self.part) if self.part else document
+        return iter(_imported(self.renderer)(shown, options))
 
     def render(self, document: Any, options: Options = PLAIN) -> Iterator[str]:
         """The text in pieces, as a file holds it."""
@@ -100,14 +92,21 @@ class Format:
         return self._rendered(document, options)
 
 
+def _imported(function: str) -> Callable[..., Any]:
+    """A function of this room by its ``MODULE:FUNCTION``."""
+    module, _, name = function.partition(":")
+    imported: Callable[..., Any] = getattr(
+        importlib.import_module(f"nodeready.reports.{module}"), name
+    )
+    return imported
+
+
 #: Every format of every document; a command's first one is its default.
 _ROWS = (
     Format("audit", "table", "audit_table:show_audit", ".txt", styled=True, on_node=True),
     Format("audit", "junit", "junit:render", ".xml"),
     Format(
-        *("audit", "json", "json_report:render", ".json"),
-        on_node=True,
-        facts="json_report:shown",
+        "audit", "json", "json_report:render", ".json", on_node=True, facts="json_report:shown"
     ),
     Format("audit", "prometheus", "prometheus:prometheus", ".prom", on_node=True),
     Format("audit", "nagios", "nagios:nagios", ".txt", on_node=True),
@@ -147,7 +146,7 @@ for _row in _ROWS:
     FORMATS.setdefault(_row.document, {})[_row.name] = _row
 
 
-def names(document: str, *, on_node: bool = False) -> tuple[str, ...]:
+def format_names(document: str, *, on_node: bool = False) -> tuple[str, ...]:
     """The words of a command's ``--format``; the first one is its default.
 
     on_node: only those that the node's own program has
@@ -156,6 +155,6 @@ def names(document: str, *, on_node: bool = False) -> tuple[str, ...]:
     return tuple(row.name for row in rows if row.on_node or not on_node)
 
 
-def find(document: str, name: str) -> Format:
+def find_format(document: str, name: str) -> Format:
     """The format of this document and name. Raises KeyError for an unknown one."""
     return FORMATS[document][name]

@@ -1,8 +1,8 @@
 """The JSON Schema of every document, generated from the documents' classes: docs/schema/.
 
-A key's meaning is the line of its name in the docstring of its class, or the docstring of its
-property. `nodeready.subjects.json_types` has what a class says beside that. `scripts/make_docs.py`
-writes the files; the tests hold real documents against them.
+A key's description is its line in the docstring of its class, or the docstring of its property.
+The types of the fields have the limits (`nodeready.subjects.json_types`). `scripts/make_docs.py`
+writes the files; the tests validate real documents with them.
 """
 
 from __future__ import annotations
@@ -31,47 +31,36 @@ from nodeready.triage.stacks.document import Group, Stacks
 DOCUMENTS: dict[str, Any] = {
     kind.SCHEMA: kind
     for kind in (
-        *(
-            Audit,
-            Ready,
-            SmokeReport,
-            Deploy,
-            Stacks,
-            Debuggable,
-            Cores,
-            TailDocument,
-            Environment,
-            Incident,
-        ),
+        *(Audit, Ready, SmokeReport, Deploy, Stacks),
+        *(Debuggable, Cores, TailDocument, Environment, Incident),
     )
 }
 
 
-def _when(
-    field: str, values: tuple[str, ...], consequence: object, alternative: object
-) -> dict[str, Any]:
-    rule = {
-        "if": {"properties": {field: {"enum": list(values)}}},
-        "then": {"properties": consequence},
-    }
-    return rule if alternative is None else {**rule, "else": {"properties": alternative}}
+def _when(field: str, *values: str) -> dict[str, Any]:
+    """The condition of a rule: the field has one of these values."""
+    return {"properties": {field: {"enum": list(values)}}}
 
 
 #: The rules between the fields of one object.
 _RULES: dict[type, list[dict[str, Any]]] = {
     NodeReport: [
-        _when(
-            "status", (UNREACHABLE, FAILED), {"error": {"minLength": 1}}, {"error": {"const": ""}}
-        )
+        {
+            "if": _when("status", UNREACHABLE, FAILED),
+            "then": {"properties": {"error": {"minLength": 1}}},
+            "else": {"properties": {"error": {"const": ""}}},
+        }
     ],
     Group: [
-        _when(
-            *("kind", ("stack",), {"processes": {"minimum": 1}, "nodes": {"minItems": 1}}),
-            {"verdict": {"const": None}},
-        ),
-        _when(
-            *("kind", ("missing",), {"processes": {"const": 0}, "ranks": {"minItems": 1}}), None
-        ),
+        {
+            "if": _when("kind", "stack"),
+            "then": {"properties": {"processes": {"minimum": 1}, "nodes": {"minItems": 1}}},
+            "else": {"properties": {"verdict": {"const": None}}},
+        },
+        {
+            "if": _when("kind", "missing"),
+            "then": {"properties": {"processes": {"const": 0}, "ranks": {"minItems": 1}}},
+        },
     ],
 }
 _PLAIN: dict[type, str] = {
@@ -194,7 +183,7 @@ class _SchemaWriter:
 
 
 def schema(document: str) -> dict[str, Any]:
-    """The JSON Schema of ``nodeready.DOCUMENT/1``. Raises KeyError for what is no document."""
+    """The JSON Schema of ``nodeready.DOCUMENT/1``. Raises KeyError for an unknown document."""
     writer, name = _SchemaWriter(), f"nodeready.{document}/1"
     fields = writer.object(DOCUMENTS[document], name)
     return {

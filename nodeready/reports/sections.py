@@ -11,11 +11,11 @@ from nodeready.reports.lines import StyledLine
 class RowSection(NamedTuple):
     """Rows of one kind, the most important one first.
 
-    full:       the lines of a row
-    short:      its only line where there is no room for more
-    count_line: the line that counts the hidden rows
-    max_rows:   maximum of shown rows, where anything is hidden
-    title:      the line above the rows; None: no line
+    full:       makes all lines of a row
+    short:      makes the only line of a row, where there is no room for more
+    count_line: makes the line that counts the hidden rows
+    max_rows:   maximum number of shown rows, unless all rows of all sections are shown
+    title:      the line above the rows, if any
     """
 
     rows: Sequence[Any]
@@ -29,20 +29,20 @@ class RowSection(NamedTuple):
 def fitted(
     sections: Sequence[RowSection], room: int, width: int, few: int = 0
 ) -> Iterator[StyledLine]:
-    """The sections in at most ``room`` lines of a screen; 0: all of them, without a limit.
+    """The sections in at most ``room`` lines of a screen; 0: without a limit.
 
-    Where not everything has room, every row has one line before one row has several, a section
-    gets its share before another one gets more, and the first rows are shown whole.
+    If there is too little room, each section first gets its share of lines, one for each row.
+    Lines that are left show the first rows whole.
 
-    few: number of rows, of all sections, that are always shown whole
+    few: up to this number of rows in all sections, every row is shown whole
     """
     if not room or sum(len(section.rows) for section in sections) <= few:
         for section in sections:
-            yield from _titled(section)
+            yield from _title(section)
             for row in section.rows:
                 yield from section.full(row)
         return
-    room -= sum(1 for section in sections for _ in _titled(section))
+    room -= sum(1 for section in sections for _ in _title(section))
     demands = [
         min(len(section.rows), section.max_rows) + (len(section.rows) > section.max_rows)
         for section in sections
@@ -50,7 +50,7 @@ def fitted(
     shares = _shares(demands, room)
     spare = room - sum(shares)
     for section, share in zip(sections, shares):
-        yield from _titled(section)
+        yield from _title(section)
         shown = section.rows if len(section.rows) <= share else section.rows[: max(0, share - 1)]
         has_room = True
         for row in shown:
@@ -67,13 +67,13 @@ def fitted(
             yield section.count_line(len(section.rows) - len(shown))
 
 
-def _titled(section: RowSection) -> Iterator[StyledLine]:
+def _title(section: RowSection) -> Iterator[StyledLine]:
     if section.rows and section.title is not None:
         yield section.title
 
 
 def _height(row: StyledLine, width: int) -> int:
-    """Lines of a screen that a line takes: a long one is wrapped below its text."""
+    """Lines of a screen that a line takes: `Screen.show` wraps a long one with an indent."""
     text = row.plain
     if len(text) <= width:
         return 1
@@ -88,11 +88,11 @@ def _shares(demands: Sequence[int], room: int) -> list[int]:
     """
     shares = [0] * len(demands)
     while room > 0:
-        open_ = [index for index, demand in enumerate(demands) if shares[index] < demand]
-        if not open_:
+        unmet = [index for index, demand in enumerate(demands) if shares[index] < demand]
+        if not unmet:
             break
-        share = max(1, room // len(open_))
-        for index in open_:
+        share = max(1, room // len(unmet))
+        for index in unmet:
             addition = min(share, demands[index] - shares[index], room)
             shares[index] += addition
             room -= addition

@@ -1,10 +1,10 @@
-"""Texts that differ by a number, an address or the node's own name, as one row."""
+"""Fold texts that differ by a number, an address or the node's own name into one row."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from nodeready.reports.lines import grouped
@@ -21,11 +21,11 @@ _ADDRESS = re.compile(
 )
 _DIGIT = re.compile(r"\d")
 #: The placeholders of the node's own name, and of an address that differs on each node.
-_OWN, _EACH = "NODE", "ADDRESS"
-#: Maximum of rows with different reasons.
-_REASONS = 6
-#: Maximum of values of one word that are all named; of more, the first and the last.
-_NAMED = 3
+_NAME, _ADDRESS_WORD = "NODE", "ADDRESS"
+#: Maximum rows with different reasons.
+_MAX_REASONS = 6
+#: Maximum values of one word that are all named; of more, the first and the last.
+_MAX_VALUES = 3
 
 
 class SimilarTexts(NamedTuple):
@@ -44,14 +44,19 @@ class SimilarTexts(NamedTuple):
     instance: Texts = ()
     variants: int = 1
 
+    @property
+    def texts(self) -> Texts:
+        """The shared texts, or the texts of the example."""
+        return self.shared_texts or self.instance
+
 
 def fold_similar(
-    pairs: Iterable[tuple[Texts, str]], max_rows: int = _NAMED, *, reasons: bool = False
+    pairs: Iterable[tuple[Texts, str]], max_rows: int = _MAX_VALUES, *, reasons: bool = False
 ) -> list[SimilarTexts]:
     """The texts of all nodes in few rows, the row of most nodes first.
 
     pairs:    texts and their node, whose own name in them is ignored
-    max_rows: maximum of rows; beyond it, texts of one shape are one row
+    max_rows: maximum number of rows; beyond it, texts of one shape become one row
     reasons:  the texts are errors: an address that differs on each node is ignored
 
     >>> fold_similar([(("71 C",), "gpu1"), (("84 C",), "gpu2")], 1)[0].shared_texts
@@ -70,7 +75,7 @@ def fold_similar(
         for shape in kinds:
             shape.forget_addresses()
     if sum(len(shape.rows) for shape in kinds) <= max_rows:
-        rows = [row for shape in kinds for row in shape.separate_rows()]
+        rows = [row for shape in kinds for row in map(shape.row, shape.rows)]
     elif len(kinds) <= max_rows:
         rows = [shape.merged() for shape in kinds]
     else:
@@ -82,7 +87,7 @@ def fold_similar(
 def reasons(
     node_reasons: Iterable[tuple[str, str]], verbose: int = 0
 ) -> list[tuple[str, list[str]]]:
-    """Why nodes have no answer, in few rows: the reason, or an example, and the nodes.
+    """Why nodes gave no answer, in few rows: the reason, or an example, with the nodes.
 
     node_reasons: pairs of a node and its reason
     """
@@ -90,22 +95,20 @@ def reasons(
     if verbose:
         return [(reason, names) for (reason,), names in grouped(pairs)]
     return [
-        (
-            row.shared_texts[0] if row.shared_texts else f"e.g. {row.example}: {row.instance[0]}",
-            row.names,
-        )
-        for row in fold_similar(pairs, _REASONS, reasons=True)
+        (row.texts[0] if row.shared_texts else f"e.g. {row.example}: {row.texts[0]}", row.names)
+        for row in fold_similar(pairs, _MAX_REASONS, reasons=True)
     ]
 
 
 def _split_words(texts: Texts, name: str) -> _SplitTexts:
+    """The texts split at numbers, dotted words, words before a colon, and the node's name."""
     shared, words = [], []
     for text in texts:
         between, end = [], 0
         for match in _WORD.finditer(text):
             word = match[0]
             if name and (word == name or word.startswith(f"{name}.")):
-                word = _OWN
+                word = _NAME
             elif not (_DIGIT.search(word) or "." in word or text.startswith(": ", match.end())):
                 continue
             between.append(text[end : match.start()])
@@ -118,16 +121,15 @@ def _split_words(texts: Texts, name: str) -> _SplitTexts:
 class _TextShape:
     """Texts that are equal except for some words.
 
-    rows: the words -> the nodes with these words, and their texts
+    rows:           the words -> the nodes with these words, and their texts
+    may_be_address: for each word: it is no part of a path
     """
 
     def __init__(self, shared: tuple[tuple[str, ...], ...]) -> None:
         self.shared = shared
         self.rows: dict[tuple[str, ...], tuple[list[str], list[Texts]]] = {}
-
         before = (text for between in shared for text in between[:-1])
-        #: Whether a word can be an address: it is no part of a path.
-        self.free = tuple(not text.endswith("/") for text in before)
+        self.may_be_address = tuple(not text.endswith("/") for text in before)
 
     @property
     def count(self) -> int:
@@ -143,16 +145,16 @@ class _TextShape:
         words_of: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
         for words in self.rows:
             plain = tuple(
-                _EACH if free and _ADDRESS.fullmatch(word) else word
-                for word, free in zip(words, self.free)
+                _ADDRESS_WORD if may_be and _ADDRESS.fullmatch(word) else word
+                for word, may_be in zip(words, self.may_be_address)
             )
             words_of.setdefault(plain, []).append(words)
         for plain, several in words_of.items():
             if len(several) > 1:
                 merged: tuple[str, ...] = several[0]
-                for at, word in enumerate(plain):
-                    if len({words[at] for words in several}) > 1:
-                        merged = (*merged[:at], word, *merged[at + 1 :])
+                for index, word in enumerate(plain):
+                    if len({words[index] for words in several}) > 1:
+                        merged = (*merged[:index], word, *merged[index + 1 :])
                 for words in several:
                     names, texts = self.rows.pop(words)
                     merged_names, merged_texts = self.rows.setdefault(merged, ([], []))
@@ -160,12 +162,12 @@ class _TextShape:
                     merged_texts.extend(texts)
 
     def filled_in(self, words: Sequence[str]) -> Texts:
-        """The texts with these words; the node's name or address before a reason is removed."""
+        """The texts with these words, without a node's name or address at the beginning."""
         remaining, texts = list(words), []
         for between in self.shared:
             own_words, remaining = remaining[: len(between) - 1], remaining[len(between) - 1 :]
             text = "".join(part for pair in zip(between, [*own_words, ""]) for part in pair)
-            for placeholder in (_OWN, _EACH):
+            for placeholder in (_NAME, _ADDRESS_WORD):
                 if own_words[:1] == [placeholder] and not between[0]:
                     text = text.removeprefix(f"{placeholder}: ")
             texts.append(text)
@@ -175,49 +177,43 @@ class _TextShape:
         names, texts = self.rows[words]
         return SimilarTexts(texts[0] if len(texts) == 1 else self.filled_in(words), names)
 
-    def separate_rows(self) -> Iterator[SimilarTexts]:
-        return map(self.row, self.rows)
-
     def merged(self) -> SimilarTexts:
-        """All of them as one row."""
+        """All texts of the shape as one row."""
         if len(self.rows) == 1:
             return self.row(next(iter(self.rows)))
         counts = [len(names) for names, _ in self.rows.values()]
-        words, differ = [], 0
-        for free, column in zip(self.free, zip(*self.rows)):
+        words, differing_words = [], 0
+        for may_be_address, column in zip(self.may_be_address, zip(*self.rows)):
             values: Counter[str] = Counter()
             for word, count in zip(column, counts):
                 values[word] += count
-            differ += len(values) > 1
-            words.append(_values(values, free))
+            differing_words += len(values) > 1
+            words.append(_values_text(values, may_be_address))
         names = [name for row_names, _ in self.rows.values() for name in row_names]
         row_names, texts = max(self.rows.values(), key=lambda row: len(row[0]))
-        example = (row_names[0], texts[0]) if differ > 1 else ("", ())
+        example = (row_names[0], texts[0]) if differing_words > 1 else ("", ())
         return SimilarTexts(self.filled_in(words), names, *example, variants=len(self.rows))
 
 
-def _values(values: Counter[str], free: bool) -> str:
+def _values_text(values: Counter[str], may_be_address: bool) -> str:
     """All values of one word: ``71.2 to 84.9``, ``eth0, eth1``, ``a, b and 17 more``.
 
-    free: addresses that differ on each node are not named
+    may_be_address: addresses that differ on each node become a placeholder
     """
     if len(values) == 1:
         return next(iter(values))
     matches = [_NUMBER.fullmatch(value) for value in values]
     around = {(match[1], match[3]) for match in matches if match}
     if None in matches or len(around) > 1:
-        if (
-            free
-            and len(values) == sum(values.values()) > _NAMED
-            and all(map(_ADDRESS.fullmatch, values))
-        ):
-            return _EACH
-        first = [value for value, _ in values.most_common(_NAMED)]
-        if len(values) <= _NAMED:
+        is_unique = len(values) == sum(values.values()) > _MAX_VALUES
+        if may_be_address and is_unique and all(map(_ADDRESS.fullmatch, values)):
+            return _ADDRESS_WORD
+        first = [value for value, _ in values.most_common(_MAX_VALUES)]
+        if len(values) <= _MAX_VALUES:
             return ", ".join(first)
         return f"{', '.join(first[:2])} and {len(values) - 2} more"
     ranked = sorted(values, key=_number)
-    if len(ranked) <= _NAMED:
+    if len(ranked) <= _MAX_VALUES:
         return ", ".join(ranked)
     text = f"{ranked[0]} to {ranked[-1]}"
     majority, count = values.most_common(1)[0]

@@ -1,4 +1,4 @@
-"""A smoke test on a terminal: the verdict, the suspects with evidence, and the line to paste."""
+"""A smoke test on a terminal: the verdict, the suspects with evidence, the nodes to exclude."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from dataclasses import replace
 from datetime import datetime
 
 from nodeready.inventory.nodeset import fold
-from nodeready.reports.lines import STYLES, Part, Safe, StyledLine, fits, grouped, line, nodes
+from nodeready.reports.lines import (
+    STYLES,
+    Part,
+    Safe,
+    StyledLine,
+    grouped,
+    line,
+    node_set,
+    node_set_or_count,
+)
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import fold_similar, reasons
@@ -17,26 +26,26 @@ from nodeready.smoke.document import UNREACHABLE, UNTESTED, LinkBandwidth, Smoke
 from nodeready.smoke.knowledge import NODE, PAIR, SCALE, SmokeSuspect
 from nodeready.text import counted, sanitise
 
-#: Suspects, pieces of evidence of one, and reasons why nodes were not tested, without -v.
-_SUSPECTS, _EVIDENCE, _REASONS = 30, 4, 8
-#: Maximum of suspects, warnings and reasons that are shown whole.
+#: Maximum suspects, pieces of evidence of a suspect, and reasons for untested nodes, without -v.
+_MAX_SUSPECTS, _MAX_EVIDENCE, _MAX_REASONS = 30, 4, 8
+#: Maximum suspects, warnings and reasons that are all shown whole.
 _FEW = 5
-#: Characters of the list of nodes to leave out that are shown without -v: some lines to paste.
-_MAX_PASTED = 1200
+#: Maximum characters of the --exclude option without -v: some lines to paste.
+_MAX_EXCLUDE = 1200
 _CLASSES = {"inside": "inside nodes", "between": "between nodes"}
 
 
 def _seconds(smoke: SmokeReport) -> int:
-    """The duration."""
-    first, last = (
+    """The duration; 0 where the clock was set back meanwhile."""
+    started, finished = (
         datetime.fromisoformat(moment.replace("Z", "+00:00"))
         for moment in (smoke.started, smoke.finished)
     )
-    return max(0, round((last - first).total_seconds()))
+    return max(0, round((finished - started).total_seconds()))
 
 
 def _figure(gbps: float) -> str:
-    """``381``, ``14.2``, ``1.32``, ``0.95``, ``0.0012``: three digits that count."""
+    """``381``, ``14.2``, ``1.32``, ``0.95``, ``0.0012``: two or three significant digits."""
     if gbps >= 100:
         return f"{gbps:.0f}"
     return f"{gbps:.1f}" if gbps >= 10 else f"{gbps:.2f}" if gbps >= 0.1 else f"{gbps:.2g}"
@@ -73,8 +82,8 @@ class _SmokeTable(TableLayout):
         """A node set, cut where it does not fit beside other text of ``columns``."""
         return self.names(names, max(20, self.width - columns))
 
-    def subject(self) -> str:
-        """The result in a few words."""
+    def summary(self) -> str:
+        """``2 suspects among 64 nodes, 512 GPUs``, or what was tested."""
         smoke = self.smoke
         tested = counted(len(smoke.nodes), "node")
         gpus = sum(len(node.gpus) for node in smoke.nodes)
@@ -90,9 +99,9 @@ class _SmokeTable(TableLayout):
         return f"{' and '.join(untested)} of {tested}" if untested else tested
 
     def verdict(self) -> Iterator[StyledLine]:
-        """The verdict, the result and the engine; in several lines where one has no room."""
+        """The verdict, the result and the engine, in several lines if one is too short."""
         smoke = self.smoke
-        parts = [self.subject()]
+        parts = [self.summary()]
         if smoke.engine:
             parts.append(smoke.engine)
         parts.append(
@@ -129,7 +138,7 @@ class _SmokeTable(TableLayout):
         elif len(names) > 1:
             names_part.append(count)
         yield self.head(suspect.kind, "suspect", *names_part)
-        maximum = len(suspect.evidence) if self.is_whole else _EVIDENCE
+        maximum = len(suspect.evidence) if self.is_whole else _MAX_EVIDENCE
         for text in suspect.evidence[:maximum]:
             yield self.detail(text)
         if suspect.evidence[maximum:]:
@@ -137,59 +146,60 @@ class _SmokeTable(TableLayout):
 
     def short(self, row: tuple[SmokeSuspect, tuple[str, ...]]) -> StyledLine:
         """A suspect in one line, with the strongest evidence."""
-        return next(self.suspect(row)).with_(f"  {'; '.join(row[0].evidence[:1])}")
+        return next(self.suspect(row)).with_text(f"  {'; '.join(row[0].evidence[:1])}")
 
     def suspects(self) -> RowSection:
-        """All of them; nodes with the same evidence are one."""
+        """The suspects; those of one kind with the same evidence are one row."""
         equal: dict[object, tuple[SmokeSuspect, tuple[str, ...]]] = {}
-        for place, suspect in enumerate(self.smoke.suspects):
-            key = (
-                (suspect.kind, suspect.gpus, suspect.evidence)
-                if suspect.kind not in (PAIR, SCALE)
-                else place
-            )
+        for index, suspect in enumerate(self.smoke.suspects):
+            is_single = suspect.kind in (PAIR, SCALE)
+            key = index if is_single else (suspect.kind, suspect.gpus, suspect.evidence)
             first, names = equal.get(key, (suspect, ()))
             equal[key] = (first, names + suspect.nodes)
         rows = list(equal.values())
-        if len(rows) > _SUSPECTS and not self.verbose:
+        if len(rows) > _MAX_SUSPECTS and not self.verbose:
             rows = _merge_similar(rows)
-        return RowSection(rows, self.suspect, self.short, self.count_line, _SUSPECTS)
+        return RowSection(rows, self.suspect, self.short, self.count_line, _MAX_SUSPECTS)
 
     def warnings(self) -> RowSection:
-        """What got worse on nodes meanwhile, equal warnings once."""
+        """The warnings about nodes, equal warnings once."""
 
         def full(row: tuple[str, list[str]]) -> Iterator[StyledLine]:
             yield self.head("warn", "warn", self.names_beside(row[1]))
             yield self.detail(row[0])
 
         def short(row: tuple[str, list[str]]) -> StyledLine:
-            return self.head("warn", "warn", (fits(row[1], 30), "bold"), f"  {row[0]}")
-
-        pairs = [(node.name, text) for node in self.smoke.nodes for text in node.warnings]
-        return RowSection(reasons(pairs, self.verbose), full, short, self.count_line, _SUSPECTS)
-
-    def untested(self) -> Iterator[RowSection]:
-        """The nodes without a result, by the reason."""
-        for status, style in ((UNREACHABLE, "unreachable"), (UNTESTED, "unknown")):
-            yield self.unknown(
-                (f"{status}  ", STYLES[style]),
-                [(node.name, node.reason) for node in self.smoke.nodes if node.status == status],
+            return self.head(
+                "warn", "warn", (node_set_or_count(row[1], 30), "bold"), f"  {row[0]}"
             )
 
-    def unknown(self, word: tuple[str, str], node_reasons: list[tuple[str, str]]) -> RowSection:
-        """A line for each reason."""
+        pairs = [(node.name, text) for node in self.smoke.nodes for text in node.warnings]
+        return RowSection(
+            reasons(pairs, self.verbose), full, short, self.count_line, _MAX_SUSPECTS
+        )
+
+    def untested(self, status: str, style: str) -> RowSection:
+        """The nodes of this status, a line for each reason."""
+        word = f"{status}  "
 
         def row_line(row: tuple[str, list[str]]) -> StyledLine:
             reason, names = row
-            columns = len(word[0]) + min(len(reason) + 2, self.width // 2)
-            text = line(word, self.names_beside(names, columns), f"  {reason}" if reason else "")
+            columns = len(word) + min(len(reason) + 2, self.width // 2)
+            text = line(
+                (word, STYLES[style]),
+                self.names_beside(names, columns),
+                f"  {reason}" if reason else "",
+            )
             return text if self.is_whole else text.cut(MAX_TEXT)
 
-        rows = reasons(node_reasons, self.verbose)
-        return RowSection(rows, lambda row: [row_line(row)], row_line, self.count_line, _REASONS)
+        pairs = [(node.name, node.reason) for node in self.smoke.nodes if node.status == status]
+        rows = reasons(pairs, self.verbose)
+        return RowSection(
+            rows, lambda row: [row_line(row)], row_line, self.count_line, _MAX_REASONS
+        )
 
     def engines(self) -> Iterator[StyledLine]:
-        """What the nodes have, where they differ; what a pass proves."""
+        """The engines of the nodes, where they differ; what a pass proves."""
         smoke = self.smoke
         rows = grouped((node.engine, node.name) for node in smoke.nodes if node.engine)
         if len(rows) > 1 or (rows and self.verbose):
@@ -202,20 +212,20 @@ class _SmokeTable(TableLayout):
             yield self.head("proves" if smoke.good else "tried", "na", smoke.proves)
 
     def links(self) -> Iterator[StyledLine]:
-        """The bandwidth of each class, with the test that had the least."""
-        for at, link in enumerate(self.smoke.links):
-            yield self.head("" if at else "Gbit/s", "na", *self.link(link))
+        """The bandwidth of each class of links, with the slowest test."""
+        for index, link in enumerate(self.smoke.links):
+            yield self.head("" if index else "Gbit/s", "na", *self.link(link))
 
     def link(self, link: LinkBandwidth) -> Iterator[Part]:
         yield f"{_CLASSES.get(link.name, link.name)}: median {_figure(link.median_gbps)}, "
-        slow = link.least_gbps < link.floor_gbps
-        yield (f"least {_figure(link.least_gbps)}", STYLES["warn"] if slow else "")
+        is_slow = link.least_gbps < link.floor_gbps
+        yield (f"least {_figure(link.least_gbps)}", STYLES["warn"] if is_slow else "")
         if link.slowest_nodes:
             yield " ("
-            yield nodes(link.slowest_nodes, NO_LIMIT if self.verbose else 40)
+            yield node_set(link.slowest_nodes, NO_LIMIT if self.verbose else 40)
             yield ")"
         if link.floor_gbps:
-            yield f", {'below the ' if slow else ''}floor {_figure(link.floor_gbps)}"
+            yield f", {'below the ' if is_slow else ''}floor {_figure(link.floor_gbps)}"
         yield f"; {counted(link.tests, 'test')}"
 
     def result(self) -> Iterator[StyledLine]:
@@ -232,7 +242,7 @@ class _SmokeTable(TableLayout):
         yield self.head(word, "ok", names, f"  {count}")
         if smoke.exclude:
             words = f"--exclude={quote(fold(smoke.exclude))}"
-            if len(words) > _MAX_PASTED and not self.is_whole:
+            if len(words) > _MAX_EXCLUDE and not self.is_whole:
                 words = counted(len(smoke.exclude), "node")
                 words += ": --exclude-out FILE writes them, --limit @last-failed tests them again"
             yield self.head("without", "na", (Safe(sanitise(words, len(words))), "bold"))
@@ -243,9 +253,14 @@ def show(smoke: SmokeReport, options: Options = PLAIN) -> Iterator[StyledLine]:
     table = _SmokeTable(smoke, options)
     head = list(table.verdict())
     end = [*table.engines(), *table.links(), *table.result()]
-    sections = [table.suspects(), table.warnings(), *table.untested()]
-    # Room for every shown suspect, and for the number of hidden ones.
-    room = max(_SUSPECTS + 1, options.lines - len(head) - len(end) - 2)
+    sections = [
+        table.suspects(),
+        table.warnings(),
+        table.untested(UNREACHABLE, "unreachable"),
+        table.untested(UNTESTED, "unknown"),
+    ]
+    # At least a line for each shown suspect, and one for the number of hidden ones.
+    room = max(_MAX_SUSPECTS + 1, options.lines - len(head) - len(end) - 2)
     middle = list(fitted(sections, 0 if table.is_whole else room, options.width, _FEW))
     yield from head
     yield from (line(""), *middle) if middle else ()

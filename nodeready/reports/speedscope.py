@@ -15,11 +15,10 @@ _SPEEDSCOPE = "https://www.speedscope.app/file-format-schema.json"
 
 
 def speedscope(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
-    """The stacks for speedscope (https://www.speedscope.app), a flame graph of a job.
+    """A flame graph of the job in speedscope's own format.
 
-    The format is speedscope's own. One profile has a sample per stack, root to leaf, of all groups
-    that have one. The sample's weight is the number of processes in the stack: a wide stack is
-    common, a thin one stands apart.
+    One profile has a sample per group with a stack, root to leaf. The sample's weight is the
+    number of processes in the stack: a wide stack is common, a thin one is rare.
     """
     indexes: dict[Frame, int] = {}
     samples: list[list[int]] = []
@@ -27,7 +26,7 @@ def speedscope(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
     for group in stacks.groups:
         if group.frames:
             path = [indexes.setdefault(frame, len(indexes)) for frame in group.frames]
-            # The ranks stand as a call on top of their stack: the format has no other place.
+            # The format has no place for the ranks, so they are a call at the end of their stack.
             label = Frame(f"[{rank_groups.word(group)}: {rank_groups.members(group, 60)}]", "", 0)
             samples.append([*path, indexes.setdefault(label, len(indexes))])
             weights.append(max(group.processes, 1))

@@ -1,4 +1,4 @@
-"""The merged tree of all stacks as rows: calls that the same processes share are one row."""
+"""The merged tree of all stacks as rows: a row has the calls that the same processes share."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from nodeready.triage.stacks.document import Frame, JobTree, Stacks, tree
 class Branch(NamedTuple):
     """A row of the merged tree: calls without a branch between them.
 
-    frames: root to leaf; () for a row that stands for branches that are not shown
-    lasts:  whether a branch is the last one at its place, for every branch above this one and for
-            this one, the outermost first
-    ends:   how many of the branch's processes stand at its last call
-    width:  digits of the largest number of processes at this place
-    hidden: how many branches the row stands for
+    frames: root to leaf; () for a row that stands for hidden branches
+    lasts:  for every branch above this one, the outermost first, and for this one: whether it is
+            the last of its siblings
+    ends:   number of the branch's processes that stand at its last call
+    width:  digits of the largest number of processes among the siblings
+    hidden: number of branches that the row stands for
     """
 
     frames: tuple[Frame, ...]
@@ -30,7 +30,7 @@ class Branch(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """How many branches are above it."""
+        """Number of the branches above it."""
         return len(self.lasts) - 1
 
 
@@ -46,19 +46,19 @@ def _chain(node: JobTree) -> tuple[tuple[Frame, ...], JobTree]:
 
 
 def branches(stacks: Stacks, max_branches: int, max_depth: int) -> Iterator[Branch]:
-    """The rows of the merged tree, a branch in front of the branches below it.
+    """The rows of the merged tree, a branch before the branches below it.
 
-    No recursion: ranks that are in a recursive function make a tree that is hundreds of branches
-    deep.
+    The function does not recurse, because ranks in a recursive function make a tree that is
+    hundreds of branches deep.
 
-    max_branches: maximum of branches at one place; one row stands for the hidden ones
-    max_depth:    maximum of nested branches
+    max_branches: maximum number of siblings; one row stands for the hidden ones
+    max_depth:    maximum number of nested branches
     """
     root = tree(stacks)
     starts = root.children if root.frame is None else (root,)
     waiting: list[tuple[JobTree | list[JobTree], tuple[bool, ...], int]] = []
 
-    def put(children: tuple[JobTree, ...], lasts: tuple[bool, ...]) -> None:
+    def push(children: tuple[JobTree, ...], lasts: tuple[bool, ...]) -> None:
         shown = len(children) if len(children) <= max_branches else max_branches
         if len(lasts) >= max_depth:
             shown = 0
@@ -66,10 +66,9 @@ def branches(stacks: Stacks, max_branches: int, max_depth: int) -> Iterator[Bran
         if children[shown:]:
             waiting.append((list(children[shown:]), (*lasts, True), width))
         for child in reversed(children[:shown]):
-            last = child is children[-1]
-            waiting.append((child, (*lasts, last), width))
+            waiting.append((child, (*lasts, child is children[-1]), width))
 
-    put(starts, ())
+    push(starts, ())
     while waiting:
         node, lasts, width = waiting.pop()
         if isinstance(node, list):
@@ -79,4 +78,4 @@ def branches(stacks: Stacks, max_branches: int, max_depth: int) -> Iterator[Bran
         frames, end = _chain(node)
         ends = end.processes - sum(child.processes for child in end.children)
         yield Branch(frames, node.processes, node.ranks, node.groups, lasts, ends, width)
-        put(end.children, lasts)
+        push(end.children, lasts)

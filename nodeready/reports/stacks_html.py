@@ -20,7 +20,7 @@ from jinja2.ext import Extension
 from markupsafe import Markup
 
 from nodeready.reports import rank_groups
-from nodeready.reports.lines import nodes
+from nodeready.reports.lines import node_set
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.stack_branches import Branch, branches
 from nodeready.text import counted, sanitise
@@ -28,7 +28,7 @@ from nodeready.triage.stacks.document import Group, Rank, Stacks, Statement, fol
 
 #: Groups that are unfolded at first, and maximum processes of each group.
 _OPEN, _PROCESSES = 3, 1000
-#: Maximum rows of the matrix, statements of one witness in a cell of it, and in its own list.
+#: Maximum rows of the matrix, statements of a witness in a cell, and in the witness's own list.
 _ROWS, _CELL, _STATEMENTS = 2000, 4, 200
 #: Maximum branches at one place, and nested branches: browsers nest 512 elements.
 _BRANCHES, _DEPTH = 200, 100
@@ -74,8 +74,8 @@ def _prose(text: str, limit: int = _TEXT) -> Markup:
     """A sentence: text between backticks is code."""
     parts = re.split(r"`([^`]+)`", _text(text, limit))
     return Markup("").join(
-        Markup("<code>{}</code>").format(Markup(shown(part))) if at % 2 else shown(part)
-        for at, part in enumerate(parts)
+        Markup("<code>{}</code>").format(shown(part)) if index % 2 else shown(part)
+        for index, part in enumerate(parts)
     )
 
 
@@ -85,7 +85,7 @@ def _lines(texts: Iterable[str], limit: int) -> Markup:
 
 
 def _folded(group: Group, limit: int = _NO_LIMIT) -> str:
-    return nodes(group.nodes, limit) if group.nodes else ""
+    return node_set(group.nodes, limit) if group.nodes else ""
 
 
 @lru_cache(maxsize=1)
@@ -100,7 +100,7 @@ def _template() -> Template:
     environment.filters.update(text=_text, lines=_lines, prose=_prose)
     environment.globals.update(
         OPEN=_OPEN, PROCESSES=_PROCESSES, LONG=_LONG, SET=_SET, STATEMENTS=_STATEMENTS, CELL=_CELL,
-        WITNESSES=_WITNESSES, KINDS=_KINDS, names=nodes, NEWLINE=Markup("\n"),
+        WITNESSES=_WITNESSES, KINDS=_KINDS, names=node_set, NEWLINE=Markup("\n"),
         counted=counted, fold_ranks=fold_ranks, folded=_folded, place=rank_groups.place,
         ranks=rank_groups.ranks, who=rank_groups.members, word=rank_groups.word,
     )  # fmt: skip
@@ -109,7 +109,7 @@ def _template() -> Template:
 
 @lru_cache(maxsize=2)
 def part(name: str) -> Markup:
-    """The style sheet or the script of the page: a constant file."""
+    """The style sheet or the script of the page, which are constant files."""
     loader = PackageLoader("nodeready", "reports/stacks_page")
     return Markup("\n" + loader.get_source(Environment(autoescape=True), name)[0])
 
@@ -130,8 +130,8 @@ def _policy(style: str, script: str) -> Markup:
 class _Card:
     """A group with its place in the page.
 
-    number:  from 1
-    is_largest: the reference of all groups
+    number:       from 1
+    is_largest:   the group that all groups are compared with
     is_overtaken: other groups have moved on from its last call
     """
 
@@ -158,15 +158,17 @@ class _BranchRow:
 def _cards(stacks: Stacks) -> Iterator[_Card]:
     processes_of = rank_groups.processes_by_group(stacks)
     largest, overtaken = rank_groups.largest(stacks), rank_groups.overtaken(stacks)
-    for at, group in enumerate(stacks.groups):
-        yield _Card(at + 1, group, processes_of.get(at, ()), group is largest, at in overtaken)
+    for index, group in enumerate(stacks.groups):
+        yield _Card(
+            index + 1, group, processes_of.get(index, ()), group is largest, index in overtaken
+        )
 
 
 @dataclass(frozen=True)
 class _Cell:
     """The statements of one witness about the ranks of a row.
 
-    weight: the largest of the statements; below 0: all speak against a cause; None: no statement
+    weight: the largest weight; -1: all statements speak against a cause; None: no statement
     """
 
     statements: tuple[Statement, ...]
@@ -177,8 +179,8 @@ class _Cell:
 class _MatrixRow:
     """Neighbouring ranks with equal cells.
 
-    order:  of the row by suspicion, from 1
-    number: of their group
+    order:  place of the row by suspicion, from 1
+    number: the number of their group
     """
 
     order: int
@@ -218,54 +220,63 @@ class _StatementIndex:
     def __init__(self, statements: Sequence[Statement]) -> None:
         self._ranks: dict[int, list[int]] = {}
         self._nodes: dict[str, list[int]] = {}
-        # Equal statements about several nodes make their ranks equal.
-        firsts: dict[tuple[str, int, bool], int] = {}
-        for number, statement in enumerate(statements):
-            at = firsts.setdefault((statement.text, statement.weight, statement.against), number)
+        # Equal statements share a number, so that the ranks of their nodes can share a row.
+        numbers: dict[tuple[str, int, bool], int] = {}
+        for index, statement in enumerate(statements):
+            key = (statement.text, statement.weight, statement.against)
+            number = numbers.setdefault(key, index)
             for rank in statement.ranks:
-                self._ranks.setdefault(rank, []).append(at)
-            # A statement about ranks names their nodes, too.
+                self._ranks.setdefault(rank, []).append(number)
+            # A statement about ranks also names their nodes, but is not about them.
             for node in () if statement.ranks else statement.nodes:
-                self._nodes.setdefault(node, []).append(at)
+                self._nodes.setdefault(node, []).append(number)
 
-    def of(self, rank: int | None, node: str) -> tuple[int, ...]:
-        statements = self._ranks.get(rank, []) if rank is not None else []
-        return tuple(sorted({*statements, *self._nodes.get(node, [])}))
+    def find(self, rank: int | None, node: str) -> tuple[int, ...]:
+        """The numbers of the statements about this rank or its node."""
+        of_rank = self._ranks.get(rank, []) if rank is not None else []
+        return tuple(sorted({*of_rank, *self._nodes.get(node, [])}))
 
 
 def _members(stacks: Stacks) -> Iterator[tuple[int, int | None, str, str, Rank | None]]:
     """Group, rank, node, state and process of every rank, by group and then by rank."""
     processes_of = rank_groups.processes_by_group(stacks)
-    for at, group in enumerate(stacks.groups):
+    for group_index, group in enumerate(stacks.groups):
         processes = sorted(
-            processes_of.get(at, ()), key=lambda process: (process.rank is None, process.rank or 0)
+            processes_of.get(group_index, ()),
+            key=lambda process: (process.rank is None, process.rank or 0),
         )
         for process in processes:
             channel = process.wait_channel if process.wait_channel != "0" else ""
-            yield at, process.rank, process.node, f"{process.state} {channel}".strip(), process
+            yield (
+                group_index,
+                process.rank,
+                process.node,
+                f"{process.state} {channel}".strip(),
+                process,
+            )
         numbers = {process.rank for process in processes}
         for rank in group.ranks:
             if rank not in numbers:
-                yield at, rank, group.nodes[0] if len(group.nodes) == 1 else "", "", None
+                yield group_index, rank, group.nodes[0] if len(group.nodes) == 1 else "", "", None
 
 
 def _matrix(stacks: Stacks) -> _Matrix:
     """The rows by suspicion; neighbours with equal cells are one row."""
     indexes = [_StatementIndex(witness.statements) for witness in stacks.witnesses]
     rows: list[tuple[_Key, list[tuple[int | None, str, Rank | None]]]] = []
-    for at, rank, node, state, process in _members(stacks):
-        key = at, state, tuple(index.of(rank, node) for index in indexes)
+    for group_index, rank, node, state, process in _members(stacks):
+        key = group_index, state, tuple(index.find(rank, node) for index in indexes)
         if not rows or rows[-1][0] != key:
             rows.append((key, []))
         rows[-1][1].append((rank, node, process))
     matrix_rows = []
     statements = [witness.statements for witness in stacks.witnesses]
-    for order, ((at, state, numbers), members) in enumerate(rows[:_ROWS], 1):
-        group = stacks.groups[at]
+    for order, ((group_index, state, numbers), members) in enumerate(rows[:_ROWS], 1):
+        group = stacks.groups[group_index]
         matrix_rows.append(
             _MatrixRow(
                 order,
-                at + 1,
+                group_index + 1,
                 group,
                 tuple(rank for rank, _, _ in members if rank is not None),
                 tuple(process for _, _, process in members if process is not None),

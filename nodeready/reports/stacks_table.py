@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from nodeready.reports.lines import STYLES, StyledLine, line, nodes
+from nodeready.reports.lines import STYLES, StyledLine, line, node_set
 from nodeready.reports.rank_groups import (
     headline,
     largest,
@@ -15,7 +15,6 @@ from nodeready.reports.rank_groups import (
     process,
     processes_by_group,
     ranks,
-    role,
     silent,
     word,
 )
@@ -24,28 +23,36 @@ from nodeready.reports.similar_texts import fold_similar, reasons
 from nodeready.reports.stack_branches import Branch, branches
 from nodeready.reports.table_layout import MAX_TEXT, NO_LIMIT, TableLayout
 from nodeready.text import counted, sanitise
-from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks
+from nodeready.triage.stacks.document import Frame, Group, Stacks
 from nodeready.triage.stacks.hints import user_frame
 
-#: Groups that are shown with their path, and in a line each, without -v.
-_FULL, _MOST = 6, 16
-#: Frames that are shown without -v: at the end of a path, and where it branches off; of a path
-#: without a branch, and of the largest group's.
-_ENDS, _LEAVES, _SHORT, _SHORTEST = 5, 2, 4, 2
-#: Further threads of a group that are shown without -v.
-_THREADS = 4
-#: Maximum of processes of a group that are all shown without -v.
-_FEW = 2
-#: Branches of the merged tree that are shown without -v at one place, and nested ones.
-_BRANCHES, _DEEPEST = 4, 5
+# The limits of rows hold without -v.
+#: Maximum groups that are shown with their path; maximum groups in all.
+_MAX_FULL, _MAX_GROUPS = 6, 16
+#: Frames of a long path: its innermost ones, and those where it leaves the larger group's path.
+_INNER_FRAMES, _FORK_FRAMES = 5, 2
+#: Maximum frames of a path that leaves no other, and of the largest group's path.
+_MAX_FRAMES, _MAX_LARGEST_FRAMES = 4, 2
+#: Maximum further threads of a group.
+_MAX_THREADS = 4
+#: Maximum processes of a group that are all shown.
+_MAX_PROCESSES = 2
+#: Maximum branches of the merged tree at one place, and nested branches.
+_MAX_BRANCHES, _MAX_DEPTH = 4, 5
+#: Maximum child processes of a group, its variables, and its different texts.
+_MAX_CHILDREN, _MAX_LOCALS, _MAX_TEXTS = 3, 8, 3
+#: Maximum reasons for and against the first suspect, and statements of one witness.
+_MAX_REASONS, _MAX_STATEMENTS = 2, 2
+#: Columns of a role and of a witness's name.
+_ROLE, _WITNESS = 9, 17
+#: Maximum columns of the ranks, of the nodes beside them, and of a function.
+_RANKS, _NODES, _NAME = 30, 160, 40
+#: Maximum characters of a name.
+_LONG = 120
 #: Witnesses -> their names for a person, where these differ.
 _NAMES = {"flight_recorder": "flight recorder", "nccl_ras": "NCCL RAS", "gpu": "GPU"}
-#: Sorts of processes below a group, its variables and its different texts, without -v.
-_CHILDREN, _LOCALS, _TEXTS = 3, 8, 3
-#: Columns of a role; at most of the ranks, of the nodes beside them, of a function.
-_ROLE, _WHO, _NODES, _NAME = 9, 30, 160, 40
-#: Characters of a name.
-_LONG = 120
+#: The styles of verdicts without a suspect.
+_MILD_STYLES = {"not-stuck": "ok", "moving": "warn", "unclear": "warn"}
 
 
 def _function(frame: Frame) -> str:
@@ -63,15 +70,18 @@ def _brief(frame: Frame) -> str:
 
 def _few(texts: Sequence[str]) -> str:
     """The first texts on one line."""
-    shown = [sanitise(text, _LONG) for text in texts[:_TEXTS]]
-    return ", ".join([*shown, *(["..."] if texts[_TEXTS:] else [])])
+    shown = [sanitise(text, _LONG) for text in texts[:_MAX_TEXTS]]
+    return ", ".join([*shown, *(["..."] if texts[_MAX_TEXTS:] else [])])
 
 
 class _StacksTable(TableLayout):
     """The layout of one table.
 
-    room:    columns for the ranks
-    largest: the group that all groups are compared with
+    largest:     the group that all groups are compared with
+    max_ranks:   maximum columns of a set of ranks
+    members:     the text of each group's ranks
+    ranks_width: columns for these texts
+    has_roles:   a group has a role in the hang
     """
 
     indent = 13
@@ -80,27 +90,26 @@ class _StacksTable(TableLayout):
         super().__init__(options)
         self.is_whole = bool(self.verbose)
         self.largest = largest(stacks)
-        self.members = [
-            members(group, NO_LIMIT if self.verbose else _WHO) for group in stacks.groups
-        ]
-        self.room = min(max(map(len, self.members), default=0), _WHO)
+        self.max_ranks = NO_LIMIT if self.verbose else _RANKS
+        self.members = [members(group, self.max_ranks) for group in stacks.groups]
+        self.ranks_width = min(max(map(len, self.members), default=0), _RANKS)
         self.overtaken = overtaken(stacks)
-        self.roles = any(group.role for group in stacks.groups)
+        self.has_roles = any(group.role for group in stacks.groups)
         self.processes = processes_by_group(stacks)
 
     def group_head(self, group: Group, number: int, ending: str = "") -> StyledLine:
         """``blocked      rank 7           gpu001``."""
         kind = word(group)
         style = STYLES[group.role if group.role == "victim" else group.verdict or group.kind]
-        played = f"{role(group):<{_ROLE}}" if self.roles else ""
-        ranked = f"{self.members[number]:<{self.room}}  " if self.room else ""
-        remaining = self.width - self.indent - len(played) - len(ranked) - len(ending)
+        role = f"{group.role or '':<{_ROLE}}" if self.has_roles else ""
+        ranks_text = f"{self.members[number]:<{self.ranks_width}}  " if self.ranks_width else ""
+        remaining = self.width - self.indent - len(role) - len(ranks_text) - len(ending)
         room = max(20, min(remaining, _NODES))
-        names = nodes(group.nodes, NO_LIMIT if self.verbose else room) if group.nodes else ""
+        names = node_set(group.nodes, NO_LIMIT if self.verbose else room) if group.nodes else ""
         return line(
             (f"{kind:<{self.indent}}", style),
-            (played, STYLES[group.role] if group.role else ""),
-            (ranked, "bold"),
+            (role, STYLES[group.role] if group.role else ""),
+            (ranks_text, "bold"),
             names,
             ending,
         )
@@ -113,22 +122,22 @@ class _StacksTable(TableLayout):
 
     def frames(self, group: Group, number: int) -> Iterator[StyledLine]:
         """The path, innermost first; ``>`` marks the calls that no larger group shares."""
-        leaves_others = group is not self.largest and group.fork < len(group.frames)
-        fork = group.fork if leaves_others else len(group.frames)
+        has_fork = group is not self.largest and group.fork < len(group.frames)
+        fork = group.fork if has_fork else len(group.frames)
         rows = [
-            (">" if at >= fork else " ", _function(frame), _place(frame))
-            for at, frame in reversed(list(enumerate(group.frames)))
+            (">" if depth >= fork else " ", _function(frame), _place(frame))
+            for depth, frame in reversed(list(enumerate(group.frames)))
         ]
         hidden = 0
         if not self.verbose:
             # The last shared frame is shown as well: there the path branches off.
-            maximum = _SHORTEST if group is self.largest else _SHORT
-            rows = rows[: len(rows) - fork + 1] if leaves_others else rows[:maximum]
-            hidden = len(rows) - _ENDS - _LEAVES
+            maximum = _MAX_LARGEST_FRAMES if group is self.largest else _MAX_FRAMES
+            rows = rows[: len(rows) - fork + 1] if has_fork else rows[:maximum]
+            hidden = len(rows) - _INNER_FRAMES - _FORK_FRAMES
         width = min(max((len(name) for _, name, _ in rows), default=0), _NAME)
-        for at, (mark, name, source) in enumerate(rows):
-            if hidden > 1 and at >= _ENDS and at < _ENDS + hidden:
-                if at == _ENDS:
+        for index, (mark, name, source) in enumerate(rows):
+            if hidden > 1 and _INNER_FRAMES <= index < _INNER_FRAMES + hidden:
+                if index == _INNER_FRAMES:
                     yield self.detail((f"{mark} ... {hidden} more (-v shows them)", "dim"))
                 continue
             style = "bold" if mark == ">" else ""
@@ -138,15 +147,15 @@ class _StacksTable(TableLayout):
 
     def native_and_threads(self, group: Group) -> Iterator[StyledLine]:
         """The native frames and further threads, which are captured on request."""
-        native = group.native[::-1] if self.verbose else group.native[: -_ENDS - 1 : -1]
+        native = group.native[::-1] if self.verbose else group.native[::-1][:_INNER_FRAMES]
         if native:
             yield self.detail(("native, innermost first:", "dim"))
         width = min(max((len(_function(frame)) for frame in native), default=0), _NAME)
         for frame in native:
             yield self.detail(f"  {_function(frame):<{width}}  {_place(frame)}")
-        maximum = len(group.threads) if self.verbose else _THREADS
+        maximum = len(group.threads) if self.verbose else _MAX_THREADS
         for thread in group.threads[:maximum]:
-            frames = thread.frames[::-1] if self.verbose else thread.frames[:-2:-1]
+            frames = thread.frames[::-1] if self.verbose else thread.frames[-1:]
             path = " < ".join(map(_brief, frames))
             yield self.detail(
                 (f"thread {sanitise(thread.name, _LONG) or 'without a name'}: ", "dim"), path
@@ -167,35 +176,36 @@ class _StacksTable(TableLayout):
             yield self.detail(("own code: ", "dim"), _brief(group.user_frame))
         yield from self.native_and_threads(group)
         processes = self.processes.get(number, [])
-        if self.verbose or len(processes) <= _FEW:
+        if self.verbose or len(processes) <= _MAX_PROCESSES:
             for member in processes:
-                yield self.detail((self.process(member, len(processes) > 1), "dim"))
+                rank = "no rank" if member.rank is None else f"rank {member.rank}"
+                owner = f"{rank} on {member.node}: " if len(processes) > 1 else ""
+                yield self.detail((f"{owner}{process(member)}", "dim"))
         elif group.states:
             yield self.fit(self.detail(("state ", "dim"), (_few(group.states), "dim")))
-        # A single word adds nothing to the wait channel.
+        # A name of one word adds nothing to the wait channel.
         named = [text for text in group.waits_on if " " in text.partition(" (")[0]]
         if named:
             yield self.fit(self.detail(("waits in ", "dim"), (_few(named), "dim")))
-        yield from self.started(group)
+        yield from self.children(group)
+        yield from self.locals(group)
         if group.hint:
             yield self.detail("hint: ", (group.hint, "cyan"))
 
-    def started(self, group: Group) -> Iterator[StyledLine]:
-        """The child processes of the ranks, a line each; and the variables, on request."""
-        maximum = len(group.children) if self.verbose else _CHILDREN
+    def children(self, group: Group) -> Iterator[StyledLine]:
+        """The kinds of child processes of the ranks, a line each."""
+        maximum = len(group.children) if self.verbose else _MAX_CHILDREN
         if group.role == "victim" and not self.verbose:
             # A victim waits for other ranks, not for its children.
             maximum = 0
         first = next((child for child in group.children if child.hint), None)
         for child in group.children[:maximum]:
             count = f" ({child.processes})" if child.processes > 1 else ""
-            if not child.frames:
+            if child.frames:
+                place_text = _brief(child.frames[-1])
+            else:
                 count += f" {sanitise(child.command, _NAME)}"
-            place_text = (
-                _brief(child.frames[-1])
-                if child.frames
-                else sanitise(child.no_stack_reason, _LONG)
-            )
+                place_text = sanitise(child.no_stack_reason, _LONG)
             own_frame = user_frame(child.frames)
             if own_frame and own_frame != child.frames[-1]:
                 place_text += f" < {_brief(own_frame)}"
@@ -216,18 +226,15 @@ class _StacksTable(TableLayout):
         if group.children[maximum:] and maximum:
             hidden = counted(len(group.children) - maximum, "more sort", "more sorts")
             yield self.detail((f"{hidden} below (-v shows them)", "dim"))
-        maximum = len(group.locals) if self.verbose else _LOCALS
+
+    def locals(self, group: Group) -> Iterator[StyledLine]:
+        """The variables of the innermost calls, which are captured on request."""
+        maximum = len(group.locals) if self.verbose else _MAX_LOCALS
         for text in group.locals[:maximum]:
             yield self.fit(self.detail(("local ", "dim"), sanitise(text, MAX_TEXT)))
         if group.locals[maximum:]:
             hidden = counted(len(group.locals) - maximum, "more variable")
             yield self.detail((f"{hidden} (-v shows them)", "dim"))
-
-    def process(self, member: Rank, several: bool) -> str:
-        if not several:
-            return process(member)
-        rank = "no rank" if member.rank is None else f"rank {member.rank}"
-        return f"{rank} on {member.node}: {process(member)}"
 
     def short(self, group: Group, number: int) -> StyledLine:
         """A group in one line: its ranks and nodes, and where the path ends."""
@@ -236,12 +243,13 @@ class _StacksTable(TableLayout):
         return self.fit(self.group_head(group, number, f"  {sanitise(text)}"))
 
     def groups(self, groups: Sequence[Group]) -> Iterator[StyledLine]:
-        """The first groups in full, the next in a line each, and the largest in any case."""
+        """The first groups in full, the next in a line each, and always the largest."""
         rows = list(enumerate(groups))
         if self.verbose:
             full, short, remaining = rows, [], []
         else:
-            full, short, remaining = rows[:_FULL], rows[_FULL:_MOST], rows[_MOST:]
+            full, short = rows[:_MAX_FULL], rows[_MAX_FULL:_MAX_GROUPS]
+            remaining = rows[_MAX_GROUPS:]
         for number, group in full:
             yield from self.group(group, number)
         if short:
@@ -257,8 +265,8 @@ class _StacksTable(TableLayout):
 
     def tree(self, stacks: Stacks) -> Iterator[StyledLine]:
         """The merged tree, with the processes and ranks of each branch."""
-        max_branches, max_depth = (NO_LIMIT, NO_LIMIT) if self.verbose else (_BRANCHES, _DEEPEST)
-        for branch in branches(stacks, max_branches, max_depth):
+        limits = (NO_LIMIT, NO_LIMIT) if self.verbose else (_MAX_BRANCHES, _MAX_DEPTH)
+        for branch in branches(stacks, *limits):
             yield self.fit(self.branch(branch))
 
     def branch(self, branch: Branch) -> StyledLine:
@@ -275,7 +283,7 @@ class _StacksTable(TableLayout):
             path = f"{_function(first)} > ... > {path}"
         elif between:
             path = f"{_function(first)} > {path}"
-        rank_text = ranks(branch.ranks, NO_LIMIT if self.verbose else _WHO)
+        rank_text = ranks(branch.ranks, self.max_ranks)
         ending = (f"  {rank_text}" if rank_text else "", "dim")
         return line(f"{stems}{mark}", (count, "bold"), path, ending)
 
@@ -286,18 +294,17 @@ def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[StyledLine]:
     With ``verbose`` all groups, all frames and all processes are shown, and no set is cut.
     """
     head = headline(stacks)
-    stacks = stacks if options.verbose else _without_data_alike(stacks)
+    stacks = stacks if options.verbose else _merge_nodes_without_data(stacks)
     table = _StacksTable(stacks, options)
     when = f"  {stacks.started}" if stacks.started else ""
-    fits = len(head) + len(when) <= options.width
-    yield line((head, "bold"), (when if fits else "", "dim"))
+    has_room = len(head) + len(when) <= options.width
+    yield line((head, "bold"), (when if has_room else "", "dim"))
     yield from _verdict(stacks, table)
     yield line("")
     yield from table.groups(stacks.groups)
     for reason, names in reasons(silent(stacks), options.verbose):
-        shown = nodes(
-            names, NO_LIMIT if table.verbose else max(20, min(options.width, 160) - table.indent)
-        )
+        room = max(20, min(options.width, _NODES) - table.indent)
+        shown = node_set(names, NO_LIMIT if table.verbose else room)
         yield line((f"{'no data':<{table.indent}}", STYLES["no-data"]), (shown, "bold"))
         yield table.detail(reason)
     if not stacks.complete:
@@ -313,14 +320,15 @@ def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[StyledLine]:
         yield line((f"{'next':<{table.indent}}", STYLES["change"]), text)
 
 
-def _without_data_alike(stacks: Stacks) -> Stacks:
-    """The stacks, with one group for the nodes that gave no answer for similar reasons.
+def _merge_nodes_without_data(stacks: Stacks) -> Stacks:
+    """The stacks, with one group for all nodes that gave no answer for similar reasons.
 
     Otherwise 10,000 nodes with 10,000 addresses in their errors would hide every other group.
     """
+    # The keys stand in place of node names, and no node has such a name.
     lost = {
-        f"\0{at}": group
-        for at, group in enumerate(stacks.groups)
+        f"\0{index}": group
+        for index, group in enumerate(stacks.groups)
         if group.kind == "no-data" and not group.processes and not group.ranks
     }
     if len(lost) < 2:
@@ -332,34 +340,24 @@ def _without_data_alike(stacks: Stacks) -> Stacks:
         int(row.names[0][1:]): replace(
             lost[row.names[0]],
             nodes=tuple(dict.fromkeys(node for name in row.names for node in lost[name].nodes)),
-            no_stack_reason=(row.shared_texts or row.instance)[0],
+            no_stack_reason=row.texts[0],
         )
         for row in rows
     }
     groups = [
-        (at, merged.get(at, group))
-        for at, group in enumerate(stacks.groups)
-        if at in merged or f"\0{at}" not in lost
+        (index, merged.get(index, group))
+        for index, group in enumerate(stacks.groups)
+        if index in merged or f"\0{index}" not in lost
     ]
-    places = {at: new for new, (at, _) in enumerate(groups)}
+    new_indexes = {index: new for new, (index, _) in enumerate(groups)}
     return replace(
         stacks,
         groups=tuple(group for _, group in groups),
         processes=tuple(
-            process._replace(group=places.get(process.group, process.group))
-            for process in stacks.processes
+            rank._replace(group=new_indexes.get(rank.group, rank.group))
+            for rank in stacks.processes
         ),
     )
-
-
-#: The styles of verdicts without a suspect.
-_MILD = {"not-stuck": "ok", "moving": "warn", "unclear": "warn"}
-
-#: Reasons for and against the first suspect, and statements of one witness, without -v.
-_SAID, _TOLD = 2, 2
-
-#: Columns of a witness's name.
-_ROOM = 17
 
 
 def _verdict(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
@@ -367,14 +365,17 @@ def _verdict(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
     verdict = stacks.verdict
     if verdict is None:
         return
-    style = STYLES[_MILD.get(verdict.kind, "fail")]
+    style = STYLES[_MILD_STYLES.get(verdict.kind, "fail")]
     yield line("")
     yield line((f"{verdict.kind:<{table.indent}}", style), (verdict.text, "bold"))
     if not table.verbose:
         first = verdict.suspects[0] if verdict.suspects else None
         rows = [
             # A group's own reason stands beside the group.
-            ("for: ", [text for text in first.for_ if ": " in text][:_SAID] if first else ()),
+            (
+                "for: ",
+                [text for text in first.for_ if ": " in text][:_MAX_REASONS] if first else (),
+            ),
             ("against: ", first.against[:1] if first else ()),
             ("missing: ", verdict.missing[:1]),
         ]
@@ -383,43 +384,41 @@ def _verdict(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
                 yield table.fit(table.detail((word, "dim"), "; ".join(statements)))
         return
     for suspect in verdict.suspects:
-        who_ = ranks(suspect.ranks) or nodes(suspect.nodes)
+        name = ranks(suspect.ranks) or node_set(suspect.nodes)
         for word, texts in (("for", suspect.for_), ("against", suspect.against)):
             for text in texts:
-                yield table.detail((f"{who_}, {word}: ", "dim"), text)
+                yield table.detail((f"{name}, {word}: ", "dim"), text)
     for text in verdict.missing:
         yield table.detail(("missing: ", "dim"), text)
 
 
 def _witnesses(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
     """The statements of each witness, the strongest first; then the silent witnesses."""
-    rows = []
-    silent_ = []
+    rows: list[tuple[str, str, str]] = []
+    silent_names: list[str] = []
     for witness in stacks.witnesses:
         name = _NAMES.get(witness.name, witness.name)
         statements = witness.statements
         if not table.verbose:
-            statements = (
-                tuple(statement for statement in statements if statement.weight)[:_TOLD]
-                or statements[:1]
-            )
+            weighty = tuple(statement for statement in statements if statement.weight)
+            statements = weighty[:_MAX_STATEMENTS] or statements[:1]
         for statement in statements:
-            who_ = ranks(statement.ranks, _WHO) or (
-                nodes(statement.nodes, _WHO) if statement.nodes else ""
-            )
-            rows.append((name, f"{who_}: {statement.text}" if who_ else statement.text, ""))
+            subject = ranks(statement.ranks, _RANKS)
+            if not subject and statement.nodes:
+                subject = node_set(statement.nodes, _RANKS)
+            rows.append((name, f"{subject}: {statement.text}" if subject else statement.text, ""))
         if table.verbose:
             rows += [(name, f"nothing: {text}", "dim") for text in witness.absent]
             if not statements and not witness.absent:
                 rows.append((name, "saw nothing out of the ordinary", "dim"))
         elif not statements:
-            silent_.append(name)
-    if silent_:
-        rows.append(("nothing from", f"{', '.join(silent_)} (-v tells why)", "dim"))
+            silent_names.append(name)
+    if silent_names:
+        rows.append(("nothing from", f"{', '.join(silent_names)} (-v tells why)", "dim"))
     if rows:
         yield line("")
     before = ""
     for name, text, style in rows:
         shown = "" if name == before else name
         before = name
-        yield table.fit(line((f"{shown:<{_ROOM}}", style or "bold"), (text, style)))
+        yield table.fit(line((f"{shown:<{_WITNESS}}", style or "bold"), (text, style)))

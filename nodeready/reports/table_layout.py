@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nodeready.reports.lines import STYLES, Part, StyledLine, fits, line, nodes
+from nodeready.reports.lines import STYLES, Part, StyledLine, line, node_set, node_set_or_count
 from nodeready.reports.registry import Options
 from nodeready.reports.sections import RowSection
 
@@ -37,14 +37,14 @@ class TableLayout:
 
     def names(self, names: Iterable[str], room: int = 0) -> tuple[str, str]:
         """A node set, cut after ``room`` columns."""
-        return nodes(names, NO_LIMIT if self.is_whole else room or self.max_nodes), "bold"
+        return node_set(names, NO_LIMIT if self.is_whole else room or self.max_nodes), "bold"
 
     def head(self, word: str, style: str, *parts: Part) -> StyledLine:
         """The first line of a row: its word on the left, in a style of STYLES or ""."""
         return line((f"{word:<{self.indent}}", STYLES.get(style, "")), *parts)
 
     def detail(self, *parts: Part) -> StyledLine:
-        """A further line of a row, below its first one."""
+        """A further line of a row."""
         text = line(" " * self.indent, *parts)
         return text if self.is_whole else text.cut(MAX_TEXT)
 
@@ -53,12 +53,14 @@ class TableLayout:
         return self.detail((f"and {count} more (-v shows them)", "bold"))
 
     def by_reason(self, word: str, style: str, rows: list[Reason]) -> RowSection:
-        """Nodes without a whole answer, by their reason."""
+        """Nodes without a complete answer, a row for each reason."""
 
         def full(row: Reason) -> Iterable[StyledLine]:
             return self.head(word, style, self.names(row[1])), self.detail(row[0])
 
         def short(row: Reason) -> StyledLine:
-            return self.head(word, style, (fits(row[1], _SHORT_NODES), "bold"), f"  {row[0]}")
+            return self.head(
+                word, style, (node_set_or_count(row[1], _SHORT_NODES), "bold"), f"  {row[0]}"
+            )
 
         return RowSection(rows, full, short, self.count_line)

@@ -1,4 +1,4 @@
-"""The last lines on a terminal: missing nodes and files, files that stopped, groups of lines."""
+"""The last lines of logs on a terminal: missing nodes and files, stopped files, equal lines."""
 
 from __future__ import annotations
 
@@ -39,14 +39,17 @@ class _TailTable(TableLayout):
     def short(self, group: LogGroup) -> StyledLine:
         """A group in one line, with the last line of its files."""
         last = group.lines[-1] if group.lines else group.reason
-        return next(self.full(group)).with_(f"  {last}" if last else "")
+        return next(self.full(group)).with_text(f"  {last}" if last else "")
 
     def full(self, group: LogGroup) -> Iterator[StyledLine]:
         return self.lines(group) if group.kind in ("stopped", "lines") else self.unread(group)
 
     def groups(self, *kinds: str) -> list[RowSection]:
-        """The groups of these kinds. The largest group of read files is a separate section that is
-        always shown: all groups are compared with it."""
+        """The groups of these kinds.
+
+        The largest group of read files, with which all groups are compared, is a section of its
+        own, so that it is always shown.
+        """
         rows = [group for group in self.tail.groups if group.kind in kinds]
         last = rows[-1:] if "lines" in kinds else []
         smaller = rows[: len(rows) - len(last)]

@@ -65,7 +65,7 @@ def result() -> Deploy:
     """The same after it ran: done, failed, lost, not fixed."""
     done, lost, failed, *others = planned()
     left = (replace(PY_SPY, actual="0.3.0"),)
-    cut = DeployOutcome(cut="ptrace.sysctl")
+    cut = DeployOutcome(interrupted_step="ptrace.sysctl")
     some = DeployOutcome(("ptrace.sysctl",), NO_USER, unrepaired=left, complete=True)
     not_fixed = DeployOutcome(unrepaired=(SCOPE,), complete=True)
     nodes = (
@@ -85,7 +85,7 @@ def well() -> Deploy:
 def interrupted() -> Deploy:
     one, two, *others = planned()
     one = replace(one, outcome=DeployOutcome(("ptrace.sysctl",), complete=True)).judged([])
-    two = replace(two, outcome=DeployOutcome(cut="ptrace.sysctl"))
+    two = replace(two, outcome=DeployOutcome(interrupted_step="ptrace.sysctl"))
     return Deploy(STARTED, FINISHED, False, ("ptrace",), (one, two, *others), False)
 
 

@@ -17,7 +17,7 @@ import pytest
 from nodeready.audit import answer_judge, workers
 from nodeready.cli import audit as command
 from nodeready.policy import Policy
-from nodeready.reports.registry import names
+from nodeready.reports.registry import format_names
 from nodeready.subjects import snapshot
 from nodeready.subjects.registry import NEEDS_FLEET
 from nodeready.transport.base import Answer, Reply, Request
@@ -102,7 +102,7 @@ def audited(run, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("form", "counts", "size"),
     [
-        *((form, (1, 3) if form == "json" else (2,), 3) for form in names("audit")),
+        *((form, (1, 3) if form == "json" else (2,), 3) for form in format_names("audit")),
         pytest.param("json", (1, 3), 40, marks=pytest.mark.nightly),
     ],
 )

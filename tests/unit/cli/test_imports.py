@@ -90,7 +90,10 @@ def test_a_user_without_a_name_is_told_before_any_node_is_asked(monkeypatch, tmp
     monkeypatch.setattr(targets, "interrupt_on_signals", lambda: None)
     monkeypatch.setattr(targets.os, "getuid", lambda: 4_000_000)
     common = targets.TargetOptions(quiet=True)
-    for ask in (targets.ssh_targets, targets.select_targets):
+    for ask, given in (
+        (targets.ssh_targets, {}),
+        (targets.select_targets, {"job": None, "tell": print}),
+    ):
         with pytest.raises(Refused, match="no user has the id 4000000: ssh needs a name"):
-            ask("gpu001", common)
-        assert [*ask("@local", common).policies] == ["@local"]
+            ask("gpu001", common, **given)
+        assert [*ask("@local", common, **given).policies] == ["@local"]

@@ -102,7 +102,7 @@ def test_an_option_is_in_the_task(smoke, words, field, value):
     ("words", "error"),
     [
         *(
-            (["n", "--gpus", gpus], f"--gpus {gpus}: must be all, how many (4), or")
+            (["n", "--gpus", gpus], f"--gpus {gpus}: must be all, a number of GPUs (4), or")
             for gpus in ("x", "", "0,", "0,0", "3-1", "0,64", "65", "-1")
         ),
         *(
@@ -118,8 +118,8 @@ def test_an_option_is_in_the_task(smoke, words, field, value):
         (["n", "--env", "A=1", "--env", "A=2"], "--env A: is given twice"),
         (["n", "--user", "-l root"], "--user -l root: is no user name"),
         (["n", "--ports", "9-1"], "--ports 9-1: "),
-        ([], "an INVENTORY or --job ID, one of both"),
-        (["n", "--job", "7"], "--job: its steps ask the nodes of INVENTORY with --via srun"),
+        ([], "give an INVENTORY or --job ID"),
+        (["n", "--job", "7"], "--job: with an INVENTORY, add --via srun"),
         (["--job", "7", "--limit", "n"], "--limit: selects from an INVENTORY, and there is none"),
         (["n", "-o", "/nosuch/file"], "-o /nosuch/file: no directory /nosuch"),
         (["n", "--exclude-out", "/"], "--exclude-out /: is a directory"),

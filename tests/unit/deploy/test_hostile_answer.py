@@ -36,6 +36,7 @@ from nodeready.subjects.iommu.next_boot import Entry
 from nodeready.subjects.limits.facts import Limits, Running, Unit
 from nodeready.subjects.pdsh.facts import Pdsh, PdshUser
 from nodeready.subjects.ptrace.facts import Ptrace
+from nodeready.subjects.registry import CHANGED
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client.facts import SshClient
 from nodeready.subjects.sysctl import BootSetting, Setting
@@ -161,7 +162,7 @@ def test_a_plan_names_nothing_that_the_node_chose(cases, least, monkeypatch):
         want = POLICIES[case % len(POLICIES)]
         fleet = FleetFacts(gate_files=digests(want, bundle.program)) if want.gate else ALONE
         node = Judged("n", want, fleet).judged(snapshot(random.Random(case)))
-        for change in plan(node).changes:
+        for change in plan(node, CHANGED).changes:
             steps[change.step] += 1
             for action in change.actions:
                 actions.add(type(action).__name__)

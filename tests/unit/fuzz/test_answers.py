@@ -19,7 +19,7 @@ from nodeready.node.cores.listing import CoreFile, Listing
 from nodeready.node.proofs import mesh
 from nodeready.node.stacks import program as stacks
 from nodeready.policy import Policy
-from nodeready.reports.registry import find
+from nodeready.reports.registry import find_format
 from nodeready.subjects import judging, snapshot, wire
 from nodeready.subjects.base import ProbeError, Unknown
 from nodeready.subjects.fleet import FleetFacts
@@ -129,8 +129,8 @@ def read_logs(answer: object) -> None:
     grouping = Grouping()
     grouping.add("gpu1", tails)
     done = grouping.document(started="", finished="", pattern="", unreachable={}, failed={})
-    assert "\x1b" not in "\n".join(line.plain for line in find("tail", "table").lines(done))
-    for piece in find("tail", "json").render(done):
+    assert "\x1b" not in "\n".join(line.plain for line in find_format("tail", "table").lines(done))
+    for piece in find_format("tail", "json").render(done):
         piece.encode()
 
 
@@ -165,11 +165,11 @@ def grouped(text: str) -> None:
         one_line(str(problem))
         return
     together = group.group([document], {})
-    shown = "\n".join(line.plain for line in find("stacks", "table").lines(together))
+    shown = "\n".join(line.plain for line in find_format("stacks", "table").lines(together))
     assert "\x1b" not in shown
     assert "\u202e" not in shown
     for name in ("json", "html", "speedscope"):
-        for piece in find("stacks", name).render(together):
+        for piece in find_format("stacks", name).render(together):
             piece.encode()
 
 

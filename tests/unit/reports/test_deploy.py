@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from nodeready.deploy.document import deploy_code
-from nodeready.reports.registry import Options, find
+from nodeready.reports.registry import Options, find_format
 from nodeready.text import sanitise
 from tests.builders.deploys import DEPLOYS, PTRACE, SCOPE, node, well
 
 CODES = {"check": 1, "result": 1, "well": 0, "interrupted": 130, "hostile": 1}
-TABLE, JSON = find("deploy", "table"), find("deploy", "json")
+TABLE, JSON = find_format("deploy", "table"), find_format("deploy", "json")
 
 
 @pytest.mark.parametrize("name", DEPLOYS)

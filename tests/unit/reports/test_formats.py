@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from nodeready.audit.document import Audit, audit_code
 from nodeready.reports import json_report, junit, nagios, prometheus
 from nodeready.reports.nagios import nagios_code
-from nodeready.reports.registry import Options, find
+from nodeready.reports.registry import Options, find_format
 from nodeready.text import sanitise
 from tests.builders.fleets import Ptrace, audit, crowd, fleet, node, outcomes
 from tests.unit.reports.test_golden import FORMATS, text_of
@@ -126,4 +126,4 @@ def test_nagios_reads_its_performance_data_and_no_other(report):
 
 def test_a_format_that_is_no_table_has_no_lines():
     with pytest.raises(ValueError, match="audit as json"):
-        find("audit", "json").lines(HOSTILE)
+        find_format("audit", "json").lines(HOSTILE)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import nodeready
-from nodeready.reports.registry import Options, find
+from nodeready.reports.registry import Options, find_format
 from tests.builders import stack_fleets
 from tests.builders.deploys import DEPLOYS
 from tests.builders.environments import ENVIRONMENTS
@@ -55,7 +55,7 @@ FORMATS = {
 
 def text_of(document: str, name: str, made: object) -> str:
     form, options = FORMATS[document][name]
-    text = "".join(find(document, form).render(made, options))
+    text = "".join(find_format(document, form).render(made, options))
     text = text.replace(f'version="{nodeready.__version__}"', 'version="OURS"')
     # The style sheet and the script of a page are files of their own.
     return text[text.index("<main>") : text.index("<script>")] if form == "html" else text

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from nodeready.reports.registry import FORMATS, Options, find
+from nodeready.reports.registry import FORMATS, Options, find_format
 from nodeready.text import sanitise
 from tests.builders import stack_fleets
 from tests.builders.deploys import DEPLOYS
@@ -61,7 +61,9 @@ def with_text(value: Any, text: str) -> Any:
 
 def shown(document: str, form: str, text: str) -> str:
     made = with_text(DOCUMENTS[document], text)
-    return "".join(find(document, form).render(made, Options(width=10**6, lines=0, diff=True)))
+    return "".join(
+        find_format(document, form).render(made, Options(width=10**6, lines=0, diff=True))
+    )
 
 
 @pytest.mark.parametrize(("document", "form"), CASES)

@@ -14,7 +14,7 @@ import pytest
 
 import nodeready.cli
 from nodeready.cli import cli
-from nodeready.reports.registry import FORMATS, Format, Options, find, names
+from nodeready.reports.registry import FORMATS, Format, Options, find_format, format_names
 from nodeready.transport import bundle
 from tests.builders import stack_fleets
 
@@ -37,12 +37,12 @@ def test_a_command_offers_the_formats_of_the_registry(document):
     assert command is not None
     (option,) = [p for p in command.params if p.name == "format"]
     assert isinstance(option.type, click.Choice)
-    assert tuple(option.type.choices) == names(document)
-    assert option.default == names(document)[0]
+    assert tuple(option.type.choices) == format_names(document)
+    assert option.default == format_names(document)[0]
 
 
 def test_stacks_offers_the_formats_of_its_check():
-    assert set(names("debuggable")) <= set(names("stacks"))
+    assert set(format_names("debuggable")) <= set(format_names("stacks"))
 
 
 def test_no_command_imports_a_renderer():
@@ -81,4 +81,4 @@ def test_a_format_can_show_a_part():
         inside = stacks
 
     row = Format("stacks", "json", "json_report:render", ".json", part="inside")
-    assert list(row.render(Whole())) == list(find("stacks", "json").render(stacks))
+    assert list(row.render(Whole())) == list(find_format("stacks", "json").render(stacks))

@@ -11,7 +11,7 @@ import pytest
 
 from nodeready.audit.document import Ready
 from nodeready.reports import schema
-from nodeready.reports.registry import FORMATS, Options, find
+from nodeready.reports.registry import FORMATS, Options, find_format
 from nodeready.text import sanitise
 from tests.builders.deploys import DEPLOYS
 from tests.builders.environments import ENVIRONMENTS
@@ -42,7 +42,7 @@ def valid(document: str) -> jsonschema.Draft202012Validator:
 
 
 def read(document: str, name: str) -> dict[str, Any]:
-    text = "".join(find(document, "json").render(MADE[document][name], Options(diff=True)))
+    text = "".join(find_format(document, "json").render(MADE[document][name], Options(diff=True)))
     return json.loads(text)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeready.reports.lines import STYLES
-from nodeready.reports.registry import Options, find
+from nodeready.reports.registry import Options, find_format
 from nodeready.reports.smoke_table import show
 from nodeready.smoke.document import (
     PASSED,
@@ -241,7 +241,7 @@ SMOKES = {
 
 
 def text(name: str, form: str = "table") -> str:
-    return "".join(find("smoke", form).render(SMOKES[name]))
+    return "".join(find_format("smoke", form).render(SMOKES[name]))
 
 
 def test_the_page_shows_what_the_table_prints():

@@ -18,7 +18,7 @@ from nodeready.node.cores.listing import CoreFile
 from nodeready.node.cores.program import CoreSummary
 from nodeready.node.tail import LogTail, NodeTail, UnreadFile
 from nodeready.reports import json_report
-from nodeready.reports.registry import PLAIN, Options, find
+from nodeready.reports.registry import PLAIN, Options, find_format
 from nodeready.reports.similar_texts import fold_similar, reasons
 from nodeready.smoke.document import (
     PASSED,
@@ -45,7 +45,7 @@ PIPE = Options(width=100_000, lines=0)
 
 
 def lines(report, options=PLAIN, document="audit"):
-    return [line.plain for line in find(document, "table").lines(report, options)]
+    return [line.plain for line in find_format(document, "table").lines(report, options)]
 
 
 # --- Findings of an audit.
@@ -68,7 +68,7 @@ def test_the_worst_stands_first():
 def test_markup_of_a_node_is_text():
     (row,) = (
         line
-        for line in find("audit", "table").lines(AUDITS["hostile"])
+        for line in find_format("audit", "table").lines(AUDITS["hostile"])
         if line.plain.startswith("fail")
     )
     assert "[bold]x[/bold]" in "\n".join(lines(AUDITS["hostile"]))

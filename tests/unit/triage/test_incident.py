@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from nodeready.node.tail import NodeTail, UnreadFile
-from nodeready.reports.registry import find
+from nodeready.reports.registry import find_format
 from nodeready.triage import incident as incidents
 from nodeready.triage.collector import EvidenceCollector, LogWriter
 from nodeready.triage.incident import Part
@@ -27,8 +27,8 @@ VERDICT = Verdict(
     (Suspect((3,), ("gpu001",), ("it waits for no rank",), ("its port moves",)),),
 )
 FORMS = {
-    incidents.README: find("incident", "table").render,
-    incidents.DOCUMENT: find("incident", "json").render,
+    incidents.README: find_format("incident", "table").render,
+    incidents.DOCUMENT: find_format("incident", "json").render,
 }
 
 
@@ -164,7 +164,7 @@ def test_the_index_has_no_secret(tmp_path):
 
 def test_the_index_begins_with_the_verdict():
     part = Part("cores", "empty", "no core of the job")
-    rows = "".join(find("incident", "table").render(incident(part))).splitlines()
+    rows = "".join(find_format("incident", "table").render(incident(part))).splitlines()
     assert rows[:3] == [
         "job 4711 of ada, 2026-11-21T03:00:00Z: taken on request",
         f"late: {VERDICT.text}",
