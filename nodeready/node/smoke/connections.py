@@ -15,7 +15,7 @@ from nodeready.node.proofs.mesh import Try
 from nodeready.node.smoke.listeners import NONCE_SIZE, WELCOME, greeting, listener_mark
 from nodeready.node.smoke.orders import SmokePeer
 
-#: Long enough for two lost packets of a handshake to be sent again.
+#: Seconds for a connection: two lost packets of its handshake can be sent again.
 _CONNECT_S = 3.5
 #: Seconds until the end of a test from outside is noticed.
 SLICE_S = 0.2
@@ -72,8 +72,8 @@ class Deadline:
             thread.join(SLICE_S)
 
 
-#: Of the kernel's struct tcp_info (linux/tcp.h): unanswered zero window probes in a row, packets
-#: that are not acknowledged, ms since the last acknowledgement, packets sent again, bytes
+#: Fields of the kernel's struct tcp_info (linux/tcp.h): unanswered zero window probes in a row,
+#: packets that are not acknowledged, ms since the last acknowledgement, packets sent again, bytes
 #: acknowledged, bytes not sent yet, packets that came twice. 0: the kernel is too old.
 _TCP_INFO = struct.Struct("=3xB20xI28xI40xI16xQ16xI68xI")
 
@@ -90,7 +90,7 @@ def tcp_info(connection: socket.socket) -> tuple[int, ...]:
 def greet(
     peer: SmokePeer, address: tuple[str, int], deadline: Deadline, purpose: tuple[int, int, int]
 ) -> tuple[Try, socket.socket | None]:
-    """Connect to the peer's listener at this address and port, and be welcomed there.
+    """Connect to the peer's listener at this address and port, and wait for its welcome.
 
     purpose: number, rank, RING or PAIR
     """
@@ -99,7 +99,7 @@ def greet(
         attempt, connection = mesh.connect_to_listener(
             *address, listener_mark(peer.token), deadline.ready, _CONNECT_S
         )
-        # Many strangers may push it out, by a reset.
+        # The listener may reset this connection to make room, when many strangers connect.
         is_retried = connection is not None or (attempt.outcome == mesh.FOREIGN and attempt.error)
         if connection is not None:
             if _is_welcome(connection, peer.token, deadline, purpose):

@@ -62,7 +62,7 @@ def _engine(
 # --- A rank's answer.
 
 
-def _lost(
+def _failed_ranks(
     order: CollectiveOrder, phase: str, message: str, phases: Mapping[int, str] | None = None
 ) -> tuple[RankResult, ...]:
     """All ranks of this node, failed for one reason.
@@ -78,21 +78,22 @@ def _lost(
     )  # fmt: skip
 
 
-def _number(value: Any, least: float) -> float:
+def _finite(value: Any) -> float:
+    """The number, which is neither negative nor infinite. Raises TypeError, ValueError."""
     number = float(value)
-    if not math.isfinite(number) or number < least:
+    if not math.isfinite(number) or number < 0:
         raise ValueError(value)
     return number
 
 
-def _ranks(order: CollectiveOrder, answer: Mapping[str, Any]) -> tuple[RankResult, ...]:
-    """The ranks in an answer of the job's Python. Raises KeyError, TypeError, ValueError for an
-    answer that makes no sense: it is the user's program."""
+def _parse_ranks(order: CollectiveOrder, answer: Mapping[str, Any]) -> tuple[RankResult, ...]:
+    """The ranks in an answer of the job's Python, which is the user's program. Raises KeyError,
+    TypeError, ValueError for an answer that makes no sense."""
     ranks = tuple(
         RankResult(
             int(row["rank"]), int(row["gpu"]), str(row["phase"]), str(row["mismatch"])[:_LONGEST],
-            str(row["error"])[:_LONGEST], int(row["waits_for"]), _number(row["ms"], 0),
-            _number(row["gbps"], 0), _number(row["seconds"], 0),
+            str(row["error"])[:_LONGEST], int(row["waits_for"]), _finite(row["ms"]),
+            _finite(row["gbps"]), _finite(row["seconds"]),
         )
         for row in answer["ranks"]
     )  # fmt: skip
@@ -107,7 +108,8 @@ def name_problem(
 ) -> str:
     """Why a name does not resolve to its node; "": it does.
 
-    addresses: of that node; resolved: the resolver's addresses, else its error
+    addresses: of that node
+    resolved:  the resolver's addresses; error: why it has none
     """
     if not resolved:
         return f"{name}: {error or 'no address'}"
@@ -124,12 +126,12 @@ _BOOT = (
     "sys.version_info[:2]);exec(compile(sys.stdin.buffer.read(int(sys.argv[1])),"
     "'torch_ranks.py','exec'))"
 )
-#: Maximum seconds for the import of torch: from a network's disk it takes a minute.
-_IMPORT_S = 90.0
-#: The maximum part of the whole time for the import.
-_IMPORT_SHARE = 0.5
-#: Seconds after its limit in which a test is answered, before its Python is given up.
+#: Maximum seconds for the import of torch, which takes a minute from a network's disk; and its
+#: maximum part of the whole time.
+_IMPORT_S, _IMPORT_SHARE = 90.0, 0.5
+#: Seconds after a test's limit in which the job's Python must answer; then it is killed.
 _GRACE_S = 0.6
+#: Bytes of output that are kept.
 _OUTPUT = 1 << 20
 
 
@@ -146,15 +148,20 @@ class _TorchProcess:
         """listeners: port -> its listener's descriptor"""
         self._supervisor, self._listeners = supervisor, dict(listeners)
         self._mark = "nr" + secrets.token_hex(8)
-        self._partial, self._last = b"", deque[str](maxlen=50)
+        self._partial, self._last_errors = b"", deque[str](maxlen=50)
+        self.ended = False
         self.name = config.python or "python3"
-        environment = _environment(config)
         self.words = (*config.prefix, self.name)
-        variables = dict(word.split("=", 1) for word in config.environment if "=" in word)
-        source = _source() + f"\nmain({self._mark!a}, {supervisor.left_s + 1!a}, {variables!a}, "
-        source += f"{self._listeners!a})\n"
-        text = source.encode()
-        argv = [*_check_command(self.words, environment), "-B", "-c", _BOOT, str(len(text))]
+        variables = _job_variables(config)
+        environment = {**os.environ, **variables}
+        if "/" not in self.words[0] and not shutil.which(
+            self.words[0], path=environment.get("PATH")
+        ):
+            raise EngineUnusable(f"{self.words[0]}: command not found")
+        source = torch_ranks.__spec__.loader.get_source(torch_ranks.__name__)  # type: ignore
+        arguments = (self._mark, supervisor.left_s + 1, variables, self._listeners)
+        text = f"{source}\nmain{arguments!a}\n".encode()
+        argv = [*self.words, "-B", "-c", _BOOT, str(len(text))]
         self.process = _start(supervisor, argv, environment, self._listeners.values())
         try:
             threading.Thread(target=self._drain, daemon=True).start()
@@ -165,12 +172,12 @@ class _TorchProcess:
             raise
 
     def _drain(self) -> None:
-        """Keep the last lines of its errors."""
+        """Keep the last lines of its standard error."""
         assert self.process.stderr is not None
         with contextlib.suppress(OSError, ValueError):
             for row in self.process.stderr:
                 if row.strip():
-                    self._last.append(row[:2000].decode("utf-8", "replace").rstrip())
+                    self._last_errors.append(row[:2000].decode("utf-8", "replace").rstrip())
 
     def _write(self, data: bytes) -> None:
         assert self.process.stdin is not None
@@ -189,15 +196,15 @@ class _TorchProcess:
                 if "torch" in data:
                     return data
             if self.ended:
-                raise EngineUnusable(self._end())
+                raise EngineUnusable(self._end_reason())
         if imported:
             raise EngineUnusable(
                 f"{self.name}: the GPUs' driver did not answer in {limit_s:.0f} s"
             )
         raise EngineUnusable(f"{self.name}: no import of torch in {limit_s:.0f} s")
 
-    def _end(self) -> str:
-        """Why it ended before its first message."""
+    def _end_reason(self) -> str:
+        """Why the process ended before its hello."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=1)
         # The thread that reads its errors may be a moment behind.
@@ -206,14 +213,12 @@ class _TorchProcess:
         how = f"status {rc}"
         if rc is not None and rc < 0:
             how = signal.Signals(-rc).name if -rc in {*signal.Signals} else f"signal {-rc}"
-        message = torch_ranks.last_line("\n".join(self._last))
+        message = torch_ranks.last_line("\n".join(self._last_errors))
         name = os.path.basename(self.words[0])
         return f"{name}: {message}"[:_LONGEST] if message else f"{name}: ended with {how}"
 
-    ended = False
-
     def lines(self, wait_s: float) -> list[dict[str, Any]]:
-        """Its messages within this time; at once when there are any."""
+        """The messages that are there, else the first ones within this time."""
         assert self.process.stdout is not None
         try:
             number = self.process.stdout.fileno()
@@ -267,17 +272,18 @@ class _TorchProcess:
                     continue
                 try:
                     if data["error"]:
-                        return _lost(order, "start", str(data["error"]))
-                    return _ranks(order, data)
+                        return _failed_ranks(order, "start", str(data["error"]))
+                    return _parse_ranks(order, data)
                 except (KeyError, TypeError, ValueError):
-                    return _lost(order, "start", "the ranks' answer makes no sense", phases)
+                    message = "the ranks' answer makes no sense"
+                    return _failed_ranks(order, "start", message, phases)
             if stop.is_set() and not is_end_sent:
                 is_end_sent, until = True, min(until, time.monotonic() + 2)
                 self._write(json.dumps({"end": order.number}).encode() + b"\n")
         how = "ended in the test" if self.ended else "did not answer, and was ended"
         message = f"{os.path.basename(self.name)} {how}"
         self.stop(at_once=True)
-        return _lost(order, "start", message, phases)
+        return _failed_ranks(order, "start", message, phases)
 
     def stop(self, *, at_once: bool = False) -> None:
         """End it with its ranks: close its input, else kill it."""
@@ -300,23 +306,8 @@ class EngineUnusable(Exception):
     """The reason why an engine cannot be used, in one line."""
 
 
-def _source() -> str:
-    """The text of the program for the job's Python."""
-    source: str = torch_ranks.__spec__.loader.get_source(torch_ranks.__name__)  # type: ignore
-    return source
-
-
-def _environment(config: SmokeConfig) -> dict[str, str]:
-    """The session's, with the job's variables."""
-    return {**os.environ, **dict(word.split("=", 1) for word in config.environment if "=" in word)}
-
-
-def _check_command(words: tuple[str, ...], environment: Mapping[str, str]) -> list[str]:
-    """The command, if its program exists. Raises `EngineUnusable`."""
-    first = words[0]
-    if "/" not in first and not shutil.which(first, path=environment.get("PATH")):
-        raise EngineUnusable(f"{first}: command not found")
-    return list(words)
+def _job_variables(config: SmokeConfig) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in config.environment if "=" in word)
 
 
 def _start(
@@ -326,9 +317,10 @@ def _start(
     descriptors: Iterable[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a process. Raises `EngineUnusable`."""
-    how = {"stdin": subprocess.PIPE, "env": environment, "pass_fds": tuple(descriptors)}
     try:
-        return supervisor.start(argv, **how)
+        return supervisor.start(
+            argv, stdin=subprocess.PIPE, env=environment, pass_fds=tuple(descriptors)
+        )
     except OSError as problem:
         reason = problem.strerror or str(problem)
         if isinstance(problem, FileNotFoundError) and os.path.exists(argv[0]):
@@ -343,8 +335,8 @@ _PLACES = (
     "/opt/nccl-tests/build", "/usr/local/bin", "/usr/local/nccl-tests/build", "/opt/nccl-tests",
     "/opt/rccl-tests/build", "/opt/rccl-tests", "/opt/rocm/bin",
 )  # fmt: skip
-#: Repetitions of nccl-tests, and those before them that do not count.
-_REPETITIONS, _WARM = 5, 2
+#: Repetitions of nccl-tests, and warm-up repetitions before them.
+_REPETITIONS, _WARM_UPS = 5, 2
 _VERSION = re.compile(r"^#? *([nr]ccl-tests)(?: version|: Version) (\S+)", re.M)
 _LIBRARY = re.compile(r"\b([nr])ccl-library=(\d+)")
 # size count type redop root (old versions have no root), then twice: time algbw busbw #wrong. The
@@ -414,12 +406,6 @@ def performance(text: str) -> Performance:
     )
 
 
-def _nccl_tests(environment: Mapping[str, str]) -> str:
-    """The path of all_reduce_perf; "": it is not installed."""
-    path = environment.get("PATH", os.defpath)
-    return shutil.which(_PROGRAM, path=os.pathsep.join((path, *_PLACES))) or ""
-
-
 # --- All engines of this node.
 
 
@@ -466,23 +452,20 @@ class Engines:
         self._program = ""
         self.engines: tuple[Engine, ...] = ()
         self.gpus = 0
-        names = config.engines
         engines: list[Engine] = []
-        if TORCH in names:
+        if TORCH in config.engines:
             engines += self._torch()
         if self._python is None:
             self.gpus = _gpus_of_driver(supervisor)
-        if NCCL_TESTS in names:
+        if NCCL_TESTS in config.engines:
             engines.append(self._vendor())
         engines.append(_engine(RING, "tcp"))
         self.engines = tuple(engines)
 
-    def _import_s(self) -> float:
-        return min(_IMPORT_S, self._supervisor.left_s * _IMPORT_SHARE)
-
     def _torch(self) -> list[Engine]:
+        limit_s = min(_IMPORT_S, self._supervisor.left_s * _IMPORT_SHARE)
         try:
-            python = self._python = self._start_python(self._import_s())
+            python = self._python = self._start_python(limit_s)
         except EngineUnusable as problem:
             path = " ".join((*self._config.prefix, self._config.python or "python3"))
             return [
@@ -497,9 +480,8 @@ class Engines:
             path = " ".join(python.words)
         reasons = {_NCCL: "", _GLOO: ""}
         if not hello.get("distributed"):
-            reasons = dict.fromkeys(
-                reasons, f"PyTorch {version} is built without torch.distributed"
-            )
+            reason = f"PyTorch {version} is built without torch.distributed"
+            reasons = dict.fromkeys(reasons, reason)
         else:
             if not hello.get("gloo"):
                 reasons[_GLOO] = f"PyTorch {version} is built without gloo"
@@ -512,20 +494,15 @@ class Engines:
                 reasons[_NCCL] = "PyTorch sees no GPU" + (f": {detail}" if detail else "")
         library = str(hello.get("library", ""))[:80]
         return [
-            _engine(
-                TORCH,
-                backend,
-                version=version,
-                library=carries,
-                path=path,
-                reason=reasons[backend],
-            )
-            for backend, carries in ((_NCCL, library), (_GLOO, "gloo"))
-        ]
+            _engine(TORCH, backend, version=version, library=name, path=path,
+                    reason=reasons[backend])
+            for backend, name in ((_NCCL, library), (_GLOO, "gloo"))
+        ]  # fmt: skip
 
     def _vendor(self) -> Engine:
-        environment = _environment(self._config)
-        self._program = _nccl_tests(environment)
+        environment = {**os.environ, **_job_variables(self._config)}
+        path = os.pathsep.join((environment.get("PATH", os.defpath), *_PLACES))
+        self._program = shutil.which(_PROGRAM, path=path) or ""
         if not self._program:
             return _engine(NCCL_TESTS, _NCCL, reason=f"{_PROGRAM}: not found")
         version = library = reason = ""
@@ -556,35 +533,36 @@ class Engines:
         return self._python is not None and self._python.takes(order.head.port)
 
     def run(self, order: CollectiveOrder, stop: threading.Event) -> tuple[RankResult, ...]:
-        """Run this node's ranks of a test of torch or nccl-tests.
+        """Run this node's ranks of a test of torch or nccl-tests, and leave no process.
 
-        It takes at most a moment longer than the order's limit, and leaves no process.
+        The call takes at most a moment longer than the order's limit.
         """
         began = time.monotonic()
         for engine in self.engines:
             if (engine.name, engine.backend) == (order.engine, order.backend) and engine.reason:
-                return _lost(order, "start", engine.reason)
+                return _failed_ranks(order, "start", engine.reason)
         if order.engine == NCCL_TESTS:
             return self._run_vendor(order, stop)
         if order.engine != TORCH:
-            return _lost(order, "start", f"no engine {order.engine}")
+            return _failed_ranks(order, "start", f"no engine {order.engine}")
         reason = name_problem(order.head.name, _head_addresses(order), *resolve(order.head.name))
         if reason:
-            ranks = _lost(order, "init", reason)
+            ranks = _failed_ranks(order, "init", reason)
             return tuple(replace(rank, seconds=time.monotonic() - began) for rank in ranks)
         try:
             if self._python is None or self._python.ended:
                 self._python = self._start_python(order.limit_s / 2)
         except EngineUnusable as problem:
-            return _lost(order, "start", str(problem))
+            return _failed_ranks(order, "start", str(problem))
         remaining_s = order.limit_s - (time.monotonic() - began)
         return self._python.run(order, remaining_s, stop)
 
     def _run_vendor(self, order: CollectiveOrder, stop: threading.Event) -> tuple[RankResult, ...]:
         if order.world != order.ranks:
-            return _lost(order, "start", f"{NCCL_TESTS} without MPI proves the GPUs of one node")
+            message = f"{NCCL_TESTS} without MPI proves the GPUs of one node"
+            return _failed_ranks(order, "start", message)
         began = time.monotonic()
-        environment = _environment(self._config)
+        environment = {**os.environ, **_job_variables(self._config)}
         environment.setdefault("NCCL_DEBUG", "WARN")
         environment.pop("NCCL_DEBUG_FILE", None)
         gpus = list(order.gpus)
@@ -592,21 +570,23 @@ class Engines:
             name = "HIP_VISIBLE_DEVICES" if os.path.exists("/dev/kfd") else "CUDA_VISIBLE_DEVICES"
             environment[name] = torch_ranks.visible_devices(gpus, environment.get(name, ""))
         except RuntimeError as problem:
-            return _lost(order, "start", str(problem))
+            return _failed_ranks(order, "start", str(problem))
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         factor = max(2, order.large // max(1, order.small))
         argv = [
             self._program, "-b", str(order.small), "-e", str(order.large), "-f", str(factor),
-            "-g", str(order.ranks), "-n", str(_REPETITIONS), "-w", str(_WARM), "-c", "1",
+            "-g", str(order.ranks), "-n", str(_REPETITIONS), "-w", str(_WARM_UPS), "-c", "1",
         ]  # fmt: skip
         try:
             process = _start(self._supervisor, argv, environment)
         except EngineUnusable as problem:
-            return _lost(order, "start", str(problem))
+            return _failed_ranks(order, "start", str(problem))
         text, reason = _watch(process, began + order.limit_s - 0.5, stop)
         rc = process.returncode
-        files = torch_ranks.shared_memory_files(process.pid) if rc is None else []
-        end_all({process.pid} if rc is None else set())
+        files = []
+        if rc is None:
+            files = torch_ranks.shared_memory_files(process.pid)
+            end_all({process.pid})
         self._supervisor.stop(process)
         torch_ranks.remove_files(files)
         result = performance(text)
@@ -616,15 +596,11 @@ class Engines:
             message = f"{_PROGRAM} ended with status {rc}" + (f": {last}" if last else "")
         phase = "done" if not message else "all_reduce" if "#wrong" in text else "init"
         seconds = time.monotonic() - began
+        ms, gbps = (0.0, 0.0) if message else (round(result.ms, 4), round(result.gbps, 4))
         return tuple(
-            replace(
-                rank, phase=phase, error=message[:_LONGEST], mismatch=result.mismatch,
-                seconds=seconds,
-                ms=round(result.ms, 4) if not message else 0.0,
-                gbps=round(result.gbps, 4) if not message else 0.0,
-            )
-            for rank in _lost(order, phase, message)
-        )  # fmt: skip
+            replace(rank, mismatch=result.mismatch, ms=ms, gbps=gbps, seconds=seconds)
+            for rank in _failed_ranks(order, phase, message)
+        )
 
     def close(self) -> None:
         """End the job's Python."""

@@ -31,9 +31,10 @@ NONCE_SIZE, WELCOME = 16, b"+"
 _MAX_SILENT = 256
 #: Bytes of one read.
 _READ = 256 * 1024
-#: Seconds without data after which an echo is closed, and for which a ring's connection waits for
-#: its order.
-_IDLE_S, _EARLY_S = 10.0, 20.0
+#: Seconds without data after which an echo is closed.
+_IDLE_S = 10.0
+#: Seconds for which a ring's connection is kept before this node gets its order for the test.
+_EARLY_S = 20.0
 
 
 def listener_mark(token: str) -> bytes:
@@ -86,7 +87,7 @@ class ExpectedConnection:
 
 
 class SmokeListeners(mesh.MeshListeners):
-    """Our listeners. One thread serves; others call `release`, `lend`, `take`, `expected`."""
+    """Our listeners. One thread serves; other threads call `lend`, `take`, `expected`."""
 
     def __init__(self, ports: Iterable[int]) -> None:
         super().__init__(ports)
@@ -116,36 +117,28 @@ class SmokeListeners(mesh.MeshListeners):
 
     # Calls of other threads.
 
-    def release(self, port: int) -> None:
-        """Close the listener of this port, for another program. There may be none."""
+    def lend(self, port: int, *, is_shared: bool = True) -> None:
+        """Leave this port to another program. There may be no listener.
 
-        def close() -> bool:
-            listener = self._remove(port)
-            if listener is not None:
-                listener.close()
-            return True
-
-        self._call(close)
-
-    def lend(self, port: int) -> None:
-        """Leave this port to another program, which has the listener too."""
+        is_shared: the program has the listener, too, so it stays open; else it is closed
+        """
 
         def leave() -> bool:
-            listener = self._remove(port)
-            if listener is not None:
+            listener = self.sockets.pop(port, None)
+            if listener is None:
+                return True
+            if self._is_serving:
+                self._selector.unregister(listener)
+            if is_shared:
                 self._lent[port] = listener
+            else:
+                listener.close()
             return True
 
         self._call(leave)
 
-    def _remove(self, port: int) -> socket.socket | None:
-        listener = self.sockets.pop(port, None)
-        if listener is not None and self._is_serving:
-            self._selector.unregister(listener)
-        return listener
-
     def take(self, port: int) -> bool:
-        """Listen on this port again. Whether that was possible."""
+        """Listen on this port again. Returns whether that was possible."""
 
         def listen() -> bool:
             if port in self._lent:
@@ -305,7 +298,7 @@ class SmokeListeners(mesh.MeshListeners):
                 self._early[number, rank] = (connection, time.monotonic() + _EARLY_S)
 
     def _echo(self, connection: socket.socket) -> None:
-        """Send data back; nothing more is read until that is done."""
+        """Send data back. Nothing more is read until all of it is sent."""
         guest = self._guests[connection]
         if not guest.unsent:
             guest.unsent = connection.recv(_READ)

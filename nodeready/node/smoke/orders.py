@@ -38,8 +38,8 @@ class SmokeConfig:
 
     user:        the user of the ranks; "": the user who logs in
     limit_s:     seconds after which everything has ended
-    ports:       of the policy's range, on which the node listens
-    engines:     engines to search for
+    ports:       the ports of the policy's range on which the node listens
+    engines:     the engines to search for
     python:      the Python of the job, an absolute path; "": python3 of the user's session
     prefix:      words before the Python, such as ``apptainer exec --nv image.sif``
     environment: ``NAME=VALUE`` of the job
@@ -58,7 +58,7 @@ class SmokeConfig:
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine of one backend on a node: ``torch`` over ``nccl``, ``torch`` over ``gloo``.
+    """An engine with one backend on a node, such as ``torch`` over ``gloo``.
 
     name:    one of `ENGINES`
     backend: ``nccl`` (RCCL with AMD's GPUs), ``gloo``, ``tcp``
@@ -124,12 +124,12 @@ class SmokePeer:
 class CollectiveOrder:
     """One test: this node's ranks of a collective. The answer is a `CollectiveAnswer`.
 
-    number:  of the test, unique in the run
-    engine:  and backend: as `Engine` has them
-    world:   ranks of all nodes; of the ring, nodes
+    number:  the test's number, unique in the run
+    engine, backend: as in `Engine`
+    world:   the number of ranks of all nodes; the ring has one per node
     first:   the number of this node's first rank
-    ranks:   of this node; the ring has one
-    gpus:    of the ranks, as many as there are ranks; empty: no GPU
+    ranks:   the number of this node's ranks
+    gpus:    the GPU of each of these ranks; empty: no GPU
     head:    the node of rank 0, with the port of the rendezvous
     next:    the node after this one around the ring; None: this node is alone
     small:   bytes of the collectives whose results are checked number by number
@@ -271,22 +271,3 @@ class PairAnswer:
     gbps: float
     retransmits: int
     accepted_count: wire.Count
-
-
-# wire.decode looks for the classes of a field in the module.
-__all__ = [
-    "Busy",
-    "CollectiveAnswer",
-    "CollectiveOrder",
-    "EndOrder",
-    "Engine",
-    "Hello",
-    "PairAnswer",
-    "PairOrder",
-    "RankResult",
-    "SmokeConfig",
-    "SmokePeer",
-    "Try",
-    "line",
-    "read",
-]  # fmt: skip

@@ -62,7 +62,7 @@ class _Echo:
         self.gbps = best
 
     def _exchange(self, size: int, *, measure: bool = False) -> bool:
-        """Send and receive at once. Whether all data came back undamaged."""
+        """Send and receive at once. Returns whether all data came back undamaged."""
         began = received_at = time.monotonic()
         sent = received = 0
         while received < size:
@@ -104,10 +104,7 @@ def run_pair(
     listeners: SmokeListeners,
     stop: threading.Event,
 ) -> PairAnswer:
-    """Test the path to the order's target.
-
-    own_addresses: of this node
-    """
+    """Test the path from this node, which has these addresses, to the order's target."""
     deadline = Deadline(order.limit_s, stop)
     peer = order.target
     resolved: tuple[str, ...] = ()
@@ -140,15 +137,7 @@ def run_pair(
                     retransmits = lost_packets(connection)
                     connection.close()
     return PairAnswer(
-        number=order.number,
-        target=peer.name,
-        resolved=resolved,
-        error=error,
-        address=address,
-        tries=tuple(tries),
-        outcome=outcome,
-        ms=ms,
-        gbps=gbps,
-        retransmits=retransmits,
+        number=order.number, target=peer.name, resolved=resolved, error=error, address=address,
+        tries=tuple(tries), outcome=outcome, ms=ms, gbps=gbps, retransmits=retransmits,
         accepted_count=listeners.accepted_count,
-    )
+    )  # fmt: skip

@@ -47,6 +47,7 @@ from nodeready.node.smoke.orders import (
 from nodeready.node.smoke.pair import run_pair
 from nodeready.node.smoke.ring import run_ring
 from nodeready.subjects import wire
+from nodeready.subjects.proof.mesh_facts import Busy
 
 #: Seconds from a login to our program.
 _LOGIN_S = 20
@@ -87,7 +88,7 @@ def _say(config: SmokeConfig, name: str, answer: Any) -> None:
         print(text, flush=True)
 
 
-def _no_hello(user: str, reason: str, busy: tuple[orders.Busy, ...] = ()) -> Hello:
+def _no_hello(user: str, reason: str, busy: tuple[Busy, ...] = ()) -> Hello:
     host = os.uname().nodename
     return Hello(host, user, "", (), busy, local_addresses(), 0, (), reason)
 
@@ -324,8 +325,10 @@ class _NodePart(_ProgramPart):
     def take(self, order: _Work | EndOrder) -> None:
         """Queue an order. Raises ValueError for an order that is in work."""
         if isinstance(order, EndOrder):
-            if order.number in (jobs := dict(self._jobs)):
-                jobs[order.number].stop.set()
+            with self._lock:
+                job = self._jobs.get(order.number)
+            if job is not None:
+                job.stop.set()
             return
         with self._lock:
             if order.number in self._jobs:
@@ -417,7 +420,7 @@ class _NodePart(_ProgramPart):
             # Rank 0 is here, and listens there itself.
             self._lent.add(port)
             released = not self._engines.takes(order)
-            (self._listeners.release if released else self._listeners.lend)(port)
+            self._listeners.lend(port, is_shared=not released)
         try:
             ranks = self._engines.run(order, job.stop)
             in_use = released and any(_IN_USE.search(rank.error) for rank in ranks)
@@ -458,7 +461,7 @@ class _NodePart(_ProgramPart):
         reason = f"did not end in {order.limit_s:g} s"
         _say(self.config, _ANSWER[type(order)], _empty_answer(order, reason))
         if ranks:
-            # The job's Python, which the next tests need, was killed, too.
+            # The job's Python was killed, too: the next test starts a new one.
             self._engines.close()
         self._start_thread(self._work)
 
@@ -517,7 +520,7 @@ def _empty_answer(
     return CollectiveAnswer(order.number, reason if broken else "", tuple(ranks))
 
 
-def _no_port(ports: tuple[int, ...], busy: Iterable[orders.Busy]) -> str:
+def _no_port(ports: tuple[int, ...], busy: Iterable[Busy]) -> str:
     """The errors of all ports in one line: each error once, with its first port."""
     if not ports:
         return "no port to listen on"

@@ -1,4 +1,4 @@
-"""A ring over TCP between all nodes, with the standard library alone.
+"""A ring over TCP between all nodes, which needs only the standard library.
 
 Each rank has one connection to the next rank and one from the previous rank. A rank that aborts
 closes both connections, so its neighbours fail at once. A rank that only waits tells that to the
@@ -35,7 +35,8 @@ from nodeready.node.smoke.orders import PHASES, CollectiveOrder, RankResult, Smo
 
 #: A message: its phase, step and index, bytes that follow.
 _HEAD = struct.Struct("!BIII")
-#: In place of a phase: the sender waits for the rank that stands in place of the step.
+#: In place of a phase, in a beat: the sender waits for the rank that stands in place of the step.
+#: A beat is sent after the first number of seconds without a message, and counts for the second.
 _BEAT, _BEAT_S, _FRESH_S = 0, 0.5, 1.5
 #: In place of a phase, in the last message: the sender aborts. Step and index are replaced by the
 #: awaited rank and the waiting rank. The previous rank receives no other message.
@@ -48,7 +49,7 @@ _CONNECT_S = 15.0
 _ROUNDS = 20
 #: A process that did not run for these seconds stood still.
 _STOOD_STILL_S = 2.0
-#: A next rank that acknowledges nothing for these seconds is given up. The limit is shorter than
+#: Seconds after which a next rank that acknowledges nothing has failed. The limit is shorter than
 #: the next rank's own limit, because this side knows more.
 _STUCK_S = 2.5
 #: Minimum seconds before a rate is measured.
@@ -76,14 +77,9 @@ class RingFailure(Exception):
         self.message, self.waits_for, self.told_by = message, waits_for, told_by
 
 
-def number_at(rank: int, position: int) -> int:
-    """A rank's number at this position; it differs between ranks and between positions."""
-    return (rank + 1) * (rank + 1 + position)
-
-
 def pack_numbers(rank: int, count: int) -> bytes:
-    """The first numbers of a rank."""
-    return struct.pack(f"!{count}Q", *(number_at(rank, position) for position in range(count)))
+    """The numbers that a rank sends; they differ between ranks and between positions."""
+    return struct.pack(f"!{count}Q", *((rank + 1) * (rank + 1 + n) for n in range(count)))
 
 
 def _rate(gbps: float) -> str:
@@ -175,13 +171,13 @@ class RingRank:
     def _connect_to_next(self, peer: SmokePeer) -> None:
         self._next_name = peer.name
         resolved, error = mesh.resolve(peer.name, self._deadline.join)
-        address = mesh.peer_address(resolved, peer.addresses, ())
         if not resolved:
-            message = f"{peer.name} does not resolve ({error or 'no address'})"
-            raise RingFailure(message, self.next)
+            reason = f"{peer.name} does not resolve ({error or 'no address'})"
+            raise RingFailure(reason, self.next)
+        address = mesh.peer_address(resolved, peer.addresses, ())
         if not address:
-            message = f"{peer.name} resolves to {resolved[0]}, which is not {peer.name}'s"
-            raise RingFailure(message, self.next)
+            reason = f"{peer.name} resolves to {resolved[0]}, which is not {peer.name}'s"
+            raise RingFailure(reason, self.next)
         if address != peer.name:
             self._next_name = f"{peer.name} ({address})"
         purpose = (self._order.number, self.rank, RING)
@@ -231,7 +227,7 @@ class RingRank:
                 self._wait(self._in if self._is_waiting else None)
 
     def _push(self) -> bool:
-        """Send as much as the connection takes. Whether all is sent."""
+        """Send as much as the connection takes. Returns whether all is sent."""
         while True:
             if not self._pending:
                 self._pending = next(self._frames, b"")
@@ -274,8 +270,10 @@ class RingRank:
                 return bytes(view[_HEAD.size : _HEAD.size + self._length])
 
     def _read_head(self) -> bool:
-        """Whether a message follows: after a beat none does. Raises RingFailure for a message out
-        of turn."""
+        """Parse a message's head. Returns whether a body follows: a beat has none.
+
+        Raises RingFailure for a message out of turn.
+        """
         phase, step, index, self._length = _HEAD.unpack_from(self._buffer)
         if phase in (_BEAT, _ABORT) and not self._length:
             self._awaited, self._beat_at = step, self._received_at
@@ -284,8 +282,8 @@ class RingRank:
             return False
         expected = (PHASES.index(self.phase), self._step, self._index)
         if (phase, step, index) != expected or self._length > BLOCK:
-            message = f"{self._previous_name} sent something else than its {self.phase}"
-            raise RingFailure(message, self.previous)
+            reason = f"{self._previous_name} sent something else than its {self.phase}"
+            raise RingFailure(reason, self.previous)
         return True
 
     def _head(self, step: int, index: int, length: int) -> bytes:
@@ -303,7 +301,7 @@ class RingRank:
             raise RingFailure(f"{self._previous_name} sent {sizes}", self.previous)
         return body
 
-    # Waiting, and giving up.
+    # Waiting, and failing.
 
     def _wait(self, source: socket.socket | ExpectedConnection | None) -> None:
         """Wait a little for the source and for room to send. Raises RingFailure, TestOver."""
@@ -379,7 +377,8 @@ class RingRank:
                     self._told_by = awaited, source
 
     def _lost(self, connection: socket.socket, problem: OSError | None) -> RingFailure:
-        """The failure when a connection ends: a neighbour kept this rank waiting, or the end."""
+        """The failure after the end of a connection: a neighbour that kept this rank waiting, else
+        the end itself."""
         self._tick()
         failure = self.waiting_failure()
         if failure is not None:
@@ -398,22 +397,20 @@ class RingRank:
 
     def waiting_failure(self) -> RingFailure | None:
         """The failure that names a neighbour which kept this rank waiting; None: neither did."""
+        if reason := self._unacknowledged(LONG_S):
+            return RingFailure(reason, self.next)
+        if reason := self._silence(LONG_S):
+            return RingFailure(reason, self.previous)
         stuck_s = time.monotonic() - self._stuck_since
-        is_full = self._stuck_since and stuck_s >= LONG_S
-        full = f"{self._next_name} took nothing for {stuck_s:.1f} s in {self.phase}"
-        for message, rank in (
-            (self._unacknowledged(), self.next),
-            (self._silence(), self.previous),
-            (full if is_full else "", self.next),
-        ):
-            if message:
-                return RingFailure(message, rank)
+        if self._stuck_since and stuck_s >= LONG_S:
+            reason = f"{self._next_name} took nothing for {stuck_s:.1f} s in {self.phase}"
+            return RingFailure(reason, self.next)
         return None
 
-    def _silence(self, min_s: float | None = None) -> str:
+    def _silence(self, min_s: float) -> str:
         """A message, if the previous rank has sent nothing for these seconds."""
         seconds = time.monotonic() - self._received_at
-        if not self._is_waiting or seconds < (LONG_S if min_s is None else min_s):
+        if not self._is_waiting or seconds < min_s:
             return ""
         if self.phase == "init":
             return f"{self._previous_name} did not connect in {seconds:.1f} s"
@@ -434,10 +431,10 @@ class RingRank:
         self._acknowledged = acknowledged
         self._dark_since = now_s - (last_ms / 1000 if is_dark else 0)
 
-    def _unacknowledged(self, min_s: float | None = None) -> str:
+    def _unacknowledged(self, min_s: float) -> str:
         """A message, if the next rank's kernel has acknowledged nothing for these seconds."""
         seconds = time.monotonic() - max(self._stuck_since, self._dark_since)
-        if not self._stuck_since or seconds < (LONG_S if min_s is None else min_s):
+        if not self._stuck_since or seconds < min_s:
             return ""
         large = self._acknowledged - self._acknowledged_before
         if self._step_total and large < min(BLOCK, self._step_total):
@@ -460,7 +457,7 @@ class RingRank:
     def over(self, how: str) -> RingFailure:
         """The failure of a rank whose time is over.
 
-        how: ``not through``, ``ended from outside``
+        how: ``not through`` or ``ended from outside``
         """
         seconds = time.monotonic() - self._deadline.began
         message = f"{how} in {self.phase} after {seconds:.1f} s"
@@ -474,13 +471,12 @@ class RingRank:
 
     def run(self) -> None:
         """Raises RingFailure, TestOver."""
-        for phase, method in (
-            ("barrier", self._barrier),
-            ("send_recv", self._send_recv),
-            ("large", self._large),
-        ):
-            self.phase = phase
-            method()
+        self.phase = "barrier"
+        self._barrier()
+        self.phase = "send_recv"
+        self._send_recv()
+        self.phase = "large"
+        self._large()
         self.phase = "done"
         self._wait_for_neighbours()
 
@@ -578,13 +574,7 @@ def run_ring(
         failure = RingFailure(f"{still}; {failure.message}", -1)
     ring.close(failure)
     return RankResult(
-        rank=ring.rank,
-        gpu=-1,
-        phase=ring.phase,
-        mismatch=ring.mismatch,
-        error=failure.message if failure else "",
-        waits_for=failure.waits_for if failure else -1,
-        ms=ring.ms,
-        gbps=ring.gbps,
-        seconds=round(time.monotonic() - deadline.began, 3),
-    )
+        rank=ring.rank, gpu=-1, phase=ring.phase, mismatch=ring.mismatch,
+        error=failure.message if failure else "", waits_for=failure.waits_for if failure else -1,
+        ms=ring.ms, gbps=ring.gbps, seconds=round(time.monotonic() - deadline.began, 3),
+    )  # fmt: skip

@@ -69,7 +69,7 @@ class SmokeListeners:
         return ""
     def take(self, port):
         return port in self.open or not self._take(port)
-    def release(self, port):
+    def lend(self, port, is_shared):
         self.open.pop(port).close()
     def descriptors(self):
         return {}

@@ -72,7 +72,7 @@ def listen() -> Iterator[Callable[[], tuple[SmokeListeners, int]]]:
     yield begin
     for listeners in every:
         for port in listeners.ports:
-            listeners.release(port)
+            listeners.lend(port, is_shared=False)
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def test_a_port_on_which_no_program_listens_and_the_token_of_another_run(listen)
     party = Party(listen, 2)
     assert party.alone(token="0" * 16).error.endswith("another program answers")
     port = party.peers[1].port
-    party.listeners[1].release(port)
+    party.listeners[1].lend(port, is_shared=False)
     rank = party.alone(name="localhost", addresses=("127.0.0.1", "::1"))
     error = rf"no connection to localhost \((127\.0\.0\.1|::1)\) port {port}: refused"
     assert re.fullmatch(error, rank.error)
@@ -404,7 +404,7 @@ def test_a_port_that_is_lent_is_never_free(listen):
 
 def test_a_port_is_released_and_taken_again(listen):
     listeners, port = listen()
-    listeners.release(port)
+    listeners.lend(port, is_shared=False)
     assert listeners.ports == ()
     with socket.create_server(("", port)):
         assert not listeners.take(port)
@@ -419,7 +419,7 @@ def test_a_port_is_released_and_taken_again(listen):
     assert connection
     connection.close()
     # A port that it never had, and one that another program has.
-    listeners.release(1)
+    listeners.lend(1, is_shared=False)
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         listeners = SmokeListeners([port])
@@ -427,7 +427,7 @@ def test_a_port_is_released_and_taken_again(listen):
     assert (listeners.ports, errors) == ((), [(port, os.strerror(errno.EADDRINUSE))])
     # It does not serve yet.
     assert listeners.take(port)
-    listeners.release(port)
+    listeners.lend(port, is_shared=False)
 
 
 @pytest.fixture
