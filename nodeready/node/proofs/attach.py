@@ -38,7 +38,7 @@ from nodeready.subjects.proof.debugger_facts import (
 )
 from nodeready.subjects.proof.facts import ProofConfig
 
-# --- One tool on one canary: how the tool ended, and in which state it left its target.
+# --- One tool on one canary: how the tool ended, and the state in which it left its target.
 
 #: Bit of CAP_SYS_PTRACE in the sets of /proc/PID/status (capabilities(7)).
 _CAP_SYS_PTRACE = 1 << 19
@@ -51,11 +51,10 @@ def guards() -> Guards:
     deny = first_number("/sys/fs/selinux/booleans/deny_ptrace")
     sets = status_fields("/proc/self/status")
     effective, bounding = (int(sets[name], 16) for name in ("CapEff", "CapBnd"))
+    is_enforcing = first_number("/sys/fs/selinux/enforce") == 1
     return Guards(
         yama=first_number("/proc/sys/kernel/yama/ptrace_scope"),
-        deny_ptrace=None
-        if deny is None
-        else deny == 1 and first_number("/sys/fs/selinux/enforce") == 1,
+        deny_ptrace=None if deny is None else deny == 1 and is_enforcing,
         capable=bool(effective & _CAP_SYS_PTRACE),
         bounded=not bounding & _CAP_SYS_PTRACE,
     )
@@ -81,7 +80,7 @@ def attempt(
     find_error: finds the error in how the tool ended; "": none
     on_output:  gets the tool's output as it comes
     """
-    full = supervisor.left_s > limit_s
+    has_full_time = supervisor.left_s > limit_s
     try:
         ended = supervisor.run(argv, limit_s, on_output, env=environment())
     except OSError as problem:
@@ -101,7 +100,7 @@ def attempt(
         good=ended.rc is not None and not complaint,
         refused=refused,
         limit_s=limit_s,
-        full=full,
+        full=has_full_time,
         state=after.state,
         tracer=after.tracer,
         answers=answered,
@@ -163,7 +162,7 @@ def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Attach:
     attempts: dict[str, DebuggerAttempt] = {}
     if not _py_spy(config):
         return Attach(guards(), "", *[DebuggerAttempt("")] * 3)
-    canary = None
+    canary, error = None, ""
     try:
         for mode, limit_s in _LIMITS_S.items():
             if supervisor.left_s < 1 or (config.machine and mode != "blocking"):
@@ -176,11 +175,11 @@ def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Attach:
                 supervisor.stop(canary)
                 canary = None
     except OSError as problem:
-        return Attach(guards(), str(problem), *map(attempts.get, _LIMITS_S))
+        error = str(problem)
     finally:
         if canary is not None:
             supervisor.stop(canary)
-    return Attach(guards(), "", *map(attempts.get, _LIMITS_S))
+    return Attach(guards(), error, *map(attempts.get, _LIMITS_S))
 
 
 def control(supervisor: ProcessSupervisor, config: ProofConfig, uid: int | None = None) -> Control:
@@ -193,15 +192,14 @@ def control(supervisor: ProcessSupervisor, config: ProofConfig, uid: int | None 
         return Control(guards(), str(problem), None)
     try:
         argv = _dump(supervisor, config, "nonblocking", canary.pid)
-        tried = attempt(
-            supervisor, canary, argv, _LIMITS_S["nonblocking"], find_error=_stack_error
-        )
+        limit_s = _LIMITS_S["nonblocking"]
+        tried = attempt(supervisor, canary, argv, limit_s, find_error=_stack_error)
     finally:
         supervisor.stop(canary)
     return Control(guards(), "", tried)
 
 
-# --- gdb and strace: they attach, and the process continues when they have detached.
+# --- gdb and strace. The process continues when they have detached.
 
 # gdb reads the symbols of Python and of all its libraries first.
 _GDB_LIMIT_S, _STRACE_LIMIT_S = 20, 10

@@ -14,6 +14,7 @@ import stat
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, replace
 
@@ -61,11 +62,11 @@ class CanaryCore:
 
 @dataclass(frozen=True)
 class Mark:
-    """How the canary's core is recognised.
+    """What identifies the canary's core.
 
-    word:  stands only on the canary's command line, which is near the beginning of the core
-    uid:   the owner that the core must have
-    since: seconds since the epoch; the core cannot be older
+    word:  a word that only the canary's command line has, which is near the beginning of the core
+    uid:   the owner of the core
+    since: seconds since the epoch; the core is not older
     """
 
     word: str
@@ -74,12 +75,10 @@ class Mark:
 
 
 def find_core(path: str, mark: Mark, *, named: bool) -> CanaryCore | None:
-    """The file at ``path`` if it is our canary's core; None for any other file.
+    """The file at ``path`` if it is our canary's core; None for any other file, and for a link.
 
     named: the file's name has the canary's pid, so it is ours even if it was cut off before the
            command line
-
-    A link is never followed.
     """
     try:
         if stat.S_ISLNK(os.lstat(path).st_mode):
@@ -172,7 +171,7 @@ class CrashCanary:
         self._uses_pid = bool(first_number("/proc/sys/kernel/core_uses_pid"))
         self._values: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
-        #: Of time.time() and time.monotonic().
+        #: The end by time.time() and by time.monotonic().
         self._ended: tuple[float, float] | None = None
 
     def begin(self) -> None:
@@ -213,7 +212,7 @@ class CrashCanary:
         return self._uses_pid or re.search("%[pPiI]", self.pattern) is not None
 
     def crash(self) -> bool | None:
-        """Crash the shell. Whether the kernel dumped a core; None: it is still dumping."""
+        """Crash the shell. Returns whether the kernel dumped a core; None: it is still dumping."""
         how = os.WEXITED | os.WNOHANG | os.WNOWAIT
         os.kill(self.pid, signal.SIGSEGV)
         until = time.monotonic() + min(DUMP_S, self.supervisor.left_s)
@@ -278,8 +277,6 @@ class CrashCanary:
 
 def _private(word: str) -> str:
     """A new directory that only this user can read; "": none can be made."""
-    import tempfile
-
     for parent in ("/tmp", "/var/tmp", "/dev/shm"):
         with contextlib.suppress(OSError):
             return tempfile.mkdtemp(prefix=f"nodeready-{word}-", dir=parent)
@@ -294,22 +291,11 @@ _KEEP_S = 15
 _STORAGE = re.compile(r"^\s*Storage: (/\S+|journal|none)(?: \((.*)\))?\s*$", re.M)
 
 
-@dataclass(frozen=True)
-class StoredCore:
-    """The canary's core in the store of systemd-coredump.
-
-    path:  of its file, or "journal"; "": none
-    error: why gdb has no copy to read; "": there is a copy
-    """
-
-    path: str = ""
-    error: str = ""
-
-
-def stored_core(supervisor: ProcessSupervisor, pid: int, mark: Mark, home: str) -> StoredCore:
+def stored_core(supervisor: ProcessSupervisor, pid: int, mark: Mark, home: str) -> tuple[str, str]:
     """Wait for the canary's core, and copy it to ``home``/core.
 
-    The stored file stays, for systemd-tmpfiles: only root may remove it.
+    Returns the path of its file, "journal", or "" for no core; and why gdb has no copy to read, ""
+    if there is a copy. The stored file stays, for systemd-tmpfiles: only root may remove it.
     """
     until = time.monotonic() + min(_KEEP_S, supervisor.left_s / 2)
     while True:
@@ -318,10 +304,10 @@ def stored_core(supervisor: ProcessSupervisor, pid: int, mark: Mark, home: str) 
             break
         time.sleep(0.3)
     if not path:
-        return StoredCore(_stored_path(pid, mark), complaint)
+        return _stored_path(pid, mark), complaint
     if path == "none" or complaint == "missing":
-        return StoredCore("", f"coredumpctl: Storage: {path} {complaint}".rstrip())
-    return StoredCore(path, _copy(supervisor, pid, home))
+        return "", f"coredumpctl: Storage: {path} {complaint}".rstrip()
+    return path, _copy(supervisor, pid, home)
 
 
 def _entry(supervisor: ProcessSupervisor, pid: int, mark: Mark) -> tuple[str, str]:
@@ -364,7 +350,7 @@ _GDB_S = 60
 
 
 def _directory(path: str) -> CoreDirectory | None:
-    """The directory in this user's view; None: its name is not known."""
+    """The directory as this user sees it; None: its name is not known."""
     if UNKNOWN in path:
         return None
     shown = printable(path)
@@ -435,12 +421,12 @@ def _after_crash(canary: CrashCanary, observed: ProvedCore) -> ProvedCore:
     if not observed.handler:
         observed = replace(observed, directory=_directory(os.path.dirname(canary.expected_path())))
     elif os.path.basename(observed.handler) == PROGRAM and observed.dumped:
-        stored = stored_core(canary.supervisor, canary.pid, canary.mark, canary.home)
-        observed = replace(observed, path=printable(stored.path), gdb_said=stored.error)
-    core_file = canary.cores()
-    if not core_file:
+        path, error = stored_core(canary.supervisor, canary.pid, canary.mark, canary.home)
+        observed = replace(observed, path=printable(path), gdb_said=error)
+    core_files = canary.cores()
+    if not core_files:
         return observed
-    core = core_file[-1]
+    core = core_files[-1]
     at_home = os.path.dirname(core.path) == canary.home
     relative = not observed.handler and not os.path.isabs(canary.pattern)
     observed = replace(
@@ -472,8 +458,10 @@ def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> ProvedCore:
         if config.machine and not canary.has_unique_path:
             return ProvedCore(printable(pattern), skipped="one core at a time has this name")
         observed = _before_crash(canary)
-        observed = replace(observed, gdb="") if config.machine else observed
-        observed = observed if observed.skipped else _after_crash(canary, observed)
+        if config.machine:
+            observed = replace(observed, gdb="")
+        if not observed.skipped:
+            observed = _after_crash(canary, observed)
     finally:
         leftover = canary.clean_up()
     return replace(observed, leftover=leftover)

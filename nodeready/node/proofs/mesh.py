@@ -39,7 +39,7 @@ from nodeready.subjects.proof.mesh_facts import Busy
 _AGAIN_S = 0.5
 #: Maximum connections that are open at once; maximum seconds of each.
 MAX_OPEN, OPEN_S = 64, 5.0
-#: The queue of a listener. A connection that finds no room tries again after a second, and looks
+#: The queue of a listener. A connection that finds it full tries again after a second, and looks
 #: slow.
 _BACKLOG = 1024
 
@@ -161,7 +161,7 @@ MAX_TIMEOUTS = 3
 class Listening:
     """The program's first line.
 
-    token:     which its listeners send to each connection
+    token:     the token that its listeners send to each connection
     addresses: the node's own, without loopback and link-local addresses
     host:      the node's host name
     resolved:  the host name's addresses on the node itself, in the resolver's order
@@ -175,10 +175,6 @@ class Listening:
     host: wire.Name = ""
     resolved: tuple[wire.Name, ...] = ()
     error: wire.Line = ""
-
-
-# wire.decode looks for the classes of a field in the module.
-__all__ = ["Busy", "Listening", "MeshRound", "Try", "main"]
 
 
 @dataclass(frozen=True)
@@ -226,20 +222,20 @@ def addresses_in(fib_trie: str, if_inet6: str) -> tuple[str, ...]:
 
     Loopback and link-local addresses are left out, because every node has them.
     """
-    peers = []
+    texts = []
     last = ""
     for row in fib_trie.splitlines():
         text = row.strip()
         if text.startswith("|-- "):
             last = text[4:]
         elif text == "/32 host LOCAL":
-            peers.append(last)
+            texts.append(last)
     for row in if_inet6.splitlines():
         digits = row.partition(" ")[0]
         if re.fullmatch("[0-9a-f]{32}", digits):
-            peers.append(":".join(digits[start : start + 4] for start in range(0, 32, 4)))
+            texts.append(":".join(digits[start : start + 4] for start in range(0, 32, 4)))
     addresses = []
-    for text in dict.fromkeys(peers):
+    for text in dict.fromkeys(texts):
         with contextlib.suppress(ValueError):
             address = ipaddress.ip_address(text)
             if not (address.is_loopback or address.is_link_local):
@@ -373,9 +369,9 @@ def try_ports(
         if timeouts == MAX_TIMEOUTS:
             yield Try(port, SKIPPED, 0.0, "")
             continue
-        attempt, peer = connect_to_listener(address, port, token, ready)
-        if peer is not None:
-            peer.close()
+        attempt, connection = connect_to_listener(address, port, token, ready)
+        if connection is not None:
+            connection.close()
         timeouts += attempt.outcome == TIMEOUT and timeouts == number
         yield attempt
 
@@ -431,14 +427,8 @@ def main(config: ProofConfig, *, ports: tuple[int, ...]) -> None:
 
     threading.Thread(target=work, daemon=True).start()
     host = os.uname().nodename
-    first = Listening(
-        listeners.token,
-        tuple(sorted(listeners.sockets)),
-        listeners.busy,
-        addresses,
-        host,
-        *resolve(host),
-    )
+    ports = tuple(sorted(listeners.sockets))
+    first = Listening(listeners.token, ports, listeners.busy, addresses, host, *resolve(host))
     print(wire.line(config.nonce, "listening", first), flush=True)
     # The end of the input ends the process, even in the middle of a connection.
     for line in sys.stdin:

@@ -23,7 +23,7 @@ from nodeready.subjects.proof.peer_facts import PdshAnswer, PdshRun, Peers, Rcmd
 CONNECT_S = 5
 #: Seconds for a login and its command: PAM, a name service, a home directory on the network.
 _COMMAND_S = 10
-#: Maximum handshakes at once: each costs about 100 ms of CPU on either node.
+#: Maximum handshakes at once: each costs both nodes about 100 ms of CPU.
 AT_ONCE = 4
 # Not `hostname`, which prints the same: minimal images lack it.
 _COMMAND = "uname -n"
@@ -31,6 +31,7 @@ _COMMAND = "uname -n"
 _OPTIONS = ("BatchMode=yes", f"ConnectTimeout={CONNECT_S}", "ControlPath=none")
 # pdsh gives brackets, commas, colons and a leading - / ^ @ a special meaning.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+#: Characters of an error that are kept.
 _KEPT = 2000
 #: The system's configuration of ssh; with -F, ssh does not read the user's configuration.
 _SYSTEM = "/etc/ssh/ssh_config" if os.path.exists("/etc/ssh/ssh_config") else "none"
@@ -97,6 +98,7 @@ def _logins(supervisor: ProcessSupervisor, names: tuple[str, ...]) -> tuple[SshT
     waiting = list(reversed(names))
 
     def work() -> None:
+        # pop() ends the worker by an IndexError: another one may have the last name.
         with contextlib.suppress(IndexError):
             while time.monotonic() < supervisor.deadline:
                 name = waiting.pop()
@@ -178,12 +180,12 @@ def _pdsh(
         except OSError as problem:
             return PdshRun(names, (), 127, f"pdsh: {problem.strerror}")
         parts = (row.partition(": ") for row in ended.out.splitlines())
-        responds = tuple(
+        answers = tuple(
             PdshAnswer(label[:200], text[:200]) for label, colon, text in parts if colon
         )
         # Not `_messages`: pdsh exits with 0 even after errors.
-        run = PdshRun(names, responds, ended.rc, ended.err.strip()[-_KEPT:])
-        if responds or ended.rc is None or "command timeout" in ended.err:
+        run = PdshRun(names, answers, ended.rc, ended.err.strip()[-_KEPT:])
+        if answers or ended.rc is None or "command timeout" in ended.err:
             break
     return run
 

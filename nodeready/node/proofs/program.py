@@ -39,7 +39,7 @@ _PROVE: dict[str, Callable[[ProcessSupervisor, ProofConfig], Any]] = {
     "peers": peers.prove,
 }
 
-#: A login that takes longer than these seconds hangs. Within less time, a hang cannot be seen.
+#: Minimum time limit for a login: with less, a login that hangs cannot be told from a slow one.
 _LOGIN_S = 5
 
 _printing = threading.Lock()
@@ -51,7 +51,8 @@ def _say(config: ProofConfig, name: str, observed: Any) -> None:
 
 
 def _observe(config: ProofConfig, name: str, look: Callable[[], Any]) -> None:
-    """Make and print one observation. An exception is printed as one: it costs no other canary."""
+    """Make and print one observation. An exception is printed as an observation, so it costs no
+    other proof."""
     try:
         observed = look()
     except Exception as problem:  # noqa: BLE001
@@ -69,9 +70,8 @@ def _proofs(
     supervisor: ProcessSupervisor, config: ProofConfig, further: Mapping[str, Callable[[], Any]]
 ) -> None:
     """Run the requested proofs in parallel: py-spy's native unwinding alone takes seconds."""
-    looks = {**further} | {
-        name: partial(_PROVE[name], supervisor, config) for name in config.proofs
-    }
+    proofs = {name: partial(_PROVE[name], supervisor, config) for name in config.proofs}
+    looks: dict[str, Callable[[], Any]] = {**further, **proofs}
     for thread in [_in_thread(config, name, look) for name, look in looks.items()]:
         # A little longer, because a proof reports by itself that its time is over.
         thread.join(supervisor.left_s + 0.5)
@@ -130,7 +130,8 @@ def _in_own_session(
     control: we are root, and also attach as root
     inside:  another nodeready program opened the session, and observes how the node opens sessions
     """
-    user_name, uid = session.name_of(os.geteuid()), os.geteuid()
+    uid = os.geteuid()
+    user_name = session.name_of(uid)
     if config.user and user_name != config.user:
         reason = session.cannot_become(user_name, config.user)
         _say(config, "user", User(config.user, uid, True, reason))
@@ -164,10 +165,8 @@ def _other_sessions(
         sessions["ssh"] = partial(session.by_ssh, supervisor, config)
     elif session.shell_of(name):
         sessions["login"] = partial(session.by_shell, supervisor, config, name, "login")
-    slurmd = (
-        session.limits_of_daemon("slurmd") if config.step and "limits" in config.proofs else ()
-    )
-    if session.step_matters(slurmd):
+    is_step_wanted = config.step and "limits" in config.proofs
+    if is_step_wanted and session.step_matters(session.limits_of_daemon("slurmd")):
         sessions["step"] = partial(session.by_srun, supervisor, config)
     return sessions
 
@@ -179,9 +178,9 @@ def _as_user(supervisor: ProcessSupervisor, config: ProofConfig) -> None:
     except KeyError:
         _say(config, "user", User(config.user, -1, True, f"no such user: {config.user}"))
         return
-    control = partial(attach.control, supervisor, config, uid)
     threads = []
     if "attach" in config.proofs:
+        control = partial(attach.control, supervisor, config, uid)
         threads.append(_in_thread(config, "control", control))
     threads.append(_in_thread(config, "logins", partial(session.logins, supervisor, config.user)))
     inner = replace(

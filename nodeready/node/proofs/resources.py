@@ -52,7 +52,7 @@ def _place(path: str) -> JobDirectory:
         # A file without a name leaves nothing behind, even if this process is killed.
         number = os.open(path, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o700)
     except OSError as problem:
-        # Network file systems do not support such files.
+        # Network file systems do not support files without a name.
         if isinstance(problem, (PermissionError, FileNotFoundError, NotADirectoryError)):
             return JobDirectory(path, _words(problem))
     try:

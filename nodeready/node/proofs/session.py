@@ -66,15 +66,14 @@ def limits_of(pid: int) -> tuple[Limit, ...]:
 
 
 def _limits_in(text: str) -> tuple[Limit, ...]:
-    """The limits in the words of /proc/PID/limits. Raises ValueError, KeyError."""
-    names = {"core": "Max core file size", "memlock": "Max locked memory"}
-    names["nofile"] = "Max open files"
+    """The limits of ITEMS in the text of /proc/PID/limits. Raises ValueError, KeyError."""
     rows = _limit_rows(text)
-    return tuple(Limit(*rows[names[item]]) for item in ITEMS)
+    names = ("Max core file size", "Max locked memory", "Max open files")
+    return tuple(Limit(*rows[name]) for name in names)
 
 
 def _limit_rows(text: str) -> dict[str, list[int]]:
-    """Name -> the soft and the hard limit, in the words of /proc/PID/limits. Raises ValueError."""
+    """Name -> the soft and the hard limit in the text of /proc/PID/limits. Raises ValueError."""
     return {
         row[:25].strip(): [-1 if v == "unlimited" else int(v) for v in row[25:].split()[:2]]
         for row in text.splitlines()[1:]
@@ -82,7 +81,7 @@ def _limit_rows(text: str) -> dict[str, list[int]]:
 
 
 def _other_limits(text: str) -> tuple[int, ...]:
-    """The soft limits of OTHER_ITEMS. Raises ValueError, KeyError."""
+    """The soft limits of OTHER_ITEMS in such a text. Raises ValueError, KeyError."""
     rows = _limit_rows(text)
     return tuple(rows[name][0] for name in OTHER_ITEMS.values())
 
@@ -111,7 +110,7 @@ def opened_by() -> tuple[str, tuple[Limit, ...]]:
     PAM sets these limits before any profile runs; (): they cannot be read.
     """
     for pid, name in _parents():
-        # slurmstepd: [1234.batch], as the process calls itself
+        # slurmstepd sets its own name, such as "slurmstepd: [1234.batch]".
         opener = "srun" if name.startswith("slurmstepd") else _OPENERS.get(name)
         if opener is not None:
             try:
@@ -395,7 +394,6 @@ def by_shell(
     opener: as for `run`
     """
     rows = _SessionRows(config, user, min(supervisor.left_s - 1, _SESSION_S))
-
     make_program = partial(payload.inner_program, _MAIN, rows.config)
     ended = run(supervisor, user, make_program, rows.add, start=rows.start, opener=opener)
     proof = rows.result(ended, starts=ended.rc is not None)
@@ -423,7 +421,7 @@ class _SessionRows:
         self.start = (_BEGIN_S, lambda: "user" in self._rows)
 
     def add(self, text: str) -> None:
-        """Take a line of its output."""
+        """Parse a line of the program's output."""
         with contextlib.suppress(wire.DecodeError):
             for kind, data in wire.lines(f"{text}\n", self.config.nonce):
                 if kind in self._kinds and kind not in self._rows:
@@ -571,6 +569,7 @@ def limits_of_daemon(name: str) -> tuple[Limit, ...]:
 
 
 def _use_pam(supervisor: ProcessSupervisor, name: str) -> bool | None:
+    """Whether sshd uses PAM for this user; None: unknown."""
     sshd = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if os.geteuid() or not sshd:
         return None
@@ -614,12 +613,9 @@ def logins(supervisor: ProcessSupervisor, name: str) -> Logins:
         if nologin and os.path.isfile(nologin):
             with open(nologin, encoding="utf-8", errors="replace") as file:
                 notice = next(row.strip() for row in file.read(4096).splitlines() if row.strip())
+    services = _service("ssh", "sshd"), _service("su", "su-l", "su"), _service("slurm", "slurm")
     return Logins(
-        services=(
-            _service("ssh", "sshd"),
-            _service("su", "su-l", "su"),
-            _service("slurm", "slurm"),
-        ),
+        services=services,
         use_pam=_use_pam(supervisor, name),
         nologin=nologin,
         notice=notice[:200],
