@@ -1,4 +1,4 @@
-"""The variables that make a job debuggable, under the names of the installed PyTorch. Pure."""
+"""The variables that make a job debuggable, with the names of the installed PyTorch. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from dataclasses import dataclass
 
 from nodeready import shell
 from nodeready.inventory.nodeset import fold
-from nodeready.node.stacks.ask_witnesses import (
-    RECORDER,
-    RECORDER_ON,
-    RECORDER_RENAMED,
-    release,
-)
+from nodeready.node.stacks.ask_witnesses import RECORDER, RECORDER_ON, RECORDER_RENAMED, release
 from nodeready.ready.job_env import JobVariable, NodesByValue, nodes_by_error
 
 
@@ -23,7 +18,7 @@ class InstalledTorch:
 
     torch: its version; "": not known
     cuda:  it was built for NVIDIA's GPUs; None: not known
-    reason: why the version is not known, one line; "": it is known
+    reason: why the version is not known; "": it is known
     """
 
     torch: str = ""
@@ -53,7 +48,7 @@ ASK_S = 20
 def question(python: str, nonce: str) -> str:
     """The POSIX sh text that asks a node's Python for its torch.
 
-    python: its path, or a name in PATH. Root runs none that other users can change.
+    python: its path, or a name in PATH. Root runs only a Python that root owns.
     """
     return f"""
     nr_python=$(command -v {shell.quote(python)}) || {{
@@ -94,11 +89,6 @@ _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _LOCAL = "/dev/shm"
 
 
-def new_word() -> str:
-    """A random word for file names, so that no file with the name exists before the job."""
-    return os.urandom(4).hex()
-
-
 def _recorder(
     installed: InstalledTorch, directory: str, word: str
 ) -> Iterable[tuple[str, str, str]]:
@@ -106,11 +96,11 @@ def _recorder(
     torch = release(installed.torch)
     if torch is not None and torch < RECORDER:
         return
-    names = slice(0, 2) if torch is None else slice(0, 1)
-    if torch is not None and torch >= RECORDER_RENAMED:
-        names = slice(1, 2)
+    names = slice(0, 2)
+    if torch is not None:
+        names = slice(1, 2) if torch >= RECORDER_RENAMED else slice(0, 1)
     note = "" if torch else " (both names: the version of torch is not known)"
-    # Newer versions have it on.
+    # Newer versions keep records by default.
     if torch is None or torch < RECORDER_ON:
         for name in _BUFFERS[names]:
             reason = "the flight recorder keeps the last 2,000 collectives of each rank"
@@ -131,18 +121,16 @@ def _debugging(installed: InstalledTorch, directory: str, word: str) -> dict[str
     }
     by_name["NCCL_DEBUG"] = ("WARN", "NCCL logs failures only")
     if installed.cuda is not False:
-        on = "the core of a GPU whose kernel hangs can be asked for"
-        by_name["CUDA_ENABLE_USER_TRIGGERED_COREDUMP"] = ("1", on)
+        reason = "the core of a GPU whose kernel hangs can be asked for"
+        by_name["CUDA_ENABLE_USER_TRIGGERED_COREDUMP"] = ("1", reason)
         pipe = f"{_LOCAL}/nodeready-{word}-cuda.%h.%p"
         by_name["CUDA_COREDUMP_PIPE"] = (pipe, "a write to this pipe makes that core")
-        small = "that core is without the memory of the GPU, which may be 80 GB and more"
-        by_name["CUDA_COREDUMP_GENERATION_FLAGS"] = ("skip_global_memory", small)
-    handler = "a rank that dies by a signal prints the stacks of Python"
-    by_name["PYTHONFAULTHANDLER"] = ("1", handler)
-    by_name["PYTHONUNBUFFERED"] = (
-        "1",
-        "what a rank printed last is in its log, not in its memory",
-    )
+        reason = "that core is without the memory of the GPU, which may be 80 GB and more"
+        by_name["CUDA_COREDUMP_GENERATION_FLAGS"] = ("skip_global_memory", reason)
+    reason = "a rank that dies by a signal prints the stacks of Python"
+    by_name["PYTHONFAULTHANDLER"] = ("1", reason)
+    reason = "what a rank printed last is in its log, not in its memory"
+    by_name["PYTHONUNBUFFERED"] = ("1", reason)
     return by_name
 
 
@@ -151,14 +139,14 @@ def debug_variables(
 ) -> tuple[JobVariable, ...]:
     """The variables that make a job on these nodes debuggable, each with its reason.
 
-    installed: of each node, at least one
+    installed: node -> its PyTorch, at least one
     directory: where the ranks write their records; "": PyTorch's default
-    word:      of the names of pipes; "": a random one
+    word:      a part of the pipes' names; "": a random word, so that no such file exists before
 
     Where the version of PyTorch is unknown, both names of a variable are exported: a version
     ignores the name that it does not know.
     """
-    word = word or new_word()
+    word = word or os.urandom(4).hex()
     suggested = {node: _debugging(on_node, directory, word) for node, on_node in installed.items()}
     names = dict.fromkeys(name for by_name in suggested.values() for name in by_name)
     unknown = nodes_by_error(
@@ -169,17 +157,11 @@ def debug_variables(
         by_node = {node: by_name[name] for node, by_name in suggested.items() if name in by_name}
         value, reason = next(iter(by_node.values()))
         lacking = [node for node in installed if node not in by_node]
-        notes = (f"{fold(lacking)}: not needed there, and harmless",) if lacking else ()
-        of_torch = name.startswith("TORCH_")
-        suggestions.append(
-            JobVariable(
-                name,
-                value,
-                reason,
-                True,
-                (NodesByValue(value, tuple(by_node)),),
-                (),
-                (*notes, *(f"{fold(nodes)}: {reason}" for reason, nodes in unknown if of_torch)),
-            )
-        )
+        notes: tuple[str, ...] = ()
+        if lacking:
+            notes = (f"{fold(lacking)}: not needed there, and harmless",)
+        if name.startswith("TORCH_"):
+            notes += tuple(f"{fold(nodes)}: {error}" for error, nodes in unknown)
+        by_value = (NodesByValue(value, tuple(by_node)),)
+        suggestions.append(JobVariable(name, value, reason, True, by_value, (), notes))
     return tuple(suggestions)

@@ -3,19 +3,18 @@
 Pure: the snapshots of all nodes go in, and the addresses of the nodes
 (`nodeready.audit.fleet.addresses_of_replies`).
 
-NCCL_SOCKET_IFNAME  ``=eth1``: exactly this interface; without "=" it would be a prefix, so that
-                    eth1 meant eth10 as well (NCCL user guide, environment variables)
-GLOO_SOCKET_IFNAME  the same interface by its plain name: Gloo opens what stands between commas
-                    (PyTorch, ProcessGroupGloo)
-NCCL_IB_HCA         the RDMA devices that are not the management's: see `ib_hca`
-PDSH_RCMD_TYPE      ssh, where there is pdsh: its own default may be rsh; where ssh is the default
-                    already, it changes nothing
+NCCL_SOCKET_IFNAME  ``=eth1``: exactly this interface; without "=" it is a prefix, and eth1 also
+                    means eth10 (NCCL user guide, environment variables)
+GLOO_SOCKET_IFNAME  the same interface without "=": Gloo opens each name between commas (PyTorch,
+                    ProcessGroupGloo)
+NCCL_IB_HCA         the RDMA devices outside the management network: see `ib_hca`
+PDSH_RCMD_TYPE      ssh, where pdsh is installed: its own default may be rsh
 MASTER_PORT         a port that is free on every node: see `master_port.choose`
 
-With ``--debug`` also what makes the job debuggable, under the names that the installed PyTorch
-has for it: see `debug_variables.debug_variables`.
+With ``--debug`` also the variables that make the job debuggable: see
+`debug_variables.debug_variables`.
 
-A node's answer is data: an implausible name of an interface or device is rejected.
+An implausible name of an interface or device in a node's answer is rejected.
 """
 
 from __future__ import annotations
@@ -37,55 +36,38 @@ from nodeready.subjects.ports.facts import Ports
 from nodeready.subjects.rdma.facts import Rdma, hcas
 from nodeready.subjects.snapshot import Snapshot
 
-# --- NCCL_SOCKET_IFNAME: the interface of NCCL's sockets.
-#
-# Left alone, NCCL takes an interface whose name begins with ``ib``, else the first that is neither
-# loopback nor Docker's (NVIDIA's NCCL user guide, NCCL_SOCKET_IFNAME): on a node with a management
-# network, a virtual bridge or an unused port that is often one that reaches no other node, and the
-# job hangs or stops in its first collective.
-
-
-def socket_ifname(nics: Nics, fleet: FleetFacts = ALONE) -> tuple[str | None, str]:
-    """The name of the interface, or None, and the reason.
-
-    In this order: the interface whose routes lead to the most of the other nodes
-    (`nodeready.subjects.nics.facts.peer_interfaces`); the one of the default route; the only one
-    that is configured. Never loopback, a bridge or wire of containers or virtual machines, or one
-    without a link; a bond rather than its slaves, because it is the bond that has the routes.
-
-    NCCL takes the value as a prefix, so that ``eth1`` also means ``eth10``: write ``=eth1``.
-    """
-    return socket_interface(nics, fleet)
-
-
 # --- NCCL_IB_HCA: the RDMA devices that NCCL should use.
 #
-# NCCL takes every active device when nothing tells it otherwise, that of the management too, and
-# a job then waits for the slowest. A name in NCCL_IB_HCA is a prefix, so that mlx5_1 means mlx5_10
-# as well; with "=" in front it is exact (NCCL's documentation, environment variables).
+# By default NCCL uses every active device, also those of the management network, and a job waits
+# for the slowest. A name in NCCL_IB_HCA is a prefix: mlx5_1 also means mlx5_10. With "=" in front
+# it is exact (NCCL's documentation, environment variables).
 
 
 def ib_hca(
     rdma: Rdma, nics: Nics | None, fleet: FleetFacts = ALONE
 ) -> tuple[tuple[str, ...], str]:
-    """The devices, and the reason; without the network (None) as far as RDMA alone tells."""
+    """The devices, and the reason.
+
+    nics: None: not known; then devices of the management network may be among them
+    """
     return hcas(rdma, () if nics is None else _management(nics, fleet))
 
 
-def variable(devices: tuple[str, ...]) -> str:
-    """The value of NCCL_IB_HCA that means these devices and no other; "" for none."""
+def hca_value(devices: tuple[str, ...]) -> str:
+    """The value of NCCL_IB_HCA that means exactly these devices; "" for none."""
     return f"={','.join(devices)}" if devices else ""
 
 
 def _management(nics: Nics, fleet: FleetFacts) -> set[str]:
-    """The interfaces of the default route and of the routes to other nodes, with their ports."""
-    ends = {nics.default_interface, *peer_interfaces(nics, fleet)[:1]} - {None}
+    """The interfaces of the default route and of the routes to other nodes, with the interfaces
+    below them (a bond's slaves)."""
+    routed = {nics.default_interface, *peer_interfaces(nics, fleet)[:1]} - {None}
     members = {
         name
         for name, interface in nics.interfaces.items()
-        if interface.master in ends or ends & {*interface.upper}
+        if interface.master in routed or routed & {*interface.upper}
     }
-    return {name for name in ends | members if name}
+    return {name for name in routed | members if name}
 
 
 # --- The variables, from all nodes' suggestions.
@@ -127,10 +109,10 @@ class NodesByError(NamedTuple):
 class JobVariable:
     """A variable of a job's environment.
 
-    value:          what to export; None: nothing
+    value:          the value to export; None: export nothing
     reason:         why this value, or why none
-    settled:        no person has to decide: no node differs, and all are known
-    nodes_by_value: the nodes by the value that they suggest, the most common first
+    settled:        no person has to decide: all nodes are known, and none differs
+    nodes_by_value: the nodes by the value that they suggest, the most common value first
     unknown:        the nodes whose value is not known, by the reason
     notes:          further lines about it, such as the users of occupied ports
     """
@@ -163,7 +145,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class _Suggestion:
-    """A node's suggestion: a value, "" for none, or None when it is unknown; and the reason."""
+    """A node's suggestion, and the reason. value: "": the node needs none; None: unknown"""
 
     value: str | None
     reason: str = field(default="", compare=False)
@@ -195,17 +177,15 @@ def _interface(snapshot: Snapshot, fleet: FleetFacts) -> _Suggestion:
     nics = snapshot.subjects.get("nics")
     if not isinstance(nics, Nics):
         return _Suggestion(None, _reason(nics, "its network"))
-    name, reason = socket_ifname(nics, fleet)
+    name, reason = socket_interface(nics, fleet)
     if name is not None and not _INTERFACE.fullmatch(name):
         return _Suggestion(None, f"{name!a} is no plausible name of an interface")
     return _Suggestion(name, reason)
 
 
-def _exactly(snapshot: Snapshot, fleet: FleetFacts) -> _Suggestion:
+def _exact_interface(snapshot: Snapshot, fleet: FleetFacts) -> _Suggestion:
     suggestion = _interface(snapshot, fleet)
-    return (
-        _Suggestion(f"={suggestion.value}", suggestion.reason) if suggestion.value else suggestion
-    )
+    return replace(suggestion, value=f"={suggestion.value}") if suggestion.value else suggestion
 
 
 def _hca(snapshot: Snapshot, fleet: FleetFacts) -> _Suggestion:
@@ -214,12 +194,12 @@ def _hca(snapshot: Snapshot, fleet: FleetFacts) -> _Suggestion:
         return _Suggestion(None, _reason(rdma, "its RDMA devices"))
     devices, reason = ib_hca(rdma, nics if isinstance(nics, Nics) else None, fleet)
     if devices and not isinstance(nics, Nics):
-        # The management's devices among them are not known.
+        # Some of them may be the management network's.
         return _Suggestion(None, _reason(nics, "its network"))
     strange = [name for name in devices if not _DEVICE.fullmatch(name)]
     if strange:
         return _Suggestion(None, f"{strange[0]!a} is no plausible name of an RDMA device")
-    return _Suggestion(variable(devices), reason)
+    return _Suggestion(hca_value(devices), reason)
 
 
 def _pdsh(snapshot: Snapshot, fleet: FleetFacts) -> _Suggestion:
@@ -244,22 +224,10 @@ def _variable(
     harmless: the variable has no effect on a node that needs none
     """
     suggestions = {node: ask(snapshot, fleet) for node, snapshot in snapshots.items()}
-    values = tuple(
-        NodesByValue(value or None, nodes)
-        for value, nodes in _nodes_by_text(
-            {
-                node: suggestion.value
-                for node, suggestion in suggestions.items()
-                if suggestion.value is not None
-            }
-        )
-    )
+    known = {node: s.value for node, s in suggestions.items() if s.value is not None}
+    values = tuple(NodesByValue(text or None, nodes) for text, nodes in _nodes_by_text(known))
     unknown = _nodes_by_reason(
-        {
-            node: suggestion.reason
-            for node, suggestion in suggestions.items()
-            if suggestion.value is None
-        }
+        {node: s.reason for node, s in suggestions.items() if s.value is None}
     )
     needed = [value or "" for value, _ in values if value or not harmless] or [""]
     if not values:
@@ -274,19 +242,17 @@ def _variable(
 
 
 def _sockets(snapshots: Mapping[str, Snapshot], fleet: FleetFacts) -> JobVariable:
-    sockets = _variable("NCCL_SOCKET_IFNAME", _exactly, snapshots, fleet)
+    sockets = _variable("NCCL_SOCKET_IFNAME", _exact_interface, snapshots, fleet)
     names = [(value or "")[1:] for value, _ in sockets.nodes_by_value]
     if sockets.value is not None or len(names) < 2:
         return sockets
-    # NCCL takes the first interface of a list that exists: unique where a node has only one.
+    # NCCL takes the first interface of a list that exists: the right one, if a node has only one.
     for _, nodes in sockets.nodes_by_value:
         for node in nodes:
             if len({*names} & snapshots[node]["nics"].interfaces.keys()) > 1:
                 return sockets
-    return replace(
-        sockets,
-        notes=(f"={','.join(names)} means the right one on each: no node has two of them",),
-    )
+    note = f"={','.join(names)} means the right one on each: no node has two of them"
+    return replace(sockets, notes=(note,))
 
 
 def _port(

@@ -1,9 +1,9 @@
 """The cause of failed attempts between nodes: a node, its direction, or one pair. Pure.
 
-One node with a wrong firewall fails every pair that it is part of. The smallest explanation is
-reported: greedily the node and the direction that explain most of the unexplained failures; the
-remaining failures are pairs. Logins too: a node that no node can log in to is reported once, and
-the nodes that tried are excused (`reach`).
+One node with a wrong firewall fails every pair that it is part of, so the smallest explanation is
+reported: repeatedly the node and direction that explain most of the remaining failures; what then
+remains are pairs. `reach` uses it for logins, too: a node that no node can log in to is reported
+once, and the nodes that tried are excused.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ TARGET, SOURCE, BOTH, PAIR = "target", "source", "both", "pair"
 
 @dataclass(frozen=True)
 class ReachAttempt:
-    """One node tried to reach another.
+    """One node's attempt to reach another.
 
     channel: a port, or a kind of login
-    cause:   why it failed; "" when it did not
+    cause:   why it failed; "": it did not
     """
 
     source: str
@@ -40,8 +40,8 @@ class ReachFinding:
     peers: of the failed attempts, sorted
     tried: the number of peers tried in that direction, of ``both`` in either
     cause: the most common cause of these failures
-    back:  of a target or source whether all attempts in the opposite direction passed, of a pair
-           whether the opposite one did: True makes it asymmetric; None: there was no attempt
+    back:  whether all attempts in the opposite direction passed (of a pair, the opposite one);
+           None: there was none
     """
 
     kind: str
@@ -63,13 +63,12 @@ _Named = dict[str, dict[str, list[_Edge]]]
 
 def attribute(attempts: Iterable[ReachAttempt]) -> list[ReachFinding]:
     """The findings: nodes first, by how much they explain, then pairs. Ports with the same result
-    are one finding. The order of the attempts does not matter, but of equal attempts the last
-    counts.
+    are one finding. Of attempts with the same ends and channel, the last counts.
 
-    A target is a cause when at least two sources, and half of the sources that are no cause
-    themselves, do not reach it; a source likewise. So is a target that two sources do not reach
-    which have no other failure: else a node could make several sources look faulty. With two
-    nodes, every failure is a pair.
+    A target is a cause if two sources or more, and half of the sources that are no cause
+    themselves, do not reach it; a source likewise. A target is also a cause if it is the only
+    failure of two sources: else one node could make several sources look faulty. With two nodes,
+    every failure is a pair.
     """
     by_channel: dict[str, dict[_Edge, ReachAttempt]] = {}
     for attempt in attempts:
@@ -104,21 +103,21 @@ class _Greedy:
         self.tried = tried
         self.failing = {edge: attempt.cause for edge, attempt in tried.items() if not attempt.ok}
         self.failing_of: dict[_Side, set[_Edge]] = {}
-        # The attempts of each side that no earlier finding explains.
+        # Of each side: the number of attempts that no earlier finding explains, and all peers.
         self.count: Counter[_Side] = Counter()
-        self.all: dict[_Side, set[str]] = {}
+        self.peers: dict[_Side, set[str]] = {}
         if not self.failing:
             return
         for edge in tried:
             for side, peer in zip(_ends(edge), edge, strict=True):
                 self.count[side] += 1
-                self.all.setdefault(side, set()).add(peer)
+                self.peers.setdefault(side, set()).add(peer)
                 if edge in self.failing:
                     self.failing_of.setdefault(side, set()).add(edge)
 
     def _weight(self, side: _Side, named: _Named) -> _Weight | None:
-        """How well this side explains the remaining failures, smaller is better; None: it does
-        not."""
+        """How well this side explains the remaining failures; smaller is better. None: it explains
+        none."""
         failing, tried = len(self.failing_of.get(side, ())), self.count[side]
         is_named = side[0] in named
         if (failing >= 2 and 2 * failing >= tried) or (is_named and failing == tried > 0):
@@ -173,7 +172,7 @@ class _Greedy:
     def _node(self, node: str, by_direction: dict[str, list[_Edge]]) -> ReachFinding:
         edges = [edge for side_edges in by_direction.values() for edge in side_edges]
         peers = {edge[edge[0] == node] for edge in edges}
-        tried: set[str] = set().union(*(self.all[node, direction] for direction in by_direction))
+        tried: set[str] = set().union(*(self.peers[node, direction] for direction in by_direction))
         kind, back = BOTH, None
         if len(by_direction) == 1:
             kind = next(iter(by_direction))
@@ -195,11 +194,11 @@ class _Greedy:
         findings = []
         remaining = {edge for edges in self.failing_of.values() for edge in edges}
         for source, target in sorted(remaining):
-            back = self.tried.get((target, source))
             if (target, source) in remaining and target < source:
-                # Both directions are one finding, of the opposite one.
+                # The finding of the opposite direction stands for both.
                 continue
-            passed = back.ok if back is not None else None
+            opposite = self.tried.get((target, source))
+            back = None if opposite is None else opposite.ok
             cause = self.failing[source, target]
-            findings.append(ReachFinding(PAIR, source, (target,), 1, (), cause, passed))
+            findings.append(ReachFinding(PAIR, source, (target,), 1, (), cause, back))
         return findings

@@ -30,11 +30,11 @@ Ranges = tuple[Range, ...]
 
 @dataclass(frozen=True)
 class PortChoice:
-    """The port for a job, or the reason for its absence.
+    """The port for a job.
 
-    port:    None when none is free on all nodes
+    port:    None: no port is free on all nodes
     reason:  why this port, or why none
-    notes:   the nodes that exclude other ports, or may exclude this one later
+    notes:   the nodes that exclude other ports, or may exclude this port later
     unknown: node -> why its ports are not known
     """
 
@@ -77,13 +77,10 @@ def _unseen(observed: Ports | Unknown, first: int, last: int) -> str:
         return observed.reason
     if observed.listeners is None or observed.connections is None:
         return "/proc/net/tcp cannot be read"
-    inside = [
-        socket
-        for socket in (*observed.listeners, *observed.connections)
-        if first <= socket.port <= last
-    ]
-    cut = observed.is_cut and len(inside) >= ports_facts.MOST
-    return "more sockets in the range than are looked at" if cut else ""
+    sockets = (*observed.listeners, *observed.connections)
+    count = sum(first <= socket.port <= last for socket in sockets)
+    is_incomplete = observed.is_cut and count >= ports_facts.MOST
+    return "more sockets in the range than are looked at" if is_incomplete else ""
 
 
 #: (reason, ports) -> the nodes that exclude these ports.
@@ -106,8 +103,8 @@ def _objection_lines(groups: Objections, first: int, last: int) -> tuple[str, ..
 def choose(
     observed: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range], fleet: FleetFacts = ALONE
 ) -> PortChoice:
-    """The first port that is free on every node; one that stays free rather than one that the
-    kernel may give to an outgoing connection.
+    """The first port that is free on every node. A port that the kernel may give to an outgoing
+    connection is the second choice.
 
     observed: node -> its ports, probed with its range
     ranges:   node -> the range of its policy; a port must be in all of them
@@ -119,9 +116,11 @@ def choose(
     first, last = max(r[0] for r in ranges.values()), min(r[1] for r in ranges.values())
     if first > last:
         by_range: dict[Range, list[str]] = {}
-        for name, span in ranges.items():
-            by_range.setdefault(span, []).append(name)
-        notes = tuple(f"{range_text(*span)} on {fold(names)}" for span, names in by_range.items())
+        for name, allowed in ranges.items():
+            by_range.setdefault(allowed, []).append(name)
+        notes = tuple(
+            f"{range_text(*allowed)} on {fold(names)}" for allowed, names in by_range.items()
+        )
         reason = "the nodes' policies have no port in common: --ports FIRST-LAST"
         return PortChoice(None, reason, notes[:_MAX_NOTES], {})
     unknown = {
@@ -130,7 +129,7 @@ def choose(
         if (reason := _unseen(observation, first, last))
     }
     taken: Objections = {}
-    lent: Objections = {}
+    may_be_taken: Objections = {}
     for name, observation in observed.items():
         if isinstance(observation, Unknown):
             continue
@@ -139,25 +138,25 @@ def choose(
         ephemeral = observation.ephemeral
         sources = without(ephemeral, observation.reserved or ()) if ephemeral else ()
         if inside := overlap(sources, first, last):
-            lent.setdefault(("outgoing connections may get it", inside), []).append(name)
+            may_be_taken.setdefault(("outgoing connections may get it", inside), []).append(name)
     if len(unknown) == len(observed):
         return PortChoice(None, "no node tells which of its ports are free", (), unknown)
     free = _free(first, last, taken)
-    lasting = _free(first, last, {**taken, **lent})
-    every = range_text(first, last)
+    lasting = _free(first, last, {**taken, **may_be_taken})
+    span = range_text(first, last)
     if not free:
-        reason = f"no port of {every} is free on all nodes"
+        reason = f"no port of {span} is free on all nodes"
         return PortChoice(None, reason, _objection_lines(taken, first, last), unknown)
     port = (lasting or free)[0]
-    notes = _objection_lines({**taken, **lent} if lasting else taken, first, port - 1)
+    notes = _objection_lines({**taken, **may_be_taken} if lasting else taken, first, port - 1)
     if not lasting:
-        lenders = fold(name for names in lent.values() for name in names)
-        notes += (f"outgoing connections may get it on {lenders}: see ports.ephemeral",)
-    return PortChoice(port, f"the first of {every} that is free on all nodes", notes, unknown)
+        nodes = fold(name for names in may_be_taken.values() for name in names)
+        notes += (f"outgoing connections may get it on {nodes}: see ports.ephemeral",)
+    return PortChoice(port, f"the first of {span} that is free on all nodes", notes, unknown)
 
 
 def _free(first: int, last: int, against: Objections) -> list[int]:
-    """The ports of the range that none of these exclude, ascending."""
+    """The ports of the range that no objection excludes, ascending."""
     held = {
         port
         for ranges in {ranges for _, ranges in against}

@@ -1,7 +1,6 @@
 """The rounds between the nodes: their pattern, their results, and the causes of failures. Pure.
 
-A node's answers are data: ports that were not ordered, invalid addresses and impossible times are
-dropped.
+Ports that were not ordered, invalid addresses and impossible times in a node's answer are dropped.
 """
 
 from __future__ import annotations
@@ -69,28 +68,20 @@ def port_cause(attempt: Try, skipped: bool) -> str:
 def known_owners(
     inventory_addresses: Mapping[str, str], peers: Mapping[str, SshPeer]
 ) -> dict[str, str]:
-    """Address -> its node, by the inventory and by this run's connections; "": it has two nodes,
-    which are one machine.
+    """Address -> its node, by the inventory and by this run's connections; "": two nodes have it,
+    because they are one machine.
 
     inventory_addresses: address -> the node to which the inventory gives it
     peers:               the peers of the connections
     """
-    owners = {address(address_text): name for address_text, name in inventory_addresses.items()}
-    by_address: dict[str, str] = {}
-    for name, connection in peers.items():
-        address_text = address(connection.address)
-        by_address[address_text] = name if address_text not in by_address else ""
-    owners.update(by_address)
+    owners = {address(text): name for text, name in inventory_addresses.items()}
+    connected: dict[str, str] = {}
+    for name, peer in peers.items():
+        text = address(peer.address)
+        connected[text] = "" if text in connected else name
+    owners.update(connected)
     owners.pop("", None)
     return owners
-
-
-def claimed_addresses(claimed: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
-    """Node -> the addresses that it claims, in their usual form, each once."""
-    return {
-        name: tuple(dict.fromkeys(filter(None, map(address, addresses))))
-        for name, addresses in claimed.items()
-    }
 
 
 #: Maximum named nodes that claim one address.
@@ -100,7 +91,7 @@ _MAX_NAMED = 3
 class Owners:
     """The owner of each address.
 
-    claimed:      node -> the addresses that it claims
+    claimed:      node -> the addresses that it claims, in their usual form, each once
     known_owners: address -> its node by this run's connections and the inventory. No other node
                   can claim it.
 
@@ -108,13 +99,21 @@ class Owners:
     """
 
     def __init__(
-        self, claimed: Mapping[str, Sequence[str]], known_owners: Mapping[str, str]
+        self, claimed: Mapping[str, Iterable[str]], known_owners: Mapping[str, str]
     ) -> None:
         self._known = known_owners
+        self.claimed = {
+            name: tuple(dict.fromkeys(filter(None, map(address, addresses))))
+            for name, addresses in claimed.items()
+        }
         self._claimers: dict[str, list[str]] = {}
-        for name, addresses in claimed.items():
-            for address in addresses:
-                self._claimers.setdefault(address, []).append(name)
+        for name, addresses in self.claimed.items():
+            for text in addresses:
+                self._claimers.setdefault(text, []).append(name)
+
+    def addresses_of(self, name: str) -> tuple[str, ...]:
+        """The addresses that the node claims and owns."""
+        return tuple(text for text in self.claimed[name] if self.of(text) == name)
 
     def of(self, address: str) -> str:
         """The node that has the address; "": no node, or several claim it."""
@@ -132,7 +131,7 @@ class Owners:
 
 
 class ResolvedName(Protocol):
-    """A target's name as a node resolves it: `Round`, and the smoke test's `PairAnswer`."""
+    """A target's name as a node resolves it: a `MeshRound`, or a `PairAnswer` of a smoke test."""
 
     @property
     def target(self) -> str: ...
@@ -187,9 +186,9 @@ def own_name_cause(listening: Listening) -> str:
 MOST_PORTS = 32
 
 _Edge = tuple[str, str]
-#: By a node and its direction.
+#: Counts by node and direction.
 _Count = Counter[tuple[str, str]]
-#: A node, direction and port that are not tried again; None: the name is wrong.
+#: A node, direction and port that are not tried again; None: no port, because the name is wrong.
 _Cut = tuple[str, str, int | None]
 
 
@@ -205,8 +204,9 @@ def chosen_ports(first: int, last: int) -> tuple[int, ...]:
 class _PairResult:
     """One node's attempt to reach a target.
 
-    name: why the target's name is wrong; "": it is right
-    host: why its host name is wrong; "": it is right, or the same name
+    failing: port -> the cause
+    name:    why the target's name is wrong; "": it is right
+    host:    why the target's host name is wrong; "": it is right, or the same name
     """
 
     passed: tuple[int, ...]
@@ -216,7 +216,7 @@ class _PairResult:
 
 
 @dataclass
-class _Times:
+class _Handshakes:
     """The handshakes of one node's own connections, in ms."""
 
     all: array[float] = field(default_factory=lambda: array("f"))
@@ -224,7 +224,7 @@ class _Times:
     peer: str = ""
 
     def add(self, ms: float, peer: str) -> None:
-        # A clock that jumped, or an invented time.
+        # Impossible: a clock that jumped, or an invented time.
         if not math.isfinite(ms) or not 0 <= ms < 60_000:
             return
         self.all.append(ms)
@@ -232,7 +232,7 @@ class _Times:
             self.worst, self.peer = ms, peer
 
 
-#: Connections of strangers to a node's listeners that are not reported.
+#: Strangers' connections to a node's listeners are reported above this number.
 _CROWD = 1000
 
 
@@ -267,24 +267,19 @@ class Rounds:
             name: tuple(busy for busy in first_line.busy if busy.port in ports)
             for name, first_line in listening.items()
         }
-        claimed = claimed_addresses(
-            {name: first_line.addresses for name, first_line in listening.items()}
-        )
+        claimed = {name: first_line.addresses for name, first_line in listening.items()}
         self._owners = Owners(claimed, known_owners)
         self._listening = listening
-        self.addresses = {
-            name: tuple(text for text in addresses if self._owners.of(text) == name)
-            for name, addresses in claimed.items()
-        }
+        self.addresses = {name: self._owners.addresses_of(name) for name in listening}
         self.connections = 0
-        self._rounds = 0
-        self._came: dict[str, int] = {}
+        self._round_count = 0
+        self._accepted: dict[str, int] = {}
         self._pairs: dict[_Edge, _PairResult] = {}
-        self._times: dict[str, _Times] = {}
+        self._times: dict[str, _Handshakes] = {}
         self._cut: set[_Cut] = set()
-        self._fresh = False
+        self._has_new_failures = False
 
-    def to_ask(self, source: str, target: str) -> tuple[int, ...]:
+    def ports_to_try(self, source: str, target: str) -> tuple[int, ...]:
         """The ports of the target that this source has to try."""
         if {(source, SOURCE, None), (target, TARGET, None)} & self._cut:
             return ()
@@ -300,9 +295,9 @@ class Rounds:
         """Add the source's answer about the target."""
         failing: dict[int, str] = {}
         passed = []
-        self._rounds = max(self._rounds, answer.number + 1)
-        self._came[source] = max(self._came.get(source, 0), answer.accepted_count)
-        times = self._times.setdefault(source, _Times())
+        self._round_count = max(self._round_count, answer.number + 1)
+        self._accepted[source] = max(self._accepted.get(source, 0), answer.accepted_count)
+        times = self._times.setdefault(source, _Handshakes())
         self.connections += sum(attempt.outcome != SKIPPED for attempt in answer.tries)
         skipped = any(attempt.outcome == SKIPPED for attempt in answer.tries)
         for attempt in answer.tries:
@@ -313,7 +308,7 @@ class Rounds:
                 times.add(attempt.ms, target)
             else:
                 failing[attempt.port] = port_cause(attempt, skipped)
-        # Equal on nearly all pairs: kept once.
+        # Nearly all pairs have equal ports: one object saves memory.
         ports = self.ports[target] if tuple(passed) == self.ports[target] else tuple(passed)
         name = host = ""
         if answer.address not in self.addresses[target]:
@@ -326,7 +321,7 @@ class Rounds:
             )
             host = name_cause(source, by_host, self._owners)
         self._pairs[source, target] = _PairResult(ports, failing, name, host)
-        self._fresh = self._fresh or bool(failing or name)
+        self._has_new_failures = self._has_new_failures or bool(failing or name)
 
     def _crowd(self, name: str) -> int:
         """The connections to a node's listeners, if most came from strangers; else 0.
@@ -334,9 +329,9 @@ class Rounds:
         A user of that node can connect in a loop, so that no peer gets through: no node is the
         cause of such a failure.
         """
-        came = self._came.get(name, 0)
-        own_count = self._rounds * len(self.ports.get(name, ()))
-        return came if came > _CROWD + 4 * own_count else 0
+        accepted = self._accepted.get(name, 0)
+        expected = self._round_count * len(self.ports.get(name, ()))
+        return accepted if accepted > _CROWD + 4 * expected else 0
 
     def drop(self, name: str) -> None:
         """Remove a lost node: failures to reach it prove nothing."""
@@ -345,11 +340,11 @@ class Rounds:
 
     def cut(self) -> None:
         """Skip from now on the attempts that a finding explains: each would cost a time-out."""
-        if not self._fresh:
+        if not self._has_new_failures:
             return
-        self._fresh = False
+        self._has_new_failures = False
         for finding, ports in self._findings():
-            # Three peers are evidence; where every port fails, two are, for each costs most.
+            # Three peers are evidence. Two are where every port fails, which costs the most time.
             if finding.kind != PAIR and (
                 len(finding.peers) > 2 or ports in ((), self._all(finding))
             ):
@@ -360,19 +355,19 @@ class Rounds:
                     for p in ports or (None,)
                 }
 
-    def ways_back(self) -> dict[str, str]:
+    def opposite_pairs(self) -> dict[str, str]:
         """Source -> target of a round that tries the opposite direction of pairs that fail.
 
         A node is a source once and a target once; pairs that do not fit are left out.
         """
-        back: dict[str, str] = {}
+        pairs: dict[str, str] = {}
         for finding, ports in self._findings():
             source, target = finding.peers[0], finding.node
-            untold = finding.kind == PAIR and ports and finding.back is None
-            free = source not in back and target not in back.values()
-            if untold and free and self.to_ask(source, target):
-                back[source] = target
-        return back
+            is_untried = finding.kind == PAIR and ports and finding.back is None
+            is_free = source not in pairs and target not in pairs.values()
+            if is_untried and is_free and self.ports_to_try(source, target):
+                pairs[source] = target
+        return pairs
 
     def _all(self, finding: localize.ReachFinding) -> tuple[int, ...]:
         """The ports that could be tried in this direction."""
@@ -382,7 +377,7 @@ class Rounds:
 
     def _columns(self) -> Iterator[tuple[tuple[int, ...], dict[_Edge, str], set[_Edge]]]:
         """Groups of ports with the same result: the ports, the failed edges with their causes, and
-        the passed edges of nodes with a failed one. Names come first, without a port."""
+        the passed edges of nodes with a failed edge. The names' group is first, without a port."""
         bad = {edge: pair.name for edge, pair in self._pairs.items() if pair.name}
         if bad:
             yield (), bad, _adjacent(bad, self._pairs.keys() - bad.keys())
@@ -425,20 +420,8 @@ class Rounds:
 
     def meshes(self) -> dict[str, Mesh]:
         """The Mesh of each node that took part to the end."""
-        blocked: dict[str, list[Blocked]] = {}
-        for finding, ports in self._findings():
-            blocked.setdefault(finding.node, []).append(
-                Blocked(
-                    finding.kind, ports, finding.peers, finding.tried, finding.cause, finding.back
-                )
-            )
-        names: dict[str, list[Blocked]] = {}
-        for finding in self._host_names():
-            names.setdefault(finding.node, []).append(
-                Blocked(
-                    finding.kind, (), finding.peers, finding.tried, finding.cause, finding.back
-                )
-            )
+        blocked = _blocked_by_node(self._findings())
+        names = _blocked_by_node((finding, ()) for finding in self._host_names())
         tried, reached = _Count(), _Count()
         for (source, target), pair in self._pairs.items():
             if pair.passed or pair.failing or pair.name:
@@ -480,19 +463,30 @@ class Rounds:
         )
 
 
-# --- The pattern: which node tries which, in rounds in which every node has one of each kind.
+def _blocked_by_node(
+    findings: Iterable[tuple[localize.ReachFinding, tuple[int, ...]]],
+) -> dict[str, list[Blocked]]:
+    blocked: dict[str, list[Blocked]] = {}
+    for found, ports in findings:
+        blocked.setdefault(found.node, []).append(
+            Blocked(found.kind, ports, found.peers, found.tried, found.cause, found.back)
+        )
+    return blocked
+
+
+# --- The pattern: which node tries which other node in which round.
 #
 # A round is an offset into the list of the nodes: node ``i`` goes to node ``i + offset``, around
-# the end of the list. So in each round every node opens one connection and takes one, however many
-# nodes there are: no node gets the connections of all nodes at once.
+# the end of the list. So in each round every node opens one connection and accepts one, and no
+# node gets the connections of all nodes at once.
 
 
 def ring_and_skips(count: int) -> tuple[int, ...]:
     """The offsets 1, 2, 4, … below ``count``: the ring, and skips that double.
 
-    Every node tries log2(count) peers and is tried by as many: enough to tell an unreachable node
-    from a failing pair, at 10,000 nodes with 14 connections each instead of 9,999. The peers are
-    neighbours, in other racks and at other switches.
+    Every node tries log2(count) peers and is tried by as many, which distinguishes an unreachable
+    node from a failing pair: with 10,000 nodes, 14 connections each instead of 9,999. The peers
+    are neighbours, in other racks and at other switches.
 
     >>> ring_and_skips(6)
     (1, 2, 4)
@@ -501,14 +495,14 @@ def ring_and_skips(count: int) -> tuple[int, ...]:
 
 
 def full(count: int) -> tuple[int, ...]:
-    """The offsets 1 … ``count`` - 1: every node tries every other one."""
+    """The offsets 1 … ``count`` - 1: every node tries every other node."""
     return tuple(range(1, count))
 
 
 def rounds(names: Sequence[str], offsets: Iterable[int]) -> list[list[tuple[str, str]]]:
-    """For each offset the pairs (source, target), one of each per node.
+    """For each offset the pairs (source, target); each node is a source once and a target once.
 
-    An offset with the pairs of an earlier one, or of each node with itself, is left out. Raises
+    Offsets with the pairs of an earlier offset, or of each node with itself, are left out. Raises
     ValueError for a duplicate name.
 
     >>> rounds(["a", "b", "c"], [1, 2])
@@ -517,9 +511,9 @@ def rounds(names: Sequence[str], offsets: Iterable[int]) -> list[list[tuple[str,
     count = len(names)
     if len(set(names)) != count:
         raise ValueError("a name is there twice")
-    turned = [*names, *names]
-    different = dict.fromkeys(offset % count for offset in offsets if count and offset % count)
-    return [list(zip(names, turned[offset : offset + count], strict=True)) for offset in different]
+    twice = [*names, *names]
+    distinct = dict.fromkeys(offset % count for offset in offsets if count and offset % count)
+    return [list(zip(names, twice[offset : offset + count], strict=True)) for offset in distinct]
 
 
 def peers_of(names: Sequence[str], offsets: Iterable[int]) -> dict[str, tuple[str, ...]]:

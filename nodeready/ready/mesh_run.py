@@ -13,21 +13,18 @@ from nodeready.subjects import wire
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof.facts import ProofConfig
 from nodeready.subjects.proof.mesh_facts import Mesh
-from nodeready.transport.base import (
-    Transport,
-    request,
-)
+from nodeready.transport.base import Transport, request
 from nodeready.transport.channels import Channels
 
 #: The program on the node.
 _MAIN = "nodeready.node.proofs.mesh"
 #: Seconds for the program to start on a node: a Python, and a disk that may be cold.
 _START_S = 20
-#: One round on a node: the name, and time-outs of ports in the middle of the range.
+#: Seconds of a round on a node: the name, and time-outs of ports in the middle of the range.
 _ROUND_S = 8.0
 #: Seconds beyond that for the last connection of a round and the answer.
 _MORE_S = CONNECT_S + TOKEN_S + 1
-#: Listeners outlive the last connection to them: a free port may get another program.
+#: Seconds after the deadline for which the listeners stay: another program may take a free port.
 _LONGER_S = 5
 
 
@@ -42,10 +39,10 @@ def run_mesh(
 ) -> dict[str, Mesh | Unknown]:
     """The mesh of each node on these ports, at the deadline at the latest.
 
-    nodes:    that are connected
+    nodes:    the connected nodes
     ports:    first and last
     deadline: on the monotonic clock
-    full:     every node tries every other one; else the ring and skips that double
+    full:     every node tries every other node; else the ring and skips that double
     inventory_addresses: address -> its node by the inventory
 
     Never raises for a node's fault; an interrupt also ends what runs on the nodes.
@@ -54,36 +51,35 @@ def run_mesh(
     try:
         run.listen()
         run.rounds(full)
-        run.drop_dead()
+        # A node that died in the last round: its peers may have found closed ports there.
+        run.channels.drop_dead()
     finally:
         run.channels.close()
     return run.results()
 
 
 class MeshRun:
+    """The rounds over one program on each node."""
+
     def __init__(
         self,
         transport: Transport,
         nodes: tuple[str, ...],
         ports: tuple[int, int],
         deadline: float,
-        inventory_addresses: Mapping[str, str] = MappingProxyType({}),
+        inventory_addresses: Mapping[str, str],
     ) -> None:
         self.transport, self.nodes, self.ports = transport, nodes, ports
         self.channels = Channels(transport, deadline, "the mesh")
         self.inventory_addresses = inventory_addresses
         self.listening: dict[str, Listening] = {}
-        self.seen = mesh.Rounds(len(nodes), ports, {})
-        self.made = 0
-
-    @property
-    def left_s(self) -> float:
-        return self.channels.left_s
+        self.mesh_rounds = mesh.Rounds(len(nodes), ports, {})
+        self.round_count = 0
 
     def listen(self) -> None:
         """Start the program on every node; it listens before its first line."""
         ports = mesh.chosen_ports(*self.ports)
-        limit_s = max(1, int(self.left_s)) + _LONGER_S
+        limit_s = max(1, int(self.channels.left_s)) + _LONGER_S
         nonce = self.channels.nonce
         config = ProofConfig(nonce, self.transport.tag, limit_s=limit_s)
 
@@ -96,32 +92,32 @@ class MeshRun:
         self.channels.for_each(start, self.nodes)
         present = {name: self.listening[name] for name in self.nodes if name in self.listening}
         known_owners = mesh.known_owners(self.inventory_addresses, self.transport.ssh_peers())
-        self.seen = mesh.Rounds(len(self.nodes), self.ports, present, known_owners)
+        self.mesh_rounds = mesh.Rounds(len(self.nodes), self.ports, present, known_owners)
 
     def rounds(self, full: bool) -> None:
-        """All rounds of the pattern, as far as there is time."""
-        names = list(self.seen.ports)
+        """Run the rounds of the pattern, as long as there is time."""
+        names = list(self.mesh_rounds.ports)
         offsets = (mesh.full if full else mesh.ring_and_skips)(len(names))
         for pairs in mesh.rounds(names, offsets):
             self._round(dict(pairs))
-        self._round(self.seen.ways_back())
+        self._round(self.mesh_rounds.opposite_pairs())
 
     def _round(self, target_of: dict[str, str]) -> None:
-        """One round, when there is still time for one."""
-        if self.left_s < _MORE_S or not target_of:
-            return
-        number, limit_s = self.made, min(_ROUND_S, self.left_s - _MORE_S)
-        self.made += 1
+        """Run one round (source -> target), if there is time for it."""
         channels = self.channels
+        if channels.left_s < _MORE_S or not target_of:
+            return
+        number, limit_s = self.round_count, min(_ROUND_S, channels.left_s - _MORE_S)
+        self.round_count += 1
 
         def try_target(source: str) -> None:
             target = target_of[source]
-            ports = self.seen.to_ask(source, target)
+            ports = self.mesh_rounds.ports_to_try(source, target)
             message = {
                 "round": number,
                 "target": target,
                 "ports": ports,
-                "addresses": self.seen.addresses[target],
+                "addresses": self.mesh_rounds.addresses[target],
                 "token": self.listening[target].token,
                 "host": self.listening[target].host,
                 "limit_s": limit_s,
@@ -134,22 +130,18 @@ class MeshRun:
                 text = wire.shown(asdict(answer))
                 channels.lose(source, "the answer makes no sense (another round)", text)
                 return
-            self.seen.add(source, target, ports, answer)
+            self.mesh_rounds.add(source, target, ports, answer)
 
         sources = [s for s, t in target_of.items() if s in channels.open and t in channels.open]
         channels.for_each(try_target, sources)
         for name in channels.lost:
-            self.seen.drop(name)
-        self.seen.cut()
-
-    def drop_dead(self) -> None:
-        """Drop the nodes that died in the last round: peers may have found closed ports there."""
-        self.channels.drop_dead()
-        for name in self.channels.lost:
-            self.seen.drop(name)
+            self.mesh_rounds.drop(name)
+        self.mesh_rounds.cut()
 
     def results(self) -> dict[str, Mesh | Unknown]:
         """The mesh of each node, or the reason for its absence."""
-        results: dict[str, Mesh | Unknown] = {**self.seen.meshes(), **self.channels.lost}
+        for name in self.channels.lost:
+            self.mesh_rounds.drop(name)
+        results: dict[str, Mesh | Unknown] = {**self.mesh_rounds.meshes(), **self.channels.lost}
         late = Unknown("did not finish in time")
         return {name: results.get(name, late) for name in self.nodes}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def reach(
 ) -> dict[str, Reach]:
     """The Reach of each node that tried or was tried.
 
-    peers_by_node: each node's attempts; missing where its proofs ended without an answer
+    peers_by_node: node -> its attempts; without the nodes whose proofs ended without an answer
     unreachable:   nodes that are down: attempts to reach them do not count
     """
     logins = {
@@ -40,7 +40,7 @@ def reach(
     troubles = _troubles(logins)
     for name, namesakes in _namesakes(peers_by_node).items():
         troubles[name].insert(0, Trouble("namesake", namesakes, len(namesakes), "namesake"))
-    to, by = _counted(source for source, _ in logins), _counted(target for _, target in logins)
+    to, by = Counter(source for source, _ in logins), Counter(target for _, target in logins)
     excused: dict[str, list[str]] = defaultdict(list)
     for (source, target), (cause, _) in logins.items():
         if cause and not any(target in trouble.peers for trouble in troubles.get(source, ())):
@@ -57,13 +57,6 @@ def reach(
         )
         for name in dict.fromkeys([*peers_by_node, *(target for _, target in logins)])
     }
-
-
-def _counted(names: Iterable[str]) -> dict[str, int]:
-    counts: dict[str, int] = defaultdict(int)
-    for name in names:
-        counts[name] += 1
-    return counts
 
 
 def _short(host: str) -> str:
@@ -94,22 +87,22 @@ def _login_result(attempt: SshTry, peer: Peers | None) -> tuple[str, str]:
 
 
 def _namesakes(peers_by_node: Mapping[str, Peers]) -> dict[str, tuple[str, ...]]:
-    """The nodes with the host name of other nodes, with these nodes. The node that has the name in
-    the inventory is not among them: a node that takes its name fails alone."""
+    """Node -> the other nodes with its host name. The node with this name in the inventory is left
+    out: only a node that takes its name fails."""
     by_host: dict[str, list[str]] = defaultdict(list)
     for name, peers in peers_by_node.items():
         by_host[_short(peers.host)].append(name)
     namesakes: dict[str, tuple[str, ...]] = {}
     for host, names in by_host.items():
-        rightly = [name for name in names if _short(name) == host]
+        owners = [name for name in names if _short(name) == host]
         for name in names:
-            if len(names) > 1 and rightly != [name]:
+            if len(names) > 1 and owners != [name]:
                 namesakes[name] = tuple(other for other in names if other != name)
     return namesakes
 
 
 def _troubles(logins: _Logins) -> defaultdict[str, list[Trouble]]:
-    """Each node's troubles, as far as the node is their cause."""
+    """Node -> the troubles that it causes."""
     troubles: defaultdict[str, list[Trouble]] = defaultdict(list)
     attempts = [
         ReachAttempt(source, target, "ssh", not cause, cause)
@@ -125,7 +118,7 @@ def _troubles(logins: _Logins) -> defaultdict[str, list[Trouble]]:
             and finding.back is False
             and not {finding.node, *finding.peers} & blamed
         ):
-            # Such a pair is one finding; each end has its own keys and configuration.
+            # The finding is the pair's, but each end has its own keys and configuration.
             (peer,) = finding.peers
             cause, output = logins[peer, finding.node]
             troubles[peer].append(Trouble("pair", (finding.node,), 1, cause, output, False))
@@ -134,24 +127,21 @@ def _troubles(logins: _Logins) -> defaultdict[str, list[Trouble]]:
 
 
 def _trouble(finding: ReachFinding, logins: _Logins) -> Trouble:
-    edges = [
-        edge for peer in finding.peers for edge in ((peer, finding.node), (finding.node, peer))
-    ]
-    output = (
-        logins[edge][1] for edge in edges if edge in logins and logins[edge][0] == finding.cause
-    )
+    node, cause = finding.node, finding.cause
+    edges = [edge for peer in finding.peers for edge in ((peer, node), (node, peer))]
+    output = (logins[edge][1] for edge in edges if edge in logins and logins[edge][0] == cause)
     return Trouble(
-        finding.kind, finding.peers, finding.tried, finding.cause, next(output, ""), finding.back
+        finding.kind, finding.peers, finding.tried, cause, next(output, ""), finding.back
     )
 
 
 def _nothing_proved(logins: _Logins, troubles: defaultdict[str, list[Trouble]]) -> None:
-    """Add a trouble for each node with no working login at all. Where every login fails (no key is
-    known anywhere), the peers' troubles explain the node's own, but nothing proves it works."""
+    """Add a trouble for each node without any working login. Where every login fails (no node has
+    a key), the peers' troubles explain the node's failures, but nothing proves that it works."""
     failed: dict[str, list[tuple[str, str]]] = defaultdict(list)
     works = {name for edge, result in logins.items() if result == _WORKED for name in edge}
-    for edge in logins:
-        failed[edge[0]].append(edge)
+    for source, target in logins:
+        failed[source].append((source, target))
     for source, edges in failed.items():
         if source not in works and source not in troubles:
             cause, output = logins[edges[0]]
@@ -173,9 +163,9 @@ def _answers(name: str, peers_by_node: Mapping[str, Peers], logins: _Logins) -> 
 def _blamed_for_pdsh(
     peers_by_node: Mapping[str, Peers], logins: _Logins
 ) -> dict[str, tuple[str, ...]]:
-    """The nodes that answer ssh but not the pdsh of several nodes, or with another host name, with
-    these nodes: one node must not fail all that ask it. A node without a good answer from any peer
-    says nothing about its peers."""
+    """Node -> the other nodes, two or more, to whose pdsh it does not answer or answers with a
+    wrong host name, though their ssh works: one node must not fail all nodes that ask it. A node
+    without a good answer from any peer says nothing about its peers."""
     attempts = []
     for source in peers_by_node:
         good = {
@@ -205,9 +195,11 @@ def _pdsh(
     run = peers_by_node[name].pdsh if name in peers_by_node else None
     if run is None:
         return Reach()
-    everyone = _answers(name, peers_by_node, logins)
-    answers = {p: text for p, text in everyone.items() if name not in blamed.get(p, ())}
-    peers = list(answers)
+    answers = {
+        peer: text
+        for peer, text in _answers(name, peers_by_node, logins).items()
+        if name not in blamed.get(peer, ())
+    }
     by_answer: dict[str, list[str]] = defaultdict(list)
     for peer, answer in answers.items():
         if answer:
@@ -217,11 +209,11 @@ def _pdsh(
         for answer, names in by_answer.items()
         if len(names) > 1 and not _one_host(names, peers_by_node)
     )
-    missing = tuple(Missing(peer, _line(run, peer)) for peer in peers if not answers[peer])
+    missing = tuple(Missing(peer, _line(run, peer)) for peer, text in answers.items() if not text)
     lines = [line for line in run.messages.splitlines() if line.strip()]
     message = lines[0].strip() if lines and not run.answers else ""
     return Reach(
-        pdsh_targets=len(peers),
+        pdsh_targets=len(answers),
         distinct=len(by_answer),
         missing=missing,
         same=same,

@@ -1,4 +1,4 @@
-"""The proofs of all nodes, side by side with their snapshots, until one deadline."""
+"""Run the proofs and take the snapshots of all nodes in parallel, until one deadline."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from nodeready.subjects.proof.facts import (
     Proved,
     ProvedCollective,
 )
+from nodeready.subjects.proof.mesh_facts import Mesh
 from nodeready.subjects.proof.peer_facts import Peers
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.transport.base import (
@@ -53,10 +54,10 @@ _MARGIN_S = 2
 class WantedProofs:
     """The proofs to make.
 
-    session:    of facts.SESSION
+    session:    names in facts.SESSION
     mesh:       connect the nodes over the job's ports
-    full:       every node with every other node, not only with some
-    collective: make a collective over all nodes
+    full:       connect every node with every other node, not only with some
+    collective: run a collective over all nodes
     """
 
     session: tuple[str, ...] = tuple(SESSION)
@@ -76,17 +77,15 @@ class WantedProofs:
 #: The two conversations with a node.
 _SNAPSHOT, _PROOFS = "snapshot", "proofs"
 
-Meshes = Mapping[str, Any]
-
 
 @dataclass(frozen=True)
 class ReadyTask:
     """The request of ``ready``.
 
-    policies: of the nodes, by name
-    subjects: to probe
-    budget_s: the user's, for messages; deadline: the moment of time.monotonic() at which
-              everything has ended
+    policies: node -> its policy
+    subjects: the subjects to probe
+    budget_s: the user's budget, for messages
+    deadline: the moment of time.monotonic() at which everything has ended
     inventory_addresses: address -> its node by the inventory
     collective: runs the smoke test of these nodes until the deadline
     """
@@ -107,7 +106,7 @@ class ReadyTask:
 
     @property
     def peers(self) -> dict[str, tuple[str, ...]]:
-        """The nodes that each node tries by ssh; none when no check needs it."""
+        """The nodes that each node tries by ssh; {} if no check needs them."""
         if "peers" not in self.proofs.session:
             return {}
         names = list(self.policies)
@@ -122,12 +121,12 @@ def prove(
     """Probe and prove every node; the proofs are the subject "proof" of each snapshot.
 
     on_found: gets a node's name and "snapshot" or "proofs", as they come
-    password: asks for sudo's, for these nodes; whether there is one now
+    password: asks for the sudo password of these nodes; whether there is one now
 
-    What is missing at the deadline is Unknown.
+    An observation that is missing at the deadline is Unknown.
     """
     results: dict[Key, SnapshotReply | Proved | Failure] = {}
-    meshes: Meshes = {}
+    meshes: dict[str, Mesh | Unknown] = {}
     waiting = set(task.policies)
 
     def add(key: Key, value: SnapshotReply | Proved | Failure) -> None:
@@ -139,9 +138,7 @@ def prove(
             waiting.discard(name)
             if not waiting and not task.transport.interrupted:
                 # The proofs on the nodes continue meanwhile.
-                meshes = _meshes(
-                    task, [reply.name for reply in _replies(task, results) if reply.reached]
-                )
+                meshes = _meshes(task, _reached(task, results))
 
     _round(task, task.policies, add, results)
     asking = [reply.name for reply in _replies(task, results) if reply.kind == SUDO]
@@ -169,7 +166,7 @@ def _round(
 
 
 def _prove_node(task: ReadyTask, name: str, peers: tuple[str, ...]) -> Conversation[Proved]:
-    """The conversation of the proofs in the job's user's session on a node."""
+    """The conversation with the program that makes a node's proofs."""
     policy = task.policies[name]
     config = ProofConfig(
         nonce=new_nonce(),
@@ -197,7 +194,7 @@ def read_answer(answer: Answer, config: ProofConfig) -> Proved:
 def _replies(
     task: ReadyTask, results: Mapping[Key, SnapshotReply | Proved | Failure]
 ) -> list[SnapshotReply]:
-    """The snapshot of every node; where the budget cut one off, that is its error."""
+    """The snapshot of every node; without an answer within the budget, that error."""
     reason = f"no answer within the budget of {task.budget_s} s"
     replies = []
     for name in task.policies:
@@ -217,39 +214,41 @@ def _replies(
     return replies
 
 
-def _meshes(task: ReadyTask, reached: Iterable[str]) -> Meshes:
+def _reached(
+    task: ReadyTask, results: Mapping[Key, SnapshotReply | Proved | Failure]
+) -> tuple[str, ...]:
+    return tuple(reply.name for reply in _replies(task, results) if reply.reached)
+
+
+def _meshes(task: ReadyTask, reached: Iterable[str]) -> dict[str, Mesh | Unknown]:
     if not task.proofs.mesh:
         return {}
     by_ports: dict[tuple[int, int], list[str]] = {}
     for name in reached:
         by_ports.setdefault(task.policies[name].port_range, []).append(name)
-    meshes: dict[str, Any] = {}
+    meshes: dict[str, Mesh | Unknown] = {}
     until = task.deadline - _MARGIN_S / 2
     for ports, names in by_ports.items():
         meshes |= run_mesh(
-            task.transport,
-            names,
-            ports,
-            until,
-            full=task.proofs.full,
+            task.transport, names, ports, until, full=task.proofs.full,
             inventory_addresses=task.inventory_addresses,
-        )
+        )  # fmt: skip
     return meshes
 
 
 def _collectives(
     task: ReadyTask, results: Mapping[Key, SnapshotReply | Proved | Failure]
 ) -> Mapping[str, ProvedCollective]:
-    """The collective of each node. It begins when all other proofs have ended, which would slow it
-    down and use the same ports."""
+    """The collective of each node. It begins after all other proofs, which would slow it down and
+    use the same ports."""
     if not task.proofs.collective or task.collective is None or task.transport.interrupted:
         return {}
-    names = tuple(reply.name for reply in _replies(task, results) if reply.reached)
+    names = _reached(task, results)
     return task.collective(names) if len(names) > 1 else dict.fromkeys(names, ProvedCollective(1))
 
 
 def _ordered_peers(peers: Peers, names: tuple[str, ...]) -> Peers:
-    """The node's answer about the peers that it was ordered to try, and no other."""
+    """The node's answer, only about the peers that it was ordered to try."""
     run = peers.pdsh
     if run is not None:
         run = replace(run, targets=tuple(name for name in run.targets if name in names))
@@ -261,24 +260,19 @@ def _ordered_peers(peers: Peers, names: tuple[str, ...]) -> Peers:
 def _with_proofs(
     task: ReadyTask,
     results: Mapping[Key, SnapshotReply | Proved | Failure],
-    meshes: Meshes,
+    meshes: Mapping[str, Mesh | Unknown],
     collectives: Mapping[str, ProvedCollective],
 ) -> list[SnapshotReply]:
-    """The snapshots, each with the node's proofs and what only all nodes show as the subject
-    "proof"."""
+    """The snapshots, each with the subject "proof": the node's proofs, and the proofs between the
+    nodes."""
     replies, session, peers = _replies(task, results), task.proofs.session, task.peers
-    observed = {
-        node_of(key): observation
-        for key, observation in results.items()
-        if isinstance(observation, Proved)
-    }
+    observed = {node_of(key): value for key, value in results.items() if isinstance(value, Proved)}
     tried = {
-        name: _ordered_peers(observation.peers, peers.get(name, ()))
-        for name, observation in observed.items()
-        if isinstance(observation.peers, Peers)
+        name: _ordered_peers(proved.peers, peers.get(name, ()))
+        for name, proved in observed.items()
+        if isinstance(proved.peers, Peers)
     }
-    away = {reply.name for reply in replies if not reply.reached}
-    reach_by_node = reach(tried, away)
+    reach_by_node = reach(tried, {reply.name for reply in replies if not reply.reached})
     late = Unknown(INTERRUPTED if task.transport.interrupted else proof.UNFINISHED)
     completed = []
     for reply in replies:
@@ -287,8 +281,8 @@ def _with_proofs(
             continue
         proved = observed.get(reply.name) or Proved(late, **dict.fromkeys(session, late))
         if "peers" in session:
-            late_too = proved.peers if isinstance(proved.peers, Unknown) else None
-            proved = replace(proved, reach=reach_by_node.get(reply.name, late_too))
+            unknown = proved.peers if isinstance(proved.peers, Unknown) else None
+            proved = replace(proved, reach=reach_by_node.get(reply.name, unknown))
         if task.proofs.mesh:
             proved = replace(proved, mesh=meshes.get(reply.name, late))
         if task.proofs.collective:

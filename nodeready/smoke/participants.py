@@ -1,4 +1,4 @@
-"""The nodes of a smoke test: their snapshots, their program, and which of them take part."""
+"""The nodes of a smoke test: their snapshots, the program on them, and which nodes take part."""
 
 from __future__ import annotations
 
@@ -31,23 +31,22 @@ from nodeready.transport.base import (
 from nodeready.transport.channels import Channels
 from nodeready.transport.snapshots import SnapshotReply, take_snapshot
 
-#: Probed before and after: which GPUs are idle, and the error counters.
+#: The subjects that show idle GPUs and error counters; probed before and after the tests.
 _SUBJECTS = ("gpus", "rdma", "nics", "host")
-#: Seconds of probing a node, each time. A driver that hangs must not cost the whole budget.
+#: Seconds to probe a node, each time. A driver that hangs must not cost the whole budget.
 _PROBE_S = 20
-#: Without this many seconds, the nodes are not probed again.
+#: The nodes are probed again only if these seconds remain.
 _MIN_LEFT_S = 3.0
 
-#: The program on the node, and the seconds until its first line: a login, and PyTorch from a disk
-#: that may be cold. The program gives up after 80.
 _MAIN = "nodeready.node.smoke.program"
+#: Seconds until the program's first line: a login, and PyTorch from a disk that may be cold.
 _START_S = 85.0
 #: When most nodes have started, the remaining nodes get this multiple of the slowest start, and at
 #: least these seconds.
 _START_TIMES, _MIN_START_S = 4, 20.0
 #: Seconds between two checks for nodes that have started.
 _TICK_S = 0.2
-#: Listeners and ranks outlive the deadline by this at most, if the connection does not end them.
+#: Seconds after the deadline at which listeners and ranks end, even if the connection does not.
 _LONGER_S = 5
 
 Progress = Callable[[str, Iterable[str]], AbstractContextManager[Callable[[str], object]]]
@@ -57,15 +56,15 @@ Progress = Callable[[str, Iterable[str]], AbstractContextManager[Callable[[str],
 class SmokeTask:
     """The request for a smoke test.
 
-    policies:    of the nodes, by name, in the inventory's order
+    policies:    node -> its policy, in the inventory's order
     deadline:    the moment of time.monotonic() at which everything has ended
-    budget_s:    the user's, for messages
+    budget_s:    the user's budget, for messages
     engine:      ``torch``, ``torch:gloo``, ``nccl-tests``, ``ring``; "": the best available
-    gpus:        their numbers, or their count on each node; None: all
-    ranks:       of a node without GPUs
+    gpus:        the GPUs' numbers, or their count on each node; None: all
+    ranks:       the number of ranks on a node without GPUs
     busy:        use GPUs that other processes use
-    full:        every pair, not only ring and skips
-    python, prefix, environment: of the job, see `orders.SmokeConfig`; empty: the policy's
+    full:        test every pair, not only ring and skips
+    python, prefix, environment: the job's, see `orders.SmokeConfig`; empty: the policy's
     inventory_addresses: address -> its node by the inventory
     """
 
@@ -99,10 +98,10 @@ class Participants:
     """The nodes, from the first snapshot to the last.
 
     excluded:  node -> why it takes no part
-    names:     of the nodes that take part, in the inventory's order
-    gpus:      node -> the numbers of its tested GPUs; empty without GPUs
+    names:     the nodes that take part, in the inventory's order
+    gpus:      node -> the numbers of its tested GPUs; {} without GPUs
     ports:     node -> the ports on which it listens
-    addresses: node -> its addresses that no other node has
+    addresses: node -> the addresses that only this node has
     """
 
     def __init__(self, task: SmokeTask, tell: Callable[[str], object], progress: Progress) -> None:
@@ -216,9 +215,8 @@ class Participants:
             if not reply.reached:
                 self.excluded[name] = reply.error
             elif name not in hellos:
-                self.excluded[name] = (
-                    lost[name].reason if name in lost else "did not start in time"
-                )
+                loss = lost.get(name)
+                self.excluded[name] = loss.reason if loss else "did not start in time"
         self._assign_addresses(hellos)
         present = {name: self.before[name] for name in hellos if name not in self.excluded}
         counts = {name: task.policies[name].gpu_count for name in present}
@@ -234,23 +232,24 @@ class Participants:
         self.report_excluded()
 
     def _assign_addresses(self, hellos: Mapping[str, Hello]) -> None:
-        """The ports and addresses of each node, as far as they can be its own."""
-        claimed = mesh.claimed_addresses({name: h.addresses for name, h in hellos.items()})
+        """Set each node's ports and addresses, and exclude nodes without."""
+        claimed = {name: hello.addresses for name, hello in hellos.items()}
         known_owners = mesh.known_owners(
             self.task.inventory_addresses, self.task.transport.ssh_peers()
         )
-        self.owners = owners = mesh.Owners(claimed, known_owners)
+        self.owners = mesh.Owners(claimed, known_owners)
         for name, hello in hellos.items():
             ordered = mesh.chosen_ports(*self.task.policies[name].port_range)
             self.ports[name] = tuple(port for port in ordered if port in {*hello.ports})
-            self.addresses[name] = tuple(a for a in claimed[name] if owners.of(a) == name)
+            self.addresses[name] = self.owners.addresses_of(name)
             if hello.reason:
                 self.excluded[name] = hello.reason
             elif not self.ports[name]:
                 self.excluded[name] = "it listens on none of its ports"
             elif not self.addresses[name] and len(hellos) > 1:
-                claims = [f" ({a}: {owners.claimers(a)})" for a in claimed[name][:1]]
-                self.excluded[name] = f"it has no address of its own{''.join(claims)}"
+                self.excluded[name] = "it has no address of its own"
+                for text in self.owners.claimed[name][:1]:
+                    self.excluded[name] += f" ({text}: {self.owners.claimers(text)})"
 
     def close(self) -> None:
         """End the programs on the nodes, and the jobs that wait for them."""
@@ -270,7 +269,7 @@ class Participants:
             self.tell(f"{folded(names)}: {reason}")
 
     def engine(self, name: str, kind: Kind) -> str:
-        """An engine of a node in words; "" where it has none."""
+        """The node's engine of this kind in words; "": it has none."""
         engines = self.hellos[name].engines if name in self.hellos else ()
         return next((engine_name(e) for e in engines if (e.name, e.backend) == kind), "")
 
@@ -280,8 +279,6 @@ class Participants:
         return sum(len(observed.gpus) for observed in first if isinstance(observed, Gpus))
 
     def snapshots(self, name: str) -> list[Snapshot]:
-        """The snapshots of a node, the first one first."""
+        """The snapshots of a node, the earlier one first."""
         replies = (self.before.get(name), self.after.get(name))
-        return [
-            reply.snapshot for reply in replies if reply is not None and reply.snapshot is not None
-        ]
+        return [reply.snapshot for reply in replies if reply and reply.snapshot]

@@ -250,8 +250,17 @@ def peer_interfaces(observed: Nics, fleet: FleetFacts) -> tuple[str, ...]:
 
 
 def socket_interface(observed: Nics, fleet: FleetFacts) -> tuple[str | None, str]:
-    """The interface for NCCL's sockets, and the reason, by the rules of
-    `nodeready.ready.job_env`.
+    """The interface for NCCL's sockets, and the reason; None: not known.
+
+    By default NCCL uses an interface whose name begins with ``ib``, else the first that is neither
+    loopback nor Docker's (NCCL user guide, NCCL_SOCKET_IFNAME). On a node with a management
+    network, a virtual bridge or an unused port that is often an interface that reaches no other
+    node, and the job hangs in its first collective.
+
+    This function prefers the interface whose routes lead to the most other nodes, then that of the
+    default route, then the only configured one. It ignores loopback, the bridges and wires of
+    containers and virtual machines, interfaces without a link, and the slaves of a bond, which has
+    the routes.
     """
 
     def usable(name: str | None) -> bool:

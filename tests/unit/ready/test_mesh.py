@@ -231,7 +231,7 @@ def test_a_node_that_claims_the_address_of_another_loses_that_alone():
 def test_ports_times_and_addresses_that_a_node_makes_up_are_dropped():
     made_up = listening(2, "not an address", ports=(*PORTS, 22), busy=(Busy(80, "mine"),))
     mesh = three(b=made_up)
-    assert mesh.to_ask("a", "b") == PORTS
+    assert mesh.ports_to_try("a", "b") == PORTS
     assert mesh.addresses["b"] == ("10.0.0.2",)
     hostile = (Try(22, "refused", 0.0, ""), *(Try(p, "ok", -1.0, "") for p in PORTS[:2]))
     reply = MeshRound(
@@ -257,23 +257,23 @@ def test_a_node_that_is_to_blame_is_not_tried_any_more():
     mesh = three()
     everywhere(mesh, ("a", "c", silent("c")), ("b", "c", silent("c")))
     mesh.cut()
-    assert mesh.to_ask("a", "c") == ()
+    assert mesh.ports_to_try("a", "c") == ()
     # Its own connections pass, and go on.
-    assert mesh.to_ask("c", "a") == PORTS
+    assert mesh.ports_to_try("c", "a") == PORTS
     # Two peers at a single port are too few for that.
     mesh, item = three(), answer("c", "timeout", "ok", "ok")
     everywhere(mesh, ("a", "c", item), ("b", "c", item))
     mesh.cut()
-    assert mesh.to_ask("a", "c") == PORTS
+    assert mesh.ports_to_try("a", "c") == PORTS
 
 
 def test_an_untried_way_back_of_a_pair_is_asked_for():
     mesh = three()
     mesh.add("a", "b", PORTS, answer("b", "timeout", "ok", "ok"))
     mesh.add("b", "c", PORTS, well("c"))
-    assert mesh.ways_back() == {"b": "a"}
+    assert mesh.opposite_pairs() == {"b": "a"}
     mesh.add("b", "a", PORTS, well("a"))
-    assert mesh.ways_back() == {}
+    assert mesh.opposite_pairs() == {}
     assert [item.back for item in mesh.meshes()["a"].blocked] == [True]
 
 

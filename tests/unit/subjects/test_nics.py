@@ -14,9 +14,8 @@ import json
 import pytest
 
 from nodeready.policy import Policy
-from nodeready.ready.job_env import socket_ifname
 from nodeready.subjects.base import Output, ProbeError
-from nodeready.subjects.fleet import Counters, FleetFacts
+from nodeready.subjects.fleet import ALONE, Counters, FleetFacts
 from nodeready.subjects.nics import checks
 from nodeready.subjects.nics import facts as nics
 from nodeready.subjects.snapshot import shown_facts
@@ -84,7 +83,7 @@ def test_a_good_node():
 def test_a_node_without_network():
     observed = node({})
     assert {status for status, _ in judged(observed).values()} == {"na"}
-    assert socket_ifname(observed)[0] is None
+    assert nics.socket_interface(observed, ALONE)[0] is None
     assert nics.compared(observed) == {"interfaces": ""}
     assert nics.learned(observed) == {}
 

@@ -7,9 +7,8 @@ import ipaddress
 import pytest
 
 from nodeready.policy import Policy
-from nodeready.ready.job_env import socket_ifname
 from nodeready.subjects.base import Output
-from nodeready.subjects.fleet import FleetFacts
+from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.nics import facts as nics
 from nodeready.subjects.nics import routes
 from tests.builders.nics import BASES, PORT, UP, gpu_node, node, proc, route, text, wrong
@@ -27,7 +26,8 @@ def test_the_narrowest_route_reaches_a_peer(case):
     addresses = tuple(case.get("addresses", PEERS))
     assert nics.reaching(observed, addresses) == tuple(case["via"])
     if case["via"]:
-        assert socket_ifname(observed, FleetFacts(addresses=addresses))[0] == case["via"][0]
+        fleet = FleetFacts(addresses=addresses)
+        assert nics.socket_interface(observed, fleet)[0] == case["via"][0]
 
 
 def test_a_nodes_own_networks_are_no_way_to_the_others():
@@ -73,7 +73,7 @@ def test_counting_by_slices_is_the_same_as_address_by_address():
 ])  # fmt: skip
 def test_the_interface_for_nccl(changed, peers, name):
     observed, fleet = gpu_node(changed), FleetFacts(addresses=peers)
-    chosen, reason = socket_ifname(observed, fleet)
+    chosen, reason = nics.socket_interface(observed, fleet)
     assert chosen == nics.derived(observed, fleet)["nccl_socket_ifname"] == name
     assert reason
 
@@ -85,7 +85,7 @@ def test_interfaces_in_one_subnet_cannot_be_told_apart():
     )
     assert {observed.interfaces[name].addresses for name in rails} == {None}
     assert observed.configured().keys() == rails.keys()
-    assert socket_ifname(observed)[0] is None
+    assert nics.socket_interface(observed, ALONE)[0] is None
 
 
 NARROW = route("10.0.0.0/8 eth0")

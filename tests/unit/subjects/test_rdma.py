@@ -22,7 +22,7 @@ from nodeready.lab import adapters
 from nodeready.lab.adapters import IB_CLASS, Device, a100, h100, ib_tree, mi300x
 from nodeready.policy import Policy
 from nodeready.policy.policy import make_policy
-from nodeready.ready.job_env import ib_hca, variable
+from nodeready.ready.job_env import hca_value, ib_hca
 from nodeready.subjects.base import Output, ProbeError
 from nodeready.subjects.fleet import Counters, FleetFacts
 from nodeready.subjects.nics.facts import Nics
@@ -366,8 +366,8 @@ def test_nccl_gets_no_slower_port_and_none_that_is_down():
         ((), "no active InfiniBand or RoCE port"),
     ):
         assert ib_hca(node(devices), None)[1] == reason
-    assert variable(("mlx5_1", "mlx5_2:2")) == "=mlx5_1,mlx5_2:2"
-    assert variable(()) == ""
+    assert hca_value(("mlx5_1", "mlx5_2:2")) == "=mlx5_1,mlx5_2:2"
+    assert hca_value(()) == ""
 
 
 def test_a_look_that_makes_no_sense():
