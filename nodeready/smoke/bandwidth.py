@@ -27,7 +27,7 @@ Results = Iterable["tuple[Test, SmokeOutcome]"]
 
 
 def _by_link(results: Results) -> dict[str, list[tuple[Test, float]]]:
-    """Class -> the tests with a bandwidth; a test of one rank has none."""
+    """Class of links -> the tests with a bandwidth, which a test of one rank does not have."""
     tests: dict[str, list[tuple[Test, float]]] = {INSIDE: [], BETWEEN: []}
     for test, outcome in results:
         if outcome.ok and outcome.gbps > 0 and test.purpose not in (SWEEP, CONTROL):
@@ -37,7 +37,7 @@ def _by_link(results: Results) -> dict[str, list[tuple[Test, float]]]:
 
 
 def _floor(name: str, nodes: Iterable[str], floors: Floors) -> float:
-    """The lowest floor of these nodes; 0 when one has none: it may be slower."""
+    """The lowest floor of these nodes; 0 if a node has no floor: it may be slower."""
     return min((getattr(floors.get(node, Floor()), name) for node in nodes), default=0.0)
 
 

@@ -114,7 +114,7 @@ class SmokeReport:
     def exclude(self) -> tuple[Name, ...]:
         """The fewest nodes that explain every failure, in the order of the inventory: suspects,
         nodes that were not reached or not tested, and of pairs the nodes of most pairs. A suspect
-        of kind scale excludes none."""
+        of kind scale excludes no node."""
         excluded = {node.name for node in self.nodes if node.status in (UNREACHABLE, UNTESTED)}
         pairs: list[tuple[str, str]] = []
         for suspect in self.suspects:

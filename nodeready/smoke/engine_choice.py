@@ -1,4 +1,4 @@
-"""The engine of a run, from those that the nodes have, and the limit of its tests. Pure."""
+"""The choice of a run's engine among the nodes' engines, and the limit of its tests. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nodeready.text import counted, sanitise
 Kind = tuple[str, str]
 _NCCL, _GLOO, _TESTS, _RING = (TORCH, "nccl"), (TORCH, "gloo"), (NCCL_TESTS, "nccl"), (RING, "tcp")
 _TITLES = {TORCH: "PyTorch", NCCL_TESTS: "nccl-tests", RING: "ring"}
-#: How the reason begins where an engine is missing.
+#: The beginning of the reason why a node has no engine.
 MISSING_ENGINE = tuple(f"no {title}" for title in _TITLES.values())
 
 
@@ -21,13 +21,13 @@ MISSING_ENGINE = tuple(f"no {title}" for title in _TITLES.values())
 class EngineChoice:
     """The engine of a run.
 
-    engine, backend: "": no node has one
-    name:    ``torch 2.13.0 over gloo``
-    proves:  what a pass of it proves
+    engine, backend: "": no node has an engine
+    name:     such as ``torch 2.13.0 over gloo``
+    proves:   what a pass proves
     single_node: engine and backend of the tests of one node
-    control: engine and backend of the control tests; None: not all nodes have a second engine
-    excluded: the nodes that cannot take part, each with the reason
-    fallback_reason: why the best engine was not chosen; "": it was
+    control:  engine and backend of the control tests; None: not all nodes have a second engine
+    excluded: node -> why it cannot take part
+    fallback_reason: why the best engine was not chosen; "": it was chosen
     """
 
     engine: str = ""
@@ -57,9 +57,9 @@ def choose(
     """The best engine that most nodes have, and the nodes without it.
 
     requested: ``torch``, ``torch:gloo``, ``nccl-tests``, ``ring``; "": the best
-    has_gpus: GPUs are tested
+    has_gpus:  GPUs are tested
 
-    nccl-tests need MPI between nodes: they test each node alone, and the ring tests several.
+    nccl-tests need MPI between nodes, so they test single nodes, and the ring tests several nodes.
     """
     excluded = {
         name: sanitise(hello.reason, 200) for name, hello in hellos.items() if hello.reason
@@ -133,8 +133,8 @@ def _missing_reason(hello: Hello, kind: Kind) -> str:
 
 
 def _other_versions(usable: Mapping[str, Engine]) -> dict[str, str]:
-    """The nodes whose version is not the most common one; of equal counts, the first node's. Two
-    versions of PyTorch or NCCL in one job fail at its start, or hang."""
+    """Node -> how its version differs from the most common one (of equal counts, the first
+    node's). A job with two versions of PyTorch or NCCL fails at its start, or hangs."""
     versions = Counter((engine.version, engine.library) for engine in usable.values())
     if len(versions) < 2:
         return {}
@@ -153,12 +153,12 @@ def _other_versions(usable: Mapping[str, Engine]) -> dict[str, str]:
 
 # --- The limit of a test.
 
-#: Seconds of a start: of the ring three connections with their time-outs (4.5 s each); of gloo a
-#: fork, a store and a connection between every two ranks; of NCCL the driver's context on each
-#: GPU and the search for paths between them, which nccl-tests begin with their libraries.
+#: Seconds of a start: for the ring, three connections with their time-outs (4.5 s each); for gloo,
+#: a fork, a store and a connection between every two ranks; for NCCL, the driver's context on each
+#: GPU and the search for paths between the GPUs; nccl-tests also load their libraries.
 _START_S = {_RING: 15.0, _GLOO: 20.0, _NCCL: 40.0, _TESTS: 60.0}
 _MAX_START_S = 60.0
-#: Reading PyTorch's gigabyte over NFS at 30 MB/s.
+#: Seconds to read PyTorch's gigabyte over NFS at 30 MB/s.
 _COLD_S = 40.0
 #: Seconds for each additional rank: the store of rank 0 answers one rank at a time, and a small
 #: collective around a ring takes two steps per rank.

@@ -13,8 +13,8 @@ from nodeready.subjects.result import join_first
 from nodeready.text import counted, sanitise
 from nodeready.transport.snapshots import SnapshotReply
 
-#: Percent of a GPU's memory in use, without a visible process, from which a process is assumed
-#: that this node does not show (a container's): the driver of an idle data centre GPU uses less.
+#: Above this percentage of used memory without a visible process, a hidden process is assumed (a
+#: container's). The driver of an idle data centre GPU uses less.
 _OCCUPIED_PERCENT = 10
 _REASON_LENGTH = 400
 
@@ -29,11 +29,11 @@ def idle_gpus(
 ) -> tuple[dict[str, Numbers], dict[str, str]]:
     """Node -> the numbers of its GPUs that take part; node -> why none can.
 
-    gpus:   how many, or which; None: all, and as many as on most nodes; 0 or (): none
-    busy:   also those with processes
+    gpus:   their number, or which; None: all, and as many as on most nodes; 0 or (): none
+    busy:   include GPUs with processes
     counts: node -> the number in its policy
 
-    Where most nodes have no GPU and shall have none, all take part without.
+    If most nodes have no GPU and need none, all nodes take part without GPUs.
     """
     observed_gpus: dict[str, Gpus] = {}
     reasons: dict[str, str] = {}
@@ -70,7 +70,7 @@ def idle_gpus(
 def _devices(observed: Gpus, busy: bool) -> dict[int, Gpu]:
     """Number -> GPU for the jobs of this node, without a processor's own graphics.
 
-    busy: without the vendor's tool, those on the bus: it need not be known whether they are idle
+    busy: include the GPUs on the bus if the vendor's tool, which shows the idle ones, is missing
     """
     bus = findings.expected_gpus(observed)
     graphics = {gpu.address for gpu in observed.pci} - {gpu.address for gpu in bus}
@@ -88,7 +88,7 @@ def _devices(observed: Gpus, busy: bool) -> dict[int, Gpu]:
 def _missing_reason(
     observed: Gpus, devices: Mapping[int, Gpu], expected: int | None, source: str
 ) -> str:
-    """Why the node has too few GPUs; "" if it has enough."""
+    """Why the node has too few GPUs; "": it has enough."""
     count = counted(len(devices), "GPU") if devices else "no GPU"
     shown = {gpu.pci_address for gpu in devices.values()}
     hidden = [gpu.address for gpu in findings.unshown_gpus(observed) if gpu.address not in shown]
@@ -138,7 +138,7 @@ _BUSY = "busy"
 
 
 def _use(gpu: Gpu, busy: bool) -> tuple[str, tuple[str, ...]]:
-    """Why the GPU cannot take part, and who uses it; "" if it can."""
+    """Why the GPU cannot take part, and its users; "": it can."""
     if gpu.mig == "on":
         return "divided (MIG): a collective needs whole GPUs", ()
     if gpu.compute_mode == "prohibited":

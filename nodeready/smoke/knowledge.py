@@ -30,8 +30,7 @@ class Test:
     number:  unique in the run
     purpose: one of ALONE … CONTROL
     nodes:   in the order of their ranks; of a sweep (source, target)
-    gpus:    nodes with the numbers of the GPUs that take part there; every other node takes part
-             with all the GPUs that the run has there
+    gpus:    (node, numbers of its GPUs that take part); of other nodes, all GPUs of the run
     """
 
     number: int
@@ -54,7 +53,7 @@ class SmokeOutcome:
     barred:      nodes that another user keeps from the test: not tested again, not suspected
     culprits:    nodes that report an own fault (a rank that died at start, a wrong sum, a missing
                  GPU): the search begins with them, and tests each of them
-    retransmits: TCP segments that the source of a sweep sent again; 0 where it is unknown
+    retransmits: TCP segments that the source of a sweep sent again; 0: none, or unknown
     """
 
     ok: bool
@@ -73,10 +72,10 @@ class SmokeSuspect:
 
     kind:     ``node``; ``gpu``: GPUs of one node; ``pair``: two nodes that pass with other nodes
               and fail together; ``scale``: each node passes, and this number of nodes fails
-    nodes:    in the inventory's order; several of kind node: they pass among themselves and with
-              no other node; of kind scale the fewest that failed, or the nodes of the failures
-              that could not be explained
-    gpus:     of kind gpu, the numbers on its node
+    nodes:    in the inventory's order. Several of kind node pass among themselves and with no
+              other node. Of kind scale: the fewest that failed, or the nodes of the failures that
+              have no explanation
+    gpus:     of kind gpu, the GPUs' numbers on its node
     evidence: a sentence for each piece, the strongest first, test numbers in brackets
     """
 
@@ -91,7 +90,7 @@ class SmokeSuspect:
         return () if self.kind == SCALE else self.nodes
 
     def explains(self, test: Test) -> bool:
-        """Whether this suspect lets a test fail."""
+        """Whether this suspect is a reason for the failure of this test."""
         present = {*test.nodes}.intersection(self.nodes)
         if self.kind == PAIR:
             return len(present) == 2
@@ -143,12 +142,12 @@ def with_cause(cause: str) -> str:
 
 
 class Knowledge:
-    """The results of a search so far; consistent at any moment, so that it can be stopped.
+    """The results of a search so far; consistent at any moment, so that the search can be stopped.
 
-    positions:   of each node in the inventory
+    positions:   node -> its position in the inventory
     finished:    the tests with their outcomes
-    node_limit:  any nodes up to this number pass together, more do not; 0: no such number
-    doubts:      suspects that are not confirmed yet, with the reason
+    node_limit:  maximum number of nodes that pass together, whichever they are; 0: no maximum
+    doubts:      node that is suspected and not confirmed yet -> the reason
     is_complete: the search has ended by itself
     """
 
@@ -191,7 +190,7 @@ class Knowledge:
         ):
             return
         if kind == NODE:
-            # A node that fails with all nodes is not one of a pair.
+            # A node that fails with all nodes explains its pairs.
             self.remove(pair for pair in pairs if members & {*pair.nodes})
         suspect = SmokeSuspect(kind, self.sorted(nodes), tuple(sorted(gpus)), evidence)
         self.suspects.append(suspect)
@@ -199,14 +198,13 @@ class Knowledge:
             self.doubts.pop(name, None)
 
     def remove(self, suspects: Iterable[SmokeSuspect]) -> None:
-        """Remove suspects that another one explains."""
+        """Remove suspects that another suspect explains."""
         removed = [*suspects]
         self.suspects = [suspect for suspect in self.suspects if suspect not in removed]
 
     def excluded(self) -> set[str]:
         """The nodes that are not tested again."""
-        kinds = (NODE, GPU)
-        return {name for s in self.suspects if s.kind in kinds for name in s.nodes}
+        return {name for s in self.suspects if s.kind in (NODE, GPU) for name in s.nodes}
 
     def partners(self, name: str) -> set[str]:
         """The nodes that fail as a pair with this node."""
@@ -221,7 +219,7 @@ class Knowledge:
         return any(suspect.explains(test) for suspect in suspects)
 
     def _recheck_limit(self) -> None:
-        """Drop the limit, where suspects that fail below it explain all failures above it."""
+        """Drop the limit if suspects that fail below it explain all failures above it."""
         failed = [
             test
             for test, outcome in self.finished

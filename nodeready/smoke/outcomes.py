@@ -1,7 +1,7 @@
 """The outcome of a test, from the answers of its nodes. Pure.
 
-An answer can make its own node fail. A report about another node is a hint, which a test of that
-node has to confirm.
+An answer can prove a fault of its own node. A report about another node is only a hint, which a
+test of that node has to confirm.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ _RANK = re.compile(r"\brank (\d{1,9})\b")
 class _NamedRank:
     """One rank of a node.
 
-    title:          ``gpu03``, ``gpu03 GPU 5``, ``gpu03 local rank 1``: the same in all tests
-    message, mismatch: the rank's own, with the titles of other ranks
+    title:   ``gpu03``, ``gpu03 GPU 5``, ``gpu03 local rank 1``: the same in all tests
+    message, mismatch: the rank's error and mismatch, with titles in place of ranks' numbers
     """
 
     node: str
@@ -96,10 +96,10 @@ def collective_outcome(
     answers: Mapping[str, CollectiveAnswer | str],
     orders: Mapping[str, CollectiveOrder],
 ) -> SmokeOutcome:
-    """The outcome of a test of ranks.
+    """The outcome of a collective.
 
-    answers: of each node; a text is the reason why it gave none
-    orders:  of each node
+    answers: node -> its answer; a text is the reason why it gave none
+    orders:  node -> its order
     """
     received = {name: a for name in test.nodes if isinstance(a := answers[name], CollectiveAnswer)}
     lost = tuple(name for name in test.nodes if name not in received)
@@ -139,7 +139,7 @@ def collective_outcome(
         return fails(next(certain[name] for name in test.nodes if name in certain), [*certain])
     if likely:
         cause = next(likely[name] for name in test.nodes if name in likely)
-        # The failure of many can come from data of another rank: a wrong sum goes around.
+        # If many nodes fail, the data of another rank may be the cause: a wrong sum goes around.
         are_few = 2 * len(likely) <= len(test.nodes) or len(test.nodes) == 1
         return fails(cause, _blamed_by_two(ranks, node_of) or ([*likely] if are_few else ()))
     if failed:
@@ -180,7 +180,7 @@ def _rank_titles(test: Test, orders: Mapping[str, CollectiveOrder]) -> dict[int,
 def _implausible(
     test: Test, received: Mapping[str, CollectiveAnswer], orders: Mapping[str, CollectiveOrder]
 ) -> dict[str, str]:
-    """The nodes with an impossible answer: another test's, other ranks, impossible figures."""
+    """Node -> why its answer is impossible: another test, other ranks, impossible figures."""
     failures = {}
     for name, answer in received.items():
         numbers = sorted(rank.rank for rank in answer.ranks)
@@ -204,7 +204,7 @@ def _are_possible(ms: float, gbps: float) -> bool:
 
 
 def _waiting_cause(failed: list[_NamedRank], awaited: list[str]) -> str:
-    """Why ranks that wait for ranks fail: no connection, too little data, or their last phase."""
+    """Why ranks that wait for other ranks fail: no connection, too little data, else the phase."""
     for pattern in (_UNCONNECTED, _PATH):
         counts = Counter(named.message for named in failed if pattern.search(named.message))
         if counts:
@@ -225,7 +225,7 @@ def _reported_by_two(reports: Iterable[tuple[str | None, str]]) -> set[str]:
 
 
 def _blamed_by_two(ranks: list[_NamedRank], node_of: Mapping[int, str]) -> set[str]:
-    """The nodes whose ranks' numbers are wrong for other nodes."""
+    """The nodes whose ranks' data is wrong, by the reports of two other nodes."""
     return _reported_by_two(
         (node_of.get(int(number)), named.node)
         for named in ranks
@@ -283,8 +283,8 @@ def pair_outcome(
 ) -> SmokeOutcome:
     """The outcome of a pair, from the source's answer; a text is the reason why it gave none.
 
-    owners: of all addresses
-    ports:  that the source was ordered to try
+    owners: the owners of all addresses
+    ports:  the ports that the source was ordered to try
     """
     source, target = test.nodes
     if isinstance(answer, str):
@@ -302,9 +302,8 @@ def pair_outcome(
     failing: dict[str, list[int]] = {}
     for attempt in tries:
         if attempt.outcome != OK:
-            failing.setdefault(_line(mesh.port_cause(attempt, are_skipped)), []).append(
-                attempt.port
-            )
+            cause = _line(mesh.port_cause(attempt, are_skipped))
+            failing.setdefault(cause, []).append(attempt.port)
     if failing:
         causes = [
             f"{'port' if len(numbers) == 1 else 'ports'} {ports_text(numbers)}: {cause}"
@@ -315,9 +314,6 @@ def pair_outcome(
         return SmokeOutcome(False, f"no connection to {target} was tried in time")
     cause = _DATA_CAUSES[answer.outcome]
     return SmokeOutcome(
-        not cause,
-        cause and f"{target}: {cause}",
-        ms=answer.ms,
-        gbps=answer.gbps,
+        not cause, cause and f"{target}: {cause}", answer.ms, answer.gbps,
         retransmits=max(0, answer.retransmits),
-    )
+    )  # fmt: skip

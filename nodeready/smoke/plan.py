@@ -1,4 +1,4 @@
-"""The rounds of a smoke test of a fleet without a fault: its groups and its sweeps. Pure."""
+"""The groups and the sweeps of a smoke test, and its rounds if there is no fault. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _ALL_PAIRS = 64
 class SmokePlan(NamedTuple):
     """The tests and rounds of a fleet without a fault.
 
-    tests:  of several nodes together, before the sweep
-    rounds: before the sweep; the first tests each node alone
-    sweeps: rounds of the sweep, which tests pairs of nodes
+    tests:  number of tests of several nodes, before the sweep
+    rounds: number of rounds before the sweep; the first round tests each node alone
+    sweeps: number of rounds of the sweep, which tests pairs of nodes
     """
 
     tests: int

@@ -1,4 +1,4 @@
-"""What got worse on a node during the test: errors of its GPUs and ports. Pure."""
+"""New errors of a node's GPUs and ports during the test. Pure."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ _GPU_TEMPERATURES = (
     ("", "temperature_c", "temperature_slowdown_c"),
     ("memory ", "memory_temperature_c", "memory_temperature_max_c"),
 )
-#: The counters of ports (`Subject.counters`) -> the name of one increment, and the increments that
-#: are normal: errors of a sender, and of a receiver other than CRC errors, have causes beside the
-#: wire.
+#: The counters of ports (`Subject.counters`) -> the name of one increment, and the maximum normal
+#: increase: send errors, and receive errors other than CRC errors, do not only come from the wire.
 _PORT_COUNTERS = {
     "symbol_error": ("new symbol error", 0),
     "link_downed": ("new link failure", 0),
@@ -66,7 +65,7 @@ def increase(before: int | None, after: int | None) -> int:
 
 
 def regressions(before: Snapshot, after: Snapshot) -> tuple[str, ...]:
-    """What got worse between two snapshots of a node, a sentence each."""
+    """The new errors between two snapshots of a node, a sentence each."""
     sentences: list[str] = []
     for subject in ("gpus", "rdma", "nics"):
         old: Any = before.subjects.get(subject)
@@ -128,7 +127,8 @@ def _gpu(before: Gpu, after: Gpu) -> Iterator[str]:
 
 
 def _kernel_faults(before: Gpus, after: Gpus) -> Iterator[str]:
-    """New faults in the kernel's log; an application's fault can be due to the end of a test."""
+    """New faults in the kernel's log, without those of applications, which the end of a test can
+    cause."""
     if not (before.kernel_log.works and after.kernel_log.works):
         return
     old = Counter[tuple[object, ...]]()

@@ -1,4 +1,4 @@
-"""Rounds of tests over the nodes' open channels, each test with its deadline."""
+"""Rounds of parallel tests over the nodes' open channels, each test with its deadline."""
 
 from __future__ import annotations
 
@@ -45,22 +45,21 @@ from nodeready.transport.channels import join_all
 #: Bytes of a collective with checked results, and of one with a measured bandwidth.
 _SMALL = 4 << 10
 _LARGE, _LARGE_GPU = 8 << 20, 256 << 20
-#: Bytes of a pair's large message: in a sweep all nodes send at once, and full packets are all
-#: that a path must show.
+#: Bytes of a pair's large message. All nodes of a sweep send at once, and a path only has to pass
+#: full packets.
 _LARGE_PAIR = 1 << 20
-#: Seconds of a pair: its name (3 s), time-outs of three ports and a token (7.5 s), and the data;
-#: the minimum covers the name and the ports, however fast other pairs are.
+#: Seconds of a pair: its name (3 s), time-outs of three ports and a token (7.5 s), and the data.
+#: The minimum covers the name and the ports, however fast other pairs are.
 _PAIR_S, _MIN_PAIR_S = 14.0, 8.0
 
-#: Seconds beyond its limit for a node's answer: it ends its ranks, and the answer travels.
+#: Seconds beyond a test's limit for a node to end its ranks, and for the answer to arrive.
 _MARGIN_S = 6.0
-#: After a node of a test has failed or is lost, its peers receive nothing more: the seconds for
-#: them to report that before they are ordered to end.
+#: Seconds for the peers of a node that failed or is lost to report that they receive nothing more.
 _GRACE_S = 3.0
 #: A straggler gets this multiple of the time of half of its round's tests, or of earlier like
 #: tests, and at least these seconds; twice as long until most tests have passed.
 STRAGGLER_TIMES, MIN_TEST_S = 5, 3.0
-#: Of the remaining time, the maximum that is kept for the snapshots afterwards.
+#: Maximum seconds that are kept for the snapshots after the tests.
 _AFTER_S = 8.0
 
 #: A round's purpose in words.
@@ -75,7 +74,7 @@ _TITLES = {
 
 #: A node and its answer, or the reason why it has none.
 _Answer = tuple[str, CollectiveAnswer | PairAnswer | str]
-#: Tests that take as long with as many ranks: the engine, and whether there are several nodes.
+#: Tests with the same engine, and with one node or with several, take as long with as many ranks.
 _Likeness = tuple[Kind, bool]
 
 
@@ -83,7 +82,8 @@ _Likeness = tuple[Kind, bool]
 class _OrderedTest:
     """A test with its orders.
 
-    limit_s: the time that it may take; is_cut: the budget allows no more
+    limit_s: the seconds that it may take
+    is_cut:  the budget allows less than the desired seconds
     """
 
     test: Test
@@ -96,12 +96,12 @@ class _OrderedTest:
 
 @dataclass
 class _TestRound:
-    """Tests side by side.
+    """Tests that run in parallel.
 
-    min_s:   minimum time of every test
-    half_s:  the time until half of them had passed
+    min_s:   minimum seconds of every test
+    half_s:  the seconds until half of the tests had passed
     end_at:  the moment at which the remaining tests are ended
-    queues:  of the tests' answers; an empty answer wakes a test
+    queues:  each test's queue of answers; an empty answer wakes the test
     """
 
     total: int
@@ -113,7 +113,8 @@ class _TestRound:
     queues: list[Queue[_Answer]] = field(default_factory=list)
 
     def count_pass(self) -> None:
-        """Count a test that passed: half of them, and then most, limit the remaining tests."""
+        """Count a test that passed. When half of them, and then most, have passed, the remaining
+        tests get a limit."""
         self.passed += 1
         if not 2 * self.passed >= self.total > 1:
             return
@@ -133,8 +134,8 @@ class OutOfTime(Exception):
 class TestRounds:
     """The rounds of one run.
 
-    turn: counts the rounds in which all tests passed, and chooses the ports: a port that fails
-          stays while the search looks for its node
+    turn: the number of rounds in which all tests passed. It chooses the ports: a port that fails
+          stays while the search looks for the faulty node
     last: the highest number of a test
     """
 
@@ -163,11 +164,11 @@ class TestRounds:
         likeness = kind, len(rows) > 1
         large = _LARGE_GPU if kind[1] == "nccl" else _LARGE
         durations = self._durations.get(likeness, {})
-        # PyTorch itself is read when the node says hello; the libraries for its GPUs are not.
+        # PyTorch itself is read before the node's hello; the libraries for its GPUs are not.
         is_first = not durations and kind[1] == "nccl"
         desired_s = engine_choice.limit_s(*kind, world, large, first=is_first)
         if durations:
-            # The slowest of those with as many ranks or more; scaled where none has as many.
+            # The slowest test with as many ranks or more; scaled if no test had as many.
             maximum = max(durations)
             comparable = [s for ranks, s in durations.items() if ranks >= min(world, maximum)]
             like_s = max(comparable) * max(1.0, world / maximum)
@@ -176,21 +177,12 @@ class TestRounds:
         following = [*test.nodes[1:], test.nodes[0]] if len(rows) > 1 else [None]
         ordered = {
             name: CollectiveOrder(
-                number=test.number,
-                engine=kind[0],
-                backend=kind[1],
-                world=world,
-                first=first,
-                ranks=ranks,
-                gpus=gpus,
-                head=head,
+                test.number, *kind, world=world, first=first, ranks=ranks, gpus=gpus, head=head,
                 next=self._peer(next_name, 1) if next_name else None,
-                small=_SMALL,
-                large=large,
-                limit_s=limit_s,
+                small=_SMALL, large=large, limit_s=limit_s,
             )
             for (name, first, ranks, gpus), next_name in zip(rows, following, strict=True)
-        }
+        }  # fmt: skip
         return _OrderedTest(test, likeness, world, limit_s, room_s < desired_s, ordered)
 
     def ranks_of(self, test: Test, kind: Kind) -> tuple[list[tuple[str, int, int, Numbers]], int]:
@@ -206,7 +198,7 @@ class TestRounds:
         return rows, world
 
     def _peer(self, name: str, step: int = 0) -> SmokePeer:
-        """A node with the port of its turn. step: 1 for the ring, whose port follows rank 0's"""
+        """A node with the port of this turn. step: 1 for the ring, whose port follows rank 0's"""
         ports = self.nodes.ports[name]
         port = ports[(self.turn + step) % len(ports)]
         return SmokePeer(name, self.nodes.addresses[name], port, self.nodes.hellos[name].token)
@@ -241,7 +233,7 @@ class TestRounds:
     def _answers(
         self, ordered: _OrderedTest, test_round: _TestRound, done: Callable[[str], object]
     ) -> dict[str, CollectiveAnswer | PairAnswer | str]:
-        """Order a test, and wait until each of its nodes has answered, or is lost."""
+        """Order a test, and wait until each of its nodes has answered or is lost."""
         queue: Queue[_Answer] = Queue()
         test_round.queues.append(queue)
         number = ordered.test.number
@@ -281,7 +273,7 @@ class TestRounds:
     def _test(
         self, ordered: _OrderedTest, test_round: _TestRound, done: Callable[[str], object]
     ) -> SmokeOutcome | None:
-        """Run one test. None: the budget cut it off, so that it has no outcome."""
+        """Run one test. Returns None if the budget cut it off, so that it has no outcome."""
         test, began = ordered.test, time.monotonic()
         try:
             answers = self._answers(ordered, test_round, done)
@@ -326,9 +318,9 @@ class TestRounds:
     # --- One round.
 
     def run(self, tests: Sequence[Test], kind: Kind | None = None) -> dict[int, SmokeOutcome]:
-        """Run these tests side by side. Raises OutOfTime.
+        """Run these tests in parallel. Raises OutOfTime.
 
-        kind: the engine and backend; None: that of the search
+        kind: the engine and backend; None: those of the search
         """
         choice, lost = self.nodes.choice, {*self.channels.lost}
         room_s = self.stop_at - time.monotonic() - _MARGIN_S
@@ -355,7 +347,7 @@ class TestRounds:
         with self.nodes.progress(title, {name for t in ready for name in t.orders}) as done:
             join_all([gevent.spawn(run_test, ordered) for ordered in ready])
         if is_sweep and not all(outcome and outcome.ok for outcome in results.values()):
-            # A target has no order, so its loss is not noticed yet.
+            # A target gets no order, so its loss is not noticed yet.
             self.channels.drop_dead()
         self.count += 1
         self.last = max([self.last, *(test.number for test in tests)])
@@ -367,10 +359,9 @@ class TestRounds:
             outcome = results.get(test.number, SmokeOutcome(False, f"{', '.join(names)} is lost"))
             if outcome is None:
                 raise OutOfTime
-            # The culprits of a test with a lost node do not count.
-            outcomes[test.number] = (
-                outcome if outcome.ok or not names else replace(outcome, lost=names)
-            )
+            if names and not outcome.ok:
+                outcome = replace(outcome, lost=names)
+            outcomes[test.number] = outcome
         passed = sum(outcome.ok for outcome in outcomes.values())
         if passed < len(outcomes):
             self.nodes.tell(f"{title}: {passed} of {len(outcomes)} passed")
@@ -379,7 +370,7 @@ class TestRounds:
         return outcomes
 
     def _title(self, tests: Sequence[Test]) -> str:
-        """A round in words, for the progress."""
+        """The round in words, for the progress."""
         if tests[0].purpose != HALF:
             return _TITLES[tests[0].purpose]
         passed = {

@@ -1,4 +1,4 @@
-"""The smoke test of all nodes, until one deadline: the search, and what another engine shows."""
+"""The smoke test of all nodes, until one deadline: the search, and tests with a second engine."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from nodeready.smoke.search import search
 from nodeready.text import counted, utc_now
 from nodeready.transport.snapshots import NOT_PROBED
 
-#: The maximum of suspects that another engine tests.
+#: Maximum suspects that are tested with another engine.
 _MAX_CONTROLS = 5
-#: Seconds of one round of a healthy fleet, for the printed plan alone.
+#: Seconds of one round without a fault, for the printed plan.
 _USUAL_S = {("torch", "nccl"): 8.0, ("nccl-tests", "nccl"): 15.0, ("torch", "gloo"): 2.0}
 _USUAL_RING_S = 1.0
-#: What an engine stands for.
+#: The library that an engine proves.
 _LIBRARIES = {"torch": "PyTorch or its library", "nccl-tests": "NCCL", RING: "the ring"}
 
 
@@ -43,13 +43,14 @@ def smoke(
     progress: Progress,
     password: Callable[[list[str]], bool] = lambda names: False,
 ) -> document.SmokeReport:
-    """Test all nodes together, and search what makes a test fail.
+    """Test all nodes together, and search for the cause of a failed test.
 
     tell:     gets the plan before the first test, and failures, a line each
-    progress: of each round: gets its title and its nodes, and then each node that has answered
-    password: asks for sudo's, for these nodes; whether there is one now
+    progress: gets the title and the nodes of each round; what it returns gets each node that has
+              answered
+    password: asks for the sudo password of these nodes; whether there is one now
 
-    Never raises for a node's fault. An interrupt, or the deadline, ends what runs on the nodes,
+    Never raises for a node's fault. An interrupt, or the deadline, ends the programs on the nodes,
     and the document has what is known until then.
     """
     started, nodes = utc_now(), Participants(task, tell, progress)
@@ -71,8 +72,8 @@ def smoke(
 class _SmokeRun:
     """The search, the control tests, and the document of one run.
 
-    controls:       suspect -> what another engine shows
-    common_control: what another engine shows on all nodes, where no test passed
+    controls:       suspect -> the result of another engine, in a sentence
+    common_control: the result of another engine on all nodes, if no test passed
     """
 
     def __init__(self, nodes: Participants) -> None:
@@ -98,8 +99,8 @@ class _SmokeRun:
         except StopIteration:
             return
         except OutOfTime:
-            self.stopped = f"the budget of {task.budget_s} s was over in round "
-            self.stopped += str(self.rounds.count + 1)
+            number = self.rounds.count + 1
+            self.stopped = f"the budget of {task.budget_s} s was over in round {number}"
             doubts, untested = len(self.knowledge.doubts), len(self.knowledge.result().untested)
             if doubts:
                 verb = "was" if doubts == 1 else "were"
@@ -115,16 +116,18 @@ class _SmokeRun:
             counted(ranks[0], "rank") if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]} ranks"
         )
         best = plan(len(names), full=self.task.full)
-        # Alone, in groups, all together; then the pairs.
         usual_s = best.rounds * _USUAL_S.get(choice.kind, _USUAL_RING_S)
         usual_s += best.sweeps * _USUAL_RING_S
         if choice.fallback_reason:
             self.nodes.tell(f"engine {choice.name}: {choice.fallback_reason}")
-        together = [f"{counted(best.tests, 'test')} of several"] * bool(best.tests)
-        pairs = [counted(best.sweeps, "round") + " of pairs"] * bool(best.sweeps)
-        steps = ", ".join(["each alone", *together, *pairs])
+        steps = ["each alone"]
+        if best.tests:
+            steps.append(f"{counted(best.tests, 'test')} of several")
+        if best.sweeps:
+            steps.append(f"{counted(best.sweeps, 'round')} of pairs")
         self.nodes.tell(
-            f"{counted(len(names), 'node')} with {ranks_text} each, {choice.name}: {steps}; "
+            f"{counted(len(names), 'node')} with {ranks_text} each, {choice.name}: "
+            f"{', '.join(steps)}; "
             f"{max(1, round(usual_s))} s without a fault, budget {self.task.budget_s} s"
         )
 
@@ -132,8 +135,8 @@ class _SmokeRun:
         return self.rounds.ranks_of(Test(0, ALONE, (name,)), self.nodes.choice.kind)[1]
 
     def control(self) -> None:
-        """Repeat failed tests with another engine on the same nodes, which tells a faulty library
-        from a faulty path."""
+        """Repeat failed tests with another engine on the same nodes, to distinguish a faulty
+        library from a faulty path."""
         kind, lost = self.nodes.choice.control, {*self.channels.lost}
         if kind is None or self.stopped:
             return
@@ -179,7 +182,7 @@ class _SmokeRun:
         return min(tests, key=len, default=())
 
     def _contrast(self, test: Test, outcome: SmokeOutcome, kind: Kind) -> str:
-        """What a test with another engine shows, in a sentence; "": nothing."""
+        """What a test with another engine proves, in a sentence; "": nothing."""
         if outcome.lost:
             return ""
         self.control_engine = self.nodes.engine(test.nodes[0], kind)
@@ -230,16 +233,13 @@ class _SmokeRun:
             takes_part = name in nodes.names
             rows.append(
                 document.SmokeNode(
-                    name=name,
-                    status=status,
-                    reason=reason,
+                    name, status, reason,
                     ranks=self._rank_count(name) if takes_part else 0,
                     gpus=nodes.gpus.get(name, ()) if takes_part else (),
                     engine=nodes.engine(name, choice.kind),
-                    warnings=warnings,
-                    slots=nodes.slots(name),
+                    warnings=warnings, slots=nodes.slots(name),
                 )
-            )
+            )  # fmt: skip
         return document.SmokeReport(
             started=started,
             finished=utc_now(),

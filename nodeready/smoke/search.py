@@ -1,13 +1,14 @@
 """The search for the nodes, GPUs and pairs that make a collective fail. Pure.
 
-Every node alone first; then groups of about √N, side by side. The groups that passed are merged:
-a failure there is due to two nodes, two sets of nodes, or the number. A group that failed is
-halved, each half beside nodes that passed; a candidate is confirmed beside two of these, and they
-without it. Then all remaining nodes together, and the plain paths between them.
+First every node is tested alone, then groups of about √N nodes in parallel. The groups that passed
+are merged: a failure there is due to two nodes, to two sets of nodes, or to the number of nodes. A
+group that failed is halved, and each half is tested beside nodes that passed. A candidate is
+confirmed beside two good nodes, which must pass without it. Then all remaining nodes are tested
+together, and the plain paths between them.
 
 A node is suspected when it fails beside nodes that pass without it; a pair, when each of the two
-passes with those; a slow node, after retrials with good nodes and nothing else running. A failure
-that is none of these is reported with all nodes of its test.
+passes with good nodes; a slow node, after retrials in turns with good nodes, with no other test
+beside them. Any other failure is reported with all nodes of its test.
 """
 
 from __future__ import annotations
@@ -55,27 +56,27 @@ from nodeready.smoke.trials import (
 #: Yields a round of tests, is sent their outcomes by number, returns the result.
 Search = Generator["list[Test]", "Mapping[int, SmokeOutcome]", SearchResult]
 
-#: What a hunt is after: a test that failed, a slow one, one that failed and then passed.
+#: The fault that a hunt looks for: a test that fails, is slow, or fails only now and then.
 _BROKEN, _SLOW, _FLAKY = "broken", "slow", "flaky"
 #: The repetitions of a test that fails now and then.
 _REPEATS = 3
-#: The maximum of faults between groups that are searched.
+#: Maximum faults between groups that are searched.
 _MAX_FAULTS = 16
-#: Up to the first number of suspects, all pairs of them are tested; of more, each with the next
-#: one, and where that shows a set, the second number of pairs.
+#: Up to the first number of suspects, all pairs of them are tested. Of more suspects, each is
+#: tested with the next one; if any pass together, up to the second number of further pairs.
 _ALL_SUSPECT_PAIRS, _MAX_SUSPECT_PAIRS = 4, 64
 
 _NO_THIRD = "there is no third node to tell which of them it is"
 
 
 def _passes_without(controls: Iterable[Trial | None]) -> list[str]:
-    """The evidence that the good nodes pass among themselves."""
+    """The evidence that the good nodes pass without the suspect."""
     trials = [trial for trial in controls if trial]
     return [f"without it these pass together {cite_trials(trials)}"] if trials else []
 
 
 def _halves(nodes: Sequence[str], culprits: Collection[str]) -> list[list[str]]:
-    """The culprits by their own report and the other nodes; else the two halves."""
+    """The nodes that reported an own fault and the other nodes, if they are few; else halves."""
     reported = [name for name in nodes if name in culprits]
     if 0 < len(reported) <= len(nodes) // 2:
         return [reported, [name for name in nodes if name not in culprits]]
@@ -84,25 +85,26 @@ def _halves(nodes: Sequence[str], culprits: Collection[str]) -> list[list[str]]:
 
 
 def _round_robin(nodes: Sequence[str], limit: int) -> Iterable[list[tuple[str, str]]]:
-    """Rounds of pairs: every node meets a new one in each round."""
-    turning: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
-    for _ in range(min(len(turning) - 1, limit)):
-        half = len(turning) // 2
-        pairs = zip(turning[:half], reversed(turning[half:]), strict=True)
+    """Rounds of pairs: in each round every node is paired with another node than before."""
+    seats: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
+    half = len(seats) // 2
+    for _ in range(min(len(seats) - 1, limit)):
+        pairs = zip(seats[:half], reversed(seats[half:]), strict=True)
         yield [(first, second) for first, second in pairs if first and second]
-        turning = [turning[0], turning[-1], *turning[1:-1]]
+        seats = [seats[0], seats[-1], *seats[1:-1]]
 
 
 class _FaultSearch:
     """One search.
 
     good:       nodes that passed together; other nodes are tested beside them
-    group_of:   the number of the group in which each of them passed
-    group_size: of the largest group
+    group_of:   good node -> the number of the group in which it passed
+    group_size: nodes of the largest group
     usual_gbps, usual_ms: of a good group
-    candidates: nodes that fail in a test beside a good node, to be confirmed
-    retrials:   nodes that are slow or fail now and then, to be retried
-    set_aside:  of each pair, the node that is not tested in larger groups
+    candidates: nodes that failed beside a good node -> that test; they have to be confirmed
+    retrials:   nodes that were slow or flaky, with the test and the mode; they are retried
+    confirmed:  suspected nodes -> a test beside good nodes that failed
+    set_aside:  the node of each faulty pair that is not tested in larger groups
     """
 
     def __init__(
@@ -140,8 +142,8 @@ class _FaultSearch:
     def _rounds(
         self, requests: list[TrialRequest]
     ) -> Generator[list[Test], Mapping[int, SmokeOutcome], Trials]:
-        """Make these tests, in as few rounds as their nodes allow. A test that lost a node is
-        repeated without it."""
+        """Run these tests, in as few rounds as their nodes allow. A test that lost a node is
+        repeated without that node."""
         knowledge = self.knowledge
         trials: Trials = [None] * len(requests)
         waiting = list(enumerate(requests))
@@ -176,9 +178,9 @@ class _FaultSearch:
         knowledge = self.knowledge
         out = knowledge.excluded()
         out |= {name for _, request in waiting for name in request.nodes}
-        # Other fillers each time: no good node is in every test.
-        turn = 7 * knowledge.rounds % max(1, len(self.good))
-        free = [name for name in self.good[turn:] + self.good[:turn] if name not in out]
+        # Each round begins with other fillers, so that no good node is in every test.
+        start = 7 * knowledge.rounds % max(1, len(self.good))
+        free = [name for name in self.good[start:] + self.good[:start] if name not in out]
         filling = sum(request.fillers > 0 for _, request in waiting)
         tests: list[tuple[int, TrialRequest, Test]] = []
         later: list[tuple[int, TrialRequest]] = []
@@ -214,7 +216,7 @@ class _FaultSearch:
         return tests, later
 
     def _together(self, hunts: Iterable[Hunt]) -> Steps[None]:
-        """Run hunts side by side, and the hunts that continue them."""
+        """Run hunts in parallel, and the hunts that continue them."""
         live: list[tuple[Hunt, list[TrialRequest]]] = []
         for hunt in hunts:
             self._advance(hunt, None, live)
@@ -300,8 +302,10 @@ class _FaultSearch:
     def _smallest(
         self, request: Callable[[Sequence[T]], TrialRequest], order: Sequence[T], low: int
     ) -> Steps[tuple[T, T, int]]:
-        """Two members of the smallest set that fails, and the size of that set. All of this order
-        fail, the first ``low`` pass."""
+        """Two members of the smallest set that fails, and its size.
+
+        order: members that fail together; the first ``low`` of them pass
+        """
         end = yield from self._shortest(request, order, low)
         last = order[end - 1]
         before = order[: end - 1]
@@ -311,7 +315,7 @@ class _FaultSearch:
     def _shortest(
         self, request: Callable[[Sequence[T]], TrialRequest], order: Sequence[T], low: int
     ) -> Steps[int]:
-        """The length of the shortest beginning that fails."""
+        """The length of the shortest beginning of ``order`` that fails."""
         high = len(order)
         while high - low > 1:
             middle = (low + high) // 2
@@ -354,7 +358,7 @@ class _FaultSearch:
             yield from self._merge([good_nodes, *singles])
 
     def _is_slow(self, trial: Trial | None) -> bool:
-        """Whether a test is slow for its size. Larger tests take longer anyway."""
+        """Whether a test is slow for its size. A larger test takes longer without a fault."""
         if trial is None or len(trial.test.nodes) > 1.5 * self.group_size:
             return False
         return looks_slow(trial.outcome, self.usual_gbps, self.usual_ms)
@@ -367,7 +371,7 @@ class _FaultSearch:
         trials: list[Trial] = []
         good: list[list[str]] = []
         unpaired = live
-        # All pairs of a few nodes, until most nodes have met a node with which they pass.
+        # All pairs of a few nodes, until half of the nodes have passed with another node.
         for pairs in _round_robin(live, len(live) if len(live) <= 16 else 4):
             if 2 * len(unpaired) <= len(live):
                 break
@@ -421,7 +425,7 @@ class _FaultSearch:
                 else:
                     self.retrials.append((node, trial, state))
             elif len(half) < len(trial.test.nodes) and len(self.good) < 2 * self.group_size:
-                # It passed beside good nodes: where these are few, more can be tested at a time.
+                # It passed beside good nodes. Where these are few, more allow larger tests.
                 self.good += [name for name in half if name not in self.good]
         if is_found or mode != _BROKEN or failed is None:
             return hunts
@@ -436,7 +440,7 @@ class _FaultSearch:
         return [self._halve(nodes, failed, _FLAKY)]
 
     def _half(self, half: list[str], mode: str) -> TrialRequest:
-        # One node beside it is half of the proof; what is slow is compared with groups.
+        # One good node suffices for one node. A slow test has to be compared with whole groups.
         if len(half) == 1 and mode != _SLOW:
             return TrialRequest(HALF, tuple(half), 1)
         return TrialRequest(HALF, tuple(half), max(0, self.group_size - len(half)))
@@ -463,7 +467,7 @@ class _FaultSearch:
             controls = yield [TrialRequest(CONTROL, knowledge.sorted(group)) for group in groups]
             if not any(map(is_failed, controls)):
                 break
-            # A good node has become faulty: find it, and repeat without it.
+            # A good node has become faulty: find it, and repeat the tests without it.
             yield from self._merge([[name] for name in self.good])
             again = yield [TrialRequest(CONFIRM, (node,), 1) for node in firsts]
             firsts = {trial.test.nodes[0]: trial for trial in again if trial and is_failed(trial)}
@@ -490,10 +494,11 @@ class _FaultSearch:
             self.retrials.append((node, first, _FLAKY))
         return []
 
-    # --- Two nodes, two sides, or a number.
+    # --- The cause of a failure between good nodes: two nodes, two sets of nodes, or the number.
 
     def _pin_down(self, order: Sequence[str], low: int) -> Steps[bool]:
-        """Find why these nodes fail together; the first ``low`` pass. Whether it was found."""
+        """Find why these nodes fail together, of which the first ``low`` pass. Returns whether the
+        cause was found."""
 
         def request(members: Sequence[str]) -> TrialRequest:
             return TrialRequest(CONFIRM, tuple(members))
@@ -511,17 +516,18 @@ class _FaultSearch:
         return len(self.lost) > lost_before or (yield from self._is_number(order, size))
 
     def _is_number(self, order: Sequence[str], size: int) -> Steps[bool]:
-        """Whether the number is the cause: other nodes, as many, fail too, and one less passes."""
+        """Whether the number of nodes is the cause: as many other nodes fail, too, and one less
+        passes."""
         if self.knowledge.is_above_limit(size):
             return True
         pool = self.knowledge.sorted({*order, *self.good} & {*self._live()})
         failed: list[Trial] = []
         passed: list[Trial] = []
         for quarter in (4, 2, 3, 1):
-            # The first time from the end; two choices of nodes have to agree.
+            # The first choice is the last nodes. Two choices have to agree.
             start = len(pool) * quarter // 4
-            turned = pool[::-1] if quarter == 4 else (*pool[start:], *pool[:start])
-            choices = (turned[:size], turned[len(pool) - size + 1 :])
+            rotated = pool[::-1] if quarter == 4 else (*pool[start:], *pool[:start])
+            choices = (rotated[:size], rotated[len(pool) - size + 1 :])
             larger, fewer = yield [TrialRequest(CONFIRM, nodes) for nodes in choices]
             if self.lost.intersection(pool):
                 # A test was made without a lost node: with another number of nodes.
@@ -544,7 +550,7 @@ class _FaultSearch:
         return True
 
     def _good_peers(self, first: str, second: str) -> list[str]:
-        """Two good nodes, of other groups than these two where there are some."""
+        """Two good nodes, if possible of two groups other than those of the given nodes."""
         knowledge = self.knowledge
         out = knowledge.excluded() | {first, second}
         out |= knowledge.partners(first) | knowledge.partners(second)
@@ -559,8 +565,8 @@ class _FaultSearch:
         return peers
 
     def _explain_pair(self, first: str, second: str) -> Steps[bool]:
-        """Two nodes fail together: suspect the pair, where each passes with other nodes; else the
-        node that does not. Whether there is an explanation."""
+        """Explain why two nodes fail together: suspect the pair, if each passes with good nodes;
+        else the node that does not. Returns whether there is an explanation."""
         peers = self._good_peers(first, second)
         # Each keeps its position: it may fail only as the first, or only after another node.
         # Edges that share no node go into one round.
@@ -614,8 +620,8 @@ class _FaultSearch:
         return True
 
     def _is_split(self, first: str, second: str) -> Steps[bool]:
-        """Whether these two belong to two sets of nodes that pass among themselves, and not
-        together; the smaller set is suspected."""
+        """Whether these two nodes belong to two sets that pass among themselves and fail together.
+        The smaller set is suspected."""
         groups: dict[int, list[str]] = defaultdict(list)
         for name in self.good:
             groups[self.group_of[name]].append(name)
@@ -673,8 +679,8 @@ class _FaultSearch:
     def _suspect_set(
         self, nodes: Collection[str], among: Sequence[Trial], majority: Sequence[str]
     ) -> None:
-        """Suspect the smaller part: these nodes, which pass among themselves and fail with the
-        supposed majority, or that majority."""
+        """Suspect these nodes, which pass among themselves and fail with the supposed majority; or
+        that majority, if it is smaller."""
         knowledge = self.knowledge
         crossing = [self.confirmed[n] for n in knowledge.sorted(nodes) if n in self.confirmed]
         evidence = [f"pass among themselves {cite_trials(among)}"] if among else []
@@ -685,14 +691,14 @@ class _FaultSearch:
         if len(majority) == len(nodes):
             evidence.append("the others are as many: it may be they")
         if 0 < len(majority) < len(nodes):
-            # The good nodes were the minority, which the first pairs could not show.
+            # The nodes that were taken for good are the minority.
             evidence = [f"{len(nodes)} others {text}" for text in evidence]
             self.good, nodes = [*knowledge.sorted(nodes)], majority
             self.group_of = dict.fromkeys(self.good, 0)
         knowledge.suspect(NODE, nodes, *evidence)
 
     def _merge(self, groups: list[list[str]]) -> Steps[None]:
-        """Merge groups that passed; the nodes that pass together become the good ones. The faults
+        """Merge groups that passed: the nodes that pass together become the good nodes. Faults
         between the groups are searched one at a time."""
         knowledge = self.knowledge
         aside: set[str] = set()
@@ -715,9 +721,8 @@ class _FaultSearch:
             order = trial.test.nodes
             (again,) = yield [TrialRequest(MERGE, order)]
             first_group = self.group_of[order[0]]
-            low = next(
-                (n for n, name in enumerate(order) if self.group_of[name] != first_group), 1
-            )
+            others = (n for n, name in enumerate(order) if self.group_of[name] != first_group)
+            low = next(others, 1)
             if not is_failed(again) or not (yield from self._pin_down(order, low)):
                 yield from self._together([self._halve([*order], trial.test, _FLAKY)])
                 break
@@ -726,7 +731,7 @@ class _FaultSearch:
             yield from self._find_partners(name)
 
     def _find_partners(self, name: str) -> Steps[None]:
-        """Find the other nodes with which a node of a pair does not pass."""
+        """Find all nodes with which a node of a faulty pair fails."""
         for _ in range(_MAX_FAULTS):
             out = self.knowledge.partners(name) | self.knowledge.excluded()
             order = [*(peer for peer in self.good if peer not in out), name]
@@ -746,14 +751,9 @@ class _FaultSearch:
         tried: set[tuple[str, ...]] = set()
         for has_links in (False, True):
             firsts = [knowledge.sorted(part)[0] for part in parts]
-            is_every_pair = has_links or len(parts) <= _ALL_SUSPECT_PAIRS
-            pairs = [
-                *(
-                    itertools.combinations(firsts, 2)
-                    if is_every_pair
-                    else itertools.pairwise(firsts)
-                )
-            ]
+            pairs = [*itertools.pairwise(firsts)]
+            if has_links or len(parts) <= _ALL_SUSPECT_PAIRS:
+                pairs = [*itertools.combinations(firsts, 2)]
             new = [pair for pair in pairs[:_MAX_SUSPECT_PAIRS] if pair not in tried]
             trials = yield [TrialRequest(CONFIRM, pair) for pair in new]
             tried.update(pairs)
@@ -771,20 +771,18 @@ class _FaultSearch:
             together: Trials = []
             if not knowledge.is_above_limit(len(part)):
                 together = yield [TrialRequest(CONFIRM, knowledge.sorted(part)[::-1])]
-            among = [
-                t for t in together or links if t and t.outcome.ok and {*t.test.nodes} <= part
-            ]
+            trials = [*(together or links)]
+            among = [t for t in trials if t and t.outcome.ok and {*t.test.nodes} <= part]
             if among:
-                knowledge.remove(
-                    s for s in knowledge.suspects if s.kind == NODE and part & {*s.nodes}
-                )
+                suspects = [s for s in knowledge.suspects if s.kind == NODE]
+                knowledge.remove(s for s in suspects if part & {*s.nodes})
                 outsiders = [name for name in self._live() if name not in part]
                 self._suspect_set(part, among, outsiders)
 
     # --- A GPU of a node that fails only with other nodes: each GPU may have its own port.
 
     def _gpu_with_peers(self, node: str) -> Hunt:
-        """Halve its GPUs beside good nodes, while one half fails and the other half passes."""
+        """Halve the node's GPUs beside good nodes, while one half fails and the other passes."""
         gpus, passed = list(self.gpus[node]), list[Trial]()
         last: Trial | None = None
         while len(gpus) > 1:
@@ -809,7 +807,7 @@ class _FaultSearch:
     # --- Retrials.
 
     def _retry(self) -> Steps[None]:
-        """Retry nodes that were slow or flaky, in turns with good nodes."""
+        """Retry the nodes that were slow or flaky, in turns with good nodes."""
         knowledge = self.knowledge
         for node, first, mode in self.retrials:
             peers = self._good_peers(node, node)
@@ -833,9 +831,8 @@ def search(
     """Search among these nodes.
 
     nodes:     in the inventory's order
-    gpus:      the numbers of the GPUs of each node's ranks; none: ranks without GPUs
+    gpus:      node -> the numbers of its ranks' GPUs; none: ranks without GPUs
     full:      all pairs in the sweep, not only ring and skips
     knowledge: filled during the search, for a caller that stops before its end
     """
-    knowledge = knowledge if knowledge is not None else Knowledge()
-    return _FaultSearch(nodes, gpus, full, knowledge).run()
+    return _FaultSearch(nodes, gpus, full, knowledge or Knowledge()).run()

@@ -1,4 +1,4 @@
-"""The sweep: the plain paths between the remaining nodes, and why some of them fail. Pure."""
+"""The sweep: tests of the plain paths between the remaining nodes. Pure."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from nodeready.smoke.trials import (
     retry_alternately,
 )
 
-#: Packets of a node are lost when its sweeps send at least this number of segments again on
-#: average, and this multiple of the median node's: of 5 lost in 100, a sweep has about three. In
-#: the retrials with good nodes it has to show in most of them, and in all together.
+#: A node loses packets if its sweeps send at least this number of segments again on average, and
+#: at least this multiple of the median node's: with 5 of 100 packets lost, a sweep sends about
+#: three again. This number of retrials with good nodes has to confirm it.
 _RETRANSMITS, _RETRANSMITS_TIMES, _RETRANSMITS_RETRIALS = 1.0, 5.0, 4
-#: The maximum of slow pairs that are retried.
+#: Maximum slow pairs that are retried.
 _MAX_SLOW_PAIRS = 16
 
 Edge = tuple[str, ...]
 
 
 def _is_firm(trials: Sequence[Trial]) -> bool:
-    """Whether it failed again."""
+    """Whether a path failed more than once."""
     return sum(map(is_failed, trials)) > 1
 
 
@@ -64,7 +64,7 @@ class Sweep:
                 TrialRequest(SWEEP, edge) for edge in edges if not {edge, edge[::-1]} & pairs
             ]
             trials |= {trial.test.nodes: [trial] for trial in (yield requests) if trial}
-        # What failed is tried again, and what then passes a third time.
+        # A failed path is tried again, and a third time if it then passes.
         for _ in range(2):
             again = [edge for edge, of in trials.items() if is_failed(of[0]) and not _is_firm(of)]
             for trial in (yield [TrialRequest(SWEEP, edge) for edge in again]):
@@ -118,7 +118,7 @@ class Sweep:
         self.knowledge.suspect(NODE, [node], f"{evidence} {tests}{cause}")
 
     def _find_intermittent(self, trials: Mapping[Edge, Sequence[Trial]]) -> None:
-        """Suspect nodes with sweeps that fail, and pass when they are made again."""
+        """Suspect nodes with paths that fail and pass when they are tried again."""
         by_node: dict[str, dict[str, list[Trial]]] = defaultdict(lambda: defaultdict(list))
         for edge, of in trials.items():
             for name, peer in (edge, edge[::-1]):
@@ -136,7 +136,7 @@ class Sweep:
 
     def _find_packet_loss(self, trials: Sequence[Trial]) -> Steps[None]:
         """Suspect nodes that lose packets, on the way from them or to them, by the sender's
-        retransmits. Retrials confirm it, with no other test beside them."""
+        retransmits. Retrials with no other test beside them have to confirm it."""
         for place, direction in enumerate(("from", "to")):
             counts = defaultdict[str, list[int]](list)
             for trial in trials:
@@ -182,7 +182,7 @@ class Sweep:
         )
 
     def _find_slow(self, trials: Sequence[Trial]) -> Steps[None]:
-        """Suspect nodes, then pairs, with slow sweeps, where retrials confirm it."""
+        """Suspect nodes, then pairs, with slow sweeps that retrials confirm."""
         knowledge, outcomes = self.knowledge, defaultdict[str, list[SmokeOutcome]](list)
         good = [trial for trial in trials if not {*trial.test.nodes} & knowledge.excluded()]
         for trial in good:

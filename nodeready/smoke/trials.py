@@ -1,6 +1,6 @@
-"""The trials of a search: what it requests, what came of it, and retrials of what is slow. Pure.
+"""The tests that a search requests, the finished trials, and retrials of slow nodes. Pure.
 
-A search is written as generators, which yield requests and are sent the finished trials.
+A search consists of generators, which yield requests and are sent the finished trials.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from nodeready.smoke.knowledge import (
 
 T = TypeVar("T")
 
-#: Report a node when all its retrials have at most this part of the bandwidth of the good nodes'
-#: retrials, and the median at most the second part: half of a rate, with some noise. Of 85 runs on
-#: 64 nodes that share one machine's memory, two nodes without a fault had at most 0.65 and 0.67.
+#: Report a node if all its retrials have at most this fraction of the bandwidth of the good
+#: nodes' retrials, and the median at most the second fraction: half of a rate, with some noise. Of
+#: 85 runs on 64 nodes that share one machine's memory, two nodes without a fault had at most 0.65
+#: and 0.67.
 REPORT_SHARE, _MEDIAN_SHARE = 0.7, 0.58
-#: Below this part, which is no noise, fewer retrials suffice.
+#: Below this fraction, which is no noise, fewer retrials suffice.
 _CLEAR_SHARE = 0.4
-#: Latency: report from this many milliseconds above that of the good nodes.
+#: Report a latency only if it is this number of milliseconds above that of the good nodes.
 NOISE_MS = 5.0
-#: Retrials when they are clear, and in general.
+#: Retrials if the result is clear, and in general.
 _FEW_RETRIALS, _RETRIALS = 3, 6
 
 
@@ -39,9 +40,9 @@ _FEW_RETRIALS, _RETRIALS = 3, 6
 class TrialRequest:
     """A test that the search requests.
 
-    fillers: the number of good nodes to add; at least as many as make a test of two nodes
-    avoid:   nodes that are no fillers
-    gpus:    the GPUs of the one node, of a test of some of them
+    fillers: the number of good nodes to add; as many as needed for two nodes in any case
+    avoid:   nodes that must not be fillers
+    gpus:    the GPUs of the first node that take part; (): all
     """
 
     purpose: str
@@ -64,15 +65,15 @@ class Trial:
         return f"{join_names(peers)} {cite([self.test])}{with_cause(self.outcome.cause)}"
 
 
-#: None: a node of the test is lost, or no filler remains.
+#: The trials of the requests; None: a node of the test is lost, or no filler remains.
 Trials = list["Trial | None"]
 Steps = Generator["list[TrialRequest]", Trials, T]
-#: Returns the hunts that continue it.
+#: The search for one fault. Returns the hunts that continue it.
 Hunt = Generator["list[TrialRequest]", Trials, "list[Hunt]"]
 
 
 def is_failed(trial: Trial | None) -> bool:
-    """Whether the test was made and failed."""
+    """Whether the test ran and failed."""
     return trial is not None and not trial.outcome.ok
 
 
@@ -84,8 +85,8 @@ def cite_trials(trials: Iterable[Trial]) -> str:
 def one_turn(
     suspect: TrialRequest, control: TrialRequest, suspected: list[Trial], good: list[Trial]
 ) -> Steps[bool]:
-    """Run the suspect's test and that of good nodes, each with no other test beside it, and add
-    them to the lists. Whether both could be made."""
+    """Run the suspect's test, then that of good nodes, with no other test beside them, and add
+    them to the lists. Returns whether both ran."""
     for request, trials in ((suspect, suspected), (control, good)):
         (trial,) = yield [request]
         if trial is None:
@@ -100,8 +101,8 @@ def retry_alternately(
     purpose: str,
     is_flaky: bool = False,
 ) -> Steps[str]:
-    """Test suspects (a node beside one, beside another) and good nodes in turns. Returns the
-    evidence against the suspect, or ""."""
+    """Test the suspect (in each of ``suspects`` beside another node) and good nodes in turns.
+    Returns the evidence against the suspect, or ""."""
     suspected: list[Trial] = []
     good: list[Trial] = []
     control = TrialRequest(SWEEP if purpose == SWEEP else CONTROL, good_nodes)
@@ -116,7 +117,7 @@ def retry_alternately(
         if turn == _FEW_RETRIALS and slow_reason(suspected, good, _CLEAR_SHARE):
             break
     failed = [trial for trial in suspected if is_failed(trial)]
-    # It fails with each of its partners: else the partner may be the cause.
+    # A flaky suspect has to fail with each of its partners: else the partner may be the cause.
     if not evidence and len({trial.test.nodes for trial in failed}) == len(suspects) > 1:
         return (
             f"fails now and then, {len(failed)} of {len(suspected)} times "
@@ -127,9 +128,9 @@ def retry_alternately(
 
 
 def slow_reason(suspected: Sequence[Trial], good: Sequence[Trial], share: float) -> str:
-    """How all trials of a suspect are worse than all trials of good nodes; "" if they are not.
+    """How much slower all trials of a suspect are than all trials of good nodes; "": they are not.
 
-    share: the part of the good nodes' bandwidth that the suspect has at most
+    share: maximum fraction of the good nodes' bandwidth
     """
     names = set(suspected[0].test.nodes).intersection(*(t.test.nodes for t in suspected))
     partner = "" if len(names) > 1 else " beside good nodes"
@@ -158,7 +159,7 @@ _INVESTIGATE_SHARE, _INVESTIGATE_TIMES = 0.55, 4.0
 
 
 def quartile(values: Iterable[float], quarter: int) -> float:
-    """The first or third quartile of what is above 0; 0 for fewer than two values.
+    """The first or third quartile of the positive values; 0 if there are fewer than two.
 
     >>> quartile([4, 1, 3, 2], 1), quartile([4, 1, 3, 2], 3)
     (2, 3)
