@@ -92,8 +92,8 @@ def _table(key: str, tables: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> L
             if majority_value is None or len(set(values.values())) > 1:
                 setting.notes.append(f"{name} {column}: {note}")
     if rare_count > _MAX_RARE_NAMES:
-        more = rare_count - _MAX_RARE_NAMES
-        setting.notes.append(f"and {more} more that few nodes have are left out")
+        unlisted = rare_count - _MAX_RARE_NAMES
+        setting.notes.append(f"and {unlisted} more that few nodes have are left out")
     if setting.value and not setting.notes:
         setting.notes.append(f"{len(tables)} of {len(tables)} nodes")
     return setting

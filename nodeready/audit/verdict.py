@@ -256,7 +256,7 @@ def keep(verdict: NodeVerdict, directory: str, max_age_s: float) -> None:
 def twin(
     path: Path, verdict: NodeVerdict, max_age_s: float, uptime_s: float
 ) -> NodeVerdict | None:
-    """The recent verdict of another machine with the same host name; None: there is none.
+    """The recent verdict of another machine with the same host name, or None.
 
     A verdict from after our boot with another boot's id is not ours.
     """

@@ -11,7 +11,7 @@ from nodeready.subjects.result import Result
 from nodeready.text import sanitise
 
 _LABEL = r"[A-Za-z_][A-Za-z0-9_]*"
-#: The text of a result of which only a metric is known.
+#: The text of a result that was read from a metric.
 NO_TEXT = "told by a metric, which has no text"
 
 
@@ -20,7 +20,7 @@ class HostRecord(NamedTuple):
 
     host:    its name in the source
     time:    when the node was judged, in seconds since 1970
-    counts:  (status, number of further results of which only the number is known)
+    counts:  (status, number of further results with only a status)
     problem: why there is no verdict, in one line; "": there is one
     labels:  of its target, without those that name the host; records of one host with different
              labels are of different nodes

@@ -57,8 +57,7 @@ from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.text import utc_now
 from nodeready.transport.base import FAILED, Answer, SshPeer
-from nodeready.transport.inherited import close_inherited, register_for_fork
-from nodeready.transport.processes import Frames
+from nodeready.transport.processes import Frames, close_inherited, frames_to_child
 from nodeready.transport.snapshots import NOT_PROBED, SnapshotQuestion, SnapshotReply
 
 #: Fewer nodes need no worker: to start one takes longer than to read their answers.
@@ -290,7 +289,7 @@ class AuditWorkers:
                 finally:
                     # Without the exit handlers of the control process.
                     os._exit(status)
-            frames = register_for_fork(Frames(socket.socket(fileno=os.dup(control_end.fileno()))))
+            frames = frames_to_child(socket.socket(fileno=os.dup(control_end.fileno())))
             self._workers.append(_Worker(judge.number, pid, frames))
         for end in chain(*pairs):
             end.close()

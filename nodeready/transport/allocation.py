@@ -228,7 +228,7 @@ def _refused_nodes(
 ) -> tuple[dict[str, str], str]:
     """The nodes that Slurm cannot give now, each with the reason, and the partition for the job.
 
-    A job has one partition: the one with the most nodes. "": the options name it.
+    A job has one partition: here the partition with the most nodes; "" if the options name one.
     """
     states = _state_of(nodes, path)
     refused = {name: "knows no node of this name" for name in nodes if name not in states}
@@ -244,8 +244,8 @@ def _refused_nodes(
     counts = Counter(name for names in partitions.values() for name in names)
     ((partition, _),) = counts.most_common(1)
     reason = f"is not in Slurm's partition {partition}: --salloc '--partition=...'"
-    others = [name for name, names in partitions.items() if partition not in names]
-    return {**refused, **dict.fromkeys(others, reason)}, partition
+    outside = [name for name, names in partitions.items() if partition not in names]
+    return {**refused, **dict.fromkeys(outside, reason)}, partition
 
 
 def _run_salloc(

@@ -222,7 +222,7 @@ class BoundedTransport(Transport):
         try:
             super()._check_banner()  # type: ignore[misc]
         except SSHException as problem:
-            # paramiko appends its read error; there is none if the sshd closed the connection.
+            # paramiko appends its read error, except if the sshd closed the connection.
             if re.search(r"protocol banner($|.*reset by peer)", str(problem), re.I):
                 raise SSHException(f"{HUNG_UP}: {private.packetizer.before_banner}") from None
             raise

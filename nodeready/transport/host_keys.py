@@ -207,35 +207,37 @@ class HostKeyPolicy(MissingHostKeyPolicy):
 
     def missing_host_key(self, client: Any, hostname: str, key: PKey) -> None:
         """Raises HostKeyError, SSHException."""
-        blob = key.asbytes()
-        revoked = {line.blob for line in self.lines if line.mark == "@revoked"}
-        if blob in revoked:
+        blob, public = key.asbytes(), getattr(key, "public_blob", None)
+        if any(line.blob == blob for line in self.lines if line.mark == "@revoked"):
             raise HostKeyError("revoked")
-        reason, public = "", getattr(key, "public_blob", None)
+        certificate_problem = None
         if public is not None and "-cert-" in public.key_type:
-            try:
-                certificate = _certificate(public.key_blob)
-                marks = {line.mark for line in self.lines if line.blob == certificate.authority}
-                if "@revoked" in marks:
-                    raise HostKeyError("revoked")
-                if "@cert-authority" in marks:
-                    reason = _certificate_problem(certificate, self.bare)
-                    if not reason:
-                        return
-                else:
-                    reason = "is of an authority that is not known"
-            except (ValueError, IndexError, struct.error, SSHException) as problem:
-                if isinstance(problem, HostKeyError):
-                    raise
-                reason = "cannot be read"
+            certificate_problem = self._certificate_problem(public.key_blob)
+            if not certificate_problem:
+                return
         plain = [line for line in self.lines if not line.mark]
         if any(line.blob == blob for line in [*plain, *self.portless_lines] if not line.mark):
             return
         if plain:
             raise HostKeyError("does not match")
-        if reason:
-            raise HostKeyError(f"certificate {reason}")
+        if certificate_problem:
+            raise HostKeyError(f"certificate {certificate_problem}")
         self._judge_unknown_key(client, key)
+
+    def _certificate_problem(self, blob: bytes) -> str:
+        """Why the certificate is refused; "": it is accepted. Raises HostKeyError if revoked."""
+        try:
+            certificate = _certificate(blob)
+            marks = {line.mark for line in self.lines if line.blob == certificate.authority}
+            if "@revoked" in marks:
+                raise HostKeyError("revoked")
+            if "@cert-authority" not in marks:
+                return "is of an authority that is not known"
+            return _certificate_problem(certificate, self.bare)
+        except HostKeyError:
+            raise
+        except (ValueError, IndexError, struct.error, SSHException):
+            return "cannot be read"
 
     def _judge_unknown_key(self, client: Any, key: PKey) -> None:
         if self.strict == "yes":

@@ -392,15 +392,15 @@ class SshLogins:
                     self._log_in(client, login, settings, sock, arguments)
                     return
                 except (SSHException, OSError, EOFError) as problem:
-                    proxy = client.proxy
+                    if client.stage != BANNER:
+                        raise
+                    limiter.note_drop()
                     max_tries = TRIES_ALONE if str(problem).startswith(HUNG_UP) else 1
-                    if shared or (limiter is not None and limiter.shared):
+                    if shared or limiter.shared:
                         max_tries = TRIES
-                    if limiter is not None and client.stage == BANNER:
-                        limiter.note_drop()
-                    if client.stage != BANNER or attempt >= max_tries:
-                        if proxy is not None and client.stage == BANNER:
-                            raise SshConfigError(proxy.failure_text()) from None
+                    if attempt >= max_tries:
+                        if client.proxy is not None:
+                            raise SshConfigError(client.proxy.failure_text()) from None
                         raise
             # sshd dropped the connection, because too many others have not logged in yet.
             client.close()
@@ -415,7 +415,7 @@ class SshLogins:
         settings: SshSettings,
         deadline: PausableDeadline,
         route: tuple[str, ...],
-    ) -> Iterator[tuple[Any, HandshakeLimiter | None]]:
+    ) -> Iterator[tuple[Any, HandshakeLimiter]]:
         """A fresh connection to the sshd, and the turn at its address."""
         jumps = login.jumps if login.jumps is not None else settings.value("proxyjump")
         command = "" if jumps else settings.value("proxycommand")
@@ -507,7 +507,7 @@ class SshLogins:
             )
         strict = login.host_key_checking or settings.value("stricthostkeychecking")
         if not login.host_key_checking:
-            # Nobody answers questions about 1,000 nodes.
+            # A user cannot answer questions about 1,000 nodes.
             strict = "yes" if strict in ("yes", "true") else "accept-new"
         name = alias or (host if port == 22 else f"[{host}]:{port}")
         return HostKeyPolicy(self._known_hosts[files], name, alias or host, strict)

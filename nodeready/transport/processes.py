@@ -22,6 +22,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
+from weakref import WeakSet
 
 import gevent
 import gevent.os
@@ -50,7 +51,6 @@ from nodeready.transport.base import (
     late,
     node_of,
 )
-from nodeready.transport.inherited import close_inherited, register_for_fork
 
 _LENGTH = struct.Struct("!I")
 #: Bytes of one frame. An answer is at most `base.ANSWER_BYTES` and its standard error; the first
@@ -110,6 +110,24 @@ class Frames:
 
 # --- The parent's end.
 
+#: The sockets to this process's children. A fork closes them, because a child notices the end of
+#: its parent only when no other process holds the parent's socket.
+_TO_CHILDREN: WeakSet[Frames] = WeakSet()
+
+
+def frames_to_child(sock: socket.socket) -> Frames:
+    """The frames over a socket to a child of this process."""
+    frames = Frames(sock)
+    _TO_CHILDREN.add(frames)
+    return frames
+
+
+def close_inherited() -> None:
+    """In a fork: close its parent's sockets to children."""
+    for frames in list(_TO_CHILDREN):
+        frames.forget()
+    _TO_CHILDREN.clear()
+
 
 class WorkerProcess:
     """A child process, and the socket to it.
@@ -119,7 +137,7 @@ class WorkerProcess:
     """
 
     def __init__(self, nodes: Iterable[str], sock: socket.socket, pid: int) -> None:
-        self.nodes, self.pid, self.frames = tuple(nodes), pid, register_for_fork(Frames(sock))
+        self.nodes, self.pid, self.frames = tuple(nodes), pid, frames_to_child(sock)
         self.gone_reason = self.kill_reason = ""
 
     def send(self, *frame: Any) -> None:

@@ -182,7 +182,7 @@ class Srun(Transport):
     ) -> None:
         waiting = nodes
         # If a step fails to start on one node, srun ends it on all. If Slurm has lost a node, srun
-        # starts no more tasks and ends the others. Good nodes get a second try.
+        # starts no more tasks and ends those that run. Good nodes get a second try.
         for is_last in (False, True):
             step, is_whole = self._step(request, on_answer, waiting)
             bad = dict(step.unlaunched)
@@ -716,7 +716,7 @@ class StepOutput:
         return f"srun: {self.last_error()}"
 
     def last_error(self, task_rows: Sequence[str] = ()) -> str:
-        """The last error of srun, or of the task if srun has none; srun's closing line is none."""
+        """The last error of srun, or else of the task; srun's closing line is not an error."""
         rows = [row for row in self.error_lines if not row.startswith("Job step aborted")]
         rows = rows or [_SRUNS.sub("", row) for row in task_rows]
         last_line = rows[-1] if rows else "it said nothing"

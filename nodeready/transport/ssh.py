@@ -240,19 +240,17 @@ class ConnectionSlots:
 
 
 class SlotStream:
-    """A Stream that calls ``on_close`` when it is closed for the first time."""
+    """A Stream that calls ``on_close`` after it is closed."""
 
     def __init__(self, stream: Stream, on_close: Callable[[], None]) -> None:
-        self._stream, self._on_close, self._is_closed = stream, on_close, False
+        self._stream, self._on_close = stream, on_close
         self.read, self.write = stream.read, stream.write
 
     def close(self) -> None:
         try:
             self._stream.close()
         finally:
-            if not self._is_closed:
-                self._is_closed = True
-                self._on_close()
+            self._on_close()
 
 
 class ConnectedHosts(Transport):

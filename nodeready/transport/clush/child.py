@@ -294,7 +294,7 @@ class ClushProcess:
         self.gateway_judged()
 
     def _ask_waiting(self) -> None:
-        """Ask the nodes whose gateway is known; open the gateways of the other nodes."""
+        """Ask the nodes whose gateway is known; open the gateways that the rest need."""
         self._gathering = False
         waiting, self._waiting = self._waiting, []
         names = {question.target.name for question in waiting}
@@ -342,8 +342,8 @@ class ClushProcess:
         names = self._gateways_of.get(target.name)
         if names is None or target.direct_reason or (target.sudo and target.password):
             return ""
-        known = [self.gateways[name] for name in names if name in self.gateways]
-        gateways = [gateway for gateway in known if gateway.state]
+        opened = [self.gateways[name] for name in names if name in self.gateways]
+        gateways = [gateway for gateway in opened if gateway.state]
         # No more gateways than nodes.
         for name in names:
             if len(gateways) < self._wanted[names] and name not in self.gateways:

@@ -183,7 +183,7 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
         return sanitise(rows[-1][:200]) if rows else f"its program ended ({self._rc})"
 
 
-#: For the ssh of a gateway; its own configuration sets the others.
+#: Options for the ssh of a gateway, beside the gateway's own ssh configuration.
 _SSH_OPTIONS = " ".join(
     option
     for option in COMMON
@@ -201,7 +201,7 @@ def decoded(message: Any) -> Any:
 
     Nothing is unpickled: a pickle can run any function, and ten bytes of one can use all memory.
     It replaces ClusterShell's `Message.data_decode`, because ClusterShell calls that itself, and
-    opens a channel of its own class for a gateway that is asked again after it hung up.
+    opens its own class of channel for a gateway that is asked again after it hung up.
     """
     content = b""
     try:

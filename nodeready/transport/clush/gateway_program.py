@@ -114,7 +114,7 @@ def run_gateway(version: str, bounds: tuple[Any, ...]) -> None:
     ExecClient._read = bounded_read(*bounds)
     invoked: Any = []
 
-    class GatewayTree(TreeWorker):  # type: ignore[misc]
+    class GatewayProgramTree(TreeWorker):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             TreeWorker.__init__(self, *args, **kwargs)
             self.invoke_gateway = invoked[-1]
@@ -180,7 +180,7 @@ def run_gateway(version: str, bounds: tuple[Any, ...]) -> None:
                 OneCommandChannel.recv_ctl(self, msg)
 
     # ClusterShell's program has no arguments for these classes.
-    Gateway.TreeWorker, Gateway.GatewayChannel = GatewayTree, CommandsChannel
+    Gateway.TreeWorker, Gateway.GatewayChannel = GatewayProgramTree, CommandsChannel
     Gateway.gateway_main()
 
 

@@ -201,7 +201,7 @@ def without_own_keys(targets: Iterable[SshTarget]) -> list[SshTarget]:
 class ClushPlan:
     """The first message to ClusterShell's process.
 
-    gateways: the targets of all hosts of the inventory, of which some may be gateways
+    gateways: the targets of all hosts of the inventory, some of which may be gateways
     topology: the file; "": none
     fanout:   ssh programs at once; 0: as ClusterShell's configuration has it
     """
