@@ -1,7 +1,7 @@
 """Drain this node in Slurm when it is not ready, and undrain it after a drain by nodeready.
 
-`decide` is pure; only `settle` calls `scontrol`. The prolog of a node that is ready does not call
-`scontrol`, because a job of a thousand nodes would call slurmctld a thousand times.
+`decide` is pure; only `drain_or_undrain` calls `scontrol`. The prolog of a node that is ready does
+not call `scontrol`, because a job of a thousand nodes would call slurmctld a thousand times.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from nodeready.text import sanitise, utc_now
 
 if TYPE_CHECKING:
     from nodeready.audit.verdict import NodeVerdict
+    from nodeready.subjects.result import Result
 
 #: The first word of nodeready's reasons. A drain with another reason is never changed or ended.
 PREFIX = "nodeready:"
@@ -70,13 +71,13 @@ def parse(text: str) -> SlurmNode:
 
 def reason_of(reasons: Sequence[str]) -> str:
     """The reason for these lines (``check: actual``), in one short line of ASCII."""
-    others_text = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    suffix = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
     text = sanitise(reasons[0]) if reasons else "not ready"
     text = "".join(char if " " <= char <= "~" else "?" for char in text)
-    return f"{PREFIX} {text[: _REASON_LENGTH - len(PREFIX) - len(others_text) - 1]}{others_text}"
+    return f"{PREFIX} {text[: _REASON_LENGTH - len(PREFIX) - len(suffix) - 1]}{suffix}"
 
 
-def _about(reason: str) -> tuple[str, ...]:
+def _reason_key(reason: str) -> tuple[str, ...]:
     """The check that a reason of nodeready names, and the number of further reasons."""
     match = re.match(rf"{PREFIX} ([^:]*).*?(\(and \d+ more\))?$", reason)
     return (match[1], match[2] or "") if match else (reason,)
@@ -95,7 +96,7 @@ def decide(node: SlurmNode, reason: str) -> tuple[str, ...]:
         return ("state=undrain",) if node.is_drained else ()
     if node.is_drained:
         # The text behind the check may hold a number that changes with every audit.
-        same = _about(node.reason) == _about(reason)
+        same = _reason_key(node.reason) == _reason_key(reason)
         return () if same else (f"reason={reason}",)
     if any(state.startswith(_NO_JOBS_STATES) for state in node.states):
         return ()
@@ -110,7 +111,7 @@ def name_of(environment: Mapping[str, str], hostname: str) -> str:
     return name
 
 
-def settle(
+def drain_or_undrain(
     reasons: Sequence[str],
     go: bool,
     deadline: float,
@@ -171,12 +172,12 @@ def update_slurm(
 ) -> str:
     """Drain or undrain this node by the verdict, and log the change on the node.
 
-    deadline, before_drain: as for `settle`
+    deadline, before_drain: as for `drain_or_undrain`
 
     Returns the error of scontrol, or "".
     """
     try:
-        update = settle(verdict.reasons, verdict.go, deadline, before_drain)
+        update = drain_or_undrain(verdict.reasons, verdict.go, deadline, before_drain)
     except DrainError as error:
         syslog.syslog(syslog.LOG_WARNING, f"nodeready: {error}")
         return str(error)
@@ -185,8 +186,7 @@ def update_slurm(
     return ""
 
 
-if TYPE_CHECKING:
-    from nodeready.subjects.result import Result
+# --- The evidence that a node keeps of itself before it is drained.
 
 SCHEMA = "nodeready.node-incident/1"
 #: The incidents of this node. Each is a directory named by its time, so the oldest sorts first.
@@ -226,14 +226,12 @@ def write_incident(reasons: Sequence[str], results: Iterable[Result], incidents:
     from nodeready.files import make_directory, write_atomically
 
     make_directory(incidents, 0o700)
-    _refuse_others(incidents)
+    _refuse_shared(incidents)
     path = incidents / f"{utc_now().replace(':', '').replace('-', '')}-{os.getpid()}"
     make_directory(path, 0o700)
+    names = ("check", "status", "actual", "expected", "source")
     failing = [
-        {
-            name: getattr(result, name)
-            for name in ("check", "status", "actual", "expected", "source")
-        }
+        {name: getattr(result, name) for name in names}
         for result in results
         if result.status not in ("ok", "na", "waived")
     ]
@@ -244,30 +242,30 @@ def write_incident(reasons: Sequence[str], results: Iterable[Result], incidents:
         "reasons": list(reasons),
         "results": failing,
     }
-    # The stacks are last, because they take seconds.
     text = json.dumps(redacted(data), indent=1)
     write_atomically(path / "incident.json", [text, "\n"], 0o600)
-    write_atomically(path / "kernel.txt", (f"{row}\n" for row in _kernel()), 0o600)
+    write_atomically(path / "kernel.txt", (f"{row}\n" for row in _kernel_log()), 0o600)
     kept = sorted(entry for entry in incidents.iterdir() if entry.is_dir())
     for incident in kept[:-MAX_INCIDENTS]:
         shutil.rmtree(incident, ignore_errors=True)
-    name, trace_text = _trace()
+    # The stacks are last, because they take seconds.
+    name, trace_text = _stacks_file()
     write_atomically(path / name, trace_text, 0o600)
     return path
 
 
-def _refuse_others(directory: Path) -> None:
+def _refuse_shared(directory: Path) -> None:
     """Raises OSError if another user may have created files in the directory."""
     status = os.lstat(directory)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022 or not stat.S_ISDIR(status.st_mode):
-        raise PermissionError(1, "is not this user's alone", str(directory))
+        raise PermissionError(1, "another user may write to it", str(directory))
 
 
-def _kernel() -> list[str]:
+def _kernel_log() -> list[str]:
     """The last lines of the kernel's log, or why there are none."""
     rows: list[str] = []
     try:
-        number = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as problem:
         return [f"the kernel's log cannot be read: {problem.strerror}"]
     try:
@@ -275,18 +273,18 @@ def _kernel() -> list[str]:
         with contextlib.suppress(BlockingIOError):
             while time.monotonic() < deadline:
                 try:
-                    record = os.read(number, _RECORD_BYTES)
+                    record = os.read(descriptor, _RECORD_BYTES)
                 except BrokenPipeError:
                     # A record was overwritten before it was read; the next one is there.
                     continue
                 if not record:
                     break
-                rows.append(_record(record.decode("utf-8", "replace")))
+                rows.append(_kernel_line(record.decode("utf-8", "replace")))
                 del rows[:-_KERNEL_LINES]
     except OSError as problem:
         rows.append(f"the kernel's log ends here: {problem.strerror}")
     finally:
-        os.close(number)
+        os.close(descriptor)
     size, newest = 0, []
     for row in reversed(redacted(rows)):
         size += len(row)
@@ -296,7 +294,7 @@ def _kernel() -> list[str]:
     return newest[::-1]
 
 
-def _record(text: str) -> str:
+def _kernel_line(text: str) -> str:
     """``[12.345678] text`` of a record of /dev/kmsg (Linux, Documentation/ABI/testing/dev-kmsg)"""
     head, _, tail = text.partition(";")
     words = head.split(",")
@@ -306,7 +304,7 @@ def _record(text: str) -> str:
     return line
 
 
-def _trace() -> tuple[str, Iterator[str]]:
+def _stacks_file() -> tuple[str, Iterator[str]]:
     """The name and the content of the file with the stacks of the ranks on this node."""
     from nodeready.node.stacks import program
     from nodeready.subjects.base import ProbeError

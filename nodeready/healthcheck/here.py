@@ -84,9 +84,9 @@ def _judged(policy: Policy, selection: CheckSelection, limit_s: float, proofs: b
         question.all_unknown(late, answer.stdout[:200]) if answer.error else question.read(answer)
     )
     if config is not None:
-        from nodeready.subjects.proof.facts import read
+        from nodeready.subjects.proof import facts
 
-        proof = read(answers["proofs"].stdout, config)
+        proof = facts.read(answers["proofs"].stdout, config)
         snapshot = replace(snapshot, subjects={**snapshot.subjects, "proof": proof})
     report = NodeReport.of(
         name,
@@ -159,7 +159,7 @@ def load(file: str | None = None) -> Policy:
     Raises PolicyError, a line per problem, also when ``file`` is missing.
     """
     settings = _settings(_embedded(), "the bundle's policy")
-    site = _read(PATH, missing=None)
+    site = _read(PATH, is_required=False)
     if site is not None:
         settings.update(_settings(site, PATH))
     if file is not None:
@@ -176,14 +176,15 @@ def _embedded() -> bytes:
     return data
 
 
-def _read(path: str, missing: str | None = "there is no such file") -> Any:
+def _read(path: str, is_required: bool = True) -> Any:
+    """The bytes of a file; None: it is missing and not required. Raises PolicyError."""
     try:
         with open(path, "rb") as file:
             return file.read()
     except FileNotFoundError:
-        if missing is None:
-            return None
-        raise PolicyError([f"{path}: {missing}"]) from None
+        if is_required:
+            raise PolicyError([f"{path}: there is no such file"]) from None
+        return None
     except OSError as error:
         raise PolicyError([f"{path}: {error.strerror}"]) from None
 

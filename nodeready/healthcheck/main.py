@@ -118,7 +118,7 @@ def _command(words: list[str]) -> tuple[str, list[str]]:
         "Whether this node is ready for a job.",
         f"commands:\n{listed}\nA command's own --help has its options.\n{_EXIT}",
     )
-    parser.add_argument("--version", action="version", version=f"{nodeready.__version__}")
+    parser.add_argument("--version", action="version", version=nodeready.__version__)
     parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help="one of those below")
     index = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
     return parser.parse_args(words[: index + 1]).command, words[index + 1 :]

@@ -92,8 +92,8 @@ def test_a_slurm_that_does_not_answer_is_one_line(tmp_path, monkeypatch, script,
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(drain, "SCONTROL_S", limit_s)
     with pytest.raises(DrainError) as error:
-        drain.settle(["ptrace.scope: 1"], False, time.monotonic() + 60)
+        drain.drain_or_undrain(["ptrace.scope: 1"], False, time.monotonic() + 60)
     assert words in str(error.value)
     assert str(error.value).isprintable()
     with pytest.raises(DrainError, match="no time left"):
-        drain.settle([], True, time.monotonic())
+        drain.drain_or_undrain([], True, time.monotonic())

@@ -59,7 +59,7 @@ def test_a_text_that_is_no_verdict_is_none():
 
 
 def test_the_commands_keep_the_verdict_and_report_it(monkeypatch, capsys):
-    def settle(reasons, is_ready, until, before):
+    def drain_or_undrain(reasons, is_ready, until, before):
         raise DrainError(f"{reasons[0]}: no controller, {is_ready}")
 
     written: list[NodeVerdict] = []
@@ -67,7 +67,7 @@ def test_the_commands_keep_the_verdict_and_report_it(monkeypatch, capsys):
     monkeypatch.setattr(here, "audit", lambda *given: audit(node("n1", SCOPE)))
     monkeypatch.setattr(gate, "write", written.append)
     monkeypatch.setattr(gate, "read", lambda *given: None)
-    monkeypatch.setattr(drain, "settle", settle)
+    monkeypatch.setattr(drain, "drain_or_undrain", drain_or_undrain)
     monkeypatch.setattr(syslog, "syslog", lambda *words: None)
     (line,) = [
         f"nodeready: no-go: {reason}\n"
