@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -190,22 +191,20 @@ class EvidenceCollector:
         ranks = counted(len(stacks.processes), "process", "processes")
         unreached = tuple(captured.unreached)
         if not stacks.processes:
-            reason = (
-                no_ranks_reason(captured)
-                if len(captured.errors) < len(captured.nodes)
-                else "no node answered"
-            )
+            reason = "no node answered"
+            if len(captured.errors) < len(captured.nodes):
+                reason = no_ranks_reason(captured)
             return self._unless_interrupted(
                 Part("stacks", "missing", reason=reason, errors=stacks.errors, unreached=unreached)
             )
         summary = f"{ranks} in {counted(len(stacks.groups), 'group')}"
-        empty = [group for group in stacks.groups if group.processes and not group.frames]
-        count = counted(sum(group.processes for group in empty), "process", "processes")
-        reason = f"no stack of {count}: {empty[0].no_stack_reason}" if empty else ""
+        unread = [group for group in stacks.groups if group.processes and not group.frames]
+        count = counted(sum(group.processes for group in unread), "process", "processes")
+        reason = f"no stack of {count}: {unread[0].no_stack_reason}" if unread else ""
         return self._unless_interrupted(
             Part(
                 "stacks",
-                "partial" if stacks.errors or empty else "kept",
+                "partial" if stacks.errors or unread else "kept",
                 summary,
                 reason,
                 errors=dict(stacks.errors),
@@ -227,12 +226,15 @@ class EvidenceCollector:
         if not isinstance(path, str) or not path.startswith("/"):
             return
         lines = log.get("lines", ())
-        is_text = isinstance(lines, list) and all(isinstance(line, str) for line in lines)
-        pid, start_s, rank = process["pid"], process["start_s"], process["rank"]
-        writer = LogWriter(pid, start_s, rank, tuple(lines) if is_text else ())
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            lines = ()
+        writer = LogWriter(process["pid"], process["start_s"], process["rank"], tuple(lines))
         self.logs[node].setdefault(path, []).append(writer)
 
     # --- The ends of the logs.
+
+    def _first_logs(self, node: str) -> Iterable[tuple[str, list[LogWriter]]]:
+        return itertools.islice(self.logs[node].items(), _MAX_LOGS)
 
     def take_logs(self, directory: Directory) -> Part:
         """The last lines of the ranks' logs."""
@@ -243,7 +245,7 @@ class EvidenceCollector:
 
         def read_logs(name: str) -> Conversation[list[tuple[str, Fetched]]]:
             tails = []
-            for path, writers in [*self.logs[name].items()][:_MAX_LOGS]:
+            for path, writers in self._first_logs(name):
                 processes = tuple((writer.pid, writer.start_s) for writer in writers)
                 config = TailConfig(
                     "", "", "", _MAX_LINES, limit_s=_LOGS_TIMEOUT_S, processes=processes
@@ -260,12 +262,14 @@ class EvidenceCollector:
         errors: dict[str, str] = {}
         written, lost = 0, set[str]()
         for name, answer in self.converse("logs", read_logs, self.logs).items():
-            tails = dict(answer) if isinstance(answer, list) else {}
-            if not isinstance(answer, list):
+            tails = {}
+            if isinstance(answer, list):
+                tails = dict(answer)
+            else:
                 errors[name] = answer.error
-                lost.update({name} if answer.kind in UNREACHED else ())
+                lost |= {name} if answer.kind in UNREACHED else set()
             number = 0
-            for path, writers in [*self.logs[name].items()][:_MAX_LOGS]:
+            for path, writers in self._first_logs(name):
                 result = tails.get(path, Fetched())
                 tail = result.tail
                 files = [(file.path, file.pids, file.lines) for file in tail.files] if tail else []
@@ -279,9 +283,8 @@ class EvidenceCollector:
                     number += 1
                     if not lines:
                         continue
-                    ranks = sorted(
-                        {w.rank for w in writers if w.pid in pids and w.rank is not None}
-                    )
+                    found = {writer.rank for writer in writers if writer.pid in pids}
+                    ranks = sorted(rank for rank in found if rank is not None)
                     head = f"{name}:{shown}" + (f" (ranks {fold_ranks(ranks)})" if ranks else "")
                     text = [sanitise(line, 100_000) for line in redacted([head, *lines])]
                     target = f"logs/{incident.log_name(name, ranks, number)}"

@@ -185,11 +185,8 @@ def parse(text: str) -> Backtrace:
 
 def crash_key(frames: Iterable[CoreFrame]) -> tuple[CoreFrame, ...]:
     """The frames by which crashes are compared, without glibc's variants for a CPU."""
-    key = []
-    for frame in frames:
-        function = _without_cpu(frame.function)
-        key.append(frame if function == frame.function else CoreFrame(function))
-    return tuple(key)
+    names = ((frame, _without_cpu(frame.function)) for frame in frames)
+    return tuple(frame if name == frame.function else CoreFrame(name) for frame, name in names)
 
 
 def _without_cpu(function: str) -> str:
@@ -326,7 +323,8 @@ class CoreGroup:
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks of the crashes, sorted."""
-        return tuple(sorted({c.core.rank for c in self.crashes if c.core.rank is not None}))
+        ranks = {crash.core.rank for crash in self.crashes}
+        return tuple(sorted(rank for rank in ranks if rank is not None))
 
     @property
     def headline(self) -> CoreFrame | None:
@@ -478,7 +476,7 @@ def group_crashes(crashes: Sequence[Crash]) -> tuple[CoreGroup, ...]:
 
     The group of the earliest crash is first: it may be the cause of later crashes.
     """
-    by_key: dict[tuple[object, ...], list[int]] = {}
+    by_key: dict[tuple[int | None, str, tuple[CoreFrame, ...]], list[int]] = {}
     readable = [index for index, crash in enumerate(crashes) if not crash.core.unread]
 
     def age(index: int) -> tuple[int, str]:
@@ -489,17 +487,14 @@ def group_crashes(crashes: Sequence[Crash]) -> tuple[CoreGroup, ...]:
         key = crash.signal, crash.program, crash_key(crash.backtrace.crashed)
         by_key.setdefault(key, []).append(index)
     groups = []
-    for indexes in by_key.values():
-        first, *_ = members = tuple(crashes[index] for index in indexes)
-        groups.append(
-            CoreGroup(
-                first.signal, first.program, first.backtrace.crashed, members, tuple(indexes)
-            )
-        )
+    for (crash_signal, program_name, _), indexes in by_key.items():
+        members = tuple(crashes[index] for index in indexes)
+        frames = members[0].backtrace.crashed
+        groups.append(CoreGroup(crash_signal, program_name, frames, members, tuple(indexes)))
     return tuple(groups)
 
 
-def _label(name: str) -> str:
+def _short_name(name: str) -> str:
     return name.partition(".")[0].lower()
 
 
@@ -515,13 +510,13 @@ def deduplicate(listings: Mapping[str, Listing]) -> list[CrashFile]:
         for file in listing.files:
             key = (file.path, file.inode, file.modified_ns, file.size_bytes)
             nodes_by_file.setdefault(key, []).append((node, file))
-    by_label = {_label(node): node for node in listings}
+    by_short_name = {_short_name(node): node for node in listings}
     load = dict.fromkeys(listings, 0)
     crash_files = []
     for sightings in sorted(nodes_by_file.values(), key=lambda rows: -rows[0][1].modified_ns):
         files = dict(sightings)
         host = sightings[0][1].host
-        home = by_label.get(_label(host), "") if host else ""
+        home = by_short_name.get(_short_name(host), "") if host else ""
         reader = home if home in files else min(files, key=lambda node: load[node])
         load[reader] += 1
         file = files[reader]
@@ -624,7 +619,8 @@ def collect_cores(
 def _ask_all(
     ask: Asks, phase: str, configs: Mapping[str, program.CoresConfig]
 ) -> Mapping[str, Answer]:
-    return ask(phase, {n: request(n, program.__name__, c) for n, c in configs.items()})
+    requests = {name: request(name, program.__name__, config) for name, config in configs.items()}
+    return ask(phase, requests)
 
 
 def _ask_nothing(phase: str, requests: Mapping[str, Request]) -> Mapping[str, Answer]:

@@ -48,7 +48,7 @@ class Part:
     files:   in the directory of the incident, sorted
     seconds: duration
     unreached: the nodes that could not be reached
-    failed:  an error of nodeready or of this machine has cost it
+    failed:  it is missing by an error of nodeready or of this machine
     """
 
     JSON_KEYS: ClassVar = {"content": "found", "reason": "why"}
@@ -187,10 +187,10 @@ def directory_name(job: str, moment: str) -> str:
 def log_name(node: str, ranks: Sequence[int], number: int) -> str:
     """A name for a log in the directory: ``gpu001-rank3-1.log``; never a path."""
     plain = re.sub(r"[^A-Za-z0-9_.-]", "_", node)[:100].lstrip(".-") or "node"
-    span = (
-        f"rank{ranks[0]}" if len(ranks) == 1 else f"ranks{ranks[0]}-{ranks[-1]}" if ranks else ""
-    )
-    return "-".join(filter(None, (plain, span, str(number)))) + ".log"
+    if not ranks:
+        return f"{plain}-{number}.log"
+    span = f"rank{ranks[0]}" if len(ranks) == 1 else f"ranks{ranks[0]}-{ranks[-1]}"
+    return f"{plain}-{span}-{number}.log"
 
 
 def pack(directory: Directory, moment: str, names: Iterable[str]) -> None:

@@ -351,7 +351,7 @@ class Grouping:
     def __init__(self) -> None:
         self._equal_files: dict[tuple[str, ...], _EqualFiles] = {}
         self._unread: dict[tuple[str, str], list[RankFile]] = {}
-        self._without: dict[str, list[str]] = {}
+        self._nodes_without: dict[str, list[str]] = {}
         self._left_out = 0
         self._reports: dict[witness.WatchdogReport, str] = {}
         self._notes: dict[str, str] = {}
@@ -377,10 +377,10 @@ class Grouping:
             self._unread.setdefault((kind, entry.reason), []).append(file)
         faults = any(entry.fault for entry in tail.unread)
         if not (tail.files or faults or tail.error):
-            reason = (
-                "the files that match were written before" if tail.older else "no file matches"
+            older = "the files that match were written before"
+            self._nodes_without.setdefault(older if tail.older else "no file matches", []).append(
+                node
             )
-            self._without.setdefault(reason, []).append(node)
         self._left_out += max(0, tail.left_out)
 
     def document(
@@ -397,21 +397,20 @@ class Grouping:
         """The document: within each kind, the smallest group first."""
         groups = [
             LogGroup("no-file", tuple(sorted(nodes, key=natural)), (), reason=reason)
-            for reason, nodes in self._without.items()
+            for reason, nodes in self._nodes_without.items()
         ]
         groups += [
             _group(kind, files, reason=reason, first=(files[0], ()))
             for (kind, reason), files in self._unread.items()
         ]
         groups += self._read_groups()
+
         # Of groups of equal size, the group that stopped first: later groups may have followed it.
-        groups.sort(
-            key=lambda group: (
-                KINDS.index(group.kind),
-                len(group.files or group.nodes),
-                -max(map(_age, group.files), default=0.0),
-            )
-        )
+        def order(group: LogGroup) -> tuple[int, int, float]:
+            size = len(group.files or group.nodes)
+            return KINDS.index(group.kind), size, -max(map(_age, group.files), default=0.0)
+
+        groups.sort(key=order)
         return TailDocument(
             *(started, finished, pattern, grep, tuple(groups), self._left_out),
             notes=self._notes,
@@ -428,13 +427,10 @@ class Grouping:
         ]
 
         def order(report: LogReport) -> tuple[object, ...]:
-            numbers = (report.completed, report.enqueued, report.sequence, report.rank)
             is_named = report.kind in ("missing", "mismatch", "stuck")
-            return (
-                report.group,
-                not is_named,
-                *((number is None, number or 0) for number in numbers),
-            )
+            numbers = (report.completed, report.enqueued, report.sequence, report.rank)
+            known_first = ((number is None, number or 0) for number in numbers)
+            return report.group, not is_named, *known_first
 
         return tuple(sorted(reports, key=order))
 

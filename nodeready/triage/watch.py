@@ -163,11 +163,7 @@ class _RankStep:
     @property
     def is_active(self) -> bool:
         """Whether it does anything but take CPU time."""
-        return (
-            self.faults > SPIN_RATE
-            or self.switches > SPIN_RATE
-            or (self.bytes or 0) > MOVING_BYTES
-        )
+        return max(self.faults, self.switches) > SPIN_RATE or (self.bytes or 0) > MOVING_BYTES
 
     @property
     def is_computing(self) -> bool:
@@ -191,12 +187,7 @@ def _step(before: Motion, after: Motion, seconds: float) -> _RankStep | None:
     moved: float | None = None
     if before.moved_bytes is not None and after.moved_bytes is not None:
         moved = after.moved_bytes - before.moved_bytes
-    if (
-        cpu < 0
-        or faults < 0
-        or (moved or 0) < 0
-        or before.descendant_count != after.descendant_count
-    ):
+    if min(cpu, faults, moved or 0) < 0 or before.descendant_count != after.descendant_count:
         return None
     log: bool | None = None
     if after.log_bytes is not None and before.log_bytes is not None:
@@ -225,21 +216,19 @@ def interval(before: JobSnapshot, after: JobSnapshot) -> Interval:
 
 def signs(before: JobSnapshot, after: JobSnapshot, seconds: float) -> tuple[Sign, ...]:
     """What each witness reports about the time between two snapshots."""
-    fresh = [key for key in after.ranks if key not in before.ranks and key.node in before.nodes]
+    nodes = set(before.nodes)
+    changed = sum(key not in before.ranks and key.node in nodes for key in after.ranks)
     steps: list[_RankStep] = []
-    changed = len(fresh)
-    for key, current in after.ranks.items():
-        if key in before.ranks:
-            step = _step(before.ranks[key], current, seconds)
-            if step is None:
-                changed += 1
-            else:
-                steps.append(step)
+    for key in (key for key in after.ranks if key in before.ranks):
+        step = _step(before.ranks[key], after.ranks[key], seconds)
+        if step is None:
+            changed += 1
+        else:
+            steps.append(step)
     signs = []
     if changed:
-        signs.append(
-            Sign("processes", True, f"processes of {counted(changed, 'rank')} came or went")
-        )
+        text = f"processes of {counted(changed, 'rank')} came or went"
+        signs.append(Sign("processes", True, text))
     if steps:
         signs += [_cpu(steps), _switches(steps), _bytes(steps), _log(steps)]
         if any(step.watchdog for step in steps):
@@ -447,11 +436,8 @@ def probe(
             continue
         ends = [row for row in received if isinstance(row, MotionEnd)]
         if not ends:
-            errors[name] = (
-                refused[0]
-                if refused
-                else no_answer_reason(answer, with_nonce, "the job cannot be watched there")
-            )
+            reason = no_answer_reason(answer, with_nonce, "the job cannot be watched there")
+            errors[name] = refused[0] if refused else reason
             if answer.kind in UNREACHED:
                 unreached.add(name)
             continue
