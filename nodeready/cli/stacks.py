@@ -122,7 +122,7 @@ def _check_job(nodes: Targets, config: StacksConfig, screen: Screen, form: str) 
     )
     if not document.findings and not document.errors:
         raise Refused(no_ranks_reason(captured))
-    code = debuggable.code(
+    code = debuggable.debuggable_code(
         document, unreachable=bool(captured.unreached), failed=bool(captured.failed)
     )
     show("debuggable", form, document, screen, silent=screen.quiet and not code)

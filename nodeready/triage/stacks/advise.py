@@ -63,7 +63,7 @@ def expected_nodes(
     if len(by_node) == 1 and not expected:
         return tuple(by_node)
     sizes = Counter(len(set(ranks)) for ranks in by_node.values())
-    size = max(sizes, key=lambda siz: (sizes[siz], siz))
+    size = max(sizes, key=lambda ranks_count: (sizes[ranks_count], ranks_count))
     if world_size % size:
         return ()
     home: dict[int, str] = {}
@@ -108,13 +108,11 @@ def is_waiting(group: Group) -> bool:
     """
     if group.kind != "stack" or group.verdict == "progressing":
         return False
-    return group.activity in hints.FOR_RANKS and (group.activity, group.verdict) != (
-        "backward",
-        "spinning",
-    )
+    computes = group.activity == "backward" and group.verdict == "spinning"
+    return group.activity in hints.FOR_RANKS and not computes
 
 
-def position(group: Group) -> bool:
+def stands_still(group: Group) -> bool:
     """Whether some ranks of a waiting group have not moved at all between the samples.
 
     The end of a collective wakes up all its ranks: where each has woken up, the job may progress.
@@ -125,14 +123,16 @@ def position(group: Group) -> bool:
 class _WaitingJob(NamedTuple):
     """How many processes of a job wait for other ranks.
 
-    below:    those that may wait, in a call of C below the user's code: the wait() of an
+    waiting:  those that wait
+    maybe:    those that may wait, in a call of C below the user's code: the wait() of an
               asynchronous collective
     standing: some of the waiting processes do not move at all, though a step would wake up all
     moving:   some of the job's processes move
+    everything: number of processes, and of ranks and nodes without one
     """
 
-    ranks: int
-    children: int
+    waiting: int
+    maybe: int
     standing: bool
     moving: bool
     everything: int
@@ -146,7 +146,7 @@ def with_roles(groups: Sequence[Group], everything: int) -> list[Group]:
     job = _WaitingJob(
         sum(group.processes for group in groups if is_waiting(group)),
         sum(group.processes for group in groups if _may_wait(group)),
-        any(is_waiting(group) and position(group) for group in groups),
+        any(is_waiting(group) and stands_still(group) for group in groups),
         any(group.verdict == "progressing" for group in groups),
         everything,
     )
@@ -164,7 +164,7 @@ def _may_wait(group: Group) -> bool:
 
 
 def _role(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
-    waiting, children = job.ranks, job.children
+    waiting, maybe = job.waiting, job.maybe
     if job.everything < 2:
         return None, ""
     if group.kind != "stack":
@@ -173,30 +173,26 @@ def _role(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
     if is_waiting(group):
         all_wait = waiting == job.everything
         return "victim", "waits for other ranks" + (", as all do" if all_wait else "")
-    if group.activity in _NEUTRAL_ACTIVITIES or not waiting + children:
+    if group.activity in _NEUTRAL_ACTIVITIES or not waiting + maybe:
         return None, ""
     if group.verdict == "progressing":
         if group.activity in hints.FOR_RANKS or not job.standing:
             return None, ""
-        return (
-            "suspect",
-            f"moves while {waiting_text} {_verb(waiting)} for others: slow, or in a loop",
-        )
+        reason = f"moves while {waiting_text} {_verb(waiting)} for others: slow, or in a loop"
+        return "suspect", reason
     if waiting and group.verdict in ("spinning", "unsure") and not job.standing:
-        many = "it wakes up" if waiting == 1 else "all of them wake up"
-        return (
-            None,
-            f"awake, and {waiting_text} {_verb(waiting)} for others, and {many}: slow, or hung",
+        wake = "it wakes up" if waiting == 1 else "all of them wake up"
+        reason = (
+            f"awake, and {waiting_text} {_verb(waiting)} for others, and {wake}: slow, or hung"
         )
+        return None, reason
     if _may_wait(group):
-        if not waiting or children + waiting < job.everything:
+        if not waiting or maybe + waiting < job.everything:
             return None, "may wait for other ranks below its own code: --native tells"
-        return (
-            "suspect",
-            f"{waiting_text} {_verb(waiting)} for others; whether it does, --native tells",
-        )
+        reason = f"{waiting_text} {_verb(waiting)} for others; whether it does, --native tells"
+        return "suspect", reason
     if not waiting:
-        many = _count(children, "rank")
+        many = _count(maybe, "rank")
         return "suspect", f"does not wait for other ranks; {many} may (--native tells)"
     return "suspect", f"does not wait for other ranks, and {waiting_text} {_verb(waiting)}"
 
@@ -206,7 +202,7 @@ def _verb(number: int) -> str:
 
 
 def _without_stack(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
-    waiting = job.ranks + job.children
+    waiting = job.waiting + job.maybe
     size = max(group.processes, len(group.ranks), len(group.nodes))
     reason = group.no_stack_reason.lower()
     is_ours = 2 * size > job.everything or any(word in reason for word in _OWN_FAILURE_WORDS)
@@ -282,7 +278,7 @@ def _shifts(lines: Mapping[int, Sequence[str]]) -> tuple[tuple[str, int], ...]:
     return tuple((node, of[node] - of[names[0]]) for node in names)
 
 
-def _code(differences: Sequence[DifferentCode]) -> Iterator[str]:
+def _different_code_advice(differences: Sequence[DifferentCode]) -> Iterator[str]:
     for difference in differences[:_MAX_NAMED]:
         places = _few(
             [
@@ -293,14 +289,12 @@ def _code(differences: Sequence[DifferentCode]) -> Iterator[str]:
         if difference.sure:
             yield (
                 f"different code on different nodes: {difference.function} is at {places}: "
-                "compare the "
-                "file (`sha256sum`) on all nodes"
+                "compare the file (`sha256sum`) on all nodes"
             )
         else:
             yield (
-                f"{difference.function} is at {places}: another call there, "
-                "or another version of the "
-                "file (`sha256sum` tells)"
+                f"{difference.function} is at {places}: another call there, or another version of "
+                "the file (`sha256sum` tells)"
             )
 
 
@@ -338,7 +332,7 @@ def _few(items: Sequence[str]) -> str:
     return f"{text} and {len(items) - _MAX_NAMED} more" if len(items) > _MAX_NAMED else text
 
 
-def _world(sizes: Mapping[int, int], stacks: Stacks) -> Iterator[str]:
+def _world_size_advice(sizes: Mapping[int, int], stacks: Stacks) -> Iterator[str]:
     if len(sizes) > 1:
         sizes_text = [
             f"{size} ({_count(count, 'process', 'processes')})"
@@ -346,8 +340,7 @@ def _world(sizes: Mapping[int, int], stacks: Stacks) -> Iterator[str]:
         ]
         yield (
             f"the ranks disagree on WORLD_SIZE: {_few(sizes_text)}: "
-            "two runs at once, or a launcher "
-            "that sets it wrongly"
+            "two runs at once, or a launcher that sets it wrongly"
         )
     highest = max(
         (process.rank for process in stacks.processes if process.rank is not None), default=-1
@@ -359,7 +352,7 @@ def _world(sizes: Mapping[int, int], stacks: Stacks) -> Iterator[str]:
         yield f"rank {highest} is outside of WORLD_SIZE {size}: missing ranks cannot be counted"
 
 
-def _repeated_ranks(processes: Sequence[Rank]) -> Iterator[str]:
+def _repeated_ranks_advice(processes: Sequence[Rank]) -> Iterator[str]:
     """Advice on ranks that occur more than once. The processes are sorted by rank."""
     claims_of: dict[int, list[Rank]] = {}
     for before, process in itertools.pairwise(processes):
@@ -368,15 +361,12 @@ def _repeated_ranks(processes: Sequence[Rank]) -> Iterator[str]:
     if claims_of:
         rank, claims = next(iter(claims_of.items()))
         claimants = _few([f"{claim.node} pid {claim.pid}" for claim in claims])
-        suffix = (
-            f", and {len(claims_of) - 1} more ranks are claimed twice"
-            if len(claims_of) > 1
-            else ""
-        )
+        more = len(claims_of) - 1
+        suffix = f", and {more} more ranks are claimed twice" if more else ""
         yield (
             f"rank {rank} is claimed by {len(claims)} processes ({claimants}){suffix}: "
-            "an earlier run "
-            "may not have ended, or a helper inherits RANK; name the right one with --pid"
+            "an earlier run may not have ended, or a helper inherits RANK; name the right one "
+            "with --pid"
         )
 
 
@@ -400,15 +390,13 @@ _KIND_ADVICE = {
         "the mounts there (`nodeready audit INVENTORY --only host`)"
     ),
 }
-
-
-_MISSING_STACK_KINDS = (
+_SILENT_NODES_ADVICE = (
     "{ranks}: the nodes that should have them gave no answer: see whether those are alive, and "
     "look at them first"
 )
 
 
-def _kinds(groups: Sequence[Group]) -> Iterator[str]:
+def _kind_advice(groups: Sequence[Group]) -> Iterator[str]:
     for kind, text in _KIND_ADVICE.items():
         kind_groups = [group for group in groups if group.kind == kind]
         if kind_groups:
@@ -419,7 +407,7 @@ def _kinds(groups: Sequence[Group]) -> Iterator[str]:
                 processes=sum(group.processes for group in kind_groups),
             )
             silent = kind == "missing" and kind_groups[0].no_stack_reason.endswith(SILENT)
-            yield (_MISSING_STACK_KINDS if silent else text).format(ranks=_ranks(combined))
+            yield (_SILENT_NODES_ADVICE if silent else text).format(ranks=_ranks(combined))
     # Only processes: a refusal by a node or Slurm does not concern py-spy.
     reasons_lower = [
         group.no_stack_reason.lower()
@@ -466,7 +454,7 @@ _ACTIVITY_NOUNS = {
 }
 
 
-def _different_code_advice(stacks: Stacks) -> Iterator[str]:
+def _several_groups_advice(stacks: Stacks) -> Iterator[str]:
     """Advice where several groups have a stack."""
     groups = [group for group in stacks.groups if group.kind == "stack"]
     suspects = [group for group in groups if group.role == "suspect"]
@@ -485,13 +473,13 @@ def _different_code_advice(stacks: Stacks) -> Iterator[str]:
         waiting = sum(group.processes for group in victims)
         first = suspects[0]
         yield (
-            f"{_ranks(first)}: begin there: {_noun(first)} no other rank, as far as Python's "
+            f"{_ranks(first)}: begin there: {_waits_for(first)} no other rank, as far as Python's "
             f"calls tell, and {_count(waiting, 'rank')} {_verb(waiting)} for others"
             if waiting
-            else f"{_ranks(first)}: begin there: {_noun(first)} no other rank, and others may"
+            else f"{_ranks(first)}: begin there: {_waits_for(first)} no other rank, and others may"
         )
     elif victims and len(victims) == len(groups) and not suspected:
-        yield from _all_victims(victims)
+        yield from _all_victims_advice(victims)
     elif not suspected:
         yield from _no_waiting_advice(groups, total)
     spinning = next(
@@ -503,11 +491,11 @@ def _different_code_advice(stacks: Stacks) -> Iterator[str]:
         )
 
 
-def _noun(group: Group) -> str:
+def _waits_for(group: Group) -> str:
     return "they wait for" if group.processes > 1 else "it waits for"
 
 
-def _all_victims(groups: Sequence[Group]) -> Iterator[str]:
+def _all_victims_advice(groups: Sequence[Group]) -> Iterator[str]:
     """Advice where all ranks wait for each other, at different places: there is no suspect."""
     if all(group.activity in ("peer", "collective") and hints.in_pipeline(group.frames)
            for group in groups):  # fmt: skip
@@ -527,19 +515,12 @@ def _all_victims(groups: Sequence[Group]) -> Iterator[str]:
 def _call(group: Group) -> str:
     """A call in words, as in ``all_reduce, called at train.py:40``."""
     skipped = ("wrapper", "decorate_context", "__call__", "wait")
-    called = next(
-        (frame for frame in reversed(group.frames) if frame.function not in skipped),
-        None,
-    )
-    own_frame = group.user_frame
-    call_name = called.function if called else "a collective"
-    if own_frame is None or (called and own_frame == called):
-        return call_name
-    return (
-        f"{call_name}, called at {own_frame.file}:{own_frame.line}"
-        if own_frame.line
-        else call_name
-    )
+    called = next((frame for frame in group.frames[::-1] if frame.function not in skipped), None)
+    name = called.function if called else "a collective"
+    caller = group.user_frame
+    if caller is None or caller == called or not caller.line:
+        return name
+    return f"{name}, called at {caller.file}:{caller.line}"
 
 
 def _no_waiting_advice(groups: Sequence[Group], total: int) -> Iterator[str]:
@@ -569,7 +550,7 @@ def _no_waiting_advice(groups: Sequence[Group], total: int) -> Iterator[str]:
         )
 
 
-def _network_advice(stacks: Stacks, disputed: bool) -> Iterator[str]:
+def _other_processes_advice(stacks: Stacks, disputed: bool) -> Iterator[str]:
     jobs = {other.job for other in stacks.other_jobs} - {stacks.job}
     users = {other.user for other in stacks.other_jobs} - {stacks.user}
     if stacks.other_jobs:
@@ -619,23 +600,23 @@ def with_advice(
 
     world_sizes: WORLD_SIZE -> number of processes with it
     instead:     node -> its programs, where no rank was found
-    apart:       files whose versions differ between nodes
+    differences: files whose versions differ between nodes
     by_witness:  the verdict is a witness's: the suspects of the stacks are not named again
     disputed:    several users claim the job, and neither Slurm nor a cgroup names its owner
     """
     groups = [group for group in stacks.groups if group.kind == "stack"]
     lines = [
-        *_kinds(stacks.groups),
-        *_world(world_sizes, stacks),
-        *_repeated_ranks(stacks.processes),
+        *_kind_advice(stacks.groups),
+        *_world_size_advice(world_sizes, stacks),
+        *_repeated_ranks_advice(stacks.processes),
     ]
     if len(groups) == 1 and groups[0].processes == len(stacks.processes):
         is_single = len(stacks.groups) == 1
         lines += _same_place_advice(groups[0], len(stacks.processes) > 1) if is_single else []
     elif len(groups) > 1 and not by_witness:
-        lines += _different_code_advice(stacks)
-    lines += _code(differences)
-    lines += _network_advice(stacks, disputed)
+        lines += _several_groups_advice(stacks)
+    lines += _different_code_advice(differences)
+    lines += _other_processes_advice(stacks, disputed)
     if not stacks.processes and instead:
         node = min(instead, key=natural)
         lines.append(

@@ -30,10 +30,8 @@ from nodeready.triage.stacks.trace import read as checked
 # For a user who has the dumps already, or no other access to the nodes. py-spy prints the leaf
 # frame first, and the main thread first. Nothing in the text tells the rank.
 
-#: Maximum characters of a command that are kept.
-_COMMAND = 200
-#: Maximum characters that are shown of a line that cannot be parsed.
-_SHOWN = 60
+#: Maximum characters of a command, and of a line in an error.
+_MAX_COMMAND, _MAX_SHOWN = 200, 60
 
 # What pdsh and clush (`gpu001: `) and srun -l (`0: `, ` 7: `) put before every line; the blank
 # after it may be missing on an empty line.
@@ -57,7 +55,7 @@ Frame = tuple[str, str, int]
 
 
 class _DumpedNode:
-    """The trace of one node while it is parsed: each frame and each stack once."""
+    """The trace of one node while its dump is parsed: each frame and each stack once."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -93,13 +91,13 @@ class _DumpedThread:
         self.number, self.state, self.name = number, state, name
         self.frames: list[Frame] = []
 
-    def python(self) -> list[Frame]:
-        """The frames of Python alone, root to leaf; without any, all frames."""
-        python_frames = [frame for frame in self.frames if not _is_native(frame)]
-        return python_frames[::-1] or self.python_or_all_frames()
+    def python_frames(self) -> list[Frame]:
+        """The frames of Python, root to leaf; without any, all named frames."""
+        frames = [frame for frame in self.frames if not _is_native(frame)]
+        return frames[::-1] or self.named_frames()
 
-    def python_or_all_frames(self) -> list[Frame]:
-        """All frames with a name, root to leaf: an address differs between processes."""
+    def named_frames(self) -> list[Frame]:
+        """All frames, root to leaf, without addresses, which differ between processes."""
         return [frame for frame in self.frames if not _ADDRESS.fullmatch(frame[0])][::-1]
 
 
@@ -136,7 +134,7 @@ def _process(node: _DumpedNode, pid: int, command: str, lines: list[str]) -> dic
     main = _main(threads, pid)
     error = "" if main else _error(lines) or "py-spy printed no stack of it"
     other_threads = [
-        [thread.name or "", node.stack(thread.python())]
+        [thread.name or "", node.stack(thread.python_frames())]
         for thread in threads
         if thread is not main
     ]
@@ -150,7 +148,7 @@ def _process(node: _DumpedNode, pid: int, command: str, lines: list[str]) -> dic
         "job": "",
         "master": "",
         "user": "",
-        "command": command[:_COMMAND],
+        "command": command[:_MAX_COMMAND],
         "state": "",
         "wait_channel": "",
         "kernel_stack": [],
@@ -160,13 +158,13 @@ def _process(node: _DumpedNode, pid: int, command: str, lines: list[str]) -> dic
         "cpu_s": [],
         "samples": [
             {
-                "main": node.stack(main.python()) if main else None,
+                "main": node.stack(main.python_frames()) if main else None,
                 "threads": other_threads,
                 "gil": (holder.name or "") if holder else "",
                 "error": error,
             }
         ],
-        "native": node.stack(main.python_or_all_frames()) if main and native else None,
+        "native": node.stack(main.named_frames()) if main and native else None,
         "note": "",
     }
 
@@ -222,7 +220,7 @@ def parse_dump(text: str, name: str) -> list[dict[str, Any]]:
     if not _ANY_LABEL.search(text):
         node = _node(name, text.split("\n"))
         if not node.processes and not _error(text.split("\n")):
-            first = f"it begins with {node.error[:_SHOWN]!r}" if node.error else "it is empty"
+            first = f"it begins with {node.error[:_MAX_SHOWN]!r}" if node.error else "it is empty"
             raise TraceError(f"{sanitise(name)}: not what py-spy dump prints: {first}")
         return [node.trace()]
     nodes = [_node(label, lines) for label, lines in _by_label(text, name).items()]
@@ -261,9 +259,9 @@ def file_name(node: str) -> str:
 
 
 def prepare(directory: Path) -> None:
-    """Create the directory where it is missing.
+    """Create the directory if it is missing.
 
-    Raises ForeignStacksDirectory for a directory with files of others, and OSError.
+    Raises ForeignStacksDirectory for a directory with other files, and OSError.
     """
     if os.path.lexists(directory) and not directory.is_dir():
         raise ForeignStacksDirectory(f"{directory}: is no directory")
@@ -327,11 +325,11 @@ def read(path: Path) -> tuple[Iterator[Trace], dict[str, str]]:
     if not path.is_dir():
         errors: dict[str, str] = {}
         return _from_texts([path], errors, is_single=True), errors
-    names = _listed(path)
-    texts = sorted(name for name in names if name.suffix in _TEXTS and name.is_file())
-    if any(_OWN_FILES.fullmatch(name.name) for name in names):
+    entries = _listed(path)
+    if any(_OWN_FILES.fullmatch(entry.name) for entry in entries):
         traces, errors = load(path)
         return _without_errors(traces, errors), errors
+    texts = sorted(entry for entry in entries if entry.suffix in _TEXTS and entry.is_file())
     if not texts:
         raise TraceError(
             f"{path}: there is no trace-NODE.json of -o and no text of py-spy dump (*.txt, *.out)"
@@ -356,7 +354,7 @@ def _listed(path: Path) -> list[Path]:
 
 
 def _from_texts(texts: Iterable[Path], errors: dict[str, str], is_single: bool) -> Iterator[Trace]:
-    """The traces in texts of py-spy. alone: the only file: its error is raised."""
+    """The traces in texts of py-spy. is_single: raise the error of the only file"""
     for path in texts:
         # As `srun --output=trace-%N.out` names it, or like a trace of nodeready.
         node = path.stem.removeprefix("trace-")

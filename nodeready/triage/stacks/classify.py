@@ -17,8 +17,6 @@ from nodeready.triage.stacks.document import Frame
 
 #: Native frames without a symbol, and offsets into one: address randomisation makes them differ.
 _ADDRESS = re.compile(r"\+?\b0x[0-9a-fA-F]+\b")
-
-
 #: The frame between the stack of a main thread and that of the thread that it waits for.
 THREAD = Frame("(in another thread)", "", 0)
 #: The same before the stack of the thread that holds Python's lock.
@@ -138,8 +136,8 @@ class StackNumbers:
             reading = self._readings[stack] = _read_stack(self.calls(stack))
         return reading
 
-    def native_about(self, stack: int) -> str:
-        """What native frames wait for, in one word; "": not known."""
+    def native_activity(self, stack: int) -> str:
+        """The activity in native frames; "": not known."""
         hint = hints.of_native(self.calls(stack))
         return hint.activity if hint else ""
 
@@ -167,9 +165,9 @@ class StackNumbers:
         ]
         return tuple(
             frame
-            if all(other.line == frame.line for other in remaining_frames)
+            if all(other.line == frame.line for other in other_frames)
             else frame._replace(line=0)
-            for frame, *remaining_frames in zip(*rows, strict=True)
+            for frame, *other_frames in zip(*rows, strict=True)
         )
 
 
@@ -182,36 +180,33 @@ IDLE = 0.05
 _TICKS_S = 0.025
 #: The error of `nodeready.node.stacks.py_spy` for a process that has ended.
 _GONE = "it has ended"
-
-
-#: Voluntary context switches a second from which a main thread with equal stacks counts as moving:
-#: a working one switches some dozen times (163 in 2 s at 88 steps a second), a hung one never; and
-#: the same for a computing one. A polling loop switches as often: the former must have read or
-#: written each time as well, as a step over the network, a file or a worker's pipe does.
-_MANY, _SOME = 20, 5
-#: Where its reads and writes are not known: CPU seconds per wakeup from which it has worked.
-#: Python's wait for its lock, which wakes up every 5 ms (Python/ceval_gil.h),
-#: takes some 10 us, a collective of gloo 50 to 110 us; but so does queue.get(timeout=0.01).
+#: Voluntary context switches per second from which a main thread with equal stacks counts as
+#: moving, if it uses little CPU time, and if it computes. A working thread switches dozens of
+#: times (163 in 2 s at 88 steps a second), a hung one never. A polling loop switches as often; so
+#: the first also needs a read or write per switch, as a step over the network or a file makes.
+_MOVING_SWITCHES, _COMPUTING_SWITCHES = 20, 5
+#: Where reads and writes are not known: CPU seconds per wakeup from which a thread has worked.
+#: Python's wait for its lock, which wakes up every 5 ms (Python/ceval_gil.h), takes some 10 us, a
+#: collective of gloo 50 to 110 us; but so does queue.get(timeout=0.01).
 _WORK_S = 40e-6
 #: Minimum wakeups a second of a thread that waits for Python's lock: sys.getswitchinterval.
-_LOCKED = 50
+_LOCK_WAKEUPS = 50
 #: Kernel functions of a thread that sleeps for a time (kernel/time/hrtimer.c): a polling loop
 #: wakes up there by itself, not by the action of another process.
 _SLEEPS = "nanosleep"
-
-
 #: py-spy's name of the main thread, which is threading's.
 MAIN = "MainThread"
 
 
 class Classification(NamedTuple):
-    """kind, verdict: as in `nodeready.triage.stacks.document`. why: where there is no stack to
-    compare.
+    """The state of one process.
 
-    stack: number of the main thread's last stack, with that of the thread that it waits for; None:
-           no stack
+    kind, verdict: as of a `document.Group`
+    reason:  why there is no stack to compare; "": there is one
+    stack:   number of the main thread's last stack, with that of the thread that it waits for;
+             None: no stack
     wakeups: of the main thread between the first and the last sample; None: not known
-    thread: name of the classified thread: the main one, or that for which it waits
+    thread:  name of the classified thread: the main one, or that for which it waits
     """
 
     kind: str
@@ -258,12 +253,8 @@ def classify(
             worked = used if cpu_range is None else cpu_range
             verdict = _verdict(worked, wakeups, sleeps, seconds, _range(process["calls"]))
             holder = _holder(process, stacks) if verdict == "unsure" else None
-            if (
-                holder is not None
-                and mains[0] == stack
-                and wakeups
-                and wakeups >= _LOCKED * seconds
-            ):
+            waits_for_lock = mains[0] == stack and wakeups and wakeups >= _LOCK_WAKEUPS * seconds
+            if holder is not None and waits_for_lock:
                 stack = table.joined(mains[-1], holder, HOLDER)
                 wakeups, verdict = None, _verdict(used, None, False, seconds)
     # A process that has moved since was in state D for a moment only.
@@ -280,18 +271,20 @@ def _verdict(
 ) -> str:
     """Whether the main thread moved at the place where all samples show it.
 
-    used: CPU seconds of the main thread or, in traces of earlier versions, of the process, whose
-    heartbeats and watchdogs use some as well. wakeups: voluntary context switches. sleeps: it only
-    waited for a time to pass. calls: reads and writes of the process; None: not known
+    used:    CPU seconds of the main thread or, in traces of earlier versions, of the process, of
+             which heartbeats and watchdogs use some
+    wakeups: voluntary context switches; None: not known
+    sleeps:  it only waited for a time to pass
+    calls:   reads and writes of the process; None: not known
     """
     busy = used >= max(_TICKS_S, IDLE * seconds)
     if wakeups is None:
         return "spinning" if busy else "blocked"
     per_second = wakeups / seconds if seconds else 0.0
     if busy:
-        return "progressing" if per_second >= _SOME else "spinning"
+        return "progressing" if per_second >= _COMPUTING_SWITCHES else "spinning"
     works = used >= _WORK_S * wakeups if calls is None else calls >= wakeups
-    if per_second >= _MANY and works and not sleeps:
+    if per_second >= _MOVING_SWITCHES and works and not sleeps:
         return "progressing"
     return "unsure" if wakeups else "blocked"
 
@@ -366,12 +359,12 @@ def _awaited(
             candidates[stacks[at]] = name
     readings = {stack: table.reading(stack) for stack in candidates}
     # Threads that work in the awaited pool; that wait for no other thread; that wait for ranks.
-    sorts: list[Callable[[StackReading], bool]] = [
+    preferences: list[Callable[[StackReading], bool]] = [
         lambda reading: reading.pooled == main.pooled,
         lambda reading: not reading.delegates,
         lambda reading: reading.for_ranks,
     ]
-    for fits in sorts:
+    for fits in preferences:
         if len(candidates) > 1:
             candidates = {
                 stack: candidates[stack] for stack in candidates if fits(readings[stack])
@@ -425,10 +418,8 @@ def _no_stack(process: Mapping[str, Any]) -> str:
     reason: str = errors[-1] if errors else process["note"] or "no stack was taken"
     if "not python" in reason.lower():
         name = in_kernel(process)
-        return (
-            "not Python: it runs"
-            if process["state"] == "R"
-            else (f"not Python: it waits in {name}" if name else "not Python")
-        )
+        if process["state"] == "R":
+            return "not Python: it runs"
+        return f"not Python: it waits in {name}" if name else "not Python"
     pid = str(process["pid"])
     return " ".join("PID" if word.strip("().,:;") == pid else word for word in reason.split())

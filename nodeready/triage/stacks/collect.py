@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,13 +35,12 @@ from nodeready.transport.base import (
     Answer,
     Asks,
     Request,
+    new_nonce,
     request,
 )
 from nodeready.triage.stacks.document import Group, Stacks
 from nodeready.triage.stacks.trace import Trace, TraceError, read
 
-#: The module that runs on the node.
-_MAIN = "nodeready.node.stacks.program"
 #: Maximum processes that are named where no rank was found.
 MAX_LISTED_PROCESSES = 10
 #: Seconds that a command has on a node beyond the program's own limit.
@@ -158,7 +157,7 @@ def capture(
 
 def request_for(name: str, config: StacksConfig) -> Request:
     """The request that runs the program on a node."""
-    return request(name, _MAIN, config, margin_s=MARGIN_S)
+    return request(name, program.__name__, config, margin_s=MARGIN_S)
 
 
 def add_answers(
@@ -189,7 +188,11 @@ def with_launchers(stacks: Stacks, captured: Captured) -> Stacks:
     without = [
         name for name in captured.nodes if name not in nodes and name not in captured.errors
     ]
-    text = f"no rank has been started: {counted(len(nodes), 'node')} {_verb(nodes)} a launcher"
+    has = "has" if len(nodes) == 1 else "have"
+    text = (
+        f"no rank has been started: {counted(len(nodes), 'node')} ({folded(sorted(nodes))}) {has} "
+        "a launcher"
+    )
     match = re.search(r"to run on ([0-9]+) nodes", notes[0])
     if match and len(nodes) < int(match[1]):
         text += f", and the job is to run on {match[1]}"
@@ -200,10 +203,6 @@ def with_launchers(stacks: Stacks, captured: Captured) -> Stacks:
             "(`nodeready tail INVENTORY`)"
         )
     return replace(stacks, advice=(text, *stacks.advice))
-
-
-def _verb(nodes: Collection[str]) -> str:
-    return f"({folded(sorted(nodes))}) {'has' if len(nodes) == 1 else 'have'}"
 
 
 # --- The second round: native stacks of a few processes, which are paused for it.
@@ -256,7 +255,7 @@ def unwind(captured: Captured, ask: Asks, stacks: Stacks) -> list[str]:
     longest = max(map(len, pids.values()), default=0)
     config = replace(
         captured.config,
-        nonce=f"nodeready-{secrets.token_hex(8)}",
+        nonce=new_nonce(),
         limit_s=2 * (NATIVE_LIMIT_S + 2) * longest,
     )
     second = Captured(config, list(pids))
@@ -360,7 +359,7 @@ def program_config(
             f"need {needed:.0f} s at least"
         )
     return StacksConfig(
-        nonce=f"nodeready-{secrets.token_hex(8)}",
+        nonce=new_nonce(),
         tag=f"nodeready:{secrets.token_hex(6)}",
         limit_s=timeout_s,
         job=job,
@@ -378,7 +377,7 @@ def program_config(
 
 
 def _unmet_condition(config: StacksConfig) -> str:
-    """In words, that no process meets the conditions."""
+    """The condition that no process meets, in words."""
     if config.pids:
         return f"there is no process {', '.join(map(str, config.pids))}"
     if config.match:
@@ -399,9 +398,7 @@ def no_ranks_reason(captured: Captured) -> str:
     if captured.claimants:
         text += f". Processes on {folded(captured.claimants)} claim the job and are no ranks of it"
     if captured.instead:
-        shown = "; ".join(
-            f"{words} on {name}" for name, words in captured.instead[:MAX_LISTED_PROCESSES]
-        )
+        shown = "; ".join(f"{words} on {name}" for name, words in captured.instead)
         text += f". What runs instead: {shown}. Choose with --pid or --match; "
         text += "another user's ranks are seen as that user, or with --sudo"
     return text

@@ -41,7 +41,7 @@ class CollectiveReader(StatementBuilder):
         #: Ranks whose call has begun by a recorder.
         self._started: set[int] = set()
         #: Number of a report -> where its rank is kept, and the value.
-        self._kept: dict[int, list[tuple[dict[int, Any], Any]]] = {}
+        self._targets_of: dict[int, list[tuple[dict[int, Any], Any]]] = {}
 
     # --- The flight recorder.
 
@@ -144,7 +144,8 @@ class CollectiveReader(StatementBuilder):
             key = (tuple([number for number in groups if number in held]), entries)
             lists = rows.get(key)
             if lists is None:
-                lists = rows[key] = self._lists(communicators, lists_of, key[0], pending[entries])
+                calls = pending[entries]
+                lists = rows[key] = self._rank_lists(communicators, lists_of, key[0], calls)
             for ranks in lists:
                 ranks.append(rank)
         return list(communicators.values())
@@ -158,7 +159,7 @@ class CollectiveReader(StatementBuilder):
                 calls[entry.group] = (*calls.get(entry.group, ()), number)
         return calls
 
-    def _lists(
+    def _rank_lists(
         self, communicators: dict[tuple[str, tuple[int, ...]], ProcessGroupMembers],
         lists_of: dict[tuple[int, tuple[int, ...]], list[int]],
         groups: Iterable[int], pending: Mapping[str, tuple[int, ...]],
@@ -175,14 +176,14 @@ class CollectiveReader(StatementBuilder):
             key = (number, calls.pop(group.name, ()))
             ranks = lists_of.get(key)
             if ranks is None:
-                ranks = lists_of[key] = self._like(communicators, group, key[1])
+                ranks = lists_of[key] = self._ranks_with(communicators, group, key[1])
             made_lists.append(ranks)
         for name, numbers in calls.items():
             group = ProcessGroup(name, "", (), None, None, None)
-            made_lists.append(self._like(communicators, group, numbers))
+            made_lists.append(self._ranks_with(communicators, group, numbers))
         return made_lists
 
-    def _like(
+    def _ranks_with(
         self,
         communicators: dict[tuple[str, tuple[int, ...]], ProcessGroupMembers],
         group: ProcessGroup,
@@ -191,7 +192,7 @@ class CollectiveReader(StatementBuilder):
         members = communicators.get((group.name, group.ranks))
         if members is None:
             members = communicators[group.name, group.ranks] = ProcessGroupMembers(group)
-        return members.like(group, numbers, self.evidence.entries.all)
+        return members.ranks_with(group, numbers, self.evidence.entries.all)
 
     def _compare(
         self, members: ProcessGroupMembers, difference: CallDifference,
@@ -216,7 +217,7 @@ class CollectiveReader(StatementBuilder):
         site = _common_site(entries[rank] for rank in kinds.get(usual, ()))
         if difference.late:
             weight = self._weight(difference.late, waiting, dumps, partial)
-            if members.vague:
+            if members.is_vague:
                 weight = min(1, weight)
             lag = Lag("flight_recorder", difference.late, waiting, call, site)
             return [lag._replace(behind=difference.behind, weight=weight)], []
@@ -243,8 +244,8 @@ class CollectiveReader(StatementBuilder):
 
     def _mismatches(
         self, kinds: Mapping[str, list[int]], usual: str, entries: Mapping[int, RecorderEntry]
-    ) -> Iterator[tuple[str, list[int], int]] | list[tuple[str, list[int], int]]:
-        """Ranks that are in another operation at the same number, or with other sizes or types."""
+    ) -> list[tuple[str, list[int], int]]:
+        """(Operation, ranks, maximum weight) of ranks whose call differs from the usual one."""
         mismatches = [
             (name[:MAX_NAME], ranks, 2) for name, ranks in kinds.items() if name != usual
         ]
@@ -359,14 +360,15 @@ class CollectiveReader(StatementBuilder):
         for rank, number in reports:
             of = own_rank if rank is None else rank
             if of in self.all_ranks:
-                targets = self._kept.get(number)
+                targets = self._targets_of.get(number)
                 if targets is None:
-                    targets = self._kept[number] = self._keep(self.evidence.reports.all[number])
+                    report = self.evidence.reports.all[number]
+                    targets = self._targets_of[number] = self._targets(report)
                 # A later line of the same rank replaces an earlier one.
                 for ranks, item in targets:
                     ranks[of] = item
 
-    def _keep(self, report: WatchdogReport) -> list[tuple[dict[int, Any], Any]]:
+    def _targets(self, report: WatchdogReport) -> list[tuple[dict[int, Any], Any]]:
         """Where the ranks of a report are kept, and the value; equal reports are parsed once."""
         targets: list[tuple[dict[int, Any], Any]] = []
         name = report.group[:MAX_NAME] or "a process group"
@@ -497,10 +499,8 @@ class CollectiveReader(StatementBuilder):
         for operation in names:
             numbers = {rank: rank_counts.get(operation, 0) for rank, rank_counts in counts.items()}
             usual_count = [usual[operation]] if operation in usual else []
-            least, highest = (
-                min([*numbers.values(), *usual_count]),
-                max([*numbers.values(), *usual_count]),
-            )
+            all_counts = [*numbers.values(), *usual_count]
+            least, highest = min(all_counts), max(all_counts)
             late = sorted(rank for rank, number in numbers.items() if number == least)
             ahead = sorted(rank for rank, number in numbers.items() if number > least)
             if least == highest or not late:
@@ -512,7 +512,7 @@ class CollectiveReader(StatementBuilder):
                 and min(counts[rank].get(other, 0) for rank in late)
                 > max([usual.get(other, 0), *(counts[rank].get(other, 0) for rank in ahead)])
             ]
-            instead = f"{further[0][:MAX_NAME]}" if further else ""
+            instead = further[0][:MAX_NAME] if further else ""
             few = (
                 len(late) < len(ahead)
                 or len(numbers) == 2
@@ -545,7 +545,7 @@ class ProcessGroupMembers:
         return self.group.desc == "default_pg" or self.group.name == "0"
 
     @property
-    def vague(self) -> bool:
+    def is_vague(self) -> bool:
         """Whether it may mix two groups of one name: ranks of so large a group are not listed."""
         size = sum(map(len, self.states.values()))
         return not self.group.ranks and not self.is_default_group and size > MAX_GROUP_RANKS
@@ -559,7 +559,7 @@ class ProcessGroupMembers:
         site = f" ({entry.site[:MAX_LINE]})" if entry.site else ""
         return f"{entry.operation[:MAX_NAME]} #{entry.sequence} of {self.name}{site}"
 
-    def like(
+    def ranks_with(
         self, group: ProcessGroup, numbers: Sequence[int], entries: Sequence[RecorderEntry]
     ) -> list[int]:
         """The list of the ranks with the progress of this group and these entries.
@@ -582,29 +582,19 @@ _UNEVEN_OPERATIONS = {
     "all_gather_v", "reduce_scatter_v", "barrier", "all_reduce_barrier", "alltoall",
     "alltoall_base",
 }  # fmt: skip
-
-
 #: Operations that hang, or spoil their result, when sizes differ.
 _EVEN_OPERATIONS = {
     "all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base",
     "all_gather_single", "reduce_scatter_single", "all_gather_into_tensor",
     "reduce_scatter_tensor",
 }  # fmt: skip
-
-
 #: Seconds between two dumps from which they count as different moments.
 _SAME_DUMP_S = 60
-
-
 #: Maximum ranks of a listed process group (`nodeready.node.witnesses.flight_recorder`).
 MAX_GROUP_RANKS = 512
-
-
 #: Names of the process group of all ranks in the watchdog's lines.
 _DEFAULT_GROUP_NAMES = ("default_pg", "a process group")
 _P2P = re.compile(r"(?:\w+:)?(send|recv) (\d{1,7})(->|<-)(\d{1,7})")
-
-
 #: Kinds of reports that name a rank -> what the report means for it.
 _REPORT_TEXTS = {
     "missing": "has not come", "reached": "has come", "mismatch": "has called another collective",

@@ -10,12 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from nodeready.exit_codes import exit_code
-from nodeready.node.stacks.ask_witnesses import (
-    RECORDER,
-    RECORDER_ON,
-    buffer_variable,
-    release,
-)
+from nodeready.node.stacks.ask_witnesses import RECORDER, RECORDER_ON, buffer_variable, release
 from nodeready.node.stacks.ranks import CLAIMS
 from nodeready.node.witnesses.nccl_ras import SAFE, numbers
 from nodeready.subjects.json_types import MomentOrEmpty
@@ -70,7 +65,9 @@ class Debuggable:
     complete: bool = True
 
 
-def code(document: Debuggable, *, unreachable: bool = False, failed: bool = False) -> int:
+def debuggable_code(
+    document: Debuggable, *, unreachable: bool = False, failed: bool = False
+) -> int:
     """The exit code: 3 if an item fails, or is not readable.
 
     unreachable: a node was not reached, or got lost; failed: nodeready failed on a node
@@ -85,7 +82,7 @@ def code(document: Debuggable, *, unreachable: bool = False, failed: bool = Fals
     )
 
 
-#: Result, observation, what to do.
+#: Result, observation, what to do: as of a DebugFinding.
 Judged = tuple[str, str, str]
 _UNSEEN_RESULT: Judged = ("unknown", "it could not be seen", "look as its user, or with --sudo")
 _ENV_ADVICE = "nodeready env --debug exports it"
@@ -98,13 +95,8 @@ def _stack(process: Mapping[str, Any]) -> Judged:
     if any(sample["main"] is not None for sample in samples):
         return "ok", "py-spy reads it", ""
     reason = next((sample["error"] for sample in samples if sample["error"]), "there is no sample")
-    is_not_installed = "not installed" in reason
-    fix = (
-        ""
-        if is_not_installed
-        else "nodeready audit says what forbids it (ptrace.scope, debug_tools.py_spy)"
-    )
-    return "fail", str(reason)[:200], fix
+    fix = "nodeready audit says what forbids it (ptrace.scope, debug_tools.py_spy)"
+    return "fail", str(reason)[:200], "" if "not installed" in reason else fix
 
 
 def _log(process: Mapping[str, Any]) -> Judged:
@@ -141,12 +133,10 @@ def _recorder(settings: Mapping[str, Any]) -> Judged:
     if size is not None and (not size.strip().isdecimal() or int(size[:9]) == 0):
         return "fail", f"it is off: {buffer_variable(torch)}={size}", _ENV_ADVICE
     if size is None and (torch is None or torch < RECORDER_ON):
-        name = buffer_variable(torch)
-        return (
-            "fail",
-            f"PyTorch {settings['torch']} may have it off: {name} is not set",
-            _ENV_ADVICE,
+        reason = (
+            f"PyTorch {settings['torch']} may have it off: {buffer_variable(torch)} is not set"
         )
+        return "fail", reason, _ENV_ADVICE
     dump = variables.get("TORCH_NCCL_DUMP_ON_TIMEOUT")
     if (dump is not None and _is_off(dump)) or (dump is None and (torch or (0, 0)) < RECORDER_ON):
         return "fail", "it dumps nothing on a timeout: TORCH_NCCL_DUMP_ON_TIMEOUT", _ENV_ADVICE
@@ -198,7 +188,7 @@ def _core(settings: Mapping[str, Any]) -> Judged:
     return "ok", f"a core would go to {pattern}{place}", ""
 
 
-def _set(settings: Mapping[str, Any], name: str, without: str) -> Judged:
+def _judge_variable(settings: Mapping[str, Any], name: str, without: str) -> Judged:
     value = _set_variables(settings).get(name, "")
     if value.strip() and not _is_off(value):
         return "ok", f"{name}={value}", ""
@@ -206,20 +196,22 @@ def _set(settings: Mapping[str, Any], name: str, without: str) -> Judged:
 
 
 def _faulthandler(settings: Mapping[str, Any]) -> Judged:
-    return _set(settings, "PYTHONFAULTHANDLER", "a death by a signal leaves no stack of Python's")
+    return _judge_variable(
+        settings, "PYTHONFAULTHANDLER", "a death by a signal leaves no stack of Python's"
+    )
 
 
 def _gpu_core(settings: Mapping[str, Any]) -> Judged:
     if not settings["cuda"]:
         return "ok", "no CUDA is loaded", ""
     name = "CUDA_ENABLE_USER_TRIGGERED_COREDUMP"
-    return _set(settings, name, "a kernel that hangs cannot be looked at")
+    return _judge_variable(settings, name, "a kernel that hangs cannot be looked at")
 
 
 def _nccl_log(settings: Mapping[str, Any]) -> Judged:
     if settings["nccl"] is None:
         return "ok", "no NCCL is loaded", ""
-    return _set(settings, "NCCL_DEBUG", "NCCL does not say what fails")
+    return _judge_variable(settings, "NCCL_DEBUG", "NCCL does not say what fails")
 
 
 _SETTING_JUDGES = {
@@ -254,7 +246,7 @@ def judge(
     complete: bool = True,
 ) -> Debuggable:
     """How the job of these traces can be debugged. errors: complete after all traces are read."""
-    together: dict[tuple[str, Judged], list[tuple[int | None, str]]] = {}
+    places_of: dict[tuple[str, Judged], list[tuple[int | None, str]]] = {}
     jobs: dict[str, None] = {}
     for trace in traces:
         for process in trace["processes"]:
@@ -262,7 +254,7 @@ def judge(
                 continue
             jobs.setdefault(process["job"])
             for item, judged in _judged(process):
-                together.setdefault((item, judged), []).append((process["rank"], trace["node"]))
+                places_of.setdefault((item, judged), []).append((process["rank"], trace["node"]))
     findings = [
         DebugFinding(
             item,
@@ -271,7 +263,7 @@ def judge(
             tuple(dict.fromkeys(node for _, node in processes)),
             len(processes),
         )
-        for (item, judged), processes in together.items()
+        for (item, judged), processes in places_of.items()
     ]
     worst = ("fail", "unknown", "warn", "ok")
     findings.sort(

@@ -1,4 +1,4 @@
-"""Stacks: where every rank of a job stands, grouped. The document that the reports show."""
+"""The document of `nodeready stacks`, which the reports show, and its exit code."""
 
 from __future__ import annotations
 
@@ -361,9 +361,7 @@ def tree(stacks: Stacks) -> JobTree:
         node = root
         node.groups.append(index)
         for frame in group.frames:
-            place = (frame.function, frame.file)
-            child = node.children.get(place)
-            node = child if child is not None else node.children.setdefault(place, _TreeNode())
+            node = node.children.setdefault((frame.function, frame.file), _TreeNode())
             node.groups.append(index)
             node.lines.add(frame.line)
     ranks: dict[tuple[int, ...], tuple[int, ...]] = {}

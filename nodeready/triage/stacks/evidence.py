@@ -24,7 +24,7 @@ from nodeready.subjects import wire
 #: Maximum characters of a line of output of a process or a node.
 MAX_LINE = 160
 
-#: Version 2 of marshal: equal values have equal bytes.
+#: Called with version 2 of marshal, in which equal values have equal bytes.
 _bytes = marshal.dumps
 
 
@@ -40,21 +40,20 @@ class ValueTable:
         self.all: list[Any] = []
         self._numbers: dict[bytes, int] = {}
         self._names = {field.name for field in fields(kind)}
-        self._said = itemgetter(*(field.name for field in fields(kind)))
+        self._field_values = itemgetter(*(field.name for field in fields(kind)))
 
     def number(self, value: Any) -> int:
-        """Raises DecodeError."""
+        """The number of a value. Raises DecodeError."""
         return self.numbers([value])[0]
 
     def numbers(self, values: Iterable[Any]) -> tuple[int, ...]:
-        """As `number`, of many. Raises DecodeError."""
-        number_of = self._numbers.get
+        """The number of each value. Raises DecodeError."""
         numbers = []
         for value in values:
             if type(value) is not dict or value.keys() != self._names:
                 raise wire.DecodeError(f"no {self.kind.__name__}")
-            key = _bytes(self._said(value), 2)
-            number = number_of(key)
+            key = _bytes(self._field_values(value), 2)
+            number = self._numbers.get(key)
             numbers.append(self._new(key, value) if number is None else number)
         return tuple(numbers)
 
@@ -68,13 +67,13 @@ class ValueTable:
 class HeadTable(ValueTable):
     """Values without their individual fields.
 
-    own: placeholders for those fields
+    placeholders: the values that those fields get
     """
 
     def __init__(self, kind: type[Any], **placeholders: Any) -> None:
         super().__init__(kind)
         self._placeholders = placeholders
-        self._rest = itemgetter(
+        self._common_values = itemgetter(
             *(field.name for field in fields(kind) if field.name not in placeholders)
         )
 
@@ -85,7 +84,7 @@ class HeadTable(ValueTable):
         """
         if value.keys() != self._names:
             raise wire.DecodeError(f"no {self.kind.__name__}")
-        key = _bytes(self._rest(value), 2)
+        key = _bytes(self._common_values(value), 2)
         number = self._numbers.get(key)
         return self._new(key, {**value, **self._placeholders}) if number is None else number
 
@@ -159,10 +158,8 @@ class Evidence:
         )
         self.gpus_heads = HeadTable(WitnessedGpus, devices=[])
         self.network_heads = HeadTable(Network, seconds=0.0, ports=[])
-        self.ports, self.kernel_logs = (
-            HeadTable(WitnessedPort, received=0, sent=0),
-            ValueTable(KernelLog),
-        )
+        self.ports = HeadTable(WitnessedPort, received=0, sent=0)
+        self.kernel_logs = ValueTable(KernelLog)
 
     def __bool__(self) -> bool:
         return bool(
@@ -286,8 +283,6 @@ class Evidence:
 
 #: Exceptions of reading an answer of another form.
 _UNREADABLE = (wire.DecodeError, TypeError, KeyError, AttributeError, ValueError)
-
-
 #: Every error contains one of these words; the patterns of errors.
 _ERROR_WORDS = ("rror", "xception", "out of memory", "Segmentation")
 _ERROR = re.compile(

@@ -63,7 +63,9 @@ class GroupedProcess(NamedTuple):
 class _ProcessRow:
     """Equal descendants of the ranks of a group.
 
-    stacks: the different stacks, of one path; one: the row of the first process
+    one:    the first process
+    words:  its texts, without numbers of processes and descriptors
+    stacks: the different stacks, of one path
     """
 
     __slots__ = ("count", "one", "ranks", "stacks", "waits_on", "words")
@@ -76,16 +78,17 @@ class _ProcessRow:
         self.waits_on: set[str] = set()
 
 
-#: Numbers of processes and descriptors, which differ between processes.
+#: Pids and descriptors, which differ between processes.
 _NUMBERS = re.compile(r"\d+")
 _PIDS = re.compile(r"\b(pids?|child) \d+(, \d+)*")
 #: Maximum different values of a field that are kept of a group.
-_MOST_TEXTS, _MAX_ROWS = 64, 64
+_MAX_TEXTS, _MAX_ROWS = 64, 64
 
 
 class Bucket:
-    """Processes of one group. stacks: the different stacks; None: a process without a stack.
+    """Processes of one group.
 
+    stacks:  the different stacks; None: of a process without a stack
     by_node: node -> stacks of its processes
     wakeups: minimum and maximum wakeups of their main threads
     kernel:  the function of the kernel that those in state D wait in
@@ -126,11 +129,7 @@ class Bucket:
         """Count one more process in the fields of the group."""
         stack, wakeups = classification.stack, classification.wakeups
         if stack is not None:
-            nodes = self.by_node.get(node)
-            if nodes is None:
-                self.by_node[node] = {stack}
-            else:
-                nodes.add(stack)
+            self.by_node.setdefault(node, set()).add(stack)
         if wakeups is not None and (
             self.wakeups is None or not self.wakeups[0] <= wakeups <= self.wakeups[1]
         ):
@@ -141,9 +140,9 @@ class Bucket:
         waits_on = process["waits_on"]
         text = _PIDS.sub(r"\1 N", waits_on) if waits_on else waits_on
         count, first = self.waits_on.get(text, (0, waits_on))
-        if count or len(self.waits_on) < _MOST_TEXTS:
+        if count or len(self.waits_on) < _MAX_TEXTS:
             self.waits_on[text] = (count + 1, first)
-        for text in process["locals"] if len(self.locals) < _MOST_TEXTS else ():
+        for text in process["locals"] if len(self.locals) < _MAX_TEXTS else ():
             self.locals.setdefault(text, []).append(process["rank"])
         if not self.master:
             self.kernel, self.master = in_kernel(process), process["master"]
@@ -258,11 +257,6 @@ class TracedJob:
     def _all_processes(self) -> list[GroupedProcess]:
         return [process for bucket in self.buckets.values() for process in bucket.processes]
 
-    def count_world(self, size: int | None, rank: int | None) -> None:
-        """Count one process's WORLD_SIZE."""
-        if size is not None:
-            self.worlds.setdefault(size, []).append(rank)
-
     @property
     def ranks(self) -> set[int]:
         """The ranks of its processes."""
@@ -325,7 +319,9 @@ class TraceCollector:
         for process in trace["processes"]:
             job = self._job_of(process, node)
             job.count += 1
-            job.count_world(process["world_size"], _rank(process["rank"]))
+            rank, world_size = _rank(process["rank"]), process["world_size"]
+            if world_size is not None:
+                job.worlds.setdefault(world_size, []).append(rank)
             classification = classify(process, numbers, self.stacks, interval)
             threads = self._threads(process, numbers) if self.all_threads else []
             ends = (
@@ -336,7 +332,7 @@ class TraceCollector:
             if process["ends"]:
                 self.links.read(node, process)
             native = None if process["native"] is None else numbers[process["native"]]
-            activity = None if native is None else self.stacks.native_about(native)
+            activity = None if native is None else self.stacks.native_activity(native)
             key = (links.hosts(ends), activity, *self._key(classification, threads))
             bucket = job.buckets.get(key)
             if bucket is None:
@@ -349,7 +345,6 @@ class TraceCollector:
             bucket.add_links(process, node, ends, native)
             bucket.beside |= self._waiting_threads(process, numbers, classification.thread)
             if process["below"]:
-                rank = _rank(process["rank"])
                 bucket.add_below(process["below"], rank, numbers, self.stacks)
             state, wait, note = process["state"], process["wait_channel"], process["note"]
             if classification.kind == "traced" and process["tracer"] and not note:
@@ -358,7 +353,7 @@ class TraceCollector:
                 GroupedProcess(
                     node,
                     process["pid"],
-                    _rank(process["rank"]),
+                    rank,
                     _rank(process["local_rank"]),
                     shared(state, state),
                     shared(wait, wait),
@@ -378,11 +373,10 @@ class TraceCollector:
         job_key = (slurm, "", "", False) if slurm else ("", user, name, is_claim)
         job = self.jobs.get(job_key)
         if job is None:
-            # Each trace brings new string objects, and most of them are equal.
             name = slurm or self._texts.setdefault(name, name)
             user = self._texts.setdefault(user, user)
             job = self.jobs[job_key] = TracedJob(name, user, bool(slurm), is_claim)
-        if slurm and user not in job.users:
+        if slurm:
             job.users.add(user)
         return job
 
@@ -419,11 +413,11 @@ class TraceCollector:
         on the most nodes, with the most ranks. Processes of a job's user outside of its cgroup
         belong to the job; processes of other users that claim it do not.
         """
-        slurm_jobs = [job for job in self.jobs.values() if job.slurm]
-        managed = {node for job in slurm_jobs for node in job.nodes}
+        jobs = [job for job in self.jobs.values() if job.slurm]
+        managed = {node for job in jobs for node in job.nodes}
         with_ranks = {node for job in self.jobs.values() if not job.is_claim for node in job.nodes}
         believed = 2 * len(managed) >= len(with_ranks)
-        by_name = {job.name: job for job in slurm_jobs}
+        by_name = {job.name: job for job in jobs}
         for job in self.jobs.values():
             if job.slurm:
                 continue
@@ -431,9 +425,9 @@ class TraceCollector:
             if home is not None and job.user in home.users:
                 home.join(job)
             else:
-                slurm_jobs.append(job)
+                jobs.append(job)
         return sorted(
-            slurm_jobs,
+            jobs,
             key=lambda job: (
                 job.is_claim,
                 not (believed and job.slurm),
@@ -474,12 +468,12 @@ def _rank(value: int | None) -> int | None:
 @contextlib.contextmanager
 def _garbage_collection_off() -> Iterator[None]:
     """Without garbage collection: traces have no cycles, and the search would cost a third."""
-    was = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if was_enabled:
             gc.enable()
 
 
@@ -489,13 +483,13 @@ def _merged(buckets: Mapping[tuple[Any, ...], Bucket]) -> list[Bucket]:
     If only some of the ranks at one place woke up, it is unknown which of them stand still.
     """
     places: dict[tuple[Any, ...], dict[str | None, Bucket]] = {}
-    nodes_of: dict[tuple[Any, ...], set[str]] = {}
+    natives_of: dict[tuple[Any, ...], set[str]] = {}
     for key in buckets:
-        nodes_of.setdefault(key[2:-1], set()).update(() if key[1] is None else (key[1],))
+        natives_of.setdefault(key[2:-1], set()).update(() if key[1] is None else (key[1],))
     for key, bucket in buckets.items():
         # Ranks that wait for ranks are joined at any place. Ranks without native frames join those
         # with native frames if these are all at one place.
-        natives = nodes_of[key[2:-1]]
+        natives = natives_of[key[2:-1]]
         native = min(natives) if key[1] is None and len(natives) == 1 else key[1]
         place = places.setdefault((bool(bucket.waits_for), native, *key[2:-1]), {})
         if bucket.verdict in place:
@@ -522,7 +516,7 @@ def _frames(bucket: Bucket, table: StackNumbers) -> tuple[Frame, ...]:
     return table.frames(stacks) if one_path and None not in bucket.stacks else ()
 
 
-def _follow(job: TracedJob, reader: TraceCollector) -> None:
+def _set_awaited_ranks(job: TracedJob, reader: TraceCollector) -> None:
     """Set for each bucket the ranks for which its processes wait."""
     if not any(bucket.ends for bucket in job.buckets.values()):
         return
@@ -732,10 +726,6 @@ def _largest_first(group: Group) -> tuple[bool, int, tuple[int, ...]]:
     return group.kind != "stack", -group.processes, group.ranks[:1]
 
 
-def _with_fork(group: Group, fork: int) -> Group:
-    return group if group.fork == fork else dataclasses.replace(group, fork=fork)
-
-
 def _different_code(buckets: Iterable[Bucket], table: StackNumbers) -> list[advise.DifferentCode]:
     """The files whose lines differ by node in equal calls: see `advise.DifferentCode`."""
     paths: dict[int, dict[str, set[int]]] = {}
@@ -777,26 +767,18 @@ def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
 
 
 def _read_witnesses(
-    observed: evidence.Evidence, buckets: Iterable[Bucket], count: int
+    observed: evidence.Evidence, buckets: Sequence[Bucket], count: int
 ) -> statements.WitnessReport:
     """The statements of the witnesses about these processes. Momentary counts say nothing about a
     job that progresses."""
     if not observed:
         return statements.WitnessReport()
-    all_buckets = list(buckets)
-    moving = sum(
-        len(bucket.processes) for bucket in all_buckets if bucket.verdict == "progressing"
-    )
-    processes = (process for bucket in all_buckets for process in bucket.processes)
+    moving = sum(len(bucket.processes) for bucket in buckets if bucket.verdict == "progressing")
+    processes = (process for bucket in buckets for process in bucket.processes)
     return witness_reader.read_witnesses(observed, processes, moving=2 * moving > count)
 
 
-def _world(job: TracedJob) -> int | None:
-    """The WORLD_SIZE of all ranks that have one; None: none, or different ones."""
-    return next(iter(job.worlds)) if len(job.worlds) == 1 else None
-
-
-def _own_files(bucket: Bucket | None, table: StackNumbers) -> frozenset[str]:
+def _thread_calls(bucket: Bucket | None, table: StackNumbers) -> frozenset[str]:
     """The collectives in which further threads of these processes wait."""
     stacks = bucket.beside if bucket else ()
     return frozenset(verdict.call_of(table.calls(stack)) for stack in stacks)
@@ -806,10 +788,9 @@ def _with_stray_reason(lost: Group, job: TracedJob, jobs: Iterable[TracedJob]) -
     """The missing ranks; if they run as another job of the same user, which lacks all the rest,
     that is the reason."""
     for other in jobs:
-        ranks = other.ranks
-        same = other.users & job.users and other.worlds.keys() == job.worlds.keys()
-        same = same and not other.is_claim
-        if same and other is not job and ranks == set(lost.ranks):
+        if other is job or other.is_claim or other.ranks != set(lost.ranks):
+            continue
+        if other.users & job.users and other.worlds.keys() == job.worlds.keys():
             nodes = tuple(sorted(other.nodes, key=natural))
             reason = f"{verdict.OTHER_JOB_START} {other.name or 'another job'}, not {job.name}"
             return dataclasses.replace(lost, nodes=nodes, no_stack_reason=reason)
@@ -865,18 +846,19 @@ def _grouped(
     order = {node: at for at, node in enumerate(sorted(reader.nodes, key=natural))}
     jobs = reader.each_job()
     if not jobs or jobs[0].is_claim:
-        # Who only claims a job is no rank of it, even where the job has no rank.
+        # A process that only claims the job is no rank of it, even where the job has no rank.
         jobs = [TracedJob(jobs[0].name if jobs else ""), *jobs]
     job = jobs[0]
-    _follow(job, reader)
+    _set_awaited_ranks(job, reader)
     buckets = _merged(job.buckets)
     pairs: list[tuple[Group, Bucket | None]] = [
         (_group(bucket, reader.stacks, order), bucket) for bucket in buckets
     ]
     silent = {node: reason for node, reason in all_errors.items() if node not in reader.answered}
-    world = _world(job)
+    # The WORLD_SIZE of all ranks that have one; None: none, or different ones.
+    world = next(iter(job.worlds)) if len(job.worlds) == 1 else None
     if world is not None and len(job.ranks) == world:
-        # Every rank was found: such a node is not missed. The errors name it.
+        # Every rank was found, so no rank is on these nodes. The errors name them.
         silent = {}
     pairs += [(silent_group, None) for silent_group in _silent_groups(silent)]
     by_node: dict[str, set[int]] = {}
@@ -896,7 +878,7 @@ def _grouped(
     everything = job.count + len(silent) + len(lost.ranks if lost else ())
     judged = advise.with_roles([member for member, _ in pairs], everything)
     pairs = [
-        (_with_fork(judged_group, fork), bucket)
+        (dataclasses.replace(judged_group, fork=fork), bucket)
         for judged_group, (_, bucket), fork in zip(judged, pairs, forks, strict=True)
     ]
     pairs.sort(key=lambda pair: _suspicion(pair[0], everything))
@@ -907,7 +889,7 @@ def _grouped(
         report,
         places,
         verdict.OddRanks(*_odd_world(job), unasked, reader.part),
-        [_own_files(bucket, reader.stacks) for _, bucket in pairs],
+        [_thread_calls(bucket, reader.stacks) for _, bucket in pairs],
     )
     pairs = [(decided.groups[at], pairs[at][1]) for at in decided.order]
     ranks = [
@@ -922,7 +904,7 @@ def _grouped(
         started or min(times, default=""),
         finished or max(times, default=""),
         job.name,
-        _world(job),
+        world,
         tuple(member for member, _ in pairs),
         tuple(ranks),
         all_errors,

@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 class Hint(NamedTuple):
-    """What a stack waits for. activity: in one word; text: one line."""
+    """What a stack waits for. activity: one word; text: one line, with what to look at"""
 
     activity: str
     text: str
@@ -155,7 +155,7 @@ _GIL = Hint(
 _CORE = Hint("core", "has crashed, and the kernel writes its core: look at the core's file system")
 _RUN = Hint("", "")
 
-#: Subjects of ranks that wait for other ranks.
+#: Activities of ranks that wait for other ranks.
 FOR_RANKS = frozenset({"collective", "peer", "start", "store", "end", "backward", "gpu", "rank"})
 #: Vague hints, which any more exact source overrides.
 _VAGUE_ACTIVITIES = frozenset({"backward", "lock", "asyncio"})
@@ -409,6 +409,10 @@ _COMMON_FUNCTION_HINTS: dict[tuple[str, str], Hint] = {
 }  # fmt: skip
 
 _LOADER_WORKER = ("worker", "is a data loader's worker, in the data set's own code")
+_LIGHTNING_CALLBACK = ("hook", "is in a callback, which Lightning calls")
+_BACKWARD_HOOK = (
+    "hook", "is in the program's own code that the backward pass calls (a hook, a Function)",
+)  # fmt: skip
 
 #: Libraries that call the user's code: the caller, named before the awaited object. The first row
 #: counts that has a call on the stack, from the user's code outwards.
@@ -425,21 +429,11 @@ _CALLER_TEXTS: dict[tuple[str, str], tuple[str, str]] = {
     ("_pin_memory_loop", "torch/utils/data/_utils/pin_memory.py"): (
         "dataset", "is in the data set's own pin_memory()",
     ),
-    ("_engine_run_backward", "torch/autograd/graph.py"): (
-        "hook", "is in the program's own code that the backward pass calls (a hook, a Function)",
-    ),
-    ("backward", "torch/autograd/__init__.py"): (
-        "hook", "is in the program's own code that the backward pass calls (a hook, a Function)",
-    ),
-    ("apply", "torch/autograd/function.py"): (
-        "hook", "is in the program's own code that the backward pass calls (a hook, a Function)",
-    ),
-    ("_call_callback_hooks", "lightning/pytorch/trainer/call.py"): (
-        "hook", "is in a callback, which Lightning calls",
-    ),
-    ("_call_callback_hooks", "pytorch_lightning/trainer/call.py"): (
-        "hook", "is in a callback, which Lightning calls",
-    ),
+    ("_engine_run_backward", "torch/autograd/graph.py"): _BACKWARD_HOOK,
+    ("backward", "torch/autograd/__init__.py"): _BACKWARD_HOOK,
+    ("apply", "torch/autograd/function.py"): _BACKWARD_HOOK,
+    ("_call_callback_hooks", "lightning/pytorch/trainer/call.py"): _LIGHTNING_CALLBACK,
+    ("_call_callback_hooks", "pytorch_lightning/trainer/call.py"): _LIGHTNING_CALLBACK,
     ("call_event", "transformers/trainer_callback.py"): (
         "hook", "is in a callback, which the trainer calls",
     ),
@@ -521,12 +515,8 @@ _LIBRARIES = frozenset((
     "typing_extensions", "urllib3", "uvicorn", "uvloop", "vllm", "wandb", "webdataset", "wrapt",
     "xarray", "xformers", "yaml", "yarl", "zarr", "zmq", "zstandard",
 ))  # fmt: skip
-_STANDARD_MODULES = frozenset(sys.stdlib_module_names) | {
-    "lib2to3",
-    "asyncore",
-    "distutils",
-    "imp",
-}
+#: With modules that older versions of Python have.
+_STANDARD_MODULES = sys.stdlib_module_names | {"lib2to3", "asyncore", "distutils", "imp"}
 #: Directories in which users keep no programs.
 _INSTALLED_PATH = re.compile(
     r"(^|/)(site-packages|dist-packages|lib/python\d[\d.]*|lib-dynload|lib64/python\d[\d.]*)/"
@@ -539,7 +529,7 @@ _INTERACTIVE_FILE = re.compile(
 _RUNNERS = frozenset({"runpy.py", "<frozen runpy>", "<string>"})
 
 
-def _library(file: str) -> bool:
+def _is_library(file: str) -> bool:
     """Whether a file belongs to Python or to an installed package, by its name.
 
     py-spy prints a file from its outermost package on (`torch/nn/modules/module.py`), or whole
@@ -559,10 +549,10 @@ def _library(file: str) -> bool:
 _MAIN_MODULE = "<module>"
 
 
-def _own_directory(frames: Sequence[Frame]) -> str:
+def _program_file(frames: Sequence[Frame]) -> str:
     """The file of the started program, which is the user's even if it is called `queue.py`.
 
-    "": a part of Python or of a library was started.
+    "": the program is a part of Python or of a library.
     """
     for frame in frames[:6]:
         if frame.function == _MAIN_MODULE and frame.file not in _RUNNERS:
@@ -578,41 +568,37 @@ def _own_directory(frames: Sequence[Frame]) -> str:
     return ""
 
 
-def is_own(frame: Frame, own_directory: str) -> bool:
-    """Whether a frame is the user's own code. own: the file of the program"""
-    return frame.file == own_directory != "" or not _library(frame.file)
+def is_own(frame: Frame, program_file: str) -> bool:
+    """Whether a frame is the user's own code. program_file: the file of the started program"""
+    return frame.file == program_file != "" or not _is_library(frame.file)
 
 
 def user_frame(frames: Sequence[Frame]) -> Frame | None:
     """The innermost call of the user's own code; None: the stack has none."""
-    own_directory = _own_directory(frames)
-    return next(
-        (
-            frame
-            for frame in reversed(frames)
-            if frame.function != "..." and is_own(frame, own_directory)
-        ),
-        None,
-    )
+    program_file = _program_file(frames)
+    for frame in reversed(frames):
+        if frame.function != "..." and is_own(frame, program_file):
+            return frame
+    return None
 
 
 def call_site(frames: Sequence[Frame]) -> tuple[int, ...]:
     """The lines of the user's calls: ranks that wait at other lines wait in another call."""
-    own_directory = _own_directory(frames)
-    return tuple(frame.line for frame in frames if is_own(frame, own_directory))
+    program_file = _program_file(frames)
+    return tuple(frame.line for frame in frames if is_own(frame, program_file))
 
 
-#: Subjects of polling loops: locks of filelock and of torch's file_baton.py, and
+#: Activities of polling loops: locks of filelock and of torch's file_baton.py, and
 #: a child with a time limit (subprocess.py).
 _POLLING_ACTIVITIES = frozenset({"file-lock", "child"})
 
 
 def polls(frames: Sequence[Frame]) -> int:
     """Number of frames that lead to a polling call; 0: none does."""
-    own_directory = _own_directory(frames)
+    program_file = _program_file(frames)
     depth = 0
     for at in range(len(frames) - 1, max(-1, len(frames) - 9), -1):
-        if is_own(frames[at], own_directory):
+        if is_own(frames[at], program_file):
             break
         hint = _find(frames[at], _FUNCTION_HINTS) or _find(frames[at], _COMMON_FUNCTION_HINTS)
         if hint and hint.activity in _POLLING_ACTIVITIES:
@@ -822,8 +808,8 @@ def in_kernel(channel: str) -> Hint | None:
     return next((hint for pattern, hint in _SLEEPING_COMPILED[:4] if pattern.match(name)), None)
 
 
-def _asleep(channel: str, waits_on: str, master: str) -> Hint | None:
-    """The hint from the kernel on a thread that waits below the user's code."""
+def _sleeping_hint(channel: str, waits_on: str, master: str) -> Hint | None:
+    """The kernel's hint on a thread that waits below the user's code; see `find`."""
     port = master.rpartition(":")[2]
     if port.isdigit() and re.match(rf"(recv|poll|read|connect|send)\b.*:{port}\b", waits_on):
         return _STORE
@@ -868,14 +854,12 @@ class _PythonStack(NamedTuple):
 
     called: hint of a known call
     common: hint of the place itself, where any program waits
-    caller: library that calls the innermost code of the user: (about, words)
-    own:    the innermost call, except calls of `common`, is the user's
+    caller: library that calls the innermost code of the user: (activity, words)
     """
 
     called: Hint | None = None
     common: Hint | None = None
     caller: tuple[str, str] | None = None
-    is_users: bool = False
 
 
 def _caller(frames: Sequence[Frame]) -> tuple[str, str] | None:
@@ -892,11 +876,11 @@ def _caller(frames: Sequence[Frame]) -> tuple[str, str] | None:
 def _in_python(frames: Sequence[Frame]) -> _PythonStack:
     common: Hint | None = None
     unknown = known_frames = 0
-    own_directory = _own_directory(frames)
+    program_file = _program_file(frames)
     worker = any(frame.function == "_worker_loop" for frame in frames)
     for at in range(len(frames) - 1, max(-1, len(frames) - 1 - _MAX_DEPTH), -1):
         frame = frames[at]
-        is_users = is_own(frame, own_directory)
+        is_users = is_own(frame, program_file)
         hint = None if is_users else _find(frame, _FUNCTION_HINTS)
         if hint is None and not is_users:
             hint = next((hint for word, hint in _DIRECTORY_HINTS if word in frame.file), None)
@@ -907,7 +891,7 @@ def _in_python(frames: Sequence[Frame]) -> _PythonStack:
         if worker and frame.function == "_worker_loop":
             return _PythonStack(_IDLE_WORKER if known_frames or not unknown else None, common)
         if is_users:
-            return _PythonStack(None, common, _caller(frames[:at]), True)
+            return _PythonStack(None, common, _caller(frames[:at]))
         place = _find(frame, _COMMON_FUNCTION_HINTS)
         if place is None and hint is None:
             caller = _find(frame, _CALLER_TEXTS)
@@ -991,7 +975,7 @@ def find(
         return native_hint
     hint = python_stack.called or python_stack.common
     if hint is None and frames:
-        hint = _asleep(channel, waits_on, master)
+        hint = _sleeping_hint(channel, waits_on, master)
     if python_stack.caller:
         activity, words = python_stack.caller
         return Hint(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nodeready.node.stacks.links import DESCENDANTS, WHOLE_PROCESS
 
 #: Maximum connections that are kept, over all nodes.
 _MAX_ENDS = 1 << 20
-#: Subjects of hints where the main thread waits for a descendant; and where a library's threads
+#: Activities of hints where the main thread waits for a descendant; and where a library's threads
 #: have the connections, or the main thread polls.
 _CHILD_ACTIVITIES = frozenset({"data", "child"})
 _PROCESS_ACTIVITIES = frozenset({"network", "sleep"})
@@ -17,13 +17,16 @@ _PROCESS_ACTIVITIES = frozenset({"network", "sleep"})
 #: Prefix of an end that several processes share.
 _UNCERTAIN = "may "
 
+#: Node and pid of a process.
 Place = tuple[str, int]
 
 
 class LinkEnds(NamedTuple):
     """The peers that a process waits for: `pid 55` of its node, or a connection's addresses.
 
-    direct: of the classified thread; below: of the descendants; whole: of any connection
+    direct:     of the classified thread
+    child_ends: of the descendants
+    all_ends:   of any connection
     """
 
     direct: tuple[str, ...]
@@ -74,8 +77,9 @@ class Links:
 class LinkWait(NamedTuple):
     """Processes of one group.
 
-    ranks: their ranks; activity: of their hint; ends: node and pid -> Ends
-    awake: they woke up between the samples
+    activity: of their hint
+    ends:     node and pid -> the ends of that process
+    awake:    they woke up between the samples
     """
 
     ranks: frozenset[int]
@@ -89,13 +93,13 @@ def waited_for(
     groups: Sequence[LinkWait],
     links: Links,
     rank_of: Mapping[Place, int],
-    for_ranks: Iterable[str],
+    waiting_activities: frozenset[str],
 ) -> list[tuple[int, ...]]:
     """For each group the ranks that all of its processes wait for; (): not all of them wait.
 
+    waiting_activities: activities of hints in which a process waits for ranks
     Of several ends only one may count: such a group waits if one of those ranks does not wait.
     """
-    waiting_activities = frozenset(for_ranks)
     waited: list[tuple[int, ...]] = [()] * len(groups)
     waiting = {
         rank for group in groups if group.activity in waiting_activities for rank in group.ranks

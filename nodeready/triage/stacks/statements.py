@@ -14,8 +14,6 @@ from nodeready.triage.stacks.evidence import Evidence
 
 #: Maximum characters of a name from a process or a node.
 MAX_NAME = 40
-
-
 #: Maximum statements of one witness, the weightiest; and reasons why a witness is absent.
 _MAX_STATEMENTS, _MAX_REASONS = 64, 8
 
@@ -79,7 +77,7 @@ def call_difference(calls: Iterable[tuple[CallProgress, Sequence[int]]]) -> Call
     """Where a group's ranks differ; None: no rank waits. calls: progress -> the ranks with it.
 
     All ranks have made a call that one rank has completed: a rank with that call pending waits for
-    no rank there. Records are late: gloo's of a call that has just ended, and NCCL's
+    no rank there. Such records are out of date: gloo's of a call that has just ended, and NCCL's
     until the watchdog polls again.
     """
     states = list(calls)
@@ -93,7 +91,7 @@ def call_difference(calls: Iterable[tuple[CallProgress, Sequence[int]]]) -> Call
     least = min(tops, default=first)
     late = {
         rank for call, ranks in states for rank in ranks if call.top == least and least < first
-    }  # fmt: skip
+    }
     waiting = {rank for call, ranks in states for rank in ranks if call.at is not None} - late
     behind = max(tops, default=first) - least
     return CallDifference(first, tuple(sorted(late)), tuple(sorted(waiting)), behind)
@@ -116,7 +114,7 @@ class WitnessReport:
     witnesses: as they are shown; () where none was asked
     lags:      ranks that are late or have called a different collective, by any witness
     called:    ranks that have called every awaited collective, by the recorder -> the collective
-    without_recording: ranks without a recording, while other ranks have one
+    without_recording: ranks without a recording, where other ranks have one
     common:    the collective in which all ranks of the job wait, by the recorder; "": none
     bytes_per_s: of all ports that carry the job, together; None: not known
     last:      rank -> the last line of its log, where that is unlike most logs

@@ -23,7 +23,7 @@ Trace = dict[str, Any]
 #: Maximum bytes of one file: thousands of times the trace of a node with eight ranks.
 MAX_BYTES = 256 << 20
 #: Numbers beyond these are no pid, rank, line or time of any machine (INT_MAX; 300 years).
-_MOST, _LONGEST_S = 2**31 - 1, 1e10
+_MAX_NUMBER, _MAX_SECONDS = 2**31 - 1, 1e10
 #: The kernel counts context switches with 64 bits.
 _MAX_SWITCHES = 2**64 - 1
 #: Maximum characters of a text; the program on the node cuts all texts to less.
@@ -35,7 +35,7 @@ _HEADER_FIELDS = {
     "schema": (str,), "node": (str,), "started": (str,), "interval_s": _NUMBER, "error": (str,),
     "frames": (list,), "stacks": (list,), "processes": (list,), "instead": (list,),
 }  # fmt: skip
-#: As `_LATER`, of the whole trace.
+#: Header fields that traces of earlier versions lack, and their defaults.
 _LATER_HEADER_FIELDS: dict[str, tuple[tuple[type, ...], Any]] = {
     "witnesses": ((dict,), {}),
     "part": ((str,), ""),
@@ -61,19 +61,20 @@ _CHILD_FIELDS = {
     "error": (str,),
 }  # fmt: skip
 #: Maximum descendants and variables of one rank in a valid trace.
-_MAX_CHILDREN, _MOST_LOCALS = 64, 200
+_MAX_CHILDREN, _MAX_LOCALS = 64, 200
 #: Maximum connections of one rank, and waits of its threads, in a valid trace.
 _MAX_LINKS = 128
 _SAMPLE_FIELDS = {"main": (int, _NONE), "threads": (list,), "gil": (str,), "error": (str,)}
 
-#: The texts of a process.
-_words = itemgetter(
+#: Gets the texts of a process.
+_process_texts = itemgetter(
     *(name for name, types in _PROCESS_FIELDS.items() if types == (str,)), "slurm_job", "waits_on"
 )
 #: The first fields of a process.
 _COUNT_FIELDS = ("pid", "tracer", "threads", "rank", "local_rank", "world_size")
-#: Checked combinations of types: fields have a few types each, so combinations repeat.
+#: Gets the values of a process.
 _values = itemgetter(*_PROCESS_FIELDS, *_LATER_PROCESS_FIELDS)
+#: Checked combinations of types: fields have a few types each, so combinations repeat.
 _types_seen: set[tuple[type, ...]] = set()
 
 
@@ -92,7 +93,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _fields(data: Any, field_types: Mapping[str, tuple[type, ...]], place: str) -> None:
+def _check_fields(data: Any, field_types: Mapping[str, tuple[type, ...]], place: str) -> None:
     if type(data) is not dict:
         raise _InvalidTrace(f"{place} is {_shown(data)}, not an object")
     for name, types in field_types.items():
@@ -111,18 +112,18 @@ def _check_lengths(values: Iterable[str], place: str) -> None:
         raise _InvalidTrace(f"{place} has a text that is too long")
 
 
-def _texts(values: list[Any], place: str) -> None:
+def _check_texts(values: list[Any], place: str) -> None:
     if not set(map(type, values)) <= {str}:
         raise _InvalidTrace(f"{place} holds what is no text")
     _check_lengths(values, place)
 
 
-def _indexes(values: list[Any], end: int, place: str) -> None:
+def _check_indexes(values: list[Any], end: int, place: str) -> None:
     if values and (set(map(type, values)) != {int} or min(values) < 0 or max(values) >= end):
         raise _InvalidTrace(f"{place} is an index outside of what there is")
 
 
-def _frames(trace: Trace) -> None:
+def _check_frames(trace: Trace) -> None:
     frames = trace["frames"]
     if frames:
         kinds = set(map(type, frames))
@@ -133,55 +134,50 @@ def _frames(trace: Trace) -> None:
             raise _InvalidTrace("frames holds what is no [function, file, line]")
         _check_lengths(functions, "frames")
         _check_lengths(files, "frames")
-        if min(lines) < 0 or max(lines) > _MOST:
+        if min(lines) < 0 or max(lines) > _MAX_NUMBER:
             raise _InvalidTrace("frames holds a line that no file has")
     end = len(frames)
     for number, stack in enumerate(trace["stacks"]):
         if type(stack) is not list:
             raise _InvalidTrace(f"stacks[{number}] is {_shown(stack)}, not a list")
-        _indexes(stack, end, f"stacks[{number}]")
+        _check_indexes(stack, end, f"stacks[{number}]")
 
 
-def _typed(process: Any, place: str) -> None:
+def _check_process_types(process: Any, place: str) -> None:
     """Refuse a process whose fields are missing or of another type."""
     if type(process) is dict:
         for name, (types, _) in _LATER_PROCESS_FIELDS.items():
-            _fields(process, {name: types}, place)
-    _fields(process, _PROCESS_FIELDS, place)
+            _check_fields(process, {name: types}, place)
+    _check_fields(process, _PROCESS_FIELDS, place)
 
 
-def _settings(process: Any, place: str) -> tuple[Any, ...]:
+def _process_values(process: Any, place: str) -> tuple[Any, ...]:
     """The values of a process, with defaults for fields that earlier versions lack."""
     values: tuple[Any, ...]
     try:
         values = _values(process)
-        return values
-    except KeyError:
-        for name in _LATER_PROCESS_FIELDS.keys() - process.keys():
-            process[name] = _LATER_PROCESS_FIELDS[name][1]
-    except (TypeError, IndexError):
-        pass
-    try:
-        values = _values(process)
-        return values
     except (KeyError, TypeError, IndexError):
-        _typed(process, place)
-        raise
+        if type(process) is dict:
+            for name in _LATER_PROCESS_FIELDS.keys() - process.keys():
+                process[name] = _LATER_PROCESS_FIELDS[name][1]
+        _check_process_types(process, place)
+        values = _values(process)
+    return values
 
 
-def _process(process: Any, place: str) -> None:
-    values = _settings(process, place)
+def _check_process(process: Any, place: str) -> None:
+    values = _process_values(process, place)
     types = tuple(map(type, values))
     if types not in _types_seen:
-        _typed(process, place)
+        _check_process_types(process, place)
         _types_seen.add(types)
-    _check_lengths(_words(process), place)
+    _check_lengths(_process_texts(process), place)
     for name, value in zip(_COUNT_FIELDS, values, strict=False):
-        if value is not None and not -_MOST <= value <= _MOST:
+        if value is not None and not -_MAX_NUMBER <= value <= _MAX_NUMBER:
             raise _InvalidTrace(f"{place}.{name} cannot be {_shown(value)}")
     if process["pid"] < 0 or process["tracer"] < 0 or process["threads"] < 0:
         raise _InvalidTrace(f"{place} has a number below 0")
-    _times((*process["cpu_s"], *process["main_cpu_s"], process["start_s"]), place)
+    _check_times((*process["cpu_s"], *process["main_cpu_s"], process["start_s"]), place)
     for name in ("switches", "calls"):
         counts = process[name]
         if counts and (
@@ -189,23 +185,23 @@ def _process(process: Any, place: str) -> None:
         ):
             raise _InvalidTrace(f"{place}.{name} cannot be {_shown(counts[0])}")
     if process["kernel_stack"]:
-        _texts(process["kernel_stack"], f"{place}.kernel_stack")
+        _check_texts(process["kernel_stack"], f"{place}.kernel_stack")
     if process["waits_for"] or process["ends"]:
-        _links(process, place)
+        _check_links(process, place)
     if process["locals"]:
-        _texts(process["locals"], f"{place}.locals")
-        _check_count(process["locals"], _MOST_LOCALS, f"{place}.locals")
+        _check_texts(process["locals"], f"{place}.locals")
+        _check_count(process["locals"], _MAX_LOCALS, f"{place}.locals")
 
 
-def _links(process: Any, place: str) -> None:
+def _check_links(process: Any, place: str) -> None:
     """Check the waits of a process, and the ends that other ranks may wait for."""
     for name in ("waits_for", "ends"):
         _check_count(process[name], _MAX_LINKS, f"{place}.{name}")
     rows = process["waits_for"]
     if not {*map(type, rows)} <= {list} or not {*map(len, rows)} <= {2}:
         raise _InvalidTrace(f"{place}.waits_for holds what is no [thread, end]")
-    _texts([text for row in rows for text in row], f"{place}.waits_for")
-    _texts(process["ends"], f"{place}.ends")
+    _check_texts([text for row in rows for text in row], f"{place}.waits_for")
+    _check_texts(process["ends"], f"{place}.ends")
 
 
 def _check_count(rows: list[Any], maximum: int, place: str) -> None:
@@ -213,44 +209,43 @@ def _check_count(rows: list[Any], maximum: int, place: str) -> None:
         raise _InvalidTrace(f"{place} cannot be {len(rows)}, only {maximum}")
 
 
-def _times(values: Iterable[Any], place: str) -> None:
+def _check_times(values: Iterable[Any], place: str) -> None:
     for value in values:
         # NaN and the infinities are outside, too.
-        if type(value) not in _NUMBER or not 0 <= value <= _LONGEST_S:
+        if type(value) not in _NUMBER or not 0 <= value <= _MAX_SECONDS:
             raise _InvalidTrace(f"a time of {place} cannot be {_shown(value)}")
 
 
-def _witnesses(witnesses: Any, place: str) -> None:
+def _check_witnesses(witnesses: Any, place: str) -> None:
     """Check that each witness is an object; its reader checks the fields."""
     for name, value in witnesses.items():
         if type(value) is not dict:
-            witness_place = f"{place}[{_shown(name)}]"
-            raise _InvalidTrace(f"{witness_place} cannot be {_shown(value)}")
+            raise _InvalidTrace(f"{place}[{_shown(name)}] cannot be {_shown(value)}")
 
 
-def _children(process: Any, used: list[Any], place: str) -> None:
+def _check_children(process: Any, used: list[Any], place: str) -> None:
     """Check the descendants of one process, and collect the indexes that they use."""
     rows = process["below"]
     _check_count(rows, _MAX_CHILDREN, f"{place}.below")
     for at, row in enumerate(rows):
         child_place = f"{place}.below[{at}]"
-        _fields(row, _CHILD_FIELDS, child_place)
+        _check_fields(row, _CHILD_FIELDS, child_place)
         for name in ("pid", "parent"):
-            if not 0 <= row[name] <= _MOST:
+            if not 0 <= row[name] <= _MAX_NUMBER:
                 raise _InvalidTrace(f"{child_place}.{name} cannot be {_shown(row[name])}")
-        _times(row["cpu_s"], child_place)
+        _check_times(row["cpu_s"], child_place)
         if row["main"] is not None:
             used.append(row["main"])
 
 
-#: Maximum different samples of a trace with which a further one is compared.
-_MAX_WITNESSED = 8
+#: Maximum earlier samples of a trace with which each sample is compared.
+_MAX_COMPARED = 8
 
 
-def _samples(process: Any, sampled: list[Any], used: list[Any], place: str) -> None:
+def _check_samples(process: Any, sampled: list[Any], used: list[Any], place: str) -> None:
     """Check the samples of one process, and collect the indexes that they use.
 
-    seen: samples of the trace that were checked, the last one first
+    sampled: the last different samples of the trace that were checked, the newest first
     """
     if process["native"] is not None:
         used.append(process["native"])
@@ -260,7 +255,7 @@ def _samples(process: Any, sampled: list[Any], used: list[Any], place: str) -> N
         if sample in sampled:
             samples[at] = sampled[sampled.index(sample)]
             continue
-        sampled[:] = [sample, *sampled[: _MAX_WITNESSED - 1]]
+        sampled[:] = [sample, *sampled[: _MAX_COMPARED - 1]]
         try:
             main, threads = sample["main"], sample["threads"]
             good = type(sample["gil"]) is str and type(sample["error"]) is str
@@ -269,7 +264,7 @@ def _samples(process: Any, sampled: list[Any], used: list[Any], place: str) -> N
         except (KeyError, TypeError, IndexError):
             good, main, names = False, None, []
         if not good or not set(map(type, names)) <= {str} or not set(map(len, threads)) <= {2}:
-            _fields(sample, _SAMPLE_FIELDS, f"{place}.samples[{at}]")
+            _check_fields(sample, _SAMPLE_FIELDS, f"{place}.samples[{at}]")
             raise _InvalidTrace(f"{place}.samples[{at}].threads holds what is no [name, stack]")
         _check_lengths((*names, sample["gil"], sample["error"]), f"{place}.samples[{at}]")
         if main is not None:
@@ -277,7 +272,7 @@ def _samples(process: Any, sampled: list[Any], used: list[Any], place: str) -> N
 
 
 def read(data: Any, source: str) -> Trace:
-    """``data`` if it is a valid trace. Raises TraceError. where: its file or node."""
+    """``data`` if it is a valid trace. Raises TraceError. source: its file or node"""
     try:
         if type(data) is not dict or not str(data.get("schema", "")).startswith("nodeready."):
             raise _InvalidTrace("it is no trace of nodeready")
@@ -285,29 +280,29 @@ def read(data: Any, source: str) -> Trace:
             raise _InvalidTrace(
                 f"its schema is {_shown(data['schema'])}; only {SCHEMA} can be read"
             )
-        _fields(data, _HEADER_FIELDS, "it")
+        _check_fields(data, _HEADER_FIELDS, "it")
         if not 0 < len(data["node"]) <= MAX_NAME:
             raise _InvalidTrace(f"node cannot be {_shown(data['node'])}")
-        if not 0 <= data["interval_s"] <= _LONGEST_S:
+        if not 0 <= data["interval_s"] <= _MAX_SECONDS:
             raise _InvalidTrace(f"interval_s cannot be {_shown(data['interval_s'])}")
-        for name, (types, instead) in _LATER_HEADER_FIELDS.items():
-            if type(data.setdefault(name, instead)) not in types:
-                _fields(data, {name: types}, "it")
+        for name, (types, default) in _LATER_HEADER_FIELDS.items():
+            if type(data.setdefault(name, default)) not in types:
+                _check_fields(data, {name: types}, "it")
         _check_lengths([data["part"]], "part")
-        _witnesses(data["witnesses"], "witnesses")
-        _texts(data["instead"], "instead")
-        _frames(data)
+        _check_witnesses(data["witnesses"], "witnesses")
+        _check_texts(data["instead"], "instead")
+        _check_frames(data)
         sampled: list[Any] = []
         used: list[Any] = []
         for number, process in enumerate(data["processes"]):
             place = f"processes[{number}]"
-            _process(process, place)
-            _samples(process, sampled, used, place)
+            _check_process(process, place)
+            _check_samples(process, sampled, used, place)
             if process["witnesses"]:
-                _witnesses(process["witnesses"], f"{place}.witnesses")
+                _check_witnesses(process["witnesses"], f"{place}.witnesses")
             if process["below"]:
-                _children(process, used, place)
-        _indexes(used, len(data["stacks"]), "a sample's stack")
+                _check_children(process, used, place)
+        _check_indexes(used, len(data["stacks"]), "a sample's stack")
     except _InvalidTrace as wrong:
         raise TraceError(f"{source}: {wrong}") from None
     trace: Trace = data
@@ -315,15 +310,15 @@ def read(data: Any, source: str) -> Trace:
 
 
 def parse(text: str | bytes, source: str) -> Trace:
-    """The trace that this JSON text is. Raises TraceError."""
+    """The trace in a JSON text. Raises TraceError."""
     try:
         data = wire.load_json(text, MAX_COST)
     except wire.DecodeError as problem:
-        raise TraceError(f"{source}: {_unread(text, problem)}") from None
+        raise TraceError(f"{source}: {_json_problem(text, problem)}") from None
     return read(data, source)
 
 
-def _unread(text: str | bytes, problem: wire.DecodeError) -> str:
+def _json_problem(text: str | bytes, problem: wire.DecodeError) -> str:
     """Why a text is no valid JSON."""
     if not text.strip():
         return "it is empty"
@@ -358,12 +353,11 @@ def load(directory: Path) -> tuple[Iterator[Trace], dict[str, str]]:
 
 
 def only_regular(path: str, flags: int) -> int:
-    """Open a file, an opener of `open`.
+    """Open a regular file; to be passed to `open` as its opener.
 
-    Raises IsADirectoryError, and OSError for anything else that is no regular file.
-
-    Any user who can write to the directory may have put a pipe there, which blocks, or a link to a
-    device, which acts when it is opened.
+    Raises IsADirectoryError for a directory, and OSError for a file of another kind: any user who
+    can write to the directory may have put a pipe there, which blocks, or a link to a device,
+    which acts when it is opened.
     """
     descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
@@ -392,14 +386,14 @@ def _load_each(paths: list[Path], errors: dict[str, str]) -> Iterator[Trace]:
             if first != path.name:
                 raise TraceError(f"{path.name}: it is of {_shown(trace['node'])}, as {first} is")
         except UnicodeDecodeError:
-            errors[_node(path)] = f"{path.name}: it is no JSON"
+            errors[_node_of(path)] = f"{path.name}: it is no JSON"
         except OSError as problem:
-            errors[_node(path)] = f"{path.name}: {problem.strerror}"
+            errors[_node_of(path)] = f"{path.name}: {problem.strerror}"
         except TraceError as problem:
-            errors[_node(path)] = str(problem)
+            errors[_node_of(path)] = str(problem)
         else:
             yield trace
 
 
-def _node(path: Path) -> str:
+def _node_of(path: Path) -> str:
     return path.name[len("trace-") : -len(".json")]

@@ -139,6 +139,42 @@ def _held_child(group: Group) -> ChildProcess | None:
     return next((child for child in group.children if child.state[:1] in _HELD_STATES), None)
 
 
+def _child_cause(group: Group, at: str) -> _RankCause | None:
+    """The cause where a rank waits for a process that it started, such as a loader's worker.
+
+    at: the innermost call of the rank, in words
+    """
+    activity = group.activity
+    if stopped := _held_child(group):
+        name = stopped.kind if stopped.kind == "loader worker" else stopped.command[:30]
+        action = f"waits for its child process that {_HELD_STATES[stopped.state[:1]]}: {name}"
+        return _RankCause("late", action, "find the cause in its last output")
+    inner = next((child for child in group.children if child.frames), None)
+    if inner and activity == "child":
+        frame = hints.user_frame(inner.frames) or inner.frames[-1]
+        part = f" ({advise.few_ranks(inner.ranks)})" if set(inner.ranks) < set(group.ranks) else ""
+        return _RankCause(
+            "late", f"waits for its child process in {_place(frame)}{part}", "look there"
+        )
+    # Workers that fetch ahead stand still as well while their rank is elsewhere.
+    for child in group.children if activity == "data" or not group.frames else ():
+        if child.kind == "loader worker" and not hints.is_idle_worker(child.hint):
+            frame_text = _place(child.frames[-1]) if child.frames else ""
+            held = f"state {child.state[:1]} in {child.wait_channel}" if child.wait_channel else ""
+            fs = child.state.startswith("D") or _STORAGE.search(
+                f"{child.wait_channel} {child.waits_on}"
+            )
+            place = held if fs and held else frame_text or held
+            action = f"waits for {counted(child.processes, 'loader worker')}"
+            action += f" ({_cut(place, _MAX_PLACE)})" if place else ""
+            if fs:
+                return _RankCause("storage", action, "look at the workers' file system")
+            return _RankCause("loader", action, "look at the workers' stacks")
+    if activity == "data":
+        return _RankCause("loader", f"waits for its data loader at {at}", "look at its workers")
+    return None
+
+
 def _cause(group: Group) -> _RankCause:
     """The action of a group that waits for no rank, and the advice."""
     many = len(group.ranks) > 1
@@ -160,38 +196,9 @@ def _cause(group: Group) -> _RankCause:
         action = f"state D{f' in {place}' if place else ''}{f' at {at}' if at else ''}"
         return _RankCause("storage", _cut(action, 80), "look at its mounts, devices and dmesg")
     activity = group.activity
-    if stopped := _held_child(group):
-        name = stopped.kind if stopped.kind == "loader worker" else stopped.command[:30]
-        action = f"waits for its child process that {_HELD_STATES[stopped.state[:1]]}: {name}"
-        return _RankCause("late", action, "find the cause in its last output")
-    inner = (
-        next((child for child in group.children if child.frames), None)
-        if activity == "child"
-        else None
-    )
-    if inner:
-        frame = hints.user_frame(inner.frames) or inner.frames[-1]
-        part = f" ({advise.few_ranks(inner.ranks)})" if set(inner.ranks) < set(group.ranks) else ""
-        return _RankCause(
-            "late", f"waits for its child process in {_place(frame)}{part}", "look there"
-        )
-    # Workers that fetch ahead stand still as well while their rank is elsewhere.
-    for child in group.children if activity == "data" or not group.frames else ():
-        if child.kind == "loader worker" and not hints.is_idle_worker(child.hint):
-            frame_text = _place(child.frames[-1]) if child.frames else ""
-            held = f"state {child.state[:1]} in {child.wait_channel}" if child.wait_channel else ""
-            fs = child.state.startswith("D") or _STORAGE.search(
-                f"{child.wait_channel} {child.waits_on}"
-            )
-            place = held if fs and held else frame_text or held
-            action = f"waits for {counted(child.processes, 'loader worker')}"
-            action += f" ({_cut(place, _MAX_PLACE)})" if place else ""
-            advice = (
-                "look at the workers' stacks" if not fs else "look at the workers' file system"
-            )
-            return _RankCause("storage" if fs else "loader", action, advice)
-    if activity == "data":
-        return _RankCause("loader", f"waits for its data loader at {at}", "look at its workers")
+    child_cause = _child_cause(group, at)
+    if child_cause:
+        return child_cause
     if _STORAGE.search(kernel):
         advice = "look at its mounts and dmesg"
         return _RankCause("storage", f"waits for a file system at {at}", advice)
@@ -266,9 +273,9 @@ class _VerdictBuilder:
     def __init__(
         self, groups: Sequence[Group], report: WitnessReport, places: Iterable[tuple[Any, ...]],
         odd: OddRanks,
-        files_beside: Sequence[frozenset[str]],
+        thread_calls: Sequence[frozenset[str]],
     ) -> None:  # fmt: skip
-        self.report, self.places, self.odd, self.beside = report, places, odd, files_beside
+        self.report, self.places, self.odd, self.thread_calls = report, places, odd, thread_calls
         self.node_of: dict[int | None, str] = {}
         self.roles = [group.role for group in groups]
         self.original_groups = tuple(groups)
@@ -463,12 +470,12 @@ class _VerdictBuilder:
         ]
         return max(errors, key=lambda statement: statement.weight, default=None)
 
-    def gone(self, majority: Sequence[int], gone: Sequence[int]) -> Verdict:
-        silent = [at for at in majority if _is_silent(self.groups[at])]
-        first = next((at for at in majority if self._why_gone(at)), majority[0])
+    def gone(self, named: Sequence[int], gone: Sequence[int]) -> Verdict:
+        silent = [at for at in named if _is_silent(self.groups[at])]
+        first = next((at for at in named if self._why_gone(at)), named[0])
         group, reason_group = self.groups[first], self._why_gone(first)
-        ranks = sorted({rank for at in majority for rank in self.groups[at].ranks})
-        nodes = tuple(dict.fromkeys(node for at in majority for node in self.groups[at].nodes))
+        ranks = sorted({rank for at in named for rank in self.groups[at].ranks})
+        nodes = tuple(dict.fromkeys(node for at in named for node in self.groups[at].nodes))
         name = ranks_text(ranks, nodes)
         is_single = len(ranks) == 1 or not ranks
         wait = f"; {self.waits()}" if self.victims else ""
@@ -528,8 +535,8 @@ class _VerdictBuilder:
             group.kind != "stack"
             or group.activity in _USER_ACTIVITIES
             or group.verdict == "progressing"
+            or _held_child(group) is not None
         )
-        is_certain = is_certain or _held_child(group) is not None
         return "" if is_certain else f", or {'they' if len(group.ranks) > 1 else 'it'} may be slow"
 
     # --- A rank is late, by a strong witness; or the calls differ.
@@ -563,7 +570,7 @@ class _VerdictBuilder:
             if lag.silent:
                 text = f"{name}: no record of it, while {count} {wait} in {lag.call}{site}"
             kind = "late"
-            if cause and standing and self.roles[standing[0]] != "victim":
+            if cause and self.roles[standing[0]] != "victim":
                 kind = cause.kind if cause.kind in ("loader", "storage") else "late"
                 text += f": {cause.action}"
                 # A rank that has timed out has waited for long.
@@ -571,9 +578,7 @@ class _VerdictBuilder:
             elif cause and _position(self.groups[standing[0]]):
                 text += f": it is at {_position(self.groups[standing[0]])}"
                 self.notes.append("its stack waits as the others' do")
-        reason = (
-            cause.action if cause and standing and self.roles[standing[0]] == "suspect" else ""
-        )
+        reason = cause.action if cause and is_suspect else ""
         suspects = [self.suspect(ranks, self.nodes_of(ranks), reason)]
         if lag.other and len(lag.waiting) <= len(ranks):
             self.notes.append("equally many ranks have made each call")
@@ -623,8 +628,8 @@ class _VerdictBuilder:
         if sum(group.processes for group in groups) == self.total and all(
             map(_is_pausing, groups)
         ):
-            text = f"{name}{suffix}: {cause.action}; a pause, or a wait without an end: look again"
-            text += ", longer (--interval)"
+            text = f"{name}{suffix}: {cause.action}; a pause, or a wait without an end: "
+            text += "look again, longer (--interval)"
             return self.build("unclear", text, [], ("flight_recorder", "logs"))
         waits = "no rank waits for another"
         if self.roles[alive[0]] == "suspect":
@@ -643,9 +648,7 @@ class _VerdictBuilder:
             text = f"{len(alive)} groups, and no stack is known to wait for another rank"
             if cause.kind == "late":
                 return self.build("unclear", text, [], ("flight_recorder", "logs"))
-        if len(kinds) == 1 and cause.kind in ("loader", "storage"):
-            return self.build(cause.kind, text, suspects)
-        if first.kind != "stack" and len(kinds) == 1:
+        if len(kinds) == 1 and (first.kind != "stack" or cause.kind in ("loader", "storage")):
             return self.build(cause.kind, text, suspects)
         return self.build("unclear", text, suspects, ("flight_recorder", "logs"))
 
@@ -666,16 +669,15 @@ class _VerdictBuilder:
             position = first.no_stack_reason or first.reason or f"stands in {_position(first)}"
             name = ranks_text(first.ranks, first.nodes)
             text = f"{name}: {_cut(position, 80)}: its part is unclear"
-            still = any(advise.position(self.groups[at]) for at in self.victims)
+            still = any(advise.stands_still(self.groups[at]) for at in self.victims)
             moves = first.verdict == "progressing" or (
                 first.verdict in _ACTIVE_VERDICTS and not still
             )
             if moves and self.victims:
                 # Between two samples a long iteration and an endless one look alike.
                 text = (
-                    f"{name} moves at {_position(first)}, "
-                    f"{self.waits()}: "
-                    "slow, or in a loop: look again, longer (--interval)"
+                    f"{name} moves at {_position(first)}, {self.waits()}: slow, or in a loop: "
+                    "look again, longer (--interval)"
                 )
             few = 2 * sum(self.groups[at].processes for at in unknown) <= self.total
             named = self.victims and few and (still or first.verdict == "progressing")
@@ -719,8 +721,8 @@ class _VerdictBuilder:
         )
         few, many = self.groups[order[0][0]], self.groups[order[-1][0]]
         pairwise = any(_PAIRWISE.match(name) for name in places)
-        files = frozenset().union(*(self.beside[at] for at in self.victims if self.beside))
-        if files & places.keys():
+        calls = self.thread_calls
+        if calls and any(calls[at] & places.keys() for at in self.victims):
             text = (
                 f"{ranks_text(few.ranks)} in {_called(few)}, "
                 f"{ranks_text(many.ranks)} in {_called(many)}, "
@@ -767,8 +769,7 @@ class _VerdictBuilder:
             return self.build(kind, text, [suspect])
         if moves and rate is not None:
             text = f"{summary}, and {rate / 1e6:.0f} MB/s move: slow, or a very large one"
-            text += ": look again"
-            return self.build("moving", text)
+            return self.build("moving", f"{text}: look again")
         busy = {
             rank
             for name, statement in self.statements
@@ -822,17 +823,10 @@ class _VerdictBuilder:
                 continue
             for node in nodes:
                 weight, names, ranks, texts = rows_of.get(node, (0, set(), set(), []))
-                texts = (
-                    [statement.text, *texts]
-                    if statement.weight > weight
-                    else [*texts, statement.text]
-                )
-                rows_of[node] = (
-                    max(weight, statement.weight),
-                    names | {name},
-                    ranks | set(statement.ranks),
-                    texts,
-                )
+                # The weightiest statement is first.
+                texts.insert(0 if statement.weight > weight else len(texts), statement.text)
+                weight = max(weight, statement.weight)
+                rows_of[node] = (weight, names | {name}, ranks | set(statement.ranks), texts)
         merged: dict[tuple[int, str], tuple[set[int], set[str], list[str]]] = {}
         for node, (weight, names, ranks, texts) in rows_of.items():
             strength = 2 if weight > 1 or len(names) > 1 else 1
@@ -913,18 +907,11 @@ def _ordered(groups: Sequence[Group], verdict: Verdict) -> tuple[int, ...]:
 def _with_roles(groups: Sequence[Group], verdict: Verdict, by_witness: bool) -> Iterator[Group]:
     """The groups with their final roles: a group is a suspect if a witness names all its ranks."""
     odd = verdict.kind == "disagree" and by_witness and len(verdict.suspects) == 1
-    first = (
-        verdict.suspects[0]
-        if odd or (verdict.suspects and verdict.kind in _BLAMING_KINDS)
-        else None
-    )
+    blames = odd or verdict.kind in _BLAMING_KINDS
+    first = verdict.suspects[0] if blames and verdict.suspects else None
     for group in groups:
-        if (
-            first
-            and group.role == "victim"
-            and group.ranks
-            and set(group.ranks) <= set(first.ranks)
-        ):
+        is_named = first and group.ranks and set(group.ranks) <= set(first.ranks)
+        if first and is_named and group.role == "victim":
             yield replace(group, role="suspect", reason=next(iter(first.for_), group.reason))
         else:
             yield group
@@ -939,16 +926,16 @@ def decide(
     report: WitnessReport,
     places: Iterable[tuple[Any, ...]],
     odd: OddRanks = NO_ODD_RANKS,
-    files_beside: Sequence[frozenset[str]] = (),
+    thread_calls: Sequence[frozenset[str]] = (),
 ) -> Decision:
     """The verdict on groups in their order of suspicion, from the reports of all witnesses.
 
     places: (node, pid, rank, ...) of the processes; read only where a rank's node is needed
-    beside: for each group the collectives in which further threads of its processes wait
+    thread_calls: for each group the collectives in which further threads of its processes wait
     """
     if not groups:
         return Decision(None, (), ())
-    builder = _VerdictBuilder(groups, report, places, odd, files_beside)
+    builder = _VerdictBuilder(groups, report, places, odd, thread_calls)
     verdict = builder.decide()
     order = _ordered(builder.groups, verdict) if builder.reorder else tuple(range(len(groups)))
     groups = tuple(_with_roles(builder.groups, verdict, builder.reorder))

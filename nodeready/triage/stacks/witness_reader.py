@@ -13,12 +13,7 @@ from nodeready.subjects.gpus import xids
 from nodeready.text import counted
 from nodeready.triage.stacks.collective_lag import CollectiveReader
 from nodeready.triage.stacks.evidence import MAX_LINE, Evidence, KeptLog
-from nodeready.triage.stacks.statements import (
-    MAX_NAME,
-    RankPlace,
-    WitnessReport,
-    ranks_of,
-)
+from nodeready.triage.stacks.statements import MAX_NAME, RankPlace, WitnessReport, ranks_of
 
 
 class WitnessReader(CollectiveReader):
@@ -45,14 +40,11 @@ class WitnessReader(CollectiveReader):
                     self.add_statement("logs", text, [rank])
         order = sorted(logs, key=lambda rank: -logs[rank].age_s)
         few = max(1, len(order) // 8)
-        gaps = [
-            logs[earlier].age_s - logs[after].age_s
-            for earlier, after in itertools.pairwise(order[: few + 1])
-        ]
+        ages = [logs[rank].age_s for rank in order]
+        gaps = [age - next_age for age, next_age in itertools.pairwise(ages[: few + 1])]
         at = max(range(len(gaps)), key=gaps.__getitem__)
-        later_ages = [logs[rank].age_s for rank in order[at + 1 :]]
         # The remaining logs must stop together; otherwise ranks write at irregular times.
-        if gaps[at] >= _SILENT_S and later_ages[0] - later_ages[-1] <= gaps[at] / 2:
+        if gaps[at] >= _SILENT_S and ages[at + 1] - ages[-1] <= gaps[at] / 2:
             text = f"wrote last {gaps[at]} s before the others"
             self.add_statement("logs", text, order[: at + 1], weight=1)
 
@@ -61,7 +53,7 @@ class WitnessReader(CollectiveReader):
     def gpus(self) -> None:
         heads = self.evidence.gpu_heads.all
         spins: list[int] = []
-        works: dict[int, str] = {}
+        works: set[int] = set()
         idle: list[int] = []
         for node in self.nodes:
             absent, devices = self.evidence.gpus.get(node, ("", ()))
@@ -83,17 +75,13 @@ class WitnessReader(CollectiveReader):
                     self.add_statement("gpu", text, ranks, [node], weight=1)
                 if device.sm is None or not ranks:
                     continue
-                low = (
-                    device.power is None or not head.limit_w or device.power <= 0.6 * head.limit_w
-                )
+                low = not device.power or not head.limit_w or device.power <= 0.6 * head.limit_w
                 if device.sm >= 90 and (device.memory or 0) <= 5 and low:
                     spins += ranks
                 elif device.sm <= 5:
                     idle += ranks
                 elif device.sm >= 50:
-                    works |= dict.fromkeys(
-                        ranks, f"SM {device.sm} %, memory {device.memory or 0} %"
-                    )
+                    works.update(ranks)
         if spins:
             text = "SM busy, memory idle, low power: a kernel that spins in a collective"
             self.add_statement("gpu", text, spins, weight=1, against=True)
@@ -240,15 +228,12 @@ def read_witnesses(evidence: Evidence, places: Iterable[Any], moving: bool) -> W
     if not evidence:
         return WitnessReport()
     reader = WitnessReader(evidence, [RankPlace(*place[:3]) for place in places], moving)
-    for read in (
-        reader.recorder,
-        reader.logs,
-        reader.ras,
-        reader.gpus,
-        reader.network,
-        reader.kernel,
-    ):
-        read()
+    reader.recorder()
+    reader.logs()
+    reader.ras()
+    reader.gpus()
+    reader.network()
+    reader.kernel()
     answers = {
         "logs": evidence.logs, "flight_recorder": evidence.recordings, "nccl_ras": evidence.ras,
         "gpu": evidence.gpus, "network": evidence.networks, "kernel": evidence.kernels,

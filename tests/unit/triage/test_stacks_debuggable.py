@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nodeready.triage.stacks import debuggable
-from nodeready.triage.stacks.debuggable import DebugFinding, Debuggable, code, judge
+from nodeready.triage.stacks.debuggable import DebugFinding, Debuggable, debuggable_code, judge
 from tests.builders.traces import LOAD, REDUCE, process, trace
 from tests.cases import cases
 
@@ -45,10 +45,14 @@ def test_a_job_that_has_everything():
     assert {finding.result for finding in report.findings} == {"ok"}
     assert [finding.item for finding in report.findings] == list(debuggable.ITEMS)
     assert {finding.ranks for finding in report.findings} == {(0, 1)}
-    assert (report.job, code(report)) == ("88", 0)
+    assert (report.job, debuggable_code(report)) == ("88", 0)
     # A node without an answer is no good news.
     silent = judge([trace("gpu1", rank(0))], {"gpu2": "no answer"})
-    codes = (code(silent), code(silent, unreachable=True), code(judge([], {})))
+    codes = (
+        debuggable_code(silent),
+        debuggable_code(silent, unreachable=True),
+        debuggable_code(judge([], {})),
+    )
     assert codes == (3, 4, 2)
 
 
@@ -65,7 +69,7 @@ def test_ranks_that_differ_are_named_and_the_worst_is_first():
     stacks = [finding for finding in report.findings if finding.item == "stack"]
     rows = [(finding.result, finding.ranks, finding.processes) for finding in stacks]
     assert rows == [("fail", (1,), 1), ("ok", (0, 2), 3)]
-    assert code(report) == 3
+    assert debuggable_code(report) == 3
 
 
 def test_without_a_variable_the_option_is_a_warning():
@@ -73,7 +77,7 @@ def test_without_a_variable_the_option_is_a_warning():
     bare["witnesses"]["settings"]["variables"] = []
     report = judged(bare)
     warned = {finding.item for finding in report.findings if finding.result == "warn"}
-    assert (warned, code(report)) == ({"faulthandler", "gpu-core", "nccl-log"}, 0)
+    assert (warned, debuggable_code(report)) == ({"faulthandler", "gpu-core", "nccl-log"}, 0)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,7 @@ def test_without_a_variable_the_option_is_a_warning():
 def test_settings_that_make_no_sense_are_unknown(settings):
     report = judged(process(0, REDUCE, witnesses={"logs": LOG, "settings": settings}))
     assert of("recorder", report).result == "unknown"
-    assert code(report) == 3
+    assert debuggable_code(report) == 3
     # As what nobody has looked at.
     findings = judged(process(0, REDUCE)).findings
     unknown = {finding.item for finding in findings if finding.result == "unknown"}
