@@ -163,22 +163,23 @@ _COLD_S = 40.0
 #: Seconds for each additional rank: the store of rank 0 answers one rank at a time, and a small
 #: collective around a ring takes two steps per rank.
 _PER_RANK_S = 0.05
+#: Repetitions of the all_reduce whose bandwidth counts.
+_REPETITIONS = 6
 #: The lowest Gbit/s that a test waits for: a tenth of the slowest port in use (1 Gbit/s), and of
 #: the slowest between GPUs of several nodes (10 Gbit/s).
 _MIN_GBPS = {"tcp": 0.1, "nccl": 1.0}
 
 
-def limit_s(
-    engine: str, backend: str, world: int, large: int, *, first: bool = False, rounds: int = 6
-) -> float:
+def limit_s(engine: str, backend: str, world: int, large: int, *, first: bool = False) -> float:
     """The seconds of one test: its start, the rendezvous of its ranks, and its data.
 
-    world:  its ranks; of the ring, its nodes
-    large:  bytes of the all_reduce whose bandwidth counts; rounds: its repetitions
-    first:  the node's first test with this engine: PyTorch is read from a disk that may be cold
+    world: the number of ranks
+    large: bytes of the all_reduce whose bandwidth counts
+    first: the node's first test with this engine, so libraries are read from a disk that may be
+           cold
     """
     start_s = _START_S.get((engine, backend), _MAX_START_S) + (_COLD_S if first else 0.0)
     min_gbps = _MIN_GBPS["nccl" if backend == "nccl" else "tcp"]
     # Around a ring each byte leaves a rank twice (nccl-tests' PERFORMANCE.md).
-    data_s = rounds * 2 * large * 8 / (min_gbps * 1e9)
+    data_s = _REPETITIONS * 2 * large * 8 / (min_gbps * 1e9)
     return round(start_s + world * _PER_RANK_S + data_s, 1)

@@ -152,6 +152,7 @@ class TestRounds:
     # --- One test.
 
     def _order(self, test: Test, kind: Kind, room_s: float) -> _OrderedTest:
+        """The orders of a test. room_s: the seconds that the budget allows"""
         if test.purpose == SWEEP:
             source, target = test.nodes
             limit_s = min(_PAIR_S, room_s)
@@ -163,16 +164,7 @@ class TestRounds:
         rows, world = self.ranks_of(test, kind)
         likeness = kind, len(rows) > 1
         large = _LARGE_GPU if kind[1] == "nccl" else _LARGE
-        durations = self._durations.get(likeness, {})
-        # PyTorch itself is read before the node's hello; the libraries for its GPUs are not.
-        is_first = not durations and kind[1] == "nccl"
-        desired_s = engine_choice.limit_s(*kind, world, large, first=is_first)
-        if durations:
-            # The slowest test with as many ranks or more; scaled if no test had as many.
-            maximum = max(durations)
-            comparable = [s for ranks, s in durations.items() if ranks >= min(world, maximum)]
-            like_s = max(comparable) * max(1.0, world / maximum)
-            desired_s = min(desired_s, max(2 * MIN_TEST_S, STRAGGLER_TIMES * like_s))
+        desired_s = self._desired_s(likeness, world, large)
         limit_s, head = min(desired_s, room_s), self._peer(test.nodes[0])
         following = [*test.nodes[1:], test.nodes[0]] if len(rows) > 1 else [None]
         ordered = {
@@ -184,6 +176,20 @@ class TestRounds:
             for (name, first, ranks, gpus), next_name in zip(rows, following, strict=True)
         }  # fmt: skip
         return _OrderedTest(test, likeness, world, limit_s, room_s < desired_s, ordered)
+
+    def _desired_s(self, likeness: _Likeness, world: int, large: int) -> float:
+        """The seconds that a test may take, by the time of like tests."""
+        kind, durations = likeness[0], self._durations.get(likeness, {})
+        # PyTorch itself is read before the node's hello; the libraries for its GPUs are not.
+        is_first = not durations and kind[1] == "nccl"
+        maximum_s = engine_choice.limit_s(*kind, world, large, first=is_first)
+        if not durations:
+            return maximum_s
+        # The slowest test with as many ranks or more; scaled if no test had as many.
+        most_ranks = max(durations)
+        comparable = [s for ranks, s in durations.items() if ranks >= min(world, most_ranks)]
+        like_s = max(comparable) * max(1.0, world / most_ranks)
+        return min(maximum_s, max(2 * MIN_TEST_S, STRAGGLER_TIMES * like_s))
 
     def ranks_of(self, test: Test, kind: Kind) -> tuple[list[tuple[str, int, int, Numbers]], int]:
         """Each node with its first rank, its number of ranks, and their GPUs; and all ranks."""

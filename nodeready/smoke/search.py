@@ -628,31 +628,19 @@ class _FaultSearch:
         first_number, second_number = self.group_of[first], self.group_of[second]
         if first_number == second_number:
             return False
-        first_group = [name for name in groups[first_number] if name != first] or [first]
-        second_group = [name for name in groups[second_number] if name != second] or [second]
+        whole = [groups[number] for number in (first_number, second_number)]
+        # Other nodes of the two groups, if there are some.
+        ends = tuple(
+            ([peer for peer in group if peer != name] or [name])[-1]
+            for name, group in zip((first, second), whole, strict=True)
+        )
         trials = yield [
-            *(
-                TrialRequest(CONFIRM, tuple(groups[g]))
-                for g in (first_number, second_number)
-                if groups[g][1:]
-            ),
-            TrialRequest(CONFIRM, (first_group[-1], second_group[-1])),
+            *(TrialRequest(CONFIRM, tuple(group)) for group in whole if len(group) > 1),
+            TrialRequest(CONFIRM, ends),
         ]
         if any(map(is_failed, trials[:-1])) or not is_failed(trials[-1]):
             return False
-        remaining = [group for group in groups if group not in (first_number, second_number)]
-        sides: dict[int, list[int]] = {
-            first_number: [first_number],
-            second_number: [second_number],
-        }
-        for side, members in sides.items():
-            trials = yield [
-                TrialRequest(CONFIRM, (groups[side][n % len(groups[side])], *groups[group]))
-                for n, group in enumerate(remaining)
-            ]
-            pairs = zip(remaining, trials, strict=True)
-            members += [group for group, trial in pairs if trial and trial.outcome.ok]
-            remaining = [group for group in remaining if group not in members]
+        sides = yield from self._sides(groups, first_number, second_number)
         nodes = {side: [n for group in of for n in groups[group]] for side, of in sides.items()}
         small = min((second_number, first_number), key=lambda side: len(nodes[side]))
         main = nodes[first_number if small == second_number else second_number]
@@ -675,6 +663,23 @@ class _FaultSearch:
         self.confirmed |= {t.test.nodes[0]: t for t in crossing if t and t.test.nodes[0] in cut}
         self._suspect_set(cut, [trial for trial in among if trial], main)
         return True
+
+    def _sides(
+        self, groups: Mapping[int, Sequence[str]], first: int, second: int
+    ) -> Steps[dict[int, list[int]]]:
+        """For each of two groups, the groups that pass with it, itself included."""
+        sides = {first: [first], second: [second]}
+        remaining = [group for group in groups if group not in sides]
+        for side, members in sides.items():
+            nodes = groups[side]
+            trials = yield [
+                TrialRequest(CONFIRM, (nodes[n % len(nodes)], *groups[group]))
+                for n, group in enumerate(remaining)
+            ]
+            pairs = zip(remaining, trials, strict=True)
+            members += [group for group, trial in pairs if trial and trial.outcome.ok]
+            remaining = [group for group in remaining if group not in members]
+        return sides
 
     def _suspect_set(
         self, nodes: Collection[str], among: Sequence[Trial], majority: Sequence[str]

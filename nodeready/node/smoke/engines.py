@@ -35,6 +35,7 @@ from nodeready.node.smoke.orders import (
     Engine,
     RankResult,
     SmokeConfig,
+    failed_ranks,
 )
 
 _LONGEST = torch_ranks.LONGEST
@@ -60,22 +61,6 @@ def _engine(
 
 
 # --- A rank's answer.
-
-
-def _failed_ranks(
-    order: CollectiveOrder, phase: str, message: str, phases: Mapping[int, str] | None = None
-) -> tuple[RankResult, ...]:
-    """All ranks of this node, failed for one reason.
-
-    phases: the last phase of each rank that reported a phase
-    """
-    gpus = order.gpus or (-1,) * order.ranks
-    numbers = range(order.first, order.first + order.ranks)
-    return tuple(
-        RankResult(number, gpu, (phases or {}).get(number, phase), "", message[:_LONGEST], -1,
-             0.0, 0.0, 0.0)
-        for number, gpu in zip(numbers, gpus)
-    )  # fmt: skip
 
 
 def _finite(value: Any) -> float:
@@ -272,18 +257,18 @@ class _TorchProcess:
                     continue
                 try:
                     if data["error"]:
-                        return _failed_ranks(order, "start", str(data["error"]))
+                        return failed_ranks(order, "start", str(data["error"]))
                     return _parse_ranks(order, data)
                 except (KeyError, TypeError, ValueError):
                     message = "the ranks' answer makes no sense"
-                    return _failed_ranks(order, "start", message, phases)
+                    return failed_ranks(order, "start", message, phases)
             if stop.is_set() and not is_end_sent:
                 is_end_sent, until = True, min(until, time.monotonic() + 2)
                 self._write(json.dumps({"end": order.number}).encode() + b"\n")
         how = "ended in the test" if self.ended else "did not answer, and was ended"
         message = f"{os.path.basename(self.name)} {how}"
         self.stop(at_once=True)
-        return _failed_ranks(order, "start", message, phases)
+        return failed_ranks(order, "start", message, phases)
 
     def stop(self, *, at_once: bool = False) -> None:
         """End it with its ranks: close its input, else kill it."""
@@ -540,27 +525,27 @@ class Engines:
         began = time.monotonic()
         for engine in self.engines:
             if (engine.name, engine.backend) == (order.engine, order.backend) and engine.reason:
-                return _failed_ranks(order, "start", engine.reason)
+                return failed_ranks(order, "start", engine.reason)
         if order.engine == NCCL_TESTS:
             return self._run_vendor(order, stop)
         if order.engine != TORCH:
-            return _failed_ranks(order, "start", f"no engine {order.engine}")
+            return failed_ranks(order, "start", f"no engine {order.engine}")
         reason = name_problem(order.head.name, _head_addresses(order), *resolve(order.head.name))
         if reason:
-            ranks = _failed_ranks(order, "init", reason)
+            ranks = failed_ranks(order, "init", reason)
             return tuple(replace(rank, seconds=time.monotonic() - began) for rank in ranks)
         try:
             if self._python is None or self._python.ended:
                 self._python = self._start_python(order.limit_s / 2)
         except EngineUnusable as problem:
-            return _failed_ranks(order, "start", str(problem))
+            return failed_ranks(order, "start", str(problem))
         remaining_s = order.limit_s - (time.monotonic() - began)
         return self._python.run(order, remaining_s, stop)
 
     def _run_vendor(self, order: CollectiveOrder, stop: threading.Event) -> tuple[RankResult, ...]:
         if order.world != order.ranks:
             message = f"{NCCL_TESTS} without MPI proves the GPUs of one node"
-            return _failed_ranks(order, "start", message)
+            return failed_ranks(order, "start", message)
         began = time.monotonic()
         environment = {**os.environ, **_job_variables(self._config)}
         environment.setdefault("NCCL_DEBUG", "WARN")
@@ -570,7 +555,7 @@ class Engines:
             name = "HIP_VISIBLE_DEVICES" if os.path.exists("/dev/kfd") else "CUDA_VISIBLE_DEVICES"
             environment[name] = torch_ranks.visible_devices(gpus, environment.get(name, ""))
         except RuntimeError as problem:
-            return _failed_ranks(order, "start", str(problem))
+            return failed_ranks(order, "start", str(problem))
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         factor = max(2, order.large // max(1, order.small))
         argv = [
@@ -580,7 +565,7 @@ class Engines:
         try:
             process = _start(self._supervisor, argv, environment)
         except EngineUnusable as problem:
-            return _failed_ranks(order, "start", str(problem))
+            return failed_ranks(order, "start", str(problem))
         text, reason = _watch(process, began + order.limit_s - 0.5, stop)
         rc = process.returncode
         files = []
@@ -599,7 +584,7 @@ class Engines:
         ms, gbps = (0.0, 0.0) if message else (round(result.ms, 4), round(result.gbps, 4))
         return tuple(
             replace(rank, mismatch=result.mismatch, ms=ms, gbps=gbps, seconds=seconds)
-            for rank in _failed_ranks(order, phase, message)
+            for rank in failed_ranks(order, phase, message)
         )
 
     def close(self) -> None:

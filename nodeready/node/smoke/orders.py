@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodeready.node.proofs.mesh import Try
@@ -228,6 +229,26 @@ class RankResult:
     def ok(self) -> bool:
         """Whether it came to its end with the right results."""
         return self.phase == "done" and not self.mismatch and not self.error
+
+
+#: Maximum characters of a rank's error.
+MAX_ERROR = 300
+
+
+def failed_ranks(
+    order: CollectiveOrder, phase: str, message: str, phases: Mapping[int, str] | None = None
+) -> tuple[RankResult, ...]:
+    """All ranks of this node, failed for one reason.
+
+    phases: the last phase of each rank that reported a phase
+    """
+    gpus = order.gpus or (-1,) * order.ranks
+    numbers = range(order.first, order.first + order.ranks)
+    return tuple(
+        RankResult(number, gpu, (phases or {}).get(number, phase), "", message[:MAX_ERROR], -1,
+             0.0, 0.0, 0.0)
+        for number, gpu in zip(numbers, gpus)
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

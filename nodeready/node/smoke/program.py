@@ -136,10 +136,8 @@ def _order(text: str) -> _Work | EndOrder:
     """The order in a line. Raises ValueError."""
     try:
         order = orders.read(text)
-        is_valid = type(order.number) is int
-        if not is_valid or (
-            not isinstance(order, EndOrder) and not 0 < order.limit_s <= _MAX_LIMIT_S
-        ):
+        limit_s = 1 if isinstance(order, EndOrder) else order.limit_s
+        if type(order.number) is not int or not 0 < limit_s <= _MAX_LIMIT_S:
             raise ValueError("its numbers make no sense")
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as problem:
         raise ValueError(f"no order: {type(problem).__name__}: {problem}"[:200]) from None
@@ -147,19 +145,19 @@ def _order(text: str) -> _Work | EndOrder:
 
 
 class _ProgramPart:
-    """A part of the program, which can end at any moment."""
+    """Root's part or the node's part, each of which can end at any moment."""
 
     def __init__(self, supervisor: ProcessSupervisor, config: SmokeConfig) -> None:
         self.supervisor, self.config = supervisor, config
         self.leaving = False
 
     def last(self) -> None:
-        """Act before everything is killed; a signal may repeat it."""
+        """Act before everything is killed. A signal may call it again."""
 
     def leave(self, status: int) -> NoReturn:
         """End all that was started, and this process."""
         self.leaving = True
-        # Nothing is printed from here on. A thread may hang while it prints.
+        # Nothing is printed from here on. Without waiting: a thread may hang while it prints.
         _printing.acquire(blocking=False)
         self.last()
         self.supervisor.end()
@@ -403,7 +401,7 @@ class _NodePart(_ProgramPart):
                 answer = _empty_answer(job.order, bug_text(problem), broken=True)
             timer.cancel()
             if not self._claim(job):
-                # Another thread works the orders now.
+                # This thread was late: another thread works the orders now.
                 return
             _say(self.config, _ANSWER[type(job.order)], answer)
 
@@ -450,17 +448,17 @@ class _NodePart(_ProgramPart):
             return True
 
     def _give_up(self, job: _OrderJob) -> None:
-        """Answer for a thread that hangs, and let another thread work the orders."""
+        """Answer for a thread that hangs, and start another thread for the next orders."""
         if not self._claim(job):
             return
         order = job.order
         job.stop.set()
-        ranks = isinstance(order, CollectiveOrder) and order.engine != orders.RING
-        if ranks:
+        has_processes = isinstance(order, CollectiveOrder) and order.engine != orders.RING
+        if has_processes:
             self.supervisor.kill()
         reason = f"did not end in {order.limit_s:g} s"
         _say(self.config, _ANSWER[type(order)], _empty_answer(order, reason))
-        if ranks:
+        if has_processes:
             # The job's Python was killed, too: the next test starts a new one.
             self._engines.close()
         self._start_thread(self._work)
@@ -511,11 +509,9 @@ def _empty_answer(
     """
     if isinstance(order, PairOrder):
         return PairAnswer(order.number, order.target.name, (), reason, "", (), "", 0.0, 0.0, -1, 0)
-    gpus = (*order.gpus, *[-1] * order.ranks)
     seconds = 0.0 if broken else order.limit_s
     ranks = (
-        orders.RankResult(order.first + index, gpu, "start", "", reason, -1, 0.0, 0.0, seconds)
-        for index, gpu in zip(range(order.ranks), gpus)
+        replace(rank, seconds=seconds) for rank in orders.failed_ranks(order, "start", reason)
     )
     return CollectiveAnswer(order.number, reason if broken else "", tuple(ranks))
 
@@ -524,10 +520,9 @@ def _no_port(ports: tuple[int, ...], busy: Iterable[Busy]) -> str:
     """The errors of all ports in one line: each error once, with its first port."""
     if not ports:
         return "no port to listen on"
-    is_range = [*ports] == [*range(ports[0], ports[-1] + 1)]
-    range_text = (
-        f"{ports[0]}-{ports[-1]}" if is_range and ports[1:] else ", ".join(map(str, ports[:8]))
-    )
+    range_text = ", ".join(map(str, ports[:8]))
+    if ports[1:] and [*ports] == [*range(ports[0], ports[-1] + 1)]:
+        range_text = f"{ports[0]}-{ports[-1]}"
     first: dict[str, int] = {}
     for busy_port in busy:
         first.setdefault(busy_port.error, busy_port.port)

@@ -52,10 +52,11 @@ COUNT_S = 25.0
 #: Seconds by which the store's time-out is shorter than the test, so that a rank can report
 #: missing ranks.
 STORE_S = 1.0
-#: Our listener sends its token within these seconds; seconds for one connection to the store.
+#: Seconds within which our listener sends its token; seconds for one connection to the store.
 SILENT_S, CONNECT_S = 0.05, 3.0
-#: The part of the test's time for the repetitions of the large all_reduce.
+#: Fraction of the test's time for the repetitions of the large all_reduce.
 SHARE = 0.2
+#: Maximum repetitions of the large all_reduce; repetitions of the small one.
 REPETITIONS, LATENCIES = 5, 5
 #: Maximum characters of an error; bytes of a rank's output that are kept.
 LONGEST, KEPT = 300, 32768
@@ -68,7 +69,7 @@ _ESTABLISHED, _SYN_SENT = 1, 2
 
 # --- Errors, in one line.
 
-# Lines that libraries add below the error itself.
+# Lines and sentences that libraries add after the error itself.
 _ADVICE = re.compile(
     r"(CUDA|HIP) kernel errors might|For debugging consider|Compile with|Search for|"
     r"Device-side assert|frame #|Last error:$|\(?Triggered internally|terminate called|"
@@ -207,9 +208,9 @@ def mismatch(torch: Any, got: Any, expected: Any, title: str) -> str:
 
 
 class RankWork:
-    """The rank's work.
+    """The phases of one rank.
 
-    say: sends a dict to the process that forked this rank
+    say: sends keyword arguments to the process that forked this rank
     """
 
     def __init__(self, order: dict[str, Any], index: int, torch: Any, say: Callable[..., None]):
@@ -305,8 +306,8 @@ class RankWork:
             order["backend"], store=self.store, rank=self.rank, world_size=self.world,
             timeout=limit, **options,
         )  # fmt: skip
-        # In init gloo names the rank that it does not reach. Later gloo only reports a time-out,
-        # and closes the connections that show the peer.
+        # In init, gloo's time-out names the rank that gloo does not reach. A later time-out names no
+        # rank, and closes the connections that show it, so gloo gets none after init.
         c10d = importlib.import_module("torch.distributed.distributed_c10d")
         later = getattr(dist, "set_timeout", None) or getattr(c10d, "_set_pg_timeout", None)
         if later is not None and order["backend"] != "nccl":
@@ -571,7 +572,7 @@ def rank_process(torch: Any, order: dict[str, Any], index: int, tell: int, quest
         os._exit(failed)
 
 
-# --- The process that forks them.
+# --- The process that forks the ranks.
 
 
 def shared_memory_files(pid: int) -> list[str]:
@@ -593,7 +594,12 @@ def remove_files(files: list[str]) -> None:
 
 
 class RankProcess:
-    """A rank's process in its parent."""
+    """A rank's process, as its parent sees it.
+
+    report: the rank's messages, merged
+    killed: why it was killed; "": it was not
+    ended:  its exit status, or the negative number of its signal; None: it runs
+    """
 
     def __init__(
         self, torch: Any, order: dict[str, Any], index: int, siblings: list[RankProcess], out: int
@@ -629,7 +635,7 @@ class RankProcess:
 
     @property
     def failed(self) -> bool:
-        """Whether it failed by itself. A time-out is no such failure: all ranks have it."""
+        """Whether the rank itself failed. A time-out does not count: all ranks have it."""
         message = self.report.get("error", "")
         if self.report["phase"] == "done" or re.search("timed? ?out", message, re.I):
             return False
@@ -637,7 +643,7 @@ class RankProcess:
 
     @property
     def own_fault(self) -> bool:
-        """Whether it failed in a phase that needs no other rank, or died."""
+        """Whether the rank failed in a phase that needs no other rank, or died."""
         return self.report["phase"] in ("start", "compute") or not self.report.get("error")
 
     def state(self) -> str:
@@ -650,7 +656,7 @@ class RankProcess:
         return ""
 
     def read_messages(self) -> Iterator[dict[str, Any]]:
-        """Its messages since the last call."""
+        """The rank's messages since the last call; its output is kept."""
         for number, name in ((self.log, "output"), (self.messages_end, "buffer")):
             with contextlib.suppress(BlockingIOError):
                 while True:
@@ -666,7 +672,7 @@ class RankProcess:
             yield data
 
     def reap(self) -> bool:
-        """Whether it has ended."""
+        """Whether the process has ended; takes its status."""
         if self.ended is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -679,7 +685,7 @@ class RankProcess:
             os.write(self.ask_end, b"?")
 
     def kill(self) -> None:
-        """Kill it with its children."""
+        """Kill the process with its children."""
         if self.ended is not None:
             return
         if not self.state():
@@ -687,7 +693,7 @@ class RankProcess:
         for number in (signal.SIGKILL, signal.SIGCONT):
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, number)
-        # It may not have its own session yet.
+        # The process may not have its own session yet.
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
 
@@ -698,38 +704,36 @@ class RankProcess:
         remove_files(self.files)
 
     def answer(self, gpu: int) -> dict[str, Any]:
-        """Its result, for the answer."""
-        state, output = self.report, self.output.decode("utf-8", "replace")
-        message = state.get("error", "")
-        if state["phase"] == "done":
-            message = ""
-        elif self.ended is None:
-            zombie = f"process {self.pid} does not end after SIGKILL"
-            message = "; ".join(part for part in (self.killed, zombie, self.state()) if part)
-        elif self.killed:
-            late = state.get("state") or state.get("late", "it does not answer")
-            message = message or "; ".join(
-                part for part in (self.killed, late, last_warning(output)) if part
-            )
-        elif message:
-            warning = last_warning(output)
-            message += f" ({warning})" if warning and warning not in message else ""
-        else:
-            name = ""
-            if self.ended < 0:
-                with contextlib.suppress(ValueError):
-                    name = signal.Signals(-self.ended).name
-            message = "ended by " + (name or f"signal {-self.ended}")
-            if self.ended >= 0:
-                message = f"ended with status {self.ended}"
-            message += "".join(": " + detail for detail in (output_reason(output),) if detail)
+        """The rank's result."""
+        report = self.report
+        error = "" if report["phase"] == "done" else self.failure()
         return {
-            "rank": self.number, "gpu": gpu, "phase": state["phase"],
-            "mismatch": state.get("mismatch", ""), "error": message[:LONGEST],
-            "waits_for": state.get("waits_for", -1) if message else -1,
-            "ms": round(state.get("ms", 0.0), 4), "gbps": round(state.get("gbps", 0.0), 4),
+            "rank": self.number, "gpu": gpu, "phase": report["phase"],
+            "mismatch": report.get("mismatch", ""), "error": error[:LONGEST],
+            "waits_for": report.get("waits_for", -1) if error else -1,
+            "ms": round(report.get("ms", 0.0), 4), "gbps": round(report.get("gbps", 0.0), 4),
             "seconds": round(self.seconds or time.monotonic() - self.began, 3),
         }  # fmt: skip
+
+    def failure(self) -> str:
+        """Why the rank did not come to its end."""
+        error, output = self.report.get("error", ""), self.output.decode("utf-8", "replace")
+        warning = last_warning(output)
+        if self.ended is None:
+            zombie = f"process {self.pid} does not end after SIGKILL"
+            return "; ".join(part for part in (self.killed, zombie, self.state()) if part)
+        if self.killed:
+            late = self.report.get("state") or self.report.get("late", "it does not answer")
+            return error or "; ".join(part for part in (self.killed, late, warning) if part)
+        if error:
+            return f"{error} ({warning})" if warning and warning not in error else error
+        end = f"with status {self.ended}"
+        if self.ended < 0:
+            end = f"by signal {-self.ended}"
+            with contextlib.suppress(ValueError):
+                end = f"by {signal.Signals(-self.ended).name}"
+        reason = output_reason(output)
+        return f"ended {end}: {reason}" if reason else f"ended {end}"
 
 
 class Forker:

@@ -352,7 +352,6 @@ def test_the_limit_grows_with_the_ranks_and_the_data():
     gigabit = 10**9 // 8
     assert limit_s("ring", "tcp", 0, gigabit) == 15 + 6 * 2 * 10
     assert limit_s("torch", "nccl", 0, gigabit) == 40 + 6 * 2
-    assert limit_s("torch", "nccl", 0, gigabit, rounds=1) == 40 + 2
 
 
 # --- What got worse.
