@@ -177,14 +177,12 @@ class _Greedy:
         if len(by_direction) == 1:
             kind = next(iter(by_direction))
             opposite = (node, SOURCE if kind == TARGET else TARGET)
-            back = self._all_passed(opposite)
+            # The count and the failures are those that no finding explains.
+            if self.count[opposite]:
+                back = not self.failing_of.get(opposite)
         return ReachFinding(
             kind, node, tuple(sorted(peers)), len(tried), (), self._cause(edges), back
         )
-
-    def _all_passed(self, side: _Side) -> bool | None:
-        """Whether this side's unexplained attempts passed; None: there are none."""
-        return not self.failing_of.get(side) if self.count[side] else None
 
     def _cause(self, edges: list[_Edge]) -> str:
         causes = Counter(self.failing[edge] for edge in edges)

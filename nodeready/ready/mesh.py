@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Protocol
 
 from nodeready.node.proofs.mesh import (
     FOREIGN,
@@ -130,23 +129,13 @@ class Owners:
         return " and ".join(filter(None, (", ".join(names[:_MAX_NAMED]), *suffix)))
 
 
-class ResolvedName(Protocol):
-    """A target's name as a node resolves it: a `MeshRound`, or a `PairAnswer` of a smoke test."""
-
-    @property
-    def target(self) -> str: ...
-    @property
-    def resolved(self) -> tuple[str, ...]: ...
-    @property
-    def error(self) -> str: ...
-
-
-def name_cause(source: str, answer: ResolvedName, owners: Owners) -> str:
-    """Why the target's name does not lead to the target."""
-    target = answer.target
-    addresses = [text for text in map(address, answer.resolved) if text]
+def name_cause(
+    owners: Owners, source: str, target: str, resolved: Iterable[str], error: str
+) -> str:
+    """Why the target's name, as the source resolves it, does not lead to the target."""
+    addresses = [text for text in map(address, resolved) if text]
     if not addresses:
-        return f"{target} does not resolve ({answer.error or 'no address'})"
+        return f"{target} does not resolve ({error or 'no address'})"
     first = addresses[0]
     owner, claimers = owners.of(first), owners.claimers(first)
     if ipaddress.ip_address(first).is_loopback:
@@ -312,14 +301,13 @@ class Rounds:
         ports = self.ports[target] if tuple(passed) == self.ports[target] else tuple(passed)
         name = host = ""
         if answer.address not in self.addresses[target]:
-            name = name_cause(source, answer, self._owners)
+            name = name_cause(self._owners, source, target, answer.resolved, answer.error)
         host_name = self._listening[target].host
-        host_addresses = [*map(address, answer.host_resolved)]
-        if host_name not in ("", target) and not {*host_addresses} & {*self.addresses[target]}:
-            by_host = replace(
-                answer, target=host_name, resolved=answer.host_resolved, error=answer.host_error
-            )
-            host = name_cause(source, by_host, self._owners)
+        resolved, error = answer.host_resolved, answer.host_error
+        if host_name not in ("", target) and {*map(address, resolved)}.isdisjoint(
+            self.addresses[target]
+        ):
+            host = name_cause(self._owners, source, host_name, resolved, error)
         self._pairs[source, target] = _PairResult(ports, failing, name, host)
         self._has_new_failures = self._has_new_failures or bool(failing or name)
 

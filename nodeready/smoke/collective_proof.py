@@ -6,11 +6,11 @@ from nodeready.smoke.document import UNREACHABLE, UNTESTED, SmokeReport
 from nodeready.smoke.engine_choice import MISSING_ENGINE
 from nodeready.smoke.idle_gpus import list_numbers
 from nodeready.smoke.knowledge import GPU, PAIR, SCALE
-from nodeready.subjects.proof.facts import ProvedCollective as CollectiveProof
+from nodeready.subjects.proof.facts import ProvedCollective
 from nodeready.subjects.result import join_first
 
 
-def collective_proofs(smoke: SmokeReport) -> dict[str, CollectiveProof]:
+def collective_proofs(smoke: SmokeReport) -> dict[str, ProvedCollective]:
     """Node -> its proof for `nodeready ready`; a test that ended early proves nothing."""
     evidence: dict[str, list[str]] = {}
     for suspect in smoke.suspects:
@@ -26,7 +26,7 @@ def collective_proofs(smoke: SmokeReport) -> dict[str, CollectiveProof]:
     for node in smoke.nodes:
         is_out = node.status in (UNTESTED, UNREACHABLE)
         reason = (node.reason or "not tested") if is_out else smoke.stopped
-        rows[node.name] = CollectiveProof(
+        rows[node.name] = ProvedCollective(
             nodes=len(smoke.nodes),
             engine=smoke.engine,
             proves=smoke.proves,

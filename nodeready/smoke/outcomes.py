@@ -295,8 +295,8 @@ def pair_outcome(
         cause = f"{source} answers with figures that cannot be"
         return SmokeOutcome(False, cause, culprits=(source,))
     if owners.of(mesh.address(answer.address)) != target:
-        cause = sanitise(mesh.name_cause(source, answer, owners), 2 * _MESSAGE_LENGTH)
-        return SmokeOutcome(False, f"on {source} {cause}")
+        cause = mesh.name_cause(owners, source, target, answer.resolved, answer.error)
+        return SmokeOutcome(False, f"on {source} {sanitise(cause, 2 * _MESSAGE_LENGTH)}")
     tries = [attempt for attempt in answer.tries if attempt.port in ports]
     are_skipped = any(attempt.outcome == SKIPPED for attempt in tries)
     failing: dict[str, list[int]] = {}

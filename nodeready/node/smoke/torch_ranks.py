@@ -195,7 +195,7 @@ def store_problem(host: str, port: int, token: bytes, wait_s: float) -> str:
 # --- One rank, in its own process.
 
 
-def mismatch(torch: Any, got: Any, expected: Any, title: str) -> str:
+def mismatch(got: Any, expected: Any, title: str) -> str:
     """How a result differs from the expected one; "": it does not."""
     bad = got != expected
     count = int(bad.sum().item())
@@ -238,6 +238,10 @@ class RankWork:
         self.say(phase="done", ms=self.ms, gbps=self.gbps)
         self.wait_for_all()
 
+    def compare(self, got: Any, expected: Any, title: str) -> None:
+        """Report a result that differs from the expected one."""
+        self.report_mismatch(mismatch(got, expected, title))
+
     def report_mismatch(self, message: str) -> None:
         """Report the first wrong result. The work continues: other ranks need this rank."""
         if message and not self.mismatch:
@@ -270,14 +274,10 @@ class RankWork:
         got = (left_matrix @ right).cpu()
         n, s, q = side, side / 4 * 6, side / 4 * 14
         i, j = four[:, None], four[None, :]
-        self.report_mismatch(
-            mismatch(torch, got, n * i * j - s * i + s * j - q, "the product of matrices")
-        )
+        self.compare(got, n * i * j - s * i + s * j - q, "the product of matrices")
         if self.gpu >= 0:
             sent = torch.arange(COPIED // 8, dtype=torch.int64) * 2654435761
-            self.report_mismatch(
-                mismatch(torch, sent.to(self.device).cpu(), sent, "memory there and back")
-            )
+            self.compare(sent.to(self.device).cpu(), sent, "memory there and back")
             self.sync()
 
     def init(self) -> None:
@@ -306,8 +306,8 @@ class RankWork:
             order["backend"], store=self.store, rank=self.rank, world_size=self.world,
             timeout=limit, **options,
         )  # fmt: skip
-        # In init, gloo's time-out names the rank that gloo does not reach. A later time-out names no
-        # rank, and closes the connections that show it, so gloo gets none after init.
+        # In init, gloo's time-out names the rank that gloo does not reach. A later time-out names
+        # no rank, and closes the connections that show it, so gloo gets none after init.
         c10d = importlib.import_module("torch.distributed.distributed_c10d")
         later = getattr(dist, "set_timeout", None) or getattr(c10d, "_set_pg_timeout", None)
         if later is not None and order["backend"] != "nccl":
@@ -387,13 +387,10 @@ class RankWork:
         self.dist.all_reduce(got)
         self.sync()
         expected = values * (n * (n + 1) // 2)
-        message = mismatch(torch, got, expected, "all_reduce of int64")
+        message = mismatch(got, expected, "all_reduce of int64")
         difference = int((got - expected)[0].item())
-        if (
-            message
-            and 1 <= abs(difference) <= n
-            and bool((got - expected == values * difference).all())
-        ):
+        is_one_rank = bool((got - expected == values * difference).all())
+        if message and 1 <= abs(difference) <= n and is_one_rank:
             how = "were missing" if difference < 0 else "counted twice"
             message = f"all_reduce of int64: as if rank {abs(difference) - 1} {how}"
         self.report_mismatch(message)
@@ -408,7 +405,7 @@ class RankWork:
             self.dist.all_reduce(got)
             self.sync()
             took.append(time.monotonic() - began)
-            self.report_mismatch(mismatch(torch, got, expected, "all_reduce of float32"))
+            self.compare(got, expected, "all_reduce of float32")
         self.ms = sorted(took)[len(took) // 2] * 1000
 
     def all_gather(self) -> None:
@@ -418,8 +415,7 @@ class RankWork:
         self.dist.all_gather(parts, values + self.rank * 1000003)
         self.sync()
         for rank, part in enumerate(parts):
-            title = f"all_gather, the part of rank {rank}"
-            self.report_mismatch(mismatch(torch, part, values + rank * 1000003, title))
+            self.compare(part, values + rank * 1000003, f"all_gather, the part of rank {rank}")
 
     def send_recv(self) -> None:
         """Send to the next rank of the ring, receive from the previous rank."""
@@ -442,9 +438,7 @@ class RankWork:
             request.wait()
         self.sync()
         self.say(waits_for=-1)
-        self.report_mismatch(
-            mismatch(torch, got, values + previous * 7919, f"what rank {previous} sent")
-        )
+        self.compare(got, values + previous * 7919, f"what rank {previous} sent")
 
     def large(self) -> None:
         """Measure the fastest of some repetitions. All ranks agree on their number."""
@@ -463,8 +457,8 @@ class RankWork:
             return time.monotonic() - began
 
         once()
-        at_end = values * sum(rank % 8 + 1 for rank in range(n))
-        self.report_mismatch(mismatch(torch, got, at_end, "the large all_reduce"))
+        expected = values * sum(rank % 8 + 1 for rank in range(n))
+        self.compare(got, expected, "the large all_reduce")
         times = [once()]
         self.large_s = times[0]
         # The store carries the number: a library that sums wrongly would not.
@@ -472,7 +466,7 @@ class RankWork:
             share = min(self.order["seconds"] * SHARE, self.left_s() / 2)
             self.store.set("nodeready/more", str(min(REPETITIONS, int(share / self.large_s))))
         times += [once() for _ in range(int(self.store.get("nodeready/more")))]
-        self.report_mismatch(mismatch(torch, got, at_end, "the large all_reduce"))
+        self.compare(got, expected, "the large all_reduce")
         moved = values.numel() * 4 * 8 * 2 * (n - 1) / n
         self.gbps = moved / min(times) / 1e9
 

@@ -224,7 +224,7 @@ def test_a_node_that_claims_the_address_of_another_loses_that_alone():
     (item,) = everywhere(three(**nodes))["b"].blocked
     assert item.cause == "b resolves to 10.0.0.2, which several nodes have (b, c)"
     owners = Rounds(6, SPAN, {name: listening(1) for name in "abcdef"})._owners
-    cause = name_cause("a", answer("b", resolved=["10.0.0.1"]), owners)
+    cause = name_cause(owners, "a", "b", ["10.0.0.1"], "")
     assert cause == "b resolves to 10.0.0.1, which several nodes have (a, b, c and 3 more)"
 
 
