@@ -85,18 +85,23 @@ class Witnesses:
         dump: bool,
         check: bool = False,
     ) -> None:
-        self._supervisor, self._targets, self._ras, self._dump = supervisor, targets, ras, dump
-        self._check = check
+        self._supervisor, self._targets = supervisor, targets
+        self._ras, self._dump, self._check = ras, dump, check
         # By witness of the node: its thread and deadline, and its answer.
         self._tools: dict[str, tuple[Thread, float]] = {}
         self._answers: dict[str, Answer] = {}
         # The counters of the ports before the samples, and when they were read.
         self._first_counters, self._first_read_s = self._counters(), time.monotonic()
 
+    @property
+    def _processes_deadline(self) -> float:
+        return min(self._supervisor.deadline, time.monotonic() + _PROCESSES_S)
+
     def _counters(self) -> Any:
         """The counters of the ports; None: reading them hangs."""
-        deadline = min(self._supervisor.deadline, time.monotonic() + _PROCESSES_S)
-        counters = processes.probe_each(lambda _: _answer_of(ports.counters), [0], deadline).get(0)
+        counters = processes.probe_each(
+            lambda _: _answer_of(ports.counters), [0], self._processes_deadline
+        ).get(0)
         return None if counters is HANGS else counters
 
     @property
@@ -120,17 +125,12 @@ class Witnesses:
         )
         self._ask_ras(limit_s)
         if self._dump:
-            self._ask_for_dumps(live)
+            self._ask_for_dumps()
         self._ask_each("logs", lambda target: logs.observe(target.pid, target.facts[-1].uid))
         if self._check:
-            self._ask_each(
-                "settings",
-                lambda target: read_settings(
-                    target.pid, target.facts[-1].uid, target.rank.identity.rank, _values(target)
-                ),
-            )
+            self._ask_each("settings", lambda target: read_settings(*_rank_values(target)))
         if not self._dump:
-            self._ask_recorders()
+            self._ask_each("flight_recorder", _recording)
 
     def _start(self, name: str, ask: Callable[[], Any], limit_s: float) -> None:
         self._answers[name] = _absent(f"it gave no answer within {limit_s:.0f} s")
@@ -155,72 +155,58 @@ class Witnesses:
         if not jobs_with_rank_0:
             return
         job = max(jobs_with_rank_0, key=len)
-        processes_of_job = [
-            (target.pid, target.facts[-1].uid, target.rank.identity.rank) for target in job
-        ]
-        values = job[0].rank.process.environment or {}
+        processes_of_job = [_rank_values(target)[:3] for target in job]
         stacks = [target.dumps[-1].main or () for target in job if target.dumps]
 
         def ask() -> Any:
-            is_initialising = any(
+            makes_communicator = any(
                 nccl_ras.makes_communicator([(frame[0], frame[1]) for frame in stack])
                 for stack in stacks
             )
-            # The calls of ranks on other nodes are not known here.
-            initialising = True if is_initialising else None
             return nccl_ras.observe(
                 self._supervisor,
                 processes_of_job,
-                values,
+                _values(job[0]),
                 self._ras,
                 limit_s,
-                initialising=initialising,
+                makes_communicator=makes_communicator,
             )
 
         self._start("nccl_ras", ask, limit_s)
 
+    def _probe(
+        self, targets: Sequence[StackTarget], probe: Callable[[StackTarget], Any]
+    ) -> Iterator[tuple[StackTarget, Any]]:
+        """Each target with the result of its probe in a fork; HANGS, or None: no time was left."""
+        target_by_pid = {target.pid: target for target in targets}
+        results = processes.probe_each(
+            lambda pid: probe(target_by_pid[pid]),
+            list(target_by_pid),
+            self._processes_deadline,
+            {pid: target.owner for pid, target in target_by_pid.items()},
+        )
+        return ((target, results.get(pid)) for pid, target in target_by_pid.items())
+
     def _ask_each(self, name: str, observe: Callable[[StackTarget], Any]) -> None:
-        """Ask a witness about each process, in a fork."""
-        target_by_pid = {target.pid: target for target in self._live}
-        answers = processes.probe_each(
-            lambda pid: _answer_of(lambda: observe(target_by_pid[pid])),
-            list(target_by_pid),
-            min(self._supervisor.deadline, time.monotonic() + _PROCESSES_S),
-            {pid: target.owner for pid, target in target_by_pid.items()},
-        )
-        for pid, target in target_by_pid.items():
-            answer = answers.get(pid)
+        """Ask a witness about each process."""
+        for target, answer in self._probe(
+            self._live, lambda target: _answer_of(lambda: observe(target))
+        ):
             if answer is HANGS:
-                answer = _absent("it cannot be read: reading it hangs")
-            target.witnesses[name] = answer or _absent("no time left")
+                target.witnesses[name] = _absent("it cannot be read: reading it hangs")
+            else:
+                target.witnesses[name] = answer or _absent("no time left")
 
-    def _ask_recorders(self) -> None:
-        self._ask_each("flight_recorder", _recording)
-
-    def _ask_for_dumps(self, live: Sequence[StackTarget]) -> None:
+    def _ask_for_dumps(self) -> None:
         """Have the ranks write their flight recorders; the ranks run meanwhile."""
-        target_by_pid = {target.pid: target for target in live[:_MAX_DUMPS]}
-
-        def ask(pid: int) -> str:
-            target, uid = target_by_pid[pid], target_by_pid[pid].facts[-1].uid
-            return str(
-                flight_recorder.ask_for_dump(pid, uid, target.rank.identity.rank, _values(target))
-            )
-
-        deadline = min(self._supervisor.deadline, time.monotonic() + _PROCESSES_S)
-        errors = processes.probe_each(
-            ask,
-            list(target_by_pid),
-            deadline,
-            {pid: target.owner for pid, target in target_by_pid.items()},
-        )
-        for pid, target in target_by_pid.items():
-            error = errors.get(pid, "no time left")
-            if error is HANGS:
-                error = "asking for it hangs"
-            target.add_note(
-                f"no dump of its flight recorder: {str(error)[:_MAX_ERROR]}" if error else ""
-            )
+        for target, error in self._probe(
+            self._live[:_MAX_DUMPS],
+            lambda target: flight_recorder.ask_for_dump(*_rank_values(target)),
+        ):
+            reason = "asking for it hangs" if error is HANGS else error
+            if reason != "":
+                reason = (reason or "no time left")[:_MAX_ERROR]
+                target.add_note(f"no dump of its flight recorder: {reason}")
 
     def finish(self) -> dict[str, Answer]:
         """Read the ports again, after the last sample; returns the answers about the node."""
@@ -232,8 +218,8 @@ class Witnesses:
             self._answers["network"] = _absent(str(reason))
         else:
             self._answers["network"] = _answer_of(lambda: ports.network(before, after, seconds))
-        if self._dump and self._live:
-            self._ask_recorders()
+        if self._dump:
+            self._ask_each("flight_recorder", _recording)
         last_deadline = self._supervisor.deadline - _SPARE_S / 2
         for thread, deadline in self._tools.values():
             thread.join(max(0.0, min(deadline, last_deadline) - time.monotonic()))
@@ -241,7 +227,13 @@ class Witnesses:
 
 
 def _values(target: StackTarget) -> Mapping[str, str]:
+    """The variables of a rank's environment."""
     return target.rank.process.environment or {}
+
+
+def _rank_values(target: StackTarget) -> tuple[int, int, int | None, Mapping[str, str]]:
+    """Pid, uid, rank and variables of a target, as the witnesses of a rank take them."""
+    return target.pid, target.facts[-1].uid, target.rank.identity.rank, _values(target)
 
 
 def _recording(target: StackTarget) -> flight_recorder.Recording:
@@ -249,13 +241,11 @@ def _recording(target: StackTarget) -> flight_recorder.Recording:
 
     A PyTorch without a recorder is named as the reason.
     """
-    uid = target.facts[-1].uid
-    recording = flight_recorder.observe(
-        target.pid, uid, target.rank.identity.rank, _values(target)
-    )
+    pid, uid, _, _ = _rank_values(target)
+    recording = flight_recorder.observe(*_rank_values(target))
     if recording.absent.startswith(flight_recorder.NO_DUMP):
-        with contextlib.suppress(OSError), with_rights(nccl_ras.rights(target.pid, uid)):
-            version = _torch(target.pid, uid, list(_files(target.pid)))
+        with contextlib.suppress(OSError), with_rights(nccl_ras.rights(pid, uid)):
+            version = _torch(pid, uid, list(_files(pid)))
             numbers = release(version)
             if numbers is not None and numbers < RECORDER:
                 return flight_recorder.Recording(f"PyTorch {version} has none, 2.2 and newer have")
@@ -295,17 +285,11 @@ def buffer_variable(torch: tuple[int, int] | None) -> str:
 
 #: Variables that are reported; no other leaves the node.
 VARIABLES = (
-    "TORCH_FR_BUFFER_SIZE",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE",
-    "TORCH_FR_DUMP_TEMP_FILE",
-    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
-    "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT",
-    "NCCL_RAS_ENABLE",
-    "NCCL_DEBUG",
-    "PYTHONFAULTHANDLER",
+    "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT", "NCCL_RAS_ENABLE", "NCCL_DEBUG", "PYTHONFAULTHANDLER",
     "CUDA_ENABLE_USER_TRIGGERED_COREDUMP",
-)
+)  # fmt: skip
 #: Maximum characters of a value that is reported.
 _MAX_VALUE = 200
 
@@ -347,7 +331,7 @@ def read_settings(
     """
     pattern = processes.contents("/proc/sys/kernel/core_pattern").strip()
     soft_limit = _core_limit(processes.contents(f"/proc/{pid}/limits"))
-    torch, nccl, cuda, dump_place, unwritable_reason, core_reason = "", None, False, "", "", ""
+    torch, nccl, cuda, dump_place, dump_problem, core_problem = "", None, False, "", "", ""
     with contextlib.suppress(OSError), with_rights(nccl_ras.rights(pid, uid)):
         maps = list(_files(pid))
         torch, nccl = _torch(pid, uid, maps), nccl_ras.library([pid], uid)
@@ -356,23 +340,22 @@ def read_settings(
             dump_path = flight_recorder.dump_paths(uid, rank, environment)[0]
             dump_place = dump_path.removesuffix(str(rank))
             is_configured = dump_place in environment.values()
-            unwritable_reason = _write_problem(
+            dump_problem = _write_problem(
                 pid, uid, os.path.dirname(dump_place) or ".", creates_missing=not is_configured
             )
-        core_reason = _core_problem(pid, uid, pattern)
-    variables = (
-        (name, environment[name][:_MAX_VALUE]) for name in VARIABLES if name in environment
-    )
+        core_problem = _core_problem(pid, uid, pattern)
     return Settings(
         torch,
         nccl,
         cuda,
-        soft_limit,
-        pattern[:_MAX_VALUE],
-        core_reason,
-        dump_place[:_MAX_VALUE],
-        unwritable_reason,
-        tuple(variables),
+        core_bytes=soft_limit,
+        core_place=pattern[:_MAX_VALUE],
+        core_wrong=core_problem,
+        dump_place=dump_place[:_MAX_VALUE],
+        dump_wrong=dump_problem,
+        variables=tuple(
+            (name, environment[name][:_MAX_VALUE]) for name in VARIABLES if name in environment
+        ),
     )
 
 
@@ -432,18 +415,17 @@ def _write_problem(pid: int, uid: int, directory: str, *, creates_missing: bool)
 
     creates_missing: the writer creates a missing directory
     """
-    existing = directory
     while True:
         try:
-            with held_path(pid, uid, existing) as (number, status):
+            with held_path(pid, uid, directory) as (number, status):
                 if not stat.S_ISDIR(status.st_mode):
                     break
                 path = f"/proc/self/fd/{number}"
                 if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
-                    return f"its user cannot write into {existing}"[:_MAX_VALUE]
+                    return f"its user cannot write into {directory}"[:_MAX_VALUE]
                 return ""
         except OSError:
-            if not creates_missing or existing in ("/", "", "."):
+            if not creates_missing or directory in ("/", "", "."):
                 break
-            existing = os.path.dirname(existing)
-    return f"there is no directory {existing}"[:_MAX_VALUE]
+            directory = os.path.dirname(directory)
+    return f"there is no directory {directory}"[:_MAX_VALUE]

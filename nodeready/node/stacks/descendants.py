@@ -12,7 +12,7 @@ import contextlib
 import os
 import re
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -52,8 +52,8 @@ _SHELLS = re.compile(r"-?(ba|da|z|k|tc|c|fi)?sh|busybox")
 _WORKERS = re.compile(r"pt_data_worker")
 #: (function, end of the file's name) on a stack -> the purpose of the process.
 _STACKS = (
+    # Of the loaders, only torch's has such a call; tf.data, grain and webdataset have none.
     ("_worker_loop", "worker.py", LOADER),
-    # tf.data, grain and webdataset name no worker; only torch's loader does.
     ("_fetch_and_run", "", COMPILER),
     # torch/distributed/checkpoint/_async_process_executor.py
     ("_checkpointing_subprocess", "", WRITER),
@@ -66,9 +66,9 @@ _STACKS = (
 
 def kind(process: ScannedProcess, dump: Dump | None = None) -> str:
     """The purpose of a process: by its stack if there is one, else by its name and command."""
-    calls = [(frame[0], frame[1]) for frame in (dump.main if dump else None) or ()]
+    frames = (dump.main if dump else None) or ()
     for function, file, kind_of_call in _STACKS:
-        if any(name == function and place.endswith(file) for name, place in calls):
+        if any(name == function and path.endswith(file) for name, path, _ in frames):
             return kind_of_call
     if _WORKERS.match(process.name):
         return LOADER
@@ -105,27 +105,21 @@ def find(
     """
     children = processes.children()
     excluded = {target.pid for target in targets} | set(own_pids)
-    pids_by_place: dict[int, list[int]] = {}
-    for place, target in enumerate(targets):
-        if not target.rank.stranger and target.facts:
-            pids_by_place[place] = list(_descendants(target.pid, children, excluded))
+    families = [
+        (target, list(_descendants(target.pid, children, excluded)))
+        for target in targets
+        if not target.rank.stranger and target.facts
+    ]
     process_by_pid = {process.pid: process for process in scanned}
     # A worker that was forked and has not called exec yet has its parent's command line.
-    new = [
-        pid
-        for pids in pids_by_place.values()
-        for pid in pids[: 2 * MAX_DESCENDANTS]
-        if pid not in process_by_pid
-    ]
-    new_processes, _ = processes.scan(deadline, new)
+    first_pids = [pid for _, pids in families for pid in pids[: 2 * MAX_DESCENDANTS]]
+    new_processes, _ = processes.scan(
+        deadline, [pid for pid in first_pids if pid not in process_by_pid]
+    )
     process_by_pid.update((process.pid, process) for process in new_processes)
-    for place, pids in pids_by_place.items():
-        target = targets[place]
-        candidates = [
-            process_by_pid[pid]
-            for pid in pids
-            if pid in process_by_pid and not only_tracks(process_by_pid[pid])
-        ]
+    for target, pids in families:
+        started = [process_by_pid[pid] for pid in pids if pid in process_by_pid]
+        candidates = [process for process in started if not only_tracks(process)]
         target.descendants = [_target(process, target) for process in candidates[:MAX_DESCENDANTS]]
         if len(candidates) > MAX_DESCENDANTS:
             target.add_note(
@@ -141,48 +135,36 @@ def _target(process: ScannedProcess, rank: StackTarget) -> StackTarget:
 
 
 def dump_order(targets: Sequence[StackTarget]) -> list[StackTarget]:
-    """The descendants whose stacks are taken; each sort of a rank's descendants comes once first.
+    """The descendants whose stacks are taken: first one of each sort of a rank's descendants.
 
     Workers that wait in the same place for the same object are of one sort. So if time is short,
     one process of each sort has been probed.
     """
-    ranked: list[tuple[int, int, StackTarget]] = []
+    ranked: list[tuple[int, StackTarget]] = []
     for target in targets:
-        count: dict[tuple[str, ...], int] = {}
+        count_by_sort: Counter[tuple[str, ...]] = Counter()
         for descendant in target.descendants:
-            facts = descendant.facts[-1] if descendant.facts else None
-            if facts is None or not descendant.rank.process.python:
+            process = descendant.rank.process
+            if not descendant.facts or not process.python:
                 continue
-            sort = (
-                kind(descendant.rank.process),
-                facts.state,
-                facts.wait_channel,
-                _without_numbers(descendant.waits_on),
-            )
-            nth = count[sort] = count.get(sort, -1) + 1
-            ranked.append((nth, len(ranked), descendant))
-    return [descendant for _, _, descendant in sorted(ranked, key=lambda row: row[:2])]
-
-
-def _without_numbers(phrase: str) -> str:
-    """A phrase without its numbers: pids, ports and inodes differ between processes."""
-    return re.sub(r"\d+", "N", phrase)
+            facts = descendant.facts[-1]
+            # Pids, ports and inodes differ between processes of one sort.
+            phrase = re.sub(r"\d+", "N", descendant.waits_on)
+            sort = kind(process), facts.state, facts.wait_channel, phrase
+            ranked.append((count_by_sort[sort], descendant))
+            count_by_sort[sort] += 1
+    return [descendant for _, descendant in sorted(ranked, key=lambda row: row[0])]
 
 
 def plain(rank: StackTarget, table: StackTable) -> list[dict[str, Any]]:
     """The rows of a rank's descendants in the trace."""
-    return [
-        _row(descendant, table)
-        for descendant in rank.descendants
-        if not _is_fork_server(descendant)
-    ]
+    return [_row(child, table) for child in rank.descendants if not _is_fork_server(child)]
 
 
 def _is_fork_server(descendant: StackTarget) -> bool:
     """Whether a process is an idle fork server; its workers are descendants as well."""
     stack = (descendant.dumps[-1].main if descendant.dumps else None) or ()
-    callers = [(frame[0], frame[1]) for frame in stack[-2:-1]]
-    return callers == [("main", "multiprocessing/forkserver.py")]
+    return len(stack) > 1 and stack[-2][:2] == ("main", "multiprocessing/forkserver.py")
 
 
 def _row(descendant: StackTarget, table: StackTable) -> dict[str, Any]:
@@ -223,15 +205,6 @@ _MAX_ASKED, _ASK_S = 64, 6.0
 JOB = r"pid ([0-9]{1,9})"
 
 
-def library_holders(processes_to_check: Sequence[ScannedProcess], deadline: float) -> set[int]:
-    """The Pythons among these that have torch or JAX in memory."""
-    pythons = {
-        p.pid: p.uid for p in processes_to_check if p.python or p.command.startswith("ray::")
-    }
-    answers = probe_each(_has_library, list(pythons), deadline, pythons)
-    return {pid for pid, holds in answers.items() if holds is True}
-
-
 def _has_library(pid: int) -> bool:
     return bool(_LIBRARIES.search(contents(f"/proc/{pid}/maps", _MAPS_BYTES)))
 
@@ -240,32 +213,26 @@ def computes(deadline: float) -> Computes:
     """A function that tells whether the child of a Python computes in its place.
 
     It does if only the child has torch or JAX in memory; or if both or neither have, and only the
-    child has connections.
+    child has connections: the order of their `_signs`.
     """
-    signs_by_pid: dict[int, tuple[bool, bool]] = {}
+    signs_by_pid: dict[int, list[bool]] = {}
 
-    def is_lower(parent: ScannedProcess, child: ScannedProcess) -> bool:
-        owner_by_pid = {
-            process.pid: process.uid
-            for process in (parent, child)
-            if process.pid not in signs_by_pid
-        }
-        for pid, signs in probe_each(_signs, list(owner_by_pid), deadline, owner_by_pid).items():
+    def child_computes(parent: ScannedProcess, child: ScannedProcess) -> bool:
+        uids = {process.pid: process.uid for process in (parent, child)}
+        new_pids = [pid for pid in uids if pid not in signs_by_pid]
+        for pid, signs in probe_each(_signs, new_pids, deadline, uids).items():
             if signs is not HANGS:
-                signs_by_pid[pid] = signs[0], signs[1]
+                signs_by_pid[pid] = signs
         if parent.pid not in signs_by_pid or child.pid not in signs_by_pid:
             return False
-        parent_signs, child_signs = signs_by_pid[parent.pid], signs_by_pid[child.pid]
-        return child_signs[0] > parent_signs[0] or (
-            child_signs[0] == parent_signs[0] and child_signs[1] > parent_signs[1]
-        )
+        return signs_by_pid[child.pid] > signs_by_pid[parent.pid]
 
-    return is_lower
+    return child_computes
 
 
-def _signs(pid: int) -> tuple[bool, bool]:
+def _signs(pid: int) -> list[bool]:
     """Whether a process has torch or JAX in memory, and whether it has connections."""
-    return _has_library(pid), any(peer for _, peer in waits.sockets(pid, {}))
+    return [_has_library(pid), any(peer for _, peer in waits.sockets(pid, {}))]
 
 
 def find_spawned(
@@ -280,18 +247,15 @@ def find_spawned(
     """
     candidates = [p for p in scanned if p.pid not in own_pids]
     deadline = min(supervisor.deadline, time.monotonic() + _ASK_S)
-    library_pids = library_holders(
-        [p for p in candidates if not _NOT_RANKS.search(p.command)], deadline
-    )
+    pythons = {p.pid: p.uid for p in candidates if p.python and not _NOT_RANKS.search(p.command)}
+    answers = probe_each(_has_library, list(pythons), deadline, pythons)
+    library_pids = {pid for pid, has_library in answers.items() if has_library is True}
     parents = {p.pid: p.parent for p in scanned}
-    top = [
-        p
-        for p in candidates
-        if p.pid in library_pids and not library_pids & _ancestors(p.pid, parents)
-    ]
     ranks: list[JobRank] = []
     single_by_program: dict[tuple[int | None, str], list[ScannedProcess]] = defaultdict(list)
-    for process in top:
+    for process in candidates:
+        if process.pid not in library_pids or library_pids & _ancestors(process.pid, parents):
+            continue
         started = started_by(supervisor, path, process, candidates)
         ranks += started
         if not started:
@@ -308,10 +272,11 @@ def with_ray_ranks(ranks: Sequence[JobRank], deadline: float) -> list[JobRank]:
     If a rank of a job has no number in its log, or two have the same, no rank of the job gets a
     number, because numbers of only some ranks are useless.
     """
-    unnumbered: dict[int, JobRank] = {}
-    for rank in ranks:
-        if is_ray_trainer(rank.process) and rank.identity.rank is None and not rank.stranger:
-            unnumbered[rank.process.pid] = rank
+    unnumbered = {
+        rank.process.pid: rank
+        for rank in ranks
+        if is_ray_trainer(rank.process) and rank.identity.rank is None and not rank.stranger
+    }
     if not unnumbered:
         return list(ranks)
     uids = {pid: rank.process.uid or 0 for pid, rank in unnumbered.items()}
@@ -322,19 +287,18 @@ def with_ray_ranks(ranks: Sequence[JobRank], deadline: float) -> list[JobRank]:
     for pid, rank in unnumbered.items():
         jobs[rank.identity.owner, rank.identity.job].append(pid)
     for pids in jobs.values():
-        numbers = [
-            number for pid in pids if (number := number_by_pid.get(pid)) not in (None, HANGS)
-        ]
-        places, sizes = {number[0] for number in numbers}, {number[1] for number in numbers}
-        if len(places) == len(pids) and len(sizes) == 1 and max(places) < min(sizes):
-            for pid, (rank_number, size) in zip(pids, numbers):
-                identity = replace(unnumbered[pid].identity, rank=rank_number, world_size=size)
+        answers = [number_by_pid.get(pid) for pid in pids]
+        rows = [answer for answer in answers if answer not in (None, HANGS)]
+        numbers, sizes = {number for number, _ in rows}, {size for _, size in rows}
+        if len(numbers) == len(pids) and len(sizes) == 1 and max(numbers) < min(sizes):
+            for pid, (number, size) in zip(pids, rows):
+                identity = replace(unnumbered[pid].identity, rank=number, world_size=size)
                 unnumbered[pid] = replace(unnumbered[pid], identity=identity)
-    renumbered = [unnumbered.get(rank.process.pid, rank) for rank in ranks]
-    return sorted(
-        renumbered,
-        key=lambda rank: (rank.stranger, rank.identity.rank is None, rank.identity.rank or 0),
-    )
+
+    def order(rank: JobRank) -> tuple[bool, bool, int]:
+        return rank.stranger, rank.identity.rank is None, rank.identity.rank or 0
+
+    return sorted((unnumbered.get(rank.process.pid, rank) for rank in ranks), key=order)
 
 
 def _number_in_ray(pid: int, uid: int) -> tuple[int, int] | None:
@@ -377,34 +341,33 @@ def started_by(
     children = [p for p in children if p not in servers]
     children.sort(key=lambda process: (process.start_s, process.pid))
     deadline = min(supervisor.deadline, time.monotonic() + _ASK_S)
-    places: dict[int, int] = {}
+
+    def dump(pid: int) -> Dump:
+        limit_s = max(0.5, deadline - time.monotonic())
+        return py_spy.take(supervisor, path, pid, limit_s, py_spy.LOCALS)
+
+    local_rank_by_pid: dict[int, int] = {}
     for process in children[:_MAX_ASKED]:
         if time.monotonic() > deadline or not _readable(process):
             continue
-        dump = py_spy.take(supervisor, path, process.pid, _seconds_left(deadline), py_spy.LOCALS)
-        if dump.spawned >= 0:
-            places[process.pid] = dump.spawned
-        elif not places:
+        local_rank = dump(process.pid).spawned
+        if local_rank >= 0:
+            local_rank_by_pid[process.pid] = local_rank
+        elif not local_rank_by_pid:
             # All further children are of the same sort.
             break
-    if not places:
+    if not local_rank_by_pid:
         return []
-    ranks = [p for p in children if p.pid in places]
     # In a job of several nodes, each node counts from 0.
     size = None
-    if _talk_on_this_node([p.pid for p in ranks], deadline):
-        spawns = py_spy.take(
-            supervisor, path, parent.pid, _seconds_left(deadline), py_spy.LOCALS
-        ).spawns
-        size = max(spawns, 1 + max(places.values()))
+    answers = probe_each(_ends_here, list(local_rank_by_pid), deadline)
+    if all(answers.get(pid) is True for pid in local_rank_by_pid):
+        size = max(dump(parent.pid).spawns, 1 + max(local_rank_by_pid.values()))
+    ranks = [process for process in children if process.pid in local_rank_by_pid]
     return [
-        _rank(process, places[process.pid], size, f"pid {parent.pid}" if size else "")
-        for process in sorted(ranks, key=lambda process: places[process.pid])
+        _rank(process, local_rank_by_pid[process.pid], size, f"pid {parent.pid}" if size else "")
+        for process in sorted(ranks, key=lambda process: local_rank_by_pid[process.pid])
     ]
-
-
-def _seconds_left(deadline: float) -> float:
-    return max(0.5, deadline - time.monotonic())
 
 
 _FORK_SERVER = re.compile(r"from multiprocessing\.forkserver import main")
@@ -413,12 +376,6 @@ _FORK_SERVER = re.compile(r"from multiprocessing\.forkserver import main")
 def _readable(process: ScannedProcess) -> bool:
     """Whether py-spy may read the process, by the rules that are known here."""
     return not process.hangs and os.geteuid() in (0, process.uid)
-
-
-def _talk_on_this_node(pids: Sequence[int], deadline: float) -> bool:
-    """Whether all connections of these processes stay on this node."""
-    answers = probe_each(_ends_here, pids, deadline)
-    return all(answers.get(pid) not in (False, HANGS, None) for pid in pids)
 
 
 def _ends_here(pid: int) -> bool:
@@ -431,12 +388,12 @@ def _ends_here(pid: int) -> bool:
 
 
 def _rank(
-    process: ScannedProcess, place: int | None = None, size: int | None = None, job: str = ""
+    process: ScannedProcess, local_rank: int | None = None, size: int | None = None, job: str = ""
 ) -> JobRank:
     """A rank without a launcher's number.
 
-    place: its rank on the node
-    size:  world size of a job that is all on this node; None: not known, nor is its rank
+    size: world size of a job that is all on this node; None: not known, nor is its rank
     """
-    identity = RankIdentity(local_rank=place, owner=owner_of(process), job=job)
-    return JobRank(process, replace(identity, rank=place, world_size=size) if size else identity)
+    rank = local_rank if size else None
+    identity = RankIdentity(rank, local_rank, size, job, owner=owner_of(process))
+    return JobRank(process, identity)

@@ -18,7 +18,7 @@ from nodeready.node.stacks import waits
 from nodeready.node.stacks.processes import HANGS, contents, probe_each
 from nodeready.node.stacks.targets import StackTarget
 
-#: Names of the main thread (as in threading), of a whole process, and of a rank's descendants.
+#: What waits: the main thread (its name in threading), a whole process, a rank's descendants.
 MAIN, WHOLE_PROCESS, DESCENDANTS = "MainThread", "(whole)", "(below)"
 #: Maximum of a process's threads that are probed, of its rows, and of its connections that are
 #: reported: a process with more is part of a full mesh.
@@ -34,7 +34,7 @@ class _ProcessEnds:
     space:     number of its network namespace
     local:     addresses of that namespace
     sockets:   its connections: (own address, peer's address); a peer of "": it listens
-    maps:      its shared memory files, among those that some process waits at
+    maps:      its shared memory files, among those in which a process waits for a lock
     waits:     thread -> the connections that the thread waits for, as in `sockets`
     """
 
@@ -46,19 +46,21 @@ class _ProcessEnds:
 
 
 def _probe(
-    pid: int, threads: Mapping[int, str], shared: frozenset[str], local: Mapping[str, str]
+    pid: int, threads: Mapping[int, str], shared: frozenset[str], unix_peers: Mapping[str, str]
 ) -> dict[str, Any]:
+    """The fields of `_ProcessEnds`. threads: number -> name; shared: files of shared memory"""
     waits_by_thread: dict[str, list[Any]] = {}
     for thread, name in threads.items():
         row = waits.probe_thread(pid, thread)
         if row and (pairs := waits.WaitCall(*row).sockets):
             waits_by_thread.setdefault(name, []).extend(pairs)
-    maps = contents(f"/proc/{pid}/maps", waits.MAPS_BYTES) if shared else ""
+    maps_text = contents(f"/proc/{pid}/maps", waits.MAPS_BYTES) if shared else ""
+    maps = waits.shared_maps(maps_text)
     return {
         "space": os.stat(f"/proc/{pid}/ns/net").st_ino,
         "local": _addresses(pid),
-        "sockets": waits.sockets(pid, local),
-        "maps": [path for path in shared if path in waits.shared_maps(maps)],
+        "sockets": waits.sockets(pid, unix_peers),
+        "maps": [file for file in shared if file in maps],
         "waits": waits_by_thread,
     }
 
@@ -85,21 +87,19 @@ def observe(
     for target in targets:
         if target.rank.stranger or not target.facts:
             continue
-        dump = target.dumps[-1] if target.dumps else None
-        listed_threads = dump.threads if dump else ()
-        thread_names = {thread.number: thread.name for thread in listed_threads if thread.number}
-        threads[target.pid] = dict(list(thread_names.items())[:_MAX_THREADS])
-        target_by_pid[target.pid] = target
-        target_by_pid.update(
-            (descendant.pid, target) for descendant in target.descendants if descendant.facts
-        )
+        listed_threads = target.dumps[-1].threads if target.dumps else ()
+        thread_names = [(thread.number, thread.name) for thread in listed_threads if thread.number]
+        threads[target.pid] = dict(thread_names[:_MAX_THREADS])
+        family = [target, *(child for child in target.descendants if child.facts)]
+        target_by_pid.update((process.pid, target) for process in family)
+    # A single rank waits for other ranks only if its job has some on other nodes.
     if len(threads) < 2 and not any(target.rank.identity.world_size for target in targets):
         return
     shared = frozenset(call.shared for call in calls.values() if call.shared)
     owner_by_pid = {pid: target.owner for pid, target in target_by_pid.items()}
-    local = waits.unix_peers()
+    unix_peers = waits.unix_peers()
     answers = probe_each(
-        lambda pid: _probe(pid, threads.get(pid, {}), shared, local),
+        lambda pid: _probe(pid, threads.get(pid, {}), shared, unix_peers),
         list(target_by_pid),
         deadline,
         owner_by_pid,
@@ -107,28 +107,20 @@ def observe(
     process_ends = {
         pid: _ProcessEnds(**row) for pid, row in answers.items() if row and row is not HANGS
     }
-    node_ends = _NodeEnds(process_ends, target_by_pid, local)
+    node_ends = _NodeEnds(process_ends, target_by_pid, unix_peers)
     for target in (target_by_pid[pid] for pid in threads):
-        family_pids = [
-            pid
-            for pid, ancestor in target_by_pid.items()
-            if ancestor is target and pid in process_ends
-        ]
-        rows: dict[tuple[str, str], None] = {}
+        family_pids = [pid for pid in process_ends if target_by_pid[pid] is target]
+        rows: list[tuple[str, str]] = []
         for pid in family_pids:
-            is_rank = pid == target.pid
-            call = calls.get(pid)
-            name = MAIN if is_rank else DESCENDANTS
-            if call:
-                rows.update(
-                    dict.fromkeys((name, text) for text in node_ends.waits_of_call(pid, call))
-                )
+            if call := calls.get(pid):
+                name = MAIN if pid == target.pid else DESCENDANTS
+                rows += [(name, peer) for peer in node_ends.waits_of_call(pid, call)]
             for thread, pairs in process_ends[pid].waits.items():
-                rows.update(dict.fromkeys((thread, text) for text in node_ends.peers(pid, pairs)))
+                rows += [(thread, peer) for peer in node_ends.peers(pid, pairs)]
             pairs = [pair for pair in process_ends[pid].sockets if pair[1]]
-            local_peers = (text for text in node_ends.peers(pid, pairs) if text.startswith("pid "))
-            rows.update(dict.fromkeys((WHOLE_PROCESS, text) for text in local_peers))
-        target.waits_for = list(rows)[:_MAX_ROWS]
+            peers = node_ends.peers(pid, pairs)
+            rows += [(WHOLE_PROCESS, peer) for peer in peers if peer.startswith("pid ")]
+        target.waits_for = list(dict.fromkeys(rows))[:_MAX_ROWS]
         target.ends = node_ends.ends(family_pids)
 
 
@@ -141,11 +133,8 @@ class _NodeEnds:
         target_by_pid: Mapping[int, StackTarget],
         unix_peers: Mapping[str, str],
     ) -> None:
-        self.process_ends, self.target_by_pid, self.unix_peers = (
-            process_ends,
-            target_by_pid,
-            unix_peers,
-        )
+        self.process_ends, self.target_by_pid = process_ends, target_by_pid
+        self.unix_peers = unix_peers
         self.pid_by_pair: dict[tuple[int, str, str], int] = {}
         for pid, process in process_ends.items():
             for local_address, peer in process.sockets:
@@ -188,16 +177,13 @@ class _NodeEnds:
             if self._is_store(pid, (address, peer)):
                 continue
             space = self._space(pid, peer)
-            peer_pid = self.pid_by_pair.get((space, peer, address)) or self.pid_by_pair.get(
-                (space, peer, "")
-            )
-            if (
-                peer_pid is not None
-                and self.target_by_pid[peer_pid] is not self.target_by_pid[pid]
-            ):
+            listener_pid = self.pid_by_pair.get((space, peer, ""))
+            peer_pid = self.pid_by_pair.get((space, peer, address), listener_pid)
+            if peer_pid is None:
+                if self._is_far(pid, peer):
+                    peers[f"{peer} {address}"] = None
+            elif self.target_by_pid[peer_pid] is not self.target_by_pid[pid]:
                 peers[f"pid {self.target_by_pid[peer_pid].pid}"] = None
-            elif peer_pid is None and self._is_far(pid, peer):
-                peers[f"{peer} {address}"] = None
         return list(peers)
 
     def waits_of_call(self, pid: int, call: waits.WaitCall) -> list[str]:

@@ -151,7 +151,7 @@ class Facts:
 
 
 def stat(text: str) -> Stat | None:
-    """The fields of /proc/PID/stat; None for other text. A name may hold any character."""
+    """The fields of /proc/PID/stat; None for other text. A name may contain any character."""
     match = _STAT.match(text)
     if not match:
         return None
@@ -209,10 +209,6 @@ def main_cpu_s(schedstat: str, task_stat: str) -> float:
     return parsed.cpu_s if parsed else 0.0
 
 
-#: The fields of /proc/PID/status that `facts` reads; the last counts the main thread only.
-_STATUS = ("TracerPid", "Uid", "voluntary_ctxt_switches")
-
-
 def read_and_written(io: str, *names: str) -> int | None:
     """The sum of these counters of /proc/PID/io; None: it has none of them."""
     counters = re.findall(rf"^(?:{'|'.join(names)}): (\d{{1,19}})$", io, re.M)
@@ -236,9 +232,11 @@ def facts(
     parsed = stat(stat_text)
     if parsed is None:
         return None
-    values = dict(row.split(":", 1) for row in status.splitlines() if ":" in row)
-    numbers = [(values.get(name, "").split() or [""])[0] for name in _STATUS]
-    tracer, uid, switches = (int(word) if word.isdigit() else 0 for word in numbers)
+    # The first number of each row; the switches are those of one thread.
+    numbers = dict(re.findall(r"^(TracerPid|Uid|voluntary_ctxt_switches):\s+(\d+)", status, re.M))
+    tracer, uid, switches = (
+        int(numbers.get(name, 0)) for name in ("TracerPid", "Uid", "voluntary_ctxt_switches")
+    )
     return Facts(
         parsed.state,
         "" if wchan.strip() == "0" else wchan.strip()[:100],
@@ -289,11 +287,15 @@ def pids() -> list[int]:
 
 
 def _outer_fields(pid: int) -> dict[str, Any] | None:
-    """The fields that need none of its memory, so that no read waits; None: it has ended, or is a
-    kernel thread."""
+    """The fields of `ScannedProcess` that are read without a lock of its memory, so no read hangs.
+
+    None: it has ended, or is a kernel thread.
+    """
     parsed = stat(contents(f"/proc/{pid}/stat"))
     if parsed is None or parsed.kernel:
         return None
+    # The real user, who has started even a setuid program.
+    uid = re.search(r"^Uid:\s+(\d{1,10})\b", contents(f"/proc/{pid}/status"), re.M)
     program = ""
     with contextlib.suppress(OSError):
         program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
@@ -304,23 +306,17 @@ def _outer_fields(pid: int) -> dict[str, Any] | None:
         "start_s": parsed.start_s,
         "cpu_s": parsed.cpu_s,
         "program": program,
-        "uid": _uid(contents(f"/proc/{pid}/status")),
+        "uid": int(uid[1]) if uid else None,
     }
-
-
-def _uid(status: str) -> int | None:
-    """The real user, who has called even a setuid program."""
-    match = re.search(r"^Uid:\s+(\d{1,10})\b", status, re.M)
-    return int(match[1]) if match else None
 
 
 def _scan_one(pid: int) -> dict[str, Any] | None:
     fields = _outer_fields(pid)
     if fields is None:
         return None
-    words = _read(f"/proc/{pid}/cmdline", _COMMAND_BYTES) or b""
     fields["environment"] = environment_of(pid)
-    fields["command"] = words.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
+    words = contents(f"/proc/{pid}/cmdline", _COMMAND_BYTES)
+    fields["command"] = words.rstrip("\0").replace("\0", " ")
     fields["main_uid"] = None if fields["uid"] is None else main_uid(fields["uid"])
     fields["cgroup_job"] = slurm_job(contents(f"/proc/{pid}/cgroup"))
     return fields
@@ -336,13 +332,13 @@ def _facts(pid: int, locked: bool = True, thread: int = 0) -> dict[str, Any] | N
     task = f"/proc/{pid}/task/{thread or pid}"
     if thread and not os.path.exists(task):
         task, thread = f"/proc/{pid}/task/{pid}", 0
-    status, wchan, of_task = (contents(f"{task}/{name}") for name in ("status", "wchan", "stat"))
-    kernel, io = (contents(f"{task}/stack"), contents(f"/proc/{pid}/io")) if locked else ("", "")
-    times = contents(f"{task}/schedstat"), of_task
-    process_facts = facts(contents(f"/proc/{pid}/stat"), status, wchan, kernel, times, io=io)
+    status, wchan, task_stat = (contents(f"{task}/{name}") for name in ("status", "wchan", "stat"))
+    stack, io = (contents(f"{task}/stack"), contents(f"/proc/{pid}/io")) if locked else ("", "")
+    times = contents(f"{task}/schedstat"), task_stat
+    process_facts = facts(contents(f"/proc/{pid}/stat"), status, wchan, stack, times, io=io)
     if process_facts is None:
         return None
-    thread_stat = stat(of_task) if thread else None
+    thread_stat = stat(task_stat) if thread else None
     return {**vars(process_facts), **({"state": thread_stat.state} if thread_stat else {})}
 
 
@@ -359,17 +355,17 @@ def probe_each(
     probe: Callable[[int], Any],
     numbers: Sequence[int],
     deadline: float,
-    owners_by_number: Mapping[int, object] | None = None,
+    owner_by_number: Mapping[int, object] | None = None,
 ) -> dict[int, Any]:
     """The result of ``probe(number)`` for each number, called in a fork; HANGS: no answer in time.
 
     deadline: a moment of time.monotonic(); numbers that were not reached by then are left out
-    owners_by_number: the owners take turns; after a hang, its owner's remaining numbers
+    owner_by_number: the owners take turns; after a hang, the remaining numbers of the same owner
               come last
     """
     answers: dict[int, Any] = {}
-    owner_by_number = owners_by_number or {}
-    waiting, patience_s = by_owner(numbers, owner_by_number), _PATIENCE_S
+    owner_of = (owner_by_number or {}).get
+    waiting, patience_s = by_owner(numbers, owner_by_number or {}), _PATIENCE_S
     hung: Counter[object] = Counter()
     while waiting and time.monotonic() < deadline:
 
@@ -387,8 +383,8 @@ def probe_each(
             number = waiting.pop(0)
             answers[number] = HANGS
             patience_s = _NEXT_PATIENCE_S
-            hung[owner_by_number.get(number)] += 1
-            waiting.sort(key=lambda number: hung[owner_by_number.get(number)])
+            hung[owner_of(number)] += 1
+            waiting.sort(key=lambda number: hung[owner_of(number)])
     return {number: answers[number] for number in numbers if number in answers}
 
 
@@ -399,11 +395,12 @@ def by_owner(numbers: Iterable[int], owner_by_number: Mapping[int, object]) -> l
     [1, 3, 2]
     """
     count_by_owner: Counter[object] = Counter()
-    ranked = []
+    turn_by_number = {}
     for number in numbers:
-        ranked.append((count_by_owner[owner_by_number.get(number)], number))
-        count_by_owner[owner_by_number.get(number)] += 1
-    return [number for _, number in sorted(ranked, key=lambda row: row[0])]
+        owner = owner_by_number.get(number)
+        turn_by_number[number] = count_by_owner[owner]
+        count_by_owner[owner] += 1
+    return sorted(turn_by_number, key=turn_by_number.__getitem__)
 
 
 def scan(
@@ -412,25 +409,23 @@ def scan(
     """All processes (or these) but kernel threads, and how many were not probed in time."""
     numbers = pids() if numbers is None else numbers
     answers = probe_each(_scan_one, numbers, deadline, owners(numbers))
-    left_out = len(numbers) - len(answers)
-    for pid, fields in answers.items():
-        if fields is HANGS:
-            remaining_fields = _outer_fields(pid)
-            answers[pid] = {**remaining_fields, "hangs": True} if remaining_fields else None
-    return [ScannedProcess(**fields) for fields in answers.values() if fields], left_out
+    scanned = []
+    for pid, answer in answers.items():
+        fields = _outer_fields(pid) if answer is HANGS else answer
+        if fields:
+            scanned.append(ScannedProcess(**fields, hangs=answer is HANGS))
+    return scanned, len(numbers) - len(answers)
 
 
 def children() -> dict[int, list[int]]:
     """Process -> its children, the oldest first, of all processes that exist now."""
-    children_by_parent: dict[int, list[tuple[float, int]]] = {}
-    for pid in pids():
-        # /proc/PID/stat never waits for the process.
-        parsed = stat(contents(f"/proc/{pid}/stat"))
-        if parsed and not parsed.kernel:
-            children_by_parent.setdefault(parsed.parent, []).append((parsed.start_s, pid))
-    return {
-        parent: [pid for _, pid in sorted(rows)] for parent, rows in children_by_parent.items()
-    }
+    # /proc/PID/stat never waits for the process.
+    parsed_stats = (stat(contents(f"/proc/{pid}/stat")) for pid in pids())
+    user_processes = [parsed for parsed in parsed_stats if parsed and not parsed.kernel]
+    children_by_parent: dict[int, list[int]] = {}
+    for process in sorted(user_processes, key=lambda process: (process.start_s, process.pid)):
+        children_by_parent.setdefault(process.parent, []).append(process.pid)
+    return children_by_parent
 
 
 def observe(
@@ -441,16 +436,14 @@ def observe(
     threads: process -> the thread to probe, if that is not the main thread
     """
     thread_by_pid = threads or {}
-    answers = probe_each(
-        lambda pid: _facts(pid, thread=thread_by_pid.get(pid, 0)),
-        numbers,
-        deadline,
-        owners(numbers),
-    )
-    for pid, fields in answers.items():
-        if fields is HANGS:
-            answers[pid] = _facts(pid, locked=False, thread=thread_by_pid.get(pid, 0))
-    return {
-        pid: Facts(**{**fields, "kernel_stack": tuple(fields["kernel_stack"])}) if fields else None
-        for pid, fields in answers.items()
-    }
+
+    def probe(pid: int, locked: bool = True) -> dict[str, Any] | None:
+        return _facts(pid, locked, thread_by_pid.get(pid, 0))
+
+    facts_by_pid: dict[int, Facts | None] = {}
+    for pid, answer in probe_each(probe, numbers, deadline, owners(numbers)).items():
+        fields = probe(pid, locked=False) if answer is HANGS else answer
+        # The fork's answer is JSON, which has no tuples.
+        stack = tuple(fields["kernel_stack"]) if fields else ()
+        facts_by_pid[pid] = Facts(**{**fields, "kernel_stack": stack}) if fields else None
+    return facts_by_pid

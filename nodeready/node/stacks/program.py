@@ -16,7 +16,7 @@ import signal
 import time
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -33,12 +33,7 @@ from nodeready.node.stacks import (
     waits,
 )
 from nodeready.node.stacks.ranks import JobRank, RankIdentity
-from nodeready.node.stacks.targets import (
-    NO_TIME,
-    OTHERS_TOOK,
-    StackTable,
-    StackTarget,
-)
+from nodeready.node.stacks.targets import NO_TIME, OTHERS_TOOK, StackTable, StackTarget
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
 
@@ -151,11 +146,10 @@ def main(config: StacksConfig) -> None:
     """Print the trace of this node."""
     supervisor = ProcessSupervisor(config.tag, max(1.0, config.limit_s - _ANSWER_S))
     supervisor.end_on_signals()
-    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     trace: dict[str, Any] = {
         "schema": SCHEMA,
         "node": os.uname().nodename,
-        "started": started,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "interval_s": config.interval_s,
         "error": "",
         "frames": [],
@@ -185,14 +179,9 @@ def _pack_within_limits(
     while True:
         line = ""
         if len(levels) > 1:
-            targets_by_owner = {
-                owner: [target for target in targets if target.owner == owner] for owner in levels
-            }
-            sizes |= {
-                o: _owner_shares(trace, targets_by_owner[o], levels[o])
-                for o in levels
-                if o not in sizes
-            }
+            for owner in [owner for owner in levels if owner not in sizes]:
+                targets_of_owner = [target for target in targets if target.owner == owner]
+                sizes[owner] = _owner_shares(trace, targets_of_owner, levels[owner])
         if all(sum(column) <= 1 for column in zip(*sizes.values())):
             stacks = _stacks(targets, levels)
             if max(_shares(stacks)) <= 1:
@@ -230,16 +219,12 @@ def _shares(stacks: Mapping[str, Any]) -> tuple[float, ...]:
 
     If a share of frames or characters is above 1, text and memory are not measured.
     """
+    samples = [sample for process in stacks["processes"] for sample in process["samples"]]
+    threads = [thread for sample in samples for thread in sample["threads"]]
     names = sum(len(function) + len(file) for function, file, _ in stacks["frames"])
-    rows = [
-        row
-        for stack in stacks["processes"]
-        for sample in stack["samples"]
-        for row in sample["threads"]
-    ]
-    names += sum(len(name) for name, _ in rows)
+    names += sum(len(name) for name, _ in threads)
     # The texts of the witnesses are limited where they are made, and counted below.
-    frames = sum(map(len, stacks["stacks"])) + len(rows)
+    frames = sum(map(len, stacks["stacks"])) + len(threads)
     parts = (frames / _MAX_FRAMES, names / _MAX_TEXT)
     if max(parts) > 1:
         return (*parts, *parts)
@@ -269,19 +254,20 @@ def _snapshot(
     # The search for the ranks must leave time to probe them.
     every_process, left_out = processes.scan(_deadline(supervisor, supervisor.left_s / 2))
     scanned = ranks.with_parts(every_process, config.job, config.parts)
-    problem = f"{left_out} processes were not looked at: no time left" if left_out else ""
+    problems = [f"{left_out} processes were not looked at: no time left"] if left_out else []
     selection = ranks.Selection(
         config.job,
         config.native or config.pids,
         config.match,
-        _uid(supervisor, config.user, {process.uid for process in scanned}),
-        _uid(supervisor, config.owner, {process.uid for process in scanned}),
+        _uid(supervisor, config.user, scanned),
+        _uid(supervisor, config.owner, scanned),
         config.is_elsewhere,
     )
     matched: set[int] | None = None
     if config.match and not selection.pids:
-        matched, slow = _match_commands(supervisor, scanned, re.compile(config.match))
-        problem = "; ".join(filter(None, (problem, slow)))
+        matched, unmatched = _match_commands(supervisor, scanned, re.compile(config.match))
+        if unmatched:
+            problems.append(f"--match takes too long for {unmatched} command lines")
     computes = descendants.computes(_deadline(supervisor, supervisor.left_s / 4))
     found_ranks = ranks.select(scanned, selection, os.getpid(), matched, computes)
     if not selection.pids:
@@ -290,13 +276,11 @@ def _snapshot(
         found_ranks = ranks.launchers(scanned, selection, os.getpid())
     max_ranks = _MAX_SAMPLES // max(1, config.samples)
     if len(found_ranks) > max_ranks:
-        problem = "; ".join(
-            filter(None, (problem, f"{len(found_ranks) - max_ranks} ranks are left out"))
-        )
-        turns = processes.by_owner(
-            range(len(found_ranks)), {index: rank.turn for index, rank in enumerate(found_ranks)}
-        )
+        problems.append(f"{len(found_ranks) - max_ranks} ranks are left out")
+        owners = {index: rank.turn for index, rank in enumerate(found_ranks)}
+        turns = processes.by_owner(owners, owners)
         found_ranks = [found_ranks[index] for index in sorted(turns[:max_ranks])]
+    problem = "; ".join(problems)
     targets = [StackTarget(rank) for rank in found_ranks]
     if not targets:
         return [], _describe(supervisor, ranks.busiest_pythons(scanned, os.getpid())), problem
@@ -305,11 +289,9 @@ def _snapshot(
     else:
         trace["witnesses"], trace["interval_s"] = _capture(supervisor, config, targets, scanned)
     _observe(supervisor, targets)
-    uids = {target.rank.process.uid for target in targets}
-    names = _user_names(supervisor, {uid for uid in uids if uid is not None})
+    names = _user_names(supervisor, {target.rank.process.uid for target in targets})
     for target in targets:
-        uid = target.rank.process.uid
-        target.user = "" if uid is None else names[uid]
+        target.user = names.get(target.rank.process.uid, "")
     return targets, [], problem
 
 
@@ -324,23 +306,18 @@ def _with_spawned(
     if not found_ranks and not (config.job or config.match):
         candidates = scanned
         if config.user:
-            uid = _uid(supervisor, config.user, {process.uid for process in scanned})
+            uid = _uid(supervisor, config.user, scanned)
             candidates = [process for process in scanned if process.uid == uid]
         found_ranks = descendants.find_spawned(supervisor, path, candidates, own_pids)
     if not found_ranks and (parent := re.fullmatch(descendants.JOB, config.job)):
-        found_ranks = [
-            JobRank(process, RankIdentity())
-            for process in scanned
-            if str(process.pid) == parent[1]
-        ]
+        parents = [process for process in scanned if str(process.pid) == parent[1]]
+        found_ranks = [JobRank(process, RankIdentity()) for process in parents]
+    deadline = _deadline(supervisor, supervisor.left_s / 4)
     numbered_ranks: list[JobRank] = []
-    for rank in descendants.with_ray_ranks(
-        found_ranks, _deadline(supervisor, supervisor.left_s / 4)
-    ):
+    for rank in descendants.with_ray_ranks(found_ranks, deadline):
+        is_unnumbered = rank.identity.rank is None and not rank.stranger
         started = []
-        if rank.identity.rank is None and not (
-            rank.stranger or ranks.is_ray_trainer(rank.process)
-        ):
+        if is_unnumbered and not ranks.is_ray_trainer(rank.process):
             started = descendants.started_by(supervisor, path, rank.process, scanned)
         numbered_ranks += started or [rank]
     return numbered_ranks
@@ -361,30 +338,28 @@ def _capture(
     witnesses = ask_witnesses.Witnesses(
         supervisor, targets, ras=config.ras, dump=config.dump, check=config.check
     )
-    next_sample = time.monotonic()
-    began, samples, number = next_sample, max(1, config.samples), 0
+    began = next_sample = time.monotonic()
+    samples, number = max(1, config.samples), 0
     kept_characters: Counter[str] = Counter()
     while True:
         time.sleep(max(0.0, min(next_sample - time.monotonic(), supervisor.left_s)))
         _observe_sample(supervisor, targets)
-        last = number >= samples - 1
-        mode = py_spy.LOCALS if last and config.locals else py_spy.PLAIN
-        limit_s = supervisor.left_s / max(1, samples - number)
-        dumped_s = _take_dumps(
-            supervisor, targets, _DumpPlan(path, kept_characters, limit_s, mode=mode)
+        is_last = number >= samples - 1
+        mode = py_spy.LOCALS if is_last and config.locals else py_spy.PLAIN
+        plan = _DumpPlan(
+            path, kept_characters, supervisor.left_s / max(1, samples - number), mode=mode
         )
+        dumped_s = _take_dumps(supervisor, targets, plan)
         if number == 0:
             _observe_threads(supervisor, targets)
             witnesses.ask()
         is_extendable = number == samples - 1 and 0 < 2 * config.longer_s < supervisor.left_s
-        if last and not (is_extendable and _may_be_slow(targets)):
+        if is_last and not (is_extendable and _may_be_slow(targets)):
             break
-        next_sample += config.longer_s if last else config.interval_s
+        next_sample += config.longer_s if is_last else config.interval_s
         number += 1
     seconds = next_sample - began
-    calls = _observe_descendants(
-        supervisor, targets, scanned, ranks.own_processes(scanned, os.getpid())
-    )
+    calls = _observe_descendants(supervisor, targets, scanned)
     links.observe(targets, calls, _deadline(supervisor, supervisor.left_s / 2))
     for target in targets:
         target.note_interpreter_lock(seconds)
@@ -404,16 +379,17 @@ def _may_be_slow(targets: Sequence[StackTarget]) -> bool:
         return False
     pythons = [target for target in live if target.rank.process.python]
     stacks = [[dump.main for dump in target.dumps] for target in pythons]
-    still = [len(mains) > 1 and mains[0] is not None and len({*mains}) == 1 for mains in stacks]
-    return bool(still) and all(still)
+    return bool(stacks) and all(
+        len(mains) > 1 and mains[0] is not None and len({*mains}) == 1 for mains in stacks
+    )
 
 
 def _match_commands(
     supervisor: ProcessSupervisor,
     scanned: Sequence[processes.ScannedProcess],
     pattern: re.Pattern[str],
-) -> tuple[set[int], str]:
-    """The processes whose command lines contain the expression, and why others were not searched.
+) -> tuple[set[int], int]:
+    """The processes whose command lines contain the expression, and how many were not searched.
 
     A user chooses the command line, on which an expression may take hours. So a fork searches it.
     """
@@ -425,15 +401,16 @@ def _match_commands(
         {process.pid: process.uid for process in scanned},
     )
     unmatched = sum(answers.get(pid, processes.HANGS) is processes.HANGS for pid in commands)
-    problem = f"--match takes too long for {unmatched} command lines" if unmatched else ""
-    return {pid for pid, hit in answers.items() if hit is True}, problem
+    return {pid for pid, hit in answers.items() if hit is True}, unmatched
 
 
-def _uid(supervisor: ProcessSupervisor, user: str, uids: set[int | None]) -> int | None:
-    """The user's uid among the uids of processes; None: no user given; -1: without processes."""
+def _uid(
+    supervisor: ProcessSupervisor, user: str, scanned: Sequence[processes.ScannedProcess]
+) -> int | None:
+    """The user's uid among these processes; None: no user given; -1: the user has no process."""
     if not user:
         return None
-    names = _user_names(supervisor, {uid for uid in uids if uid is not None})
+    names = _user_names(supervisor, {process.uid for process in scanned})
     return next((uid for uid, name in names.items() if user in (name, str(uid))), -1)
 
 
@@ -478,9 +455,9 @@ def _observe_descendants(
     supervisor: ProcessSupervisor,
     targets: Sequence[StackTarget],
     scanned: Sequence[processes.ScannedProcess],
-    own_pids: set[int],
 ) -> dict[int, waits.WaitCall]:
     """Observe the descendants, and set `waits_on` of all targets. Returns the calls by pid."""
+    own_pids = ranks.own_processes(scanned, os.getpid())
     descendants.find(targets, scanned, own_pids, _deadline(supervisor, supervisor.left_s / 2))
     started = [descendant for target in targets for descendant in target.descendants]
     _observe(supervisor, started)
@@ -493,23 +470,19 @@ def _observe_descendants(
     likely_holders: dict[int, Sequence[int]] = {}
     calls: dict[int, waits.WaitCall] = {}
     for target in targets:
-        family = [
-            target.pid,
-            *[descendant.pid for descendant in target.descendants],
-            target.rank.process.parent,
-        ]
-        mates = [*family, *pids_by_uid.get(target.rank.process.uid, ())]
-        likely_holders.update(dict.fromkeys(family[:-1], mates))
+        process = target.rank.process
+        family = [target.pid, *(descendant.pid for descendant in target.descendants)]
+        holders = [*family, process.parent, *pids_by_uid.get(process.uid, ())]
+        likely_holders.update(dict.fromkeys(family, holders))
     probed = [*targets, *started]
     threads = {
         target.pid: target.thread for target in probed if target.facts and not target.rank.stranger
     }
-    calls_by_pid = waits.observe(
-        threads, likely_holders, _deadline(supervisor, supervisor.left_s / 2)
-    )
+    deadline = _deadline(supervisor, supervisor.left_s / 2)
+    call_and_phrase = waits.observe(threads, likely_holders, deadline)
     for target in probed:
-        if target.pid in calls_by_pid:
-            call, target.waits_on = calls_by_pid[target.pid]
+        if target.pid in call_and_phrase:
+            call, target.waits_on = call_and_phrase[target.pid]
             calls[target.pid] = call
             target.timed_lock = call.verb == "futex" and call.timed
     return calls
@@ -552,23 +525,23 @@ def _take_dumps(
     # The last dump may take all of its limit.
     available_s = max(plan.limit_s / 2, plan.limit_s - py_spy.LIMIT_S)
     turns = ranks.Turns([target.rank for target in targets], available_s * workers)
-    dump_by_place: dict[int, py_spy.Dump] = {}
+    dump_by_index: dict[int, py_spy.Dump] = {}
 
     def work() -> None:
-        while next_ := turns.take():
-            place, owner = next_
+        while turn := turns.take():
+            index, owner = turn
             started = time.monotonic()
-            dumped = dump(targets[place])
+            dumped = dump(targets[index])
             plan.kept_characters[owner] += dumped.characters
-            large = plan.kept_characters[owner] > _MAX_CHARACTERS
-            dump_by_place[place] = py_spy.Dump(error=_TOO_LARGE) if large else dumped
+            is_too_large = plan.kept_characters[owner] > _MAX_CHARACTERS
+            dump_by_index[index] = py_spy.Dump(error=_TOO_LARGE) if is_too_large else dumped
             turns.give_back(owner, time.monotonic() - started)
 
     with ThreadPoolExecutor(workers) as pool:
         for future in [pool.submit(work) for _ in range(workers)]:
             future.result()
-    for place, target in enumerate(targets):
-        target.dumps.append(dump_by_place.get(place, py_spy.Dump(error=OTHERS_TOOK)))
+    for index, target in enumerate(targets):
+        target.dumps.append(dump_by_index.get(index, py_spy.Dump(error=OTHERS_TOOK)))
     return time.monotonic() - began
 
 
@@ -587,12 +560,14 @@ def _take_native_stacks(
                 supervisor, path, target.pid, supervisor.left_s, py_spy.NATIVE
             )
             reason = target.native.error
-            stopped = reason == py_spy.HUNG
+            may_be_stopped = reason == py_spy.HUNG
             if reason in (py_spy.ENDED_INTERPRETER, py_spy.NOT_PYTHON):
                 # The second tool runs after the first: both stop the process.
-                frames, reason, stopped = gdb.live_stack(supervisor, target.pid, supervisor.left_s)
+                frames, reason, may_be_stopped = gdb.live_stack(
+                    supervisor, target.pid, supervisor.left_s
+                )
                 target.native = py_spy.Dump(tuple(frames) or None, error=reason)
-            if stopped:
+            if may_be_stopped:
                 _resume(supervisor, target)
         target.add_note(f"no native stack: {reason}" if reason else "")
 
@@ -609,8 +584,11 @@ def _resume(supervisor: ProcessSupervisor, target: StackTarget) -> None:
             os.kill(target.pid, signal.SIGCONT)
 
 
-def _user_names(supervisor: ProcessSupervisor, uids: Sequence[int] | set[int]) -> dict[int, str]:
+def _user_names(
+    supervisor: ProcessSupervisor, uids: Iterable[int | None]
+) -> dict[int | None, str]:
     """The names of users, looked up in a fork: the name service may be a server that hangs."""
+    known_uids = sorted(uid for uid in uids if uid is not None)
 
     def name(uid: int) -> str:
         try:
@@ -618,10 +596,10 @@ def _user_names(supervisor: ProcessSupervisor, uids: Sequence[int] | set[int]) -
         except KeyError:
             return str(uid)
 
-    answers = processes.probe_each(
-        name, sorted(uids), _deadline(supervisor, supervisor.left_s / 2)
-    )
-    return {u: str(u) if answers.get(u) in (None, processes.HANGS) else answers[u] for u in uids}
+    deadline = _deadline(supervisor, supervisor.left_s / 2)
+    names = processes.probe_each(name, known_uids, deadline)
+    unknown = (None, processes.HANGS)
+    return {uid: str(uid) if names.get(uid) in unknown else names[uid] for uid in known_uids}
 
 
 def _describe(
@@ -629,10 +607,10 @@ def _describe(
 ) -> list[str]:
     """The processes to show if no rank was found, one line each."""
     facts_by_pid = processes.observe([process.pid for process in pythons], supervisor.deadline)
-    facts = {pid: observation for pid, observation in facts_by_pid.items() if observation}
-    names = _user_names(supervisor, {live_facts.uid for live_facts in facts.values()})
+    uids = {pid: facts.uid for pid, facts in facts_by_pid.items() if facts}
+    names = _user_names(supervisor, set(uids.values()))
     return [
-        f"{p.command[:100] or p.name} (pid {p.pid}, user {names.get(facts[p.pid].uid, '?')})"
+        f"{p.command[:100] or p.name} (pid {p.pid}, user {names[uids[p.pid]]})"
         for p in pythons
-        if p.pid in facts
+        if p.pid in uids
     ]

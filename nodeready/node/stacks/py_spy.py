@@ -46,7 +46,7 @@ _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3[.\d]*/|^<frozen
 #: How a dump is taken, and py-spy's options for it.
 PLAIN, NATIVE, LOCALS = "plain", "native", "locals"
 _OPTIONS = {
-    PLAIN: ("--nonblocking",), NATIVE: ("--native",), LOCALS: ("--nonblocking", "--locals"),
+    PLAIN: ["--nonblocking"], NATIVE: ["--native"], LOCALS: ["--nonblocking", "--locals"],
 }  # fmt: skip
 
 HUNG = "py-spy did not finish in time"
@@ -59,7 +59,7 @@ ENDED = "it has ended"
 NO_FILE = "py-spy does not find its files: they lie in a container, or are replaced by now"
 NOT_PYTHON = "not Python, or one that py-spy does not know"
 # Pattern of py-spy's message -> the reason to report, and whether a retry may succeed.
-_WORDS: tuple[tuple[str, str, bool], ...] = (
+_FAILURES: tuple[tuple[str, str, bool], ...] = (
     # py-spy warns of it (python_process_info.rs): the runtime's list of interpreters is empty.
     (r"Interpreter address from symbol is invalid 0+\b", ENDED_INTERPRETER, False),
     (r"os error 2\b|No such process|os error 3\b", NO_FILE, True),
@@ -172,26 +172,25 @@ def parse(text: str, pid: int) -> Dump:
             # The newest thread comes first, and a program may rename its main thread.
             [len(rows) - 1],
         ]
-        gil = [thread.name for thread, row in zip(threads, rows) if row.get("owns_gil") is True]
+        owners = [row.get("owns_gil") is True for row in rows]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return Dump(error="py-spy's output cannot be parsed")
     if not threads:
         return Dump(error="py-spy found no thread")
     main = next(numbers[-1] for numbers in mains if numbers)
-    other_threads = threads[:main] + threads[main + 1 :]
     trainer = _trainer(threads) if _is_ray_loop(threads[main]) else None
     if trainer is not None:
-        main, other_threads = trainer, threads[:trainer] + threads[trainer + 1 :]
+        main = trainer
+    other_threads = tuple([*threads[:main], *threads[main + 1 :]][:_MAX_THREADS])
+    gil = threads[owners.index(True)].name if True in owners else ""
     if not threads[main].frames:
-        return Dump(
-            threads=tuple(other_threads[:_MAX_THREADS]), gil=(gil or [""])[0], error=NO_CALL
-        )
+        return Dump(threads=other_threads, gil=gil, error=NO_CALL)
     return Dump(
         threads[main].frames,
-        tuple(other_threads[:_MAX_THREADS]),
-        (gil or [""])[0],
+        other_threads,
+        gil,
         locals=_locals(rows[main]["frames"]),
-        holds_gil=rows[main].get("owns_gil") is True,
+        holds_gil=owners[main],
         thread=0 if trainer is None else _number(rows[main].get("os_thread_id")),
         spawned=_count(rows[main]["frames"], "_wrap", "i"),
         spawns=_count(rows[main]["frames"], "start_processes", "nprocs"),
@@ -207,8 +206,8 @@ _RAY_RUNS = ("ray/air/_internal/util.py", "worker_group/thread_runner.py")
 
 def _is_ray_loop(thread: PySpyThread) -> bool:
     """Whether a main thread only waits for calls from Ray."""
-    last = thread.frames[-1] if thread.frames else CUT
-    return last[0].rpartition(".")[2] == _RAY_LOOP[0] and last[1].endswith(_RAY_LOOP[1])
+    function, file, _ = thread.frames[-1] if thread.frames else CUT
+    return function.rpartition(".")[2] == _RAY_LOOP[0] and file.endswith(_RAY_LOOP[1])
 
 
 def _trainer(threads: Sequence[PySpyThread]) -> int | None:
@@ -229,13 +228,15 @@ _SPAWN = "torch/multiprocessing/spawn.py"
 
 
 def _count(frames: Sequence[Any], function: str, name: str) -> int:
-    """The value of a variable of a call in torch/multiprocessing/spawn.py, a small number; -1
-    where it is not, or variables were not requested."""
+    """The value of a variable of a call in torch/multiprocessing/spawn.py, a small number.
+
+    -1: there is no such call or number, or the dump has no variables.
+    """
     for frame in frames[-KEPT_FRAMES:]:
-        if frame["name"] != function or not isinstance(frame.get("locals"), list):
-            continue
-        if str(frame.get("short_filename")).endswith(_SPAWN):
-            for row in frame["locals"]:
+        variables = frame.get("locals")
+        is_call = frame["name"] == function and isinstance(variables, list)
+        if is_call and str(frame.get("short_filename")).endswith(_SPAWN):
+            for row in variables:
                 if isinstance(row, dict) and row.get("name") == name:
                     value = str(row.get("repr"))
                     return int(value) if re.fullmatch(r"[0-9]{1,5}", value) else -1
@@ -244,14 +245,12 @@ def _count(frames: Sequence[Any], function: str, name: str) -> int:
 
 def _locals(frames: Sequence[Any]) -> tuple[str, ...]:
     """Variables of the innermost calls: of the user's code, else of any."""
-    frames_with_locals = [
-        frame for frame in frames if isinstance(frame, dict) and frame.get("locals")
-    ]
+    with_locals = [frame for frame in frames if isinstance(frame, dict) and frame.get("locals")]
     user_frames = [
-        frame for frame in frames_with_locals if not _LIBRARY.search(str(frame.get("filename")))
+        frame for frame in with_locals if not _LIBRARY.search(str(frame.get("filename")))
     ]
     variables = []
-    for frame in (user_frames or frames_with_locals)[:_LOCAL_FRAMES]:
+    for frame in (user_frames or with_locals)[:_LOCAL_FRAMES]:
         rows = frame["locals"] if isinstance(frame["locals"], list) else []
         for row in [row for row in rows if isinstance(row, dict)][:_LOCAL_NAMES]:
             name, value = str(row.get("name"))[:_LOCAL_TEXT], str(row.get("repr"))[:_MAX_WORD]
@@ -264,7 +263,7 @@ def _locals(frames: Sequence[Any]) -> tuple[str, ...]:
 
 def failure_reason(ended: Ended) -> tuple[str, bool]:
     """Why a dump failed, on one line, and whether a retry may succeed."""
-    for pattern, message, is_retriable in _WORDS:
+    for pattern, message, is_retriable in _FAILURES:
         if re.search(pattern, ended.err):
             return message, is_retriable
     lines = [row for row in ended.err.splitlines() if row.strip() and not _LOGGED.match(row)]
@@ -279,6 +278,7 @@ _RUST = {"RUST_BACKTRACE": "0", "RUST_LOG": "py_spy=warn"}
 def _run(
     supervisor: ProcessSupervisor, argv: Sequence[str], limit_s: float
 ) -> tuple[Ended, bytearray]:
+    """How py-spy ended, and its output, which may be longer than MAX_BYTES. Raises OSError."""
     output = bytearray()
 
     def on_output(process: subprocess.Popen[bytes], stream: int, chunk: bytes) -> None:
@@ -308,19 +308,17 @@ def take(
     """
     if not path:
         return Dump(error="py-spy is not installed (nodeready deploy installs it)")
-    native = mode == NATIVE
+    limit_s = min(limit_s, NATIVE_LIMIT_S if mode == NATIVE else LIMIT_S)
     argv = [path, "dump", "--json", *_OPTIONS[mode], "--pid", str(pid)]
     error, started_s = "", _start_s(pid)
     # Without a stop, py-spy may read a process while it changes; a retry often succeeds.
-    for _ in range(1 if native else 2):
+    for _ in range(1 if mode == NATIVE else 2):
         try:
             confined = tool_rights.memory_reader_command(pid, _MEMORY_BYTES, argv, by_maps=True)
         except (OSError, KeyError, ValueError, IndexError):
             return Dump(error=ENDED)
         try:
-            ended, output = _run(
-                supervisor, confined, min(limit_s, NATIVE_LIMIT_S if native else LIMIT_S)
-            )
+            ended, output = _run(supervisor, confined, limit_s)
         except OSError as problem:
             return Dump(error=f"py-spy cannot be started: {problem.strerror}")
         if ended.rc is None:

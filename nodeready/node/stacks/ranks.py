@@ -209,14 +209,10 @@ def _lightning(process: ScannedProcess, identity: RankIdentity) -> _Lightning | 
     values = process.environment or {}
     names = ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     node, local, world, size = (_number(values.get(name)) for name in names)
+    if node is None or local is None or not world or "RANK" in values:
+        return None
     # If a user copies the numbers of Slurm or mpirun into these, both name the same ranks.
-    if (
-        node is None
-        or local is None
-        or not world
-        or "RANK" in values
-        or identity.world_size == world
-    ):
+    if identity.world_size == world:
         return None
     job = (values.get("MASTER_ADDR"), values.get("MASTER_PORT"), node, world)
     return _Lightning(node, local, world, size, job)
@@ -237,11 +233,11 @@ def is_ray_trainer(process: ScannedProcess) -> bool:
     return bool(_RAY_WORKER.match(process.command))
 
 
-#: Whether, of a Python and its child, the child computes.
+#: Whether the child of a Python (parent, child) computes in the parent's place.
 Computes = Callable[[ScannedProcess, ScannedProcess], bool]
 
 
-def _none_computes(parent: ScannedProcess, child: ScannedProcess) -> bool:
+def _never_computes(parent: ScannedProcess, child: ScannedProcess) -> bool:
     return False
 
 
@@ -252,7 +248,7 @@ class _Tree:
         self,
         processes: Sequence[ScannedProcess],
         own_pid: int,
-        computes: Computes = _none_computes,
+        computes: Computes = _never_computes,
     ) -> None:
         self.computes = computes
         self.processes = {process.pid: process for process in processes}
@@ -265,11 +261,9 @@ class _Tree:
         self.launchers: set[int] = set()
         #: Ranks that have started all further ranks of their node.
         self.leaders: set[int] = set()
+        ray_trainers = self.topmost(p.pid for p in processes if is_ray_trainer(p))
         #: Workers of Ray Train without a rank number.
-        self.trainers = set(
-            _topmost((p.pid for p in processes if is_ray_trainer(p)), self.ancestors)
-        )
-        self.trainers = {pid for pid in self.trainers if self.identities[pid].rank is None}
+        self.trainers = {pid for pid in ray_trainers if self.identities[pid].rank is None}
         self._find_lightning()
         self._find_launchers()
 
@@ -290,7 +284,17 @@ class _Tree:
                     todo.append(child)
                     yield child
 
+    def job(self, pid: int) -> tuple[str, str]:
+        """The owner and the job of a process."""
+        return self.identities[pid].owner, self.identities[pid].job
+
+    def topmost(self, pids: Iterable[int]) -> list[int]:
+        """The processes without an ancestor among these."""
+        chosen = set(pids)
+        return sorted(pid for pid in chosen if chosen.isdisjoint(self.ancestors(pid)))
+
     def _find_launchers(self) -> None:
+        """Set `launchers`: by their names, or because ranks of several numbers are below them."""
         under: dict[int, set[RankIdentity]] = defaultdict(set)
         for pid, identity in self.identities.items():
             if identity.rank is not None:
@@ -318,14 +322,13 @@ class _Tree:
         The process that was started by hand is local rank 0, and has none of these variables.
         """
         launches: dict[int, _Lightning] = {}
+        ranks_by_job: dict[tuple[str, tuple[object, ...]], set[int]] = defaultdict(set)
         for pid, process in self.processes.items():
             if launch := _lightning(process, self.identities[pid]):
                 launches[pid] = launch
-        locals_: dict[tuple[str, tuple[object, ...]], set[int]] = defaultdict(set)
+                ranks_by_job[self.identities[pid].owner, launch.job].add(launch.local_rank)
         for pid, launch in launches.items():
-            locals_[self.identities[pid].owner, launch.job].add(launch.local_rank)
-        for pid, launch in launches.items():
-            local_ranks = locals_[self.identities[pid].owner, launch.job]
+            local_ranks = ranks_by_job[self.identities[pid].owner, launch.job]
             size = launch.local_size or _ranks_per_node(max(local_ranks) + 1, launch.world_size)
             rank = launch.node_rank * size + launch.local_rank
             identity = replace(
@@ -337,12 +340,9 @@ class _Tree:
             )
             self.identities[pid] = identity
             parent = self.processes.get(self.processes[pid].parent)
-            if (
-                parent is None
-                or not parent.python
-                or parent.pid in launches
-                or not launch.local_rank
-            ):
+            if parent is None or not parent.python or parent.pid in launches:
+                continue
+            if not launch.local_rank:
                 continue
             siblings = [child for child in self.children[parent.pid] if child in launches]
             first_siblings = [child for child in siblings if not launches[child].local_rank]
@@ -363,17 +363,12 @@ class _Tree:
         ranked = [child for child in self.children[pid] if self.identities[child].rank is not None]
         return self.processes[pid].python and len(identities) == 1 and len(ranked) > 1
 
-    def matches(self, pid: int, candidates: Sequence[int]) -> list[int]:
+    def matches(self, pid: int, candidates: Container[int]) -> list[int]:
         """The topmost Pythons among these below a wrapper; else the process itself."""
         if self.processes[pid].python or not _WRAPPERS.fullmatch(program(self.processes[pid])):
             return [pid]
-        descendants = set(self.descendants(pid))
-        pythons = [
-            candidate
-            for candidate in candidates
-            if candidate in descendants and self.processes[candidate].python
-        ]
-        return _topmost(pythons, self.ancestors) or [pid]
+        below = (child for child in self.descendants(pid) if child in candidates)
+        return self.topmost(child for child in below if self.processes[child].python) or [pid]
 
     def _computing_child(self, pid: int, is_candidate: Callable[[int], bool]) -> int | None:
         """The Python child that computes in place of this Python; None: there is no such child.
@@ -390,18 +385,14 @@ class _Tree:
             and not _FORKED.search(self.processes[child].command)
         ]  # fmt: skip
         words = parent.command.split(" ")[2:]
-        for child in sorted(
-            _topmost(children, self.ancestors),
-            key=lambda child_pid: -self.processes[child_pid].cpu_s,
-        ):
+        min_cpu_s = _CHILD_CPU_FACTOR * max(parent.cpu_s, _IMPORT_S)
+        for child in sorted(self.topmost(children), key=lambda pid: -self.processes[pid].cpu_s):
             name = program(self.processes[child])
             is_named = any(os.path.basename(word) == name for word in words)
-            if is_named or self.processes[child].cpu_s > _CHILD_CPU_FACTOR * max(
-                parent.cpu_s, _IMPORT_S
-            ):
+            if is_named or self.processes[child].cpu_s > min_cpu_s:
                 return child
         inner = [child for child in children if self.computes(parent, self.processes[child])]
-        return next(iter(_topmost(inner, self.ancestors)), None)
+        return next(iter(self.topmost(inner)), None)
 
     def inner(self, pid: int, is_candidate: Callable[[int], bool]) -> int | None:
         """The process inside a wrapper: its only topmost Python, or its child; else itself.
@@ -412,9 +403,7 @@ class _Tree:
             computes = self._computing_child(pid, is_candidate)
             return pid if computes is None else self.inner(computes, is_candidate)
         inside = [child for child in self.descendants(pid) if is_candidate(child)]
-        pythons = _topmost(
-            [child for child in inside if self.processes[child].python], self.ancestors
-        )
+        pythons = self.topmost(child for child in inside if self.processes[child].python)
         wraps = bool(_WRAPPERS.fullmatch(program(self.processes[pid])))
         if len(pythons) == 1:
             return pythons[0]
@@ -428,12 +417,6 @@ class _Tree:
         return self.inner(children[0], is_candidate) if len(children) == 1 else pid
 
 
-def _topmost(pids: Iterable[int], ancestors: Callable[[int], Iterator[int]]) -> list[int]:
-    """The processes without an ancestor among these."""
-    chosen = set(pids)
-    return sorted(pid for pid in chosen if chosen.isdisjoint(ancestors(pid)))
-
-
 def _select_ranked(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
     """The ranks among these: one for each (owner, job, rank) and each process tree."""
     groups: dict[tuple[str, str, int], list[int]] = defaultdict(list)
@@ -443,10 +426,8 @@ def _select_ranked(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
             groups[identity.owner, identity.job, identity.rank].append(pid)
     for members in groups.values():
         members_set = set(members)
-        inner_pids = [
-            tree.inner(pid, members_set.__contains__) for pid in _topmost(members, tree.ancestors)
-        ]
-        chosen = sorted({pid for pid in inner_pids if pid is not None})
+        inner_pids = {tree.inner(pid, members_set.__contains__) for pid in tree.topmost(members)}
+        chosen = sorted(pid for pid in inner_pids if pid is not None)
         # A person's shell in another step has a rank of that step.
         real = [pid for pid in chosen if not _WRAPPERS.fullmatch(program(tree.processes[pid]))]
         best = min((tree.identities[pid].family for pid in real), default=0)
@@ -456,15 +437,13 @@ def _select_ranked(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
 def _without_other_steps(tree: _Tree, pids: Sequence[int]) -> list[int]:
     """These ranks without a person's programs in another step of a job of Pythons."""
 
-    def job(pid: int) -> tuple[str, str]:
-        return tree.identities[pid].owner, tree.identities[pid].job
-
     def step(pid: int) -> tuple[tuple[str, str], str]:
-        return job(pid), (tree.processes[pid].environment or {}).get("SLURM_STEP_ID", "")
+        environment = tree.processes[pid].environment or {}
+        return tree.job(pid), environment.get("SLURM_STEP_ID", "")
 
     steps = {step(pid) for pid in pids if tree.processes[pid].python}
-    jobs_ = {job_ for job_, _ in steps}
-    return [pid for pid in pids if job(pid) not in jobs_ or step(pid) in steps]
+    jobs_of_pythons = {job for job, _ in steps}
+    return [pid for pid in pids if tree.job(pid) not in jobs_of_pythons or step(pid) in steps]
 
 
 def _strangers(tree: _Tree, pids: Sequence[int], selection: Selection) -> set[int]:
@@ -488,12 +467,42 @@ def _strangers(tree: _Tree, pids: Sequence[int], selection: Selection) -> set[in
             continue
         # The cgroup of another job shows nothing about the user of this job.
         names = {tree.identities[pid].job, selection.job} - {process.cgroup_job}
-        if any(
-            users[name].isdisjoint((process.uid, process.main_uid))
-            for name in names & users.keys()
-        ):
+        own_uids = {process.uid, process.main_uid}
+        if any(users[name].isdisjoint(own_uids) for name in names & users.keys()):
             strangers.add(pid)
     return strangers
+
+
+def _select_unranked(
+    tree: _Tree, candidates: Sequence[int], ranked: Sequence[int], selection: Selection
+) -> list[int]:
+    """The processes without a rank to show beside these ranks.
+
+    They are selected by their command lines; they are of the job, and its environment is lost (a
+    program may write its title over it); or they hang beside other ranks.
+    """
+    unranked = [
+        pid
+        for pid in candidates
+        if tree.identities[pid].rank is None and pid not in tree.launchers
+    ]
+    if not selection.match:
+        parents = {tree.processes[pid].parent for pid in ranked} - {1}
+        is_lost = bool(selection.job) and not set(ranked) - _strangers(tree, ranked, selection)
+        unranked = [pid for pid in unranked if tree.processes[pid].python and is_lost]
+        unranked += [
+            pid
+            for pid, process in tree.processes.items()
+            if process.hangs and process.python and process.parent in parents
+        ]
+    covered = {*ranked, *(child for pid in ranked for child in tree.descendants(pid))}
+    uncovered = set(unranked) - covered
+    tops = tree.topmost(uncovered)
+    if selection.match:
+        # A shell may have started several that match.
+        tops = [match for pid in tops for match in tree.matches(pid, uncovered)]
+    inner = {tree.inner(pid, uncovered.__contains__) for pid in tops}
+    return [pid for pid in inner if pid is not None and pid not in covered]
 
 
 def select(
@@ -501,7 +510,7 @@ def select(
     selection: Selection,
     own_pid: int,
     matched: Container[int] | None = None,
-    computes: Computes = _none_computes,
+    computes: Computes = _never_computes,
 ) -> list[JobRank]:
     """The selected ranks, by rank and pid, processes without a rank last.
 
@@ -513,8 +522,7 @@ def select(
     """
     tree = _Tree(processes, own_pid, computes)
     if selection.pids:
-        chosen = [pid for pid in selection.pids if pid in tree.processes]
-        return [_rank(tree, pid) for pid in sorted(set(chosen))]
+        return [_rank(tree, pid) for pid in sorted(set(selection.pids) & tree.processes.keys())]
     if selection.uid is not None:
         tree.processes = {
             p: process for p, process in tree.processes.items() if process.uid == selection.uid
@@ -528,41 +536,16 @@ def select(
         and (not selection.job or selection.job in jobs(process))
         and (pattern.search(process.command) if matched is None else pid in matched)
     ]
-    chosen = _without_other_steps(tree, list(_select_ranked(tree, candidates)))
-    # A rank of the same job is Ray's driver, which a step has started.
     trainers = [pid for pid in candidates if pid in tree.trainers]
-    trainer_jobs = {(tree.identities[pid].owner, tree.identities[pid].job) for pid in trainers}
+    trainer_jobs = {tree.job(pid) for pid in trainers}
+    # A step's rank in the job of Ray's workers is Ray's driver.
     chosen = [
         pid
-        for pid in chosen
-        if not tree.identities[pid].family
-        or (tree.identities[pid].owner, tree.identities[pid].job) not in trainer_jobs
+        for pid in _without_other_steps(tree, list(_select_ranked(tree, candidates)))
+        if not tree.identities[pid].family or tree.job(pid) not in trainer_jobs
     ]
     chosen += trainers
-    # Processes without a rank: selected by their command lines; of the job, if its environment is
-    # lost (a program may write its title over it); or hanging beside other ranks.
-    unranked = [
-        pid
-        for pid in candidates
-        if tree.identities[pid].rank is None and pid not in tree.launchers
-    ]
-    if not selection.match:
-        parents = {tree.processes[pid].parent for pid in chosen} - {1}
-        lost = bool(selection.job) and not set(chosen) - _strangers(tree, chosen, selection)
-        unranked = [pid for pid in unranked if tree.processes[pid].python and lost]
-        unranked += [
-            pid
-            for pid, process in tree.processes.items()
-            if process.hangs and process.python and process.parent in parents
-        ]
-    covered = {*chosen, *(child for pid in chosen for child in tree.descendants(pid))}
-    unranked = [pid for pid in unranked if pid not in covered]
-    tops = _topmost(unranked, tree.ancestors)
-    if selection.match:
-        # A shell may have started several that match.
-        tops = [match for pid in tops for match in tree.matches(pid, unranked)]
-    inner = {tree.inner(pid, set(unranked).__contains__) for pid in tops}
-    chosen += [pid for pid in inner if pid is not None and pid not in covered]
+    chosen += _select_unranked(tree, candidates, chosen, selection)
 
     def order(pid: int) -> tuple[bool, int, int]:
         rank = tree.identities[pid].rank

@@ -1,4 +1,4 @@
-"""One process under observation: its facts and dumps, and whether py-spy may read it now."""
+"""One process that is probed: its facts and dumps, and whether py-spy may read it now."""
 
 from __future__ import annotations
 
@@ -38,12 +38,10 @@ class StackTable:
         return list(self._stacks)
 
 
-# --- One rank under observation: its facts and dumps, and whether py-spy may read it now.
-
 #: The beginning of `StackTarget.waits_on` for a thread that waits for the interpreter's lock.
 INTERPRETER_LOCK = "the interpreter's lock"
-# Minimum waits a second of a thread that asks for the lock: 200 by default, fewer under load.
-_ASKED_PER_S = 40
+# Minimum wake-ups a second of a thread that asks for the lock: 200 by default, fewer under load.
+_WAKEUPS_PER_S = 40
 ENDED = "ended while it was looked at"
 EXITING = "is exiting: the kernel takes its memory and its files down"
 NO_TIME = "no time left"
@@ -53,13 +51,12 @@ _MAX_COMMAND = 200
 
 @dataclass
 class StackTarget:
-    """A process, its facts at each sample, and its dumps.
+    """A process, its facts and its dumps, at each sample.
 
-    switches, main_cpu_s: of its main thread, at each sample
-    calls:    read and write calls of all its threads, at each sample; None: not readable
+    switches, main_cpu_s: of its main thread
+    calls:    read and write calls of all its threads; None: not readable
     waits_on: what its main thread waits for; "": not known
     timed_lock: `waits_on` is a lock, for a limited time
-    descendants: the processes that it has started
     waits_for: (thread, rank that it waits for), from `links.observe`
     ends:     connections and listeners that other nodes' ranks may wait for, from `links.observe`
     """
@@ -86,7 +83,6 @@ class StackTarget:
 
     @property
     def pid(self) -> int:
-        """The process's number."""
         return self.rank.process.pid
 
     @property
@@ -126,9 +122,10 @@ class StackTarget:
         holders = {dump.gil for dump in self.dumps}
         if len(self.dumps) < 2 or len(holders) != 1 or not self.timed_lock or seconds <= 0:
             return
+        holder = holders.pop()
         wakeups = self.switches[-1] - self.switches[0]
-        if holders != {""} and not self.dumps[-1].holds_gil and wakeups > _ASKED_PER_S * seconds:
-            self.waits_on = f"{INTERPRETER_LOCK}, which thread {holders.pop()} holds"
+        if holder and not self.dumps[-1].holds_gil and wakeups > _WAKEUPS_PER_S * seconds:
+            self.waits_on = f"{INTERPRETER_LOCK}, which thread {holder} holds"
 
     def refusal(self, euid: int, native: bool = False) -> str:
         """Why py-spy must not read the process now; "": it may."""
@@ -155,16 +152,19 @@ class StackTarget:
 
     @property
     def lasting_facts(self) -> Facts | None:
-        """The latest facts of a lasting state: every process is in state D for moments, and a rank
-        that polls every few ms, as TCPStore's first rank, in state R."""
+        """The latest facts of a lasting state; None: no facts were read.
+
+        Every process is in state D for moments. A rank that polls every few ms, such as the rank
+        that serves the TCPStore, is often in state R.
+        """
         if not self.facts:
             return None
         latest = self.facts[-1]
-        longer = {"R": "S", "D": "SR"}.get(latest.state, "")
-        latest_first = self.facts[::-1]
-        return next(
-            (facts for state in longer for facts in latest_first if facts.state == state), latest
-        )
+        for state in {"R": "S", "D": "SR"}.get(latest.state, ""):
+            for facts in reversed(self.facts):
+                if facts.state == state:
+                    return facts
+        return latest
 
     def plain(self, table: StackTable, main: bool, threads: bool) -> dict[str, Any]:
         """The rank's row in the trace. main, threads: include these stacks."""

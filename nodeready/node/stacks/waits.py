@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import socket
 import stat
 import struct
@@ -24,10 +25,10 @@ from nodeready.node.proc import socket_inodes
 from nodeready.node.stacks.processes import HANGS, contents, owners, probe_each
 
 # --- System calls by number (arch/x86/entry/syscalls/syscall_64.tbl and
-# include/uapi/asm-generic/unistd.h of Linux), each with its shown name and what the arguments are:
-# `fd` a descriptor (first argument), `path` (first), `at` a directory's descriptor and a path,
-# `second` a path (second argument), `connect`, `lock`, `fcntl`, `child`, `waitid`, `poll`,
-# `select`, `epoll`; "": nothing.
+# include/uapi/asm-generic/unistd.h of Linux): shown name, kind of the arguments, number on x86_64,
+# number on aarch64 (-1: none). Kinds: `fd` a descriptor (first argument), `path` (first), `at` a
+# directory's descriptor and a path, `second` a path (second argument), `connect`, `lock`, `fcntl`,
+# `child`, `waitid`, `poll`, `select`, `epoll`; "": the arguments name no object.
 
 _CALLS: tuple[tuple[str, str, int, int], ...] = (
     ("read", "fd", 0, 63), ("write", "fd", 1, 64), ("open", "path", 2, -1),
@@ -60,16 +61,17 @@ _CALLS: tuple[tuple[str, str, int, int], ...] = (
     ("access", "at", 439, 439), ("epoll", "epoll", 441, 441), ("futex", "", 449, 449),
 )  # fmt: skip
 _COLUMNS = {"x86_64": 0, "aarch64": 1}
-#: fcntl(2): commands that wait for a lock, F_SETLKW and F_OFD_SETLKW.
+#: Commands of fcntl(2) that wait for a lock: F_SETLKW and F_OFD_SETLKW.
 _LOCKING = (7, 38)
-#: openat(2): a path begins at the process's own directory.
+#: openat(2): a path begins at the process's working directory.
 _AT_FDCWD = -100
 _P_PID = 1  # waitid(2)
 #: States of /proc/net/tcp (include/net/tcp_states.h).
 _ESTABLISHED, _SYN_SENT, _LISTEN = 1, 2, 10
 _TCP = ("tcp", "tcp6")
-#: Prefix of the inode of a Unix socket. Constants of linux/netlink.h, sock_diag.h, unix_diag.h.
+#: Prefix of the inode of a Unix socket.
 UNIX = "unix "
+# Constants of linux/netlink.h, sock_diag.h, unix_diag.h.
 _SOCK_DIAG, _BY_FAMILY, _DUMP, _PEER = 4, 20, 0x301, 4
 _PIPED = re.compile(r"pipe_(read|write)")
 _FUTEX_PRIVATE = 128  # futex(2): not shared between processes
@@ -90,7 +92,9 @@ def calls(machine: str) -> dict[int, tuple[str, str]]:
     column = _COLUMNS.get(machine)
     if column is None:
         return {}
-    return {row[2:][column]: row[:2] for row in _CALLS if row[2:][column] >= 0}
+    return {
+        numbers[column]: (name, kind) for name, kind, *numbers in _CALLS if numbers[column] >= 0
+    }
 
 
 # --- One thread, in a fork.
@@ -98,10 +102,10 @@ def calls(machine: str) -> dict[int, tuple[str, str]]:
 
 @dataclass(frozen=True)
 class WaitCall:
-    """The system call in which one thread waits, from what this thread alone shows.
+    """The system call in which one thread waits.
 
     verb:    shown name of the system call; "": none
-    objects: a phrase for each object that the call names; `phrase` fills in the pipes
+    objects: a phrase for each object that the call names; `phrase` replaces those of pipes
     pipes:   (index into objects, inode, the awaited end: "r" or "w"); of a named pipe the index
              is -1, and its path stands for the inode
     child:   process that it waits for; -1: any; 0: none
@@ -124,19 +128,19 @@ class WaitCall:
 
 
 def probe_thread(pid: int, thread: int = 0) -> list[Any] | None:
-    """The call of a thread, as plain data for `WaitCall`; None: it runs, or is not readable.
+    """The call of a thread, as the fields of `WaitCall`; None: it runs, or is not readable.
 
     It may hang with the process: call it in `processes.probe_each`. thread: 0: the main thread
     """
-    words = contents(f"/proc/{pid}/task/{thread or pid}/syscall").split()
+    task = f"/proc/{pid}/task/{thread or pid}"
+    words = contents(f"{task}/syscall").split()
     if len(words) < 7 or not words[0].isdigit():
         return None
-    verb, names = calls(os.uname().machine).get(int(words[0]), ("", ""))
+    verb, kind = calls(os.uname().machine).get(int(words[0]), ("", ""))
     if not verb:
         return None
     arguments = [int(word, 16) for word in words[1:7]]
-    channel = contents(f"/proc/{pid}/task/{thread or pid}/wchan")
-    return _WaitingThread(pid, arguments, channel).call(verb, names)
+    return _WaitingThread(pid, arguments, contents(f"{task}/wchan")).call(verb, kind)
 
 
 def _c_int(value: int) -> int:
@@ -146,33 +150,39 @@ def _c_int(value: int) -> int:
 
 
 class _WaitingThread:
-    def __init__(self, pid: int, arguments: Sequence[int], channel: str = "") -> None:
-        self.pid, self.arguments, self._channel = pid, arguments, channel
+    """Collects the objects that a thread's system call names.
+
+    wait_channel: the kernel function in which the thread waits
+    """
+
+    def __init__(self, pid: int, arguments: Sequence[int], wait_channel: str) -> None:
+        self.pid, self.arguments, self._wait_channel = pid, arguments, wait_channel
         self.objects: list[str] = []
         self.pipes: list[tuple[int, int | str, str]] = []
         self.sockets: list[tuple[str, str]] = []
         self._mounts: MountTable | None = None
 
-    def call(self, verb: str, names: str) -> list[Any]:
+    def call(self, verb: str, kind: str) -> list[Any]:
+        """The fields of `WaitCall`."""
         first = _c_int(self.arguments[0])
         child, lock, timed, shared = 0, False, False, ""
-        if names == "fd":
+        if kind == "fd":
             verb = self._descriptor(first, verb) or verb
-        elif names in ("path", "second"):
-            self._path(_AT_FDCWD, self.arguments[names == "second"])
-        elif names == "at":
+        elif kind in ("path", "second"):
+            self._path(_AT_FDCWD, self.arguments[1 if kind == "second" else 0])
+        elif kind == "at":
             self._path(first, self.arguments[1])
-        elif names == "connect":
+        elif kind == "connect":
             self._connect(first)
-        elif names == "lock" or (names == "fcntl" and self.arguments[1] in _LOCKING):
-            verb, lock = "flock" if names == "lock" else "lock", True
+        elif kind == "lock" or (kind == "fcntl" and self.arguments[1] in _LOCKING):
+            verb, lock = "flock" if kind == "lock" else "lock", True
             self._descriptor(first, verb)
-        elif names == "child":
+        elif kind == "child":
             child = first if first > 0 else -1
-        elif names == "waitid":
+        elif kind == "waitid":
             child = self.arguments[1] if first == _P_PID else -1
-        elif names in ("poll", "select", "epoll"):
-            self._descriptor_set(names)
+        elif kind in ("poll", "select", "epoll"):
+            self._descriptor_set(kind)
         elif verb == "futex":
             timed = self.arguments[3] != 0
             if not self.arguments[1] & _FUTEX_PRIVATE:
@@ -182,27 +192,19 @@ class _WaitingThread:
                 shared = next((n for n, (low, end) in mappings if low <= address < end), "")
         return [verb, self.objects, self.pipes, child, lock, timed, self.sockets, shared]
 
-    def _memory(self, address: int, max_bytes: int) -> bytes:
-        """Bytes of its memory, up to the end of the mapping."""
-        if not 0 < address < 1 << 63:
-            return b""
-        with contextlib.suppress(OSError, OverflowError):
-            number = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                # Page by page: the page after a string may not be mapped.
-                data, end = b"", address + max_bytes
-                while address < end:
-                    chunk = os.pread(number, min(end, (address | 4095) + 1) - address, address)
-                    data, address = data + chunk, address + len(chunk)
-                    if not chunk or b"\0" in chunk:
-                        break
-                return data
-            finally:
-                os.close(number)
-        return b""
+    def _text(self, address: int) -> str:
+        """The text in its memory that ends with a zero, at most a path's length."""
+        data, end = b"", address + _PATH_BYTES
+        # Page by page: the page after the text may not be mapped, or not be readable in time.
+        while address < end and b"\0" not in data:
+            chunk = self._memory(address, min(end, (address | 4095) + 1) - address)
+            if not chunk:
+                break
+            data, address = data + chunk, address + len(chunk)
+        return data.partition(b"\0")[0].decode("utf-8", "replace")
 
-    def _words(self, address: int, max_bytes: int) -> bytes:
-        """Bytes of its memory, zeros included."""
+    def _memory(self, address: int, max_bytes: int) -> bytes:
+        """Bytes of its memory, up to the end of the mapping; b"": not readable."""
         with contextlib.suppress(OSError, OverflowError, ValueError):
             number = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -219,7 +221,7 @@ class _WaitingThread:
         return ""
 
     def _path(self, directory: int, address: int) -> None:
-        path = self._memory(address, _PATH_BYTES).partition(b"\0")[0].decode("utf-8", "replace")
+        path = self._text(address)
         if not path.startswith("/"):
             start = self._link("cwd" if directory == _AT_FDCWD else f"fd/{directory}")
             path = f"{start}/{path}" if path and start else start or path
@@ -252,7 +254,7 @@ class _WaitingThread:
             self.objects.append(link[len("anon_inode:") :].strip("[]")[:_WIDE])
         elif link.startswith("/"):
             file_system = self._type(link) if not link.startswith("/dev/") else ""
-            if _PIPED.search(self._channel):
+            if _PIPED.search(self._wait_channel):
                 # A named pipe; its phrase is its path.
                 self.pipes.append((-1, link, end or ("r" if verb == "write" else "w")))
             self.objects.append(f"{link[-_WIDE:]}{file_system}")
@@ -266,10 +268,7 @@ class _WaitingThread:
             if socket_row:
                 local_address, peer, state = socket_row
                 if state == _LISTEN:
-                    return (
-                        "accept" if verb == "accept" else verb,
-                        f"connections to {local_address}",
-                    )
+                    return verb, f"connections to {local_address}"
                 if name in _TCP:
                     self.sockets.append((local_address, peer))
                 return ("connect" if state == _SYN_SENT else verb), peer
@@ -282,38 +281,40 @@ class _WaitingThread:
         return verb, "a socket"
 
     def _connect(self, number: int) -> None:
-        data = self._words(self.arguments[1], min(self.arguments[2] & 0xFFFF, 128))
+        data = self._memory(self.arguments[1], min(self.arguments[2] & 0xFFFF, 128))
         peer = address(data)
         if peer:
             self.objects.append(peer)
         else:
             self._descriptor(number, "connect")
 
-    def _descriptor_set(self, names: str) -> None:
+    def _descriptor_set(self, kind: str) -> None:
         """Add the objects of a set of descriptors."""
         descriptors: list[tuple[int, str]] = []
-        if names == "poll":
+        if kind == "poll":
             count = min(self.arguments[1], _MAX_POLLED)
-            data = self._words(self.arguments[0], count * 8)
-            for offset in range(0, len(data) - 7, 8):
-                number, events, _ = struct.unpack_from("=ihh", data, offset)
-                # POLLOUT of poll(2) waits for room; other events wait for data.
-                descriptors.append((number, "r" if events & 4 and not events & 1 else "w"))
-        elif names == "select":
+            data = self._memory(self.arguments[0], count * 8)
+            for number, events, _ in struct.iter_unpack("=ihh", data[: len(data) // 8 * 8]):
+                descriptors.append((number, _awaited_end(events)))
+        elif kind == "select":
             count = min(max(_c_int(self.arguments[0]), 0), _SELECT_BITS)
             for place, end in ((1, "w"), (2, "r")):
                 bits = int.from_bytes(
-                    self._words(self.arguments[place], (count + 63) // 64 * 8), "little"
+                    self._memory(self.arguments[place], (count + 63) // 64 * 8), "little"
                 )
                 descriptors += [(number, end) for number in range(count) if bits >> number & 1]
         else:
             text = contents(f"/proc/{self.pid}/fdinfo/{_c_int(self.arguments[0])}")
             for number, mask in re.findall(r"^tfd:\s+(\d+) events:\s+([0-9a-f]+)", text, re.M):
-                events = int(mask, 16)
-                descriptors.append((int(number), "r" if events & 4 and not events & 1 else "w"))
+                descriptors.append((int(number), _awaited_end(int(mask, 16))))
         for number, end in descriptors[:_MAX_POLLED]:
             if number >= 0:
-                self._descriptor(number, names, end)
+                self._descriptor(number, kind, end)
+
+
+def _awaited_end(events: int) -> str:
+    """The end of a pipe that poll(2) waits for: POLLOUT waits for a reader, POLLIN for data."""
+    return "r" if events & select.POLLOUT and not events & select.POLLIN else "w"
 
 
 def _host(text: str) -> str:
@@ -382,7 +383,7 @@ def unix_peers() -> dict[str, str]:
                 if kind != _BY_FAMILY:
                     return peers
                 (inode,) = struct.unpack_from("=I", data, offset + 20)
-                # After the two headers come attributes: length, kind, value.
+                # After the two headers come attributes: length, kind (2: UNIX_DIAG_PEER), value.
                 if length >= 40 and struct.unpack_from("=HH", data, offset + 32) == (8, 2):
                     (peer,) = struct.unpack_from("=I", data, offset + 36)
                     peers[f"{UNIX}{inode}"] = f"{UNIX}{peer}"
@@ -502,13 +503,11 @@ def observe(
     deadline_of_ends = min(deadline, time.monotonic() + _ENDS_S)
     pipe_ends = find_pipe_ends(inodes, list(likely_pids), deadline_of_ends)
     locks = contents("/proc/locks") if any(call.lock for call in call_by_pid.values()) else ""
-    return {
-        pid: (
-            replace(call, holders=_holders(pid, call, pipe_ends, locks)),
-            phrase(pid, call, pipe_ends, locks),
-        )
-        for pid, call in call_by_pid.items()
-    }
+    answers = {}
+    for pid, call in call_by_pid.items():
+        holders = _holders(pid, call, pipe_ends, locks)
+        answers[pid] = replace(call, holders=holders), phrase(pid, call, pipe_ends, locks)
+    return answers
 
 
 def _holders(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> tuple[int, ...]:
@@ -525,28 +524,23 @@ def _holders(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> tuple
     return tuple(dict.fromkeys(pid for pids in holders for pid in pids))
 
 
+_PREPOSITIONS = {"connect": "to", "write": "to", "send": "to", "recv": "from"}
+
+
 def phrase(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> str:
     """What a process waits for, one line, as in ``read of /data/shard-5 (nfs4)``."""
     objects = list(call.objects)
     for index, inode, end in call.pipes:
         if index >= 0:
             objects[index] = _pipe(pid, inode, end, pipe_ends)
+    if call.child > 0:
+        return f"wait for child {process_title(call.child)}"
     if call.child:
-        return (
-            f"wait for child {process_title(call.child)}"
-            if call.child > 0
-            else "wait for any child"
-        )
+        return "wait for any child"
     names = list(dict.fromkeys(objects))
     text = call.verb
     if names:
-        preposition = {
-            "connect": "to",
-            "write": "to",
-            "send": "to",
-            "recv": "from",
-            "accept": "of",
-        }.get(call.verb, "of")
+        preposition = _PREPOSITIONS.get(call.verb, "of")
         suffix = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         text += f" {preposition} {', '.join(names[:_NAMED])}{suffix}"
     if call.lock:
@@ -561,11 +555,8 @@ def _pipe(pid: int, inode: int | str, end: str, pipe_ends: PipeEnds) -> str:
     if not holders:
         # The kernel ends a wait for a pipe whose other end is closed (pipe(7)).
         is_holder = pid in pipe_ends.pids.get((inode, end), ())
-        return (
-            f"a pipe that only it {verb} itself"
-            if is_holder and pipe_ends.is_complete
-            else "a pipe"
-        )
+        is_alone = is_holder and pipe_ends.is_complete
+        return f"a pipe that only it {verb} itself" if is_alone else "a pipe"
     holder_text = f"pid {process_title(holders[0])}"
     if len(holders) > 1:
         holder_text = f"pids {', '.join(map(str, holders[:_NAMED]))}"

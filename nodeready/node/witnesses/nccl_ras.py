@@ -64,22 +64,12 @@ class _Absent(Exception):
 # --- A rank that creates a communicator.
 
 #: Calls that create a communicator.
-_CREATORS = frozenset(
-    (
-        "init_process_group",
-        "new_group",
-        "_new_group_with_tag",
-        "new_subgroups",
-        "new_subgroups_by_enumeration",
-        "split_group",
-        "_new_process_group_helper",
-        "init_device_mesh",
-        "ncclCommInitRank",
-        "ncclCommInitRankConfig",
-        "ncclCommInitAll",
-        "ncclCommSplit",
-    )
-)
+_CREATORS = frozenset((
+    "init_process_group", "new_group", "_new_group_with_tag", "new_subgroups",
+    "new_subgroups_by_enumeration", "split_group", "_new_process_group_helper",
+    "init_device_mesh", "ncclCommInitRank", "ncclCommInitRankConfig", "ncclCommInitAll",
+    "ncclCommSplit",
+))  # fmt: skip
 #: A collective returns when it is enqueued. So a rank inside the call may create the communicator
 #: of a group that is used for the first time (ProcessGroupNCCL::initNCCLComm).
 _CALLS = re.compile(
@@ -96,10 +86,7 @@ def makes_communicator(frames: Sequence[tuple[str, str]]) -> bool:
     """
     if any(function in _CREATORS for function, _ in frames):
         return True
-    if not frames:
-        return False
-    function, file = frames[-1]
-    return file.endswith(_C10D) and _CALLS.fullmatch(function) is not None
+    return any(file.endswith(_C10D) and _CALLS.fullmatch(name) for name, file in frames[-1:])
 
 
 # --- The gate.
@@ -112,26 +99,23 @@ def observe(
     allow: bool,
     limit_s: float,
     *,
-    initialising: bool | None = None,
+    makes_communicator: bool = False,
 ) -> Ras:
     """The report of a job's RAS port.
 
-    ranks:        its processes on this node: (pid, uid, global rank)
-    environment:  of the first of these processes
-    allow:        query the port even if a query is known to have crashed jobs
-    limit_s:      seconds for everything
-    initialising: whether a rank of the whole job creates a communicator (`makes_communicator`);
-                  None: no rank of this node does, and ranks on other nodes were not checked
+    ranks:       its processes on this node: (pid, uid, global rank)
+    environment: of the first of these processes
+    allow:       query the port even if a query is known to have crashed jobs
+    limit_s:     seconds for everything
+    makes_communicator: a rank of this node may create a communicator
     """
     try:
         address = _open_gate(ranks, environment)
-        world = _world(environment)
-        making = bool(initialising)
-        elsewhere = initialising is None and world != len(ranks)
     except _Absent as absent:
         return Ras(str(absent))
     uid = ranks[0][1]
     user_ranks = [rank for rank in ranks if rank[1] == uid]
+    world = _world(environment)
     until = min(supervisor.deadline, time.monotonic() + limit_s)
 
     def work(send: Send) -> None:
@@ -144,8 +128,8 @@ def observe(
                 until,
                 world=world,
                 allow=allow,
-                elsewhere=elsewhere,
-                making=making,
+                has_other_nodes=world != len(ranks),
+                makes_communicator=makes_communicator,
             )
         except _Absent as absent:
             ras = Ras(str(absent))
@@ -168,10 +152,9 @@ def observe(
 
 
 def _open_gate(
-    ranks: Sequence[tuple[int, int, int | None]],
-    environment: Mapping[str, str],
+    ranks: Sequence[tuple[int, int, int | None]], environment: Mapping[str, str]
 ) -> tuple[str, int]:
-    """The address, from the environment alone. Raises _Absent."""
+    """The port's address, from the environment alone. Raises _Absent."""
     if not ranks:
         raise _Absent("no rank was found on this node")
     # As ncclParam reads it: strtoll with base 0.
@@ -182,11 +165,8 @@ def _open_gate(
 
 def _world(environment: Mapping[str, str]) -> int | None:
     """The number of ranks of the job, by its environment; None: not known."""
-    for _, _, names in FAMILIES:
-        for name in names:
-            if environment.get(name, "").isdecimal():
-                return int(environment[name][:10])
-    return None
+    texts = (environment.get(name, "") for _, _, names in FAMILIES for name in names)
+    return next((int(text[:10]) for text in texts if text.isdecimal()), None)
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -215,25 +195,24 @@ def _query(
     *,
     world: int | None,
     allow: bool,
-    elsewhere: bool,
-    making: bool,
+    has_other_nodes: bool,
+    makes_communicator: bool,
 ) -> Ras:
     """Check the library and the listener, then fetch the report; with the user's rights.
 
     Raises _Absent, OSError.
 
-    ranks:     of one user
-    world:     number of ranks of the whole job; None: not known
-    allow:     as for `observe`
-    elsewhere: ranks on other nodes, which were not checked, may create a communicator
-    making:    one of these ranks may create a communicator
+    ranks: of one user
+    world: number of ranks of the whole job; None: not known
+    allow, makes_communicator: as for `observe`
+    has_other_nodes: the job may have ranks on other nodes, which were not checked
     """
     uid, pids = ranks[0][1], [pid for pid, _, _ in ranks]
     version = _library(pids, uid)
     # Without a listener, a warning about a query makes no sense.
     listener = _listener_address(pids, uid, address)
     version_numbers = numbers(version)
-    if making:
+    if makes_communicator:
         raise _Absent("a rank may be making a communicator: asking then has crashed jobs")
     if not allow and version_numbers is None:
         raise _Absent(f"the version of the job's NCCL is not known, and old ones crash: {_ALLOW}")
@@ -242,7 +221,7 @@ def _query(
             f"NCCL {version}: asking versions before {'.'.join(map(str, SAFE))} has crashed jobs: "
             f"{_ALLOW}"
         )
-    if not allow and elsewhere:
+    if not allow and has_other_nodes:
         raise _Absent(
             f"NCCL {version}: asking while a communicator is made, also on another node, has "
             f"crashed jobs: {_ALLOW}"
@@ -303,39 +282,31 @@ def library(pids: Iterable[int], uid: int) -> str | None:
 
 def _library(pids: Iterable[int], uid: int) -> str:
     """As `library`; raises _Absent if no process has loaded NCCL."""
-    libraries: dict[tuple[str, str], str] = {}
-    inside = False
-    unread = 0
+    version_by_file: dict[tuple[str, str], str] = {}
+    is_linked_in = has_unread = False
     for pid in pids:
         try:
             maps = _read(f"/proc/{pid}/maps", _MAX_MAPS)
         except OSError:
-            unread += 1
+            has_unread = True
             continue
         for row in maps.splitlines():
             words = row.split(maxsplit=5)
             if len(words) != 6 or not words[5].startswith("/"):
                 continue
-            inside = inside or _INSIDE.search(words[5]) is not None
-            if _LIBRARY.search(words[5].replace(" (deleted)", "")):
-                key = (words[5], words[4])
-                if key not in libraries:
-                    libraries[key] = _version(pid, uid, words[5], words[4])
-    if not libraries and inside:
-        return ""
-    if not libraries:
-        reason = "the processes cannot be read" if unread else NO_NCCL
-        raise _Absent(reason)
-    if "" in libraries.values():
-        return ""
-    return min(libraries.values(), key=lambda version: numbers(version) or ())
+            inode, path = words[4:]
+            is_linked_in = is_linked_in or _INSIDE.search(path) is not None
+            is_library = _LIBRARY.search(path.replace(" (deleted)", "")) is not None
+            if is_library and (path, inode) not in version_by_file:
+                version_by_file[path, inode] = _version(pid, uid, path, inode)
+    if not version_by_file and not is_linked_in:
+        raise _Absent("the processes cannot be read" if has_unread else NO_NCCL)
+    # An unknown version comes first.
+    return min(version_by_file.values(), key=lambda version: numbers(version) or (), default="")
 
 
 def _version(pid: int, uid: int, path: str, inode: str) -> str:
-    """The version of a library, from the mapped file, else from its name or its package.
-
-    "": not known
-    """
+    """A library's version, by the mapped file, else by its name or package; "": not known."""
     with contextlib.suppress(OSError), held_path(pid, uid, path) as (number, file_stat):
         if not stat.S_ISREG(file_stat.st_mode) or str(file_stat.st_ino) != inode:
             return ""
@@ -345,10 +316,8 @@ def _version(pid: int, uid: int, path: str, inode: str) -> str:
     if named := _NAMED.search(path):
         return named[1]
     # site-packages/nvidia/nccl/lib/libnccl.so.2
-    with (
-        contextlib.suppress(OSError),
-        held_path(pid, uid, path.rsplit("/", 4)[0] or "/") as (site, _),
-    ):
+    packages = path.rsplit("/", 4)[0] or "/"
+    with contextlib.suppress(OSError), held_path(pid, uid, packages) as (site, _):
         for name in os.listdir(f"/proc/self/fd/{site}"):
             if match := _DISTRIBUTION.fullmatch(name):
                 return match[1]
@@ -378,11 +347,10 @@ def _read(path: str, maximum: int) -> str:
 
 def _all_pids(pid: int) -> set[int]:
     """The pids of a process: on the node, and in its containers (NSpid)."""
-    pid_numbers = {pid}
+    row = None
     with contextlib.suppress(OSError):
         row = re.search(r"^NSpid:((?:\s+\d+)+)$", _read(f"/proc/{pid}/status", 65536), re.M)
-        pid_numbers |= {int(word) for word in row[1].split()} if row else set()
-    return pid_numbers
+    return {pid, *map(int, row[1].split() if row else ())}
 
 
 # --- The listener, which must belong to the job.
@@ -400,18 +368,12 @@ def _matches(listener: Listener, host: str, port: int) -> bool:
 
 
 def _listener_address(pids: Sequence[int], uid: int, address: tuple[str, int]) -> tuple[str, int]:
-    """The address to connect to: all that listen there are sockets of the job's processes.
-    Raises _Absent."""
+    """The address to connect to, at which only processes of the job listen. Raises _Absent."""
     host, port = address
     own_namespace = os.readlink("/proc/self/ns/net")
     if any(os.readlink(f"/proc/{pid}/ns/net") != own_namespace for pid in pids):
         raise _Absent("the job has a network of its own (a container's): its port is not asked")
-    matching = [
-        listener
-        for name in ("tcp", "tcp6")
-        for listener in _tables(name)
-        if _matches(listener, host, port)
-    ]
+    matching = [listener for listener in _listeners() if _matches(listener, host, port)]
     place = _shown((host or "localhost", port))
     if not matching:
         raise _Absent(f"nothing listens at {place}: no communicator of NCCL's, or no RAS")
@@ -428,12 +390,10 @@ def _listener_address(pids: Sequence[int], uid: int, address: tuple[str, int]) -
     return str(chosen), port
 
 
-def _tables(name: str) -> Iterator[Listener]:
-    try:
-        text = _read(f"/proc/net/{name}", _MAX_SOCKETS)
-    except OSError:
-        return
-    yield from listeners(text)
+def _listeners() -> Iterator[Listener]:
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            yield from listeners(_read(f"/proc/net/{name}", _MAX_SOCKETS))
 
 
 def _shown(listener: tuple[str, int]) -> str:
@@ -449,9 +409,8 @@ def _fetch_report(listener: tuple[str, int], until: float) -> Ras:
     place = _shown(listener)
     try:
         # Without getaddrinfo: it imports a codec, which the user may not be able to read.
-        with socket.socket(
-            socket.AF_INET6 if ":" in listener[0] else socket.AF_INET
-        ) as connection:
+        family = socket.AF_INET6 if ":" in listener[0] else socket.AF_INET
+        with socket.socket(family) as connection:
             connection.settimeout(_remaining_s(until))
             connection.connect(listener)
             dialogue = _RasDialogue(connection, until)
@@ -485,7 +444,6 @@ def _remaining_s(until: float) -> float:
 
 
 def _beginning(data: bytes) -> str:
-    """The first bytes of the data."""
     return ascii(data[:60].decode("utf-8", "replace"))[1:-1] or "nothing"
 
 

@@ -28,8 +28,8 @@ def asked(monkeypatch):
     """Stand-ins for all witnesses; what the RAS port was asked."""
     questions: list[tuple[object, ...]] = []
 
-    def ras(supervisor, ranks, environment, allow, limit_s, *, initialising=None):
-        questions.append((ranks, allow, initialising))
+    def ras(supervisor, ranks, environment, allow, limit_s, *, makes_communicator):
+        questions.append((ranks, allow, makes_communicator))
         return Ras(version="2.29.3")
 
     stands_in = {
@@ -78,7 +78,7 @@ def test_everybody_is_asked_once(asked):
     assert node["network"]["absent"] == ""
     assert rank.witnesses["logs"]["path"] == f"/log/{os.getpid()}/{os.getuid()}"
     assert rank.witnesses["flight_recorder"]["path"] == "/0"
-    assert asked == [([(os.getpid(), os.getuid(), 0)], False, None)]
+    assert asked == [([(os.getpid(), os.getuid(), 0)], False, False)]
     row = {**process(0, REDUCE), "witnesses": rank.witnesses}
     traces.read({**trace("n", row), "witnesses": node}, "n")
 
