@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeready.node import users_file
-from nodeready.node.proc import stat_fields
+from nodeready.node.stacks import processes
 from nodeready.node.users_file import FileRefused, rights_of, with_rights
 from nodeready.node.witnesses import logs
 from nodeready.subjects import wire
@@ -103,7 +103,6 @@ _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _BUFFERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 #: Seconds by which a file system's clock may be behind.
 _CLOCK_S = 2.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def dump_paths(uid: int, rank: int, environment: Mapping[str, str]) -> list[str]:
@@ -195,12 +194,9 @@ def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
 
 def _process_start(pid: int) -> float | None:
     """The start of a process, in seconds since 1970; None: unknown."""
-    try:
-        ticks = int(stat_fields(f"/proc/{pid}/stat")[1][19])
-    except (OSError, ValueError, IndexError):
-        return None
-    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.time() - since_boot + ticks / _TICKS
+    process = processes.stat(processes.contents(f"/proc/{pid}/stat"))
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return boot + process.start_s if process else None
 
 
 def ask_for_dump(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]) -> str:
@@ -239,12 +235,12 @@ def ask_for_dump(pid: int, uid: int, rank: int | None, environment: Mapping[str,
 def _has_open(pid: int, file_stat: os.stat_result) -> bool:
     """Whether a process has this file open."""
     for number in logs.descriptors(pid):
+        link = f"/proc/{pid}/fd/{number}"
         with contextlib.suppress(OSError):
             # Files with other names may be on a file system that hangs.
-            if os.readlink(f"/proc/{pid}/fd/{number}").endswith(".pipe"):
-                other = os.stat(f"/proc/{pid}/fd/{number}")
-                if (other.st_dev, other.st_ino) == (file_stat.st_dev, file_stat.st_ino):
-                    return True
+            is_pipe = os.readlink(link).endswith(".pipe")
+            if is_pipe and os.path.samestat(os.stat(link), file_stat):
+                return True
     return False
 
 
@@ -274,7 +270,7 @@ _NO_PICKLE = "it is no dump: a broken pickle"
 
 
 def unpickled(data: bytes) -> tuple[Any, bool]:
-    """The plain data in a pickle, and whether it was cut off; then the part before the cut.
+    """The plain data in a pickle, up to a cut, and whether it was cut off.
 
     Only the opcodes of dicts, lists, tuples, texts, numbers and None are known (pickletools):
     none of them calls, imports or builds an object. Bytes, steps and time are bounded, and with
@@ -292,11 +288,6 @@ def unpickled(data: bytes) -> tuple[Any, bool]:
     return reader.stack[-1 if is_complete else 0], not is_complete
 
 
-def _is_key(key: object) -> bool:
-    """Whether a dump's dict can have this key."""
-    return type(key) is str or (type(key) is int and 0 <= key < _END_OF_KEYS)
-
-
 class _Cut(Exception):
     """The file ends before the pickle does."""
 
@@ -311,7 +302,7 @@ class _Pickle:
         self.memo: dict[int, Any] = {}
 
     def run(self) -> bool:
-        """Read the pickle. Whether its end was reached."""
+        """Read the pickle; returns whether its end was reached."""
         until, steps = time.process_time() + _READ_S, 0
         with contextlib.suppress(_Cut):
             while (code := self.take(1)[0]) != _STOP:
@@ -348,7 +339,7 @@ class _Pickle:
         return self.data[self.position - size : self.position]
 
     def number(self, form: str) -> int:
-        """The next number, in struct's form."""
+        """The next number, in this format of struct."""
         return int(struct.unpack(form, self.take(struct.calcsize(form)))[0])
 
     def long(self, size: int) -> int:
@@ -385,10 +376,11 @@ class _Pickle:
         into = self.stack[-1]
         if type(into) is not dict:
             raise TypeError
-        # Other keys are left out: whole numbers that are equal modulo 2**61 - 1 have the same
-        # hash, and the time for a dict of them grows with the square of their number.
-        pairs = zip(items[::2], items[1::2])
-        into.update((key, value) for key, value in pairs if _is_key(key))
+        for key, value in zip(items[::2], items[1::2]):
+            # Other keys are left out: whole numbers that are equal modulo 2**61 - 1 have the same
+            # hash, and the time for a dict of them grows with the square of their number.
+            if type(key) is str or (type(key) is int and 0 <= key < _END_OF_KEYS):
+                into[key] = value
 
     def append(self, items: list[Any]) -> None:
         into = self.stack[-1]
@@ -445,7 +437,7 @@ _ENTRIES = re.compile(r'"entries"\s*:\s*\[\s*')
 
 
 def from_json(data: bytes) -> tuple[Any, bool]:
-    """A dump in JSON, and whether it was cut off. Then the dump has its complete entries.
+    """A dump in JSON, and whether it was cut off. A cut dump keeps its complete entries.
 
     Raises NoDumpError for other data.
     """
@@ -456,13 +448,14 @@ def from_json(data: bytes) -> tuple[Any, bool]:
         begin = _ENTRIES.search(text)
         if begin is None:
             raise NoDumpError(f"it is no dump ({problem.defect})") from None
-    entries, at, decoder = [], begin.end(), json.JSONDecoder()
+    entries, position, decoder = [], begin.end(), json.JSONDecoder()
     until = time.process_time() + _READ_S
     with contextlib.suppress(ValueError, RecursionError):
         while time.process_time() < until:
-            entry, at = decoder.raw_decode(text, at)
+            entry, position = decoder.raw_decode(text, position)
             entries.append(entry)
-            at += len(text[at : at + 64]) - len(text[at : at + 64].lstrip(", \n\t\r"))
+            after = text[position : position + 64]
+            position += len(after) - len(after.lstrip(", \n\t\r"))
     return {"entries": entries}, True
 
 
@@ -511,11 +504,12 @@ def parse(data: bytes, began: float | None = None) -> Recording:
 class _RecordedCall:
     """An entry, and the fields that show whether it is completed.
 
-    id: of its process group in this process; desc: of that group; library: ``nccl``, ``gloo``
+    group_id: of its process group in this process; desc: of that group
+    library:  ``nccl``, ``gloo``
     """
 
     entry: RecorderEntry
-    id: str
+    group_id: str
     desc: str
     library: str
     retired: bool
@@ -538,12 +532,12 @@ def _call(row: Mapping[str, Any]) -> _RecordedCall | None:
     if sequence is None or not name or "state" not in row:
         return None
     group = [_name(word) for word in _list(row.get("process_group"))[:2]]
-    id_ = _name(row.get("pg_id"))
+    group_id = _name(row.get("pg_id"))
     library, colon, operation = name.partition(":")
     sizes = _list(row.get("input_sizes")) + _list(row.get("output_sizes"))
     types = _list(row.get("input_dtypes")) + _list(row.get("output_dtypes"))
     entry = RecorderEntry(
-        group=group[0] if group else id_,
+        group=group[0] if group else group_id,
         sequence=sequence,
         is_p2p=is_p2p,
         operation=operation if colon else name,
@@ -553,9 +547,8 @@ def _call(row: Mapping[str, Any]) -> _RecordedCall | None:
         site=_site(row.get("frames")),
     )
     desc = group[1] if len(group) > 1 else ""
-    return _RecordedCall(
-        entry, id_, desc, library if colon else "nccl", row.get("retired") is True
-    )
+    retired = row.get("retired") is True
+    return _RecordedCall(entry, group_id, desc, library if colon else "nccl", retired)
 
 
 def _groups(
@@ -568,11 +561,12 @@ def _groups(
     """
     status = {_name(key): value for key, value in _dict(dump.get("pg_status")).items()}
     config = {_name(key): value for key, value in _dict(dump.get("pg_config")).items()}
-    names = {call.id: call.entry.group for call in calls}
+    names = {call.group_id: call.entry.group for call in calls}
     descs = {call.entry.group: call.desc for call in calls if call.desc}
-    # The first group of a process is the default group, whose name is 0.
-    names.setdefault("0", "0")
-    ids = {names[id_]: id_ for id_ in names if id_ in status or id_ in {c.id for c in calls}}
+    ids = {name: group_id for group_id, name in names.items()}
+    if "0" in status and "0" not in names:
+        # The first group of a process is the default group, whose name is 0.
+        ids["0"] = "0"
     done: dict[str, int] = defaultdict(int)
     called: dict[str, int] = {}
     for call in calls:
@@ -586,7 +580,7 @@ def _groups(
     config.pop("", None)
     process_groups = []
     for name in sorted({*ids, *config}, key=lambda name: (len(name), name)):
-        group_status = _dict(status.get(ids.get(name, "")))
+        group_status, group_config = _dict(status.get(ids.get(name, ""))), _dict(config.get(name))
         enqueued, started, completed = (
             _number(group_status.get(f"last_{stage}_collective"))
             for stage in ("enqueued", "started", "completed")
@@ -595,12 +589,12 @@ def _groups(
             completed = max(0, completed, done[name])
         elif name in done and not cut:
             completed = done[name]
-        desc = descs.get(name, "") or _name(_dict(config.get(name)).get("desc"))
+        desc = descs.get(name, "") or _name(group_config.get("desc"))
         process_groups.append(
             ProcessGroup(
                 name,
                 desc if desc != "undefined" else "",
-                _ranks(_dict(config.get(name)).get("ranks")),
+                _ranks(group_config.get("ranks")),
                 max(0, enqueued) if enqueued is not None else None if cut else called.get(name),
                 # NCCL without timing, and gloo, do not know it.
                 started if started is not None and started > 0 else None,
@@ -615,7 +609,8 @@ def _pending_calls(
 ) -> list[RecorderEntry]:
     """The calls after the last completed one of their group, at most MAX_ENTRIES.
 
-    The oldest calls of each group are kept: they show where the ranks diverged."""
+    The oldest calls of each group are kept: they show where the ranks diverged.
+    """
     completed = {group.name: group.completed or 0 for group in groups}
     # Calls that are launched together have one number. They stay `scheduled` forever, and the
     # entry named `coalesced` shows their progress (ProcessGroupNCCL::endCoalescing).
@@ -646,16 +641,17 @@ def _ranks(value: Any) -> tuple[int, ...]:
 def _site(frames: Any) -> str:
     """The innermost frame of the user's own code, else of any code."""
     rows = [row for row in _list(frames)[:256] if type(row) is dict]
-    user_rows = (row for row in rows if not _INSTALLED.search(str(row.get("filename", ""))[:4096]))
-    row = next(user_rows, rows[0] if rows else None)
-    if row is None:
+    frames_by_path = [(str(row.get("filename", ""))[:4096], row) for row in rows]
+    user_frames = [frame for frame in frames_by_path if not _INSTALLED.search(frame[0])]
+    if not rows:
         return ""
-    file = str(row.get("filename", ""))[:4096].rpartition("/")[2]
-    return f"{file[:_NAME]}:{_number(row.get('line')) or 0} {_name(row.get('name'))}"
+    path, row = (user_frames or frames_by_path)[0]
+    file = path.rpartition("/")[2][:_NAME]
+    return f"{file}:{_number(row.get('line')) or 0} {_name(row.get('name'))}"
 
 
 def _plain(value: Any) -> str:
-    """Nested lists as text, with few levels and characters: a pickle's list may contain itself."""
+    """Nested lists as text, cut in levels and characters: a pickle's list may contain itself."""
     parts: list[str] = []
 
     def write(item: Any, depth: int) -> None:

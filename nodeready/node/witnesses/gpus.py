@@ -6,15 +6,16 @@ ended, and no tool is started while an earlier one hangs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeready.node.proc import list_directory
-from nodeready.node.runtime import ProcessSupervisor
+from nodeready.node.runtime import Ended, ProcessSupervisor
 from nodeready.node.stacks import processes
 from nodeready.node.witnesses import kernel_log, system_tools
 
@@ -58,34 +59,34 @@ def witness_gpus(
     """
     until = system_tools.tool_deadline(supervisor, limit_s)
     job_pids = frozenset(pids)
-    if _driver("nvidia"):
-        observation = _nvidia(supervisor, job_pids, until)
-    elif _driver("amdgpu"):
-        observation = _amd(supervisor, job_pids, until)
-    else:
-        return WitnessedGpus("no driver of a GPU is loaded")
-    if not observation.devices:
-        return observation
     try:
-        xids = list(
-            kernel_log.xids(
-                kernel_log.read_log(supervisor, since_s, max(0.5, until - time.monotonic()))
-            )
-        )
-    except kernel_log.LogUnreadable:
-        xids = []
-    return WitnessedGpus("", tuple(_with_xids(gpu, xids) for gpu in observation.devices))
+        if _is_loaded("nvidia"):
+            gpus = _nvidia(supervisor, job_pids, until)
+        elif _is_loaded("amdgpu"):
+            gpus = _amd(supervisor, job_pids, until)
+        else:
+            return WitnessedGpus("no driver of a GPU is loaded")
+    except _NoAnswer as absent:
+        return WitnessedGpus(str(absent))
+    xids: list[tuple[str, int]] = []
+    with contextlib.suppress(kernel_log.LogUnreadable):
+        limit_s = max(0.5, until - time.monotonic())
+        xids += kernel_log.xids(kernel_log.read_log(supervisor, since_s, limit_s))
+    return WitnessedGpus("", tuple(_with_xids(gpu, xids) for gpu in gpus))
 
 
-def _driver(name: str) -> bool:
+class _NoAnswer(Exception):
+    """Why the tool shows no GPU, one line."""
+
+
+def _is_loaded(name: str) -> bool:
     """Whether this kernel module is loaded: the tool would load a missing one."""
-    return any(
-        os.path.exists(path) for path in (f"/sys/module/{name}", f"/proc/driver/{name}/version")
-    ) or os.path.isdir(f"/sys/bus/pci/drivers/{name}")
+    paths = f"/sys/module/{name}", f"/proc/driver/{name}/version", f"/sys/bus/pci/drivers/{name}"
+    return any(map(os.path.exists, paths))
 
 
 def _with_xids(gpu: WitnessedGpu, xids: Iterable[tuple[str, int]]) -> WitnessedGpu:
-    # A function's number is not in a message.
+    # A message has the address without the function.
     card = gpu.bus_id[:10]
     codes = dict.fromkeys(code for address, code in xids if address[:10] == card)
     return replace(gpu, xids=tuple(codes)[:32])
@@ -95,7 +96,10 @@ def _hung_process(words: re.Pattern[str], until: float) -> int:
     """The process of such a tool that hangs in the kernel; 0: none.
 
     Any user can start a process of that name that waits there, so only processes of root and of
-    this user count."""
+    this user count.
+
+    words: that the process's name or command line contains
+    """
     from nodeready.subjects.gpus.nvidia import STUCK_AFTER_S
 
     uptime_s = kernel_log.uptime_s()
@@ -117,34 +121,39 @@ def _hung_process(words: re.Pattern[str], until: float) -> int:
         )
 
     texts = processes.probe_each(look, trusted, until)
-    return next(
-        (pid for pid, text in texts.items() if text is processes.HANGS or words.search(text)), 0
-    )
+    hung = (pid for pid, text in texts.items() if text is processes.HANGS or words.search(text))
+    return next(hung, 0)
+
+
+def _run_tool(
+    supervisor: ProcessSupervisor, name: str, arguments: Sequence[str], limit_s: float
+) -> tuple[Ended, str]:
+    """How a tool ended, and its output. Raises _NoAnswer."""
+    try:
+        argv = [system_tools.tool_path(name), *arguments]
+        return system_tools.run_tool(supervisor, argv, limit_s)
+    except OSError as problem:
+        raise _NoAnswer(f"{name}: {problem.strerror or problem}") from None
 
 
 def _nvidia(
     supervisor: ProcessSupervisor, job_pids: frozenset[int], until: float
-) -> WitnessedGpus:
-    """``nvidia-smi -q -x``, once."""
+) -> Sequence[WitnessedGpu]:
+    """The GPUs by ``nvidia-smi -q -x``. Raises _NoAnswer."""
     from nodeready.subjects.base import Output
     from nodeready.subjects.gpus import nvidia, nvidia_xml
     from nodeready.subjects.gpus.gpu import pci_address
 
-    path = system_tools.tool_path(nvidia.NAME)
-    if not path:
-        return WitnessedGpus("nvidia-smi is not installed")
-    stuck = _hung_process(re.compile("nvidia-smi"), until)
-    if stuck:
-        return WitnessedGpus(f"an earlier nvidia-smi (pid {stuck}) hangs in the kernel: not asked")
+    if not system_tools.tool_path(nvidia.NAME):
+        raise _NoAnswer("nvidia-smi is not installed")
+    if stuck := _hung_process(re.compile("nvidia-smi"), until):
+        raise _NoAnswer(f"an earlier nvidia-smi (pid {stuck}) hangs in the kernel: not asked")
     limit_s = until - time.monotonic()
-    try:
-        ended, text = system_tools.run_tool(supervisor, [path, "-q", "-x"], limit_s)
-    except OSError as problem:
-        return WitnessedGpus(f"nvidia-smi: {problem.strerror or problem}")
+    ended, text = _run_tool(supervisor, nvidia.NAME, ["-q", "-x"], limit_s)
     smi = nvidia.parse(Output(text or ended.err or " ", ended.rc))
     if not smi.gpus:
         reason = f"gave no answer in {limit_s:.0f} s" if ended.rc is None else smi.tool.detail
-        return WitnessedGpus(f"nvidia-smi: {reason or smi.tool.state}")
+        raise _NoAnswer(f"nvidia-smi: {reason or smi.tool.state}")
     nodes: dict[str, Any] = {}
     root = nvidia_xml.tree(text)
     for node in () if root is None else root.iterfind("gpu"):
@@ -152,27 +161,25 @@ def _nvidia(
         # A process's name can contain a forged GPU: the forged one is shorter.
         if address and (address not in nodes or len(node) > len(nodes[address])):
             nodes[address] = node
-    return WitnessedGpus(
-        "",
-        tuple(
+    gpus = []
+    for gpu in smi.gpus:
+        smi_node = nodes.get(gpu.pci_address)
+        pids = (process.pid for process in gpu.processes if "C" in (process.kind or "C"))
+        gpus.append(
             WitnessedGpu(
                 gpu.index,
                 gpu.model or "",
                 gpu.pci_address,
-                _percent(nodes.get(gpu.pci_address), "utilization/gpu_util"),
-                _percent(nodes.get(gpu.pci_address), "utilization/memory_util"),
-                _watts(nodes.get(gpu.pci_address)),
+                _percent(smi_node, "utilization/gpu_util"),
+                _percent(smi_node, "utilization/memory_util"),
+                _watts(smi_node),
                 gpu.power_limit_w,
-                (),
-                _pick_pids(
-                    (process.pid for process in gpu.processes if "C" in (process.kind or "C")),
-                    job_pids,
-                ),
-                gpu.throttle,
+                xids=(),
+                pids=_pick_pids(pids, job_pids),
+                throttle=gpu.throttle,
             )
-            for gpu in smi.gpus
-        ),
-    )
+        )
+    return gpus
 
 
 #: Maximum processes listed of one GPU.
@@ -210,38 +217,31 @@ def _watts(node: Any) -> int | None:
 # --- AMD's GPUs: amd-smi, else rocm-smi; the processes come from the kernel.
 
 _KFD = "/sys/class/kfd/kfd"
+#: Maximum GPUs, and maximum processes, whose files there are read.
+_MAX_KFD_ENTRIES = 4096
 
 
-def _amd(supervisor: ProcessSupervisor, job_pids: frozenset[int], until: float) -> WitnessedGpus:
-
+def _amd(
+    supervisor: ProcessSupervisor, job_pids: frozenset[int], until: float
+) -> Sequence[WitnessedGpu]:
+    """The GPUs by the first of the tools that is installed. Raises _NoAnswer."""
     name = next((tool for tool in ("amd-smi", "rocm-smi") if system_tools.tool_path(tool)), "")
     if not name:
-        return WitnessedGpus("neither amd-smi nor rocm-smi is installed")
-    stuck = _hung_process(re.compile("(amd|rocm)[-_]smi"), until)
-    if stuck:
-        return WitnessedGpus(f"an earlier {name} (pid {stuck}) hangs in the kernel: not asked")
-    calls = (["metric"], ["static"]) if name == "amd-smi" else (["-a"],)
+        raise _NoAnswer("neither amd-smi nor rocm-smi is installed")
+    if stuck := _hung_process(re.compile("(amd|rocm)[-_]smi"), until):
+        raise _NoAnswer(f"an earlier {name} (pid {stuck}) hangs in the kernel: not asked")
     printed = []
-    for call in calls:
-        try:
-            ended, text = system_tools.run_tool(
-                supervisor,
-                [system_tools.tool_path(name), *call, "--json"],
-                until - time.monotonic(),
-            )
-        except OSError as problem:
-            return WitnessedGpus(f"{name}: {problem.strerror or problem}")
+    for command in ("metric", "static") if name == "amd-smi" else ("-a",):
+        limit_s = until - time.monotonic()
+        ended, text = _run_tool(supervisor, name, [command, "--json"], limit_s)
         if ended.rc is None:
-            return WitnessedGpus(f"{name} {call[0]} gave no answer in time")
+            raise _NoAnswer(f"{name} {command} gave no answer in time")
         printed.append(text)
     pids = _kfd_processes(until)
-    observed = _amd_smi(*printed) if name == "amd-smi" else _rocm_smi(*printed)
-    devices = tuple(
-        replace(gpu, pids=_pick_pids(pids.get(gpu.bus_id, ()), job_pids)) for gpu in observed
-    )
-    return WitnessedGpus(
-        "" if devices else f"{name}: {printed[0].strip()[:100] or 'it shows no GPU'}", devices
-    )
+    gpus = list(_amd_smi(*printed) if name == "amd-smi" else _rocm_smi(*printed))
+    if not gpus:
+        raise _NoAnswer(f"{name}: {printed[0].strip()[:100] or 'it shows no GPU'}")
+    return [replace(gpu, pids=_pick_pids(pids.get(gpu.bus_id, ()), job_pids)) for gpu in gpus]
 
 
 def _amd_smi(metric: str, static: str) -> Iterator[WitnessedGpu]:
@@ -257,15 +257,15 @@ def _amd_smi(metric: str, static: str) -> Iterator[WitnessedGpu]:
             amd_json.address(amd_json.value_at(about, "bus", "bdf")),
             amd_json.whole_number(amd_json.value_at(entry, "usage", "gfx_activity")),
             amd_json.whole_number(amd_json.value_at(entry, "usage", "umc_activity")),
-            _rounded(amd_json.number(amd_json.value_at(entry, "power", "socket_power"))),
-            _rounded(amd_json.number(amd_json.value_at(about, "limit", "max_power"))),
+            _whole(amd_json.number(amd_json.value_at(entry, "power", "socket_power"))),
+            _whole(amd_json.number(amd_json.value_at(about, "limit", "max_power"))),
             (),
             (),
             amd_smi.throttle_reasons(entry),
         )
 
 
-def _rounded(value: float | None) -> int | None:
+def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
@@ -281,16 +281,14 @@ def _rocm_smi(printed: str) -> Iterator[WitnessedGpu]:
             amd_json.address(card.get("pci bus")),
             amd_json.whole_number(card.get("gpu use (%)")),
             amd_json.whole_number(card.get("gpu memory read/write activity (%)")),
-            _rounded(amd_json.number(watts)),
-            _rounded(amd_json.number(card.get("max graphics package power (w)"))),
+            _whole(amd_json.number(watts)),
+            _whole(amd_json.number(card.get("max graphics package power (w)"))),
             (),
             (),
         )
 
 
-_POWER_KEY = re.compile(
-    r"(average|current) (graphics package|socket graphics package) power \(w\)"
-)
+_POWER_KEY = re.compile(r"(average|current) (socket )?graphics package power \(w\)")
 
 
 def _kfd_processes(until: float) -> dict[str, list[int]]:
@@ -298,20 +296,17 @@ def _kfd_processes(until: float) -> dict[str, list[int]]:
     from nodeready.subjects.gpus import kfd
 
     rows = []
-    for folder, names in (
-        (f"{_KFD}/topology/nodes", ("gpu_id", "properties")),
-        (f"{_KFD}/proc", ()),
-    ):
-        for entry in list_directory(folder)[:4096]:
-            for name in names or [
-                n for n in list_directory(f"{folder}/{entry}") if n.startswith("vram_")
-            ]:
-                path = f"{folder}/{entry}/{name}"
-                rows += [f"{path}:{row}" for row in processes.contents(path, 4096).splitlines()]
+    for folder in (f"{_KFD}/topology/nodes", f"{_KFD}/proc"):
+        for entry in list_directory(folder)[:_MAX_KFD_ENTRIES]:
+            for name in list_directory(f"{folder}/{entry}"):
+                if name in ("gpu_id", "properties") or name.startswith("vram_"):
+                    path = f"{folder}/{entry}/{name}"
+                    lines = processes.contents(path, 4096).splitlines()
+                    rows += [f"{path}:{line}" for line in lines]
             if time.monotonic() > until:
                 return {}
-    pids_by_address = kfd.parse_kfd("\n".join(rows)).processes
+    processes_by_address = kfd.parse_kfd("\n".join(rows)).processes
     return {
-        address: [process.pid for process in processes_of]
-        for address, processes_of in pids_by_address.items()
+        address: [process.pid for process in users]
+        for address, users in processes_by_address.items()
     }

@@ -51,64 +51,53 @@ _TEXT = 200
 #: Seconds that the clocks of the kernel's log and of a process's start may differ.
 _SLACK_S = 2.0
 _STAMPED = re.compile(r"(?:<\d+>)?\[ *(\d{1,12}\.\d{1,9})\] ?(.*)")
-#: The caller's number, which some kernels print; the host, which the journal prints.
+#: Before the text: the caller's number, which some kernels print; the host in the journal.
 _BEFORE = re.compile(r"\[ *[TC]\d+\] |\S+ kernel: ")
 
-#: Lines of the kernel's about faults that kill or hang jobs: kind, pattern with the pid. A line
+#: Lines of the kernel about faults that kill or hang jobs: kind, pattern with the pid. A line
 #: that begins with a process's name (15 bytes of the user's choice) matches one of the first two
 #: rows, or none. Sources: Linux' arch/x86/mm/fault.c, arch/x86/kernel/traps.c, mm/page_alloc.c,
 #: mm/oom_kill.c, kernel/hung_task.c, kernel/watchdog.c, kernel/rcu/tree_stall.h,
 #: mm/memory-failure.c, drivers/edac/edac_mc.c, block/blk-core.c, fs/ext4/super.c,
 #: fs/xfs/xfs_message.c, fs/btrfs/messages.c, fs/nfs (net/sunrpc/clnt.c), net/ceph, fs/smb/client,
 #: drivers/nvme/host; Lustre's libcfs; drivers of network cards; net/sched/sch_generic.c.
-_RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (kind, re.compile(words))
-    for kind, words in (
-        ("segfault", r".{1,15}\[(?P<pid>\d+)\]: (?:segfault at |bad frame in )"),
-        ("segfault", r"traps: .{1,15}\[(?P<pid>\d+)\] (?:general protection|trap )"),
-        ("memory", r".{1,15}: page allocation failure: "),
-        ("oom", r"(?:Memory cgroup out|Out) of memory.*?: Kill(?:ed)? process (?P<pid>\d+) "),
-        ("xid", r"NVRM: Xid \([^)]*\): \d+(?:, pid='?(?P<pid>\d+))?"),
-        (
-            "hung",
-            r"INFO: task .{1,15}:(?P<pid>\d+) blocked (?:in I/O wait )?for more than \d+ seconds",
-        ),
-        ("hung", r"watchdog: BUG: soft lockup - CPU#\d+ stuck .*:(?P<pid>\d+)\]"),
-        ("hung", r"rcu: INFO: rcu_\w+ (?:self-)?detected (?:expedited )?stall"),
-        ("memory", r"Memory failure: 0x[0-9a-f]+: "),
-        ("memory", r"EDAC \w+: \d+ UE "),
-        ("memory", r"mce: (?:\[Hardware Error\]: )?(?:Uncorrected|Fatal|Action required)"),
-        ("memory", r"(?:\{\d+\})?\[Hardware Error\]: event severity: (?:fatal|recoverable)"),
-        (
-            "link",
-            r"\S+(?: [0-9a-f:.]+(?: \S+)?)?: (?:\S+ ){0,3}[Ll]ink (?:is )?[Dd]own(?![\w-])",
-        ),
-        ("link", r"\S+: link status definitely down for interface "),
-        ("link", r"NETDEV WATCHDOG: \S+ \(\S+\): transmit queue \d+ timed out"),
-        ("link", r"mlx[45]_core [0-9a-f:.]+: .*(?:health compromised|Fatal error|cmd.* timeout)"),
-        ("link", r"\S+ [0-9a-f:.]+(?: \S+)?: .*(?:transmit queue|TX).* timed? ?out"),
-        ("filesystem", r"nfs: server \S+ not responding"),
-        (
-            "filesystem",
-            r"(?:Lustre|LustreError): .*(?:was lost|timed out|evicted|failed|-110|-107)",
-        ),
-        ("filesystem", r"(?:EXT4-fs error|EXT4-fs \(\S+\): (?:Remounting|shut)|JBD2: .*error)"),
-        ("filesystem", r"XFS \(\S+\): .*(?:error|[Cc]orruption|[Ss]hutting down)"),
-        ("filesystem", r"BTRFS (?:error|critical)"),
-        (
-            "filesystem",
-            r"(?:blk_update_request: |print_req_error: )?\w* ?I/O error,? (?:on )?dev ",
-        ),
-        ("filesystem", r"Buffer I/O error on dev"),
-        (
-            "filesystem",
-            r"(?:libceph: (?:osd|mds|mon)\d+|ceph:) .*(?:down|hung|stale|lost|timed? ?out)",
-        ),
-        ("filesystem", r"CIFS: .*(?:has not responded|timed out|-110)"),
-        ("filesystem", r"nvme nvme\d+: (?:I/O .*timeout|I/O tag .*timeout|controller is down)"),
-        ("filesystem", r"(?:beegfs|mmfs|GPFS): .*(?:error|timed? ?out|unreachable|lost)"),
-    )
+_PATTERNS = (
+    ("segfault", r".{1,15}\[(?P<pid>\d+)\]: (?:segfault at |bad frame in )"),
+    ("segfault", r"traps: .{1,15}\[(?P<pid>\d+)\] (?:general protection|trap )"),
+    ("memory", r".{1,15}: page allocation failure: "),
+    ("oom", r"(?:Memory cgroup out|Out) of memory.*?: Kill(?:ed)? process (?P<pid>\d+) "),
+    ("xid", r"NVRM: Xid \([^)]*\): \d+(?:, pid='?(?P<pid>\d+))?"),
+    (
+        "hung",
+        r"INFO: task .{1,15}:(?P<pid>\d+) blocked (?:in I/O wait )?for more than \d+ seconds",
+    ),
+    ("hung", r"watchdog: BUG: soft lockup - CPU#\d+ stuck .*:(?P<pid>\d+)\]"),
+    ("hung", r"rcu: INFO: rcu_\w+ (?:self-)?detected (?:expedited )?stall"),
+    ("memory", r"Memory failure: 0x[0-9a-f]+: "),
+    ("memory", r"EDAC \w+: \d+ UE "),
+    ("memory", r"mce: (?:\[Hardware Error\]: )?(?:Uncorrected|Fatal|Action required)"),
+    ("memory", r"(?:\{\d+\})?\[Hardware Error\]: event severity: (?:fatal|recoverable)"),
+    ("link", r"\S+(?: [0-9a-f:.]+(?: \S+)?)?: (?:\S+ ){0,3}[Ll]ink (?:is )?[Dd]own(?![\w-])"),
+    ("link", r"\S+: link status definitely down for interface "),
+    ("link", r"NETDEV WATCHDOG: \S+ \(\S+\): transmit queue \d+ timed out"),
+    ("link", r"mlx[45]_core [0-9a-f:.]+: .*(?:health compromised|Fatal error|cmd.* timeout)"),
+    ("link", r"\S+ [0-9a-f:.]+(?: \S+)?: .*(?:transmit queue|TX).* timed? ?out"),
+    ("filesystem", r"nfs: server \S+ not responding"),
+    ("filesystem", r"(?:Lustre|LustreError): .*(?:was lost|timed out|evicted|failed|-110|-107)"),
+    ("filesystem", r"(?:EXT4-fs error|EXT4-fs \(\S+\): (?:Remounting|shut)|JBD2: .*error)"),
+    ("filesystem", r"XFS \(\S+\): .*(?:error|[Cc]orruption|[Ss]hutting down)"),
+    ("filesystem", r"BTRFS (?:error|critical)"),
+    ("filesystem", r"(?:blk_update_request: |print_req_error: )?\w* ?I/O error,? (?:on )?dev "),
+    ("filesystem", r"Buffer I/O error on dev"),
+    (
+        "filesystem",
+        r"(?:libceph: (?:osd|mds|mon)\d+|ceph:) .*(?:down|hung|stale|lost|timed? ?out)",
+    ),
+    ("filesystem", r"CIFS: .*(?:has not responded|timed out|-110)"),
+    ("filesystem", r"nvme nvme\d+: (?:I/O .*timeout|I/O tag .*timeout|controller is down)"),
+    ("filesystem", r"(?:beegfs|mmfs|GPFS): .*(?:error|timed? ?out|unreachable|lost)"),
 )
+_RULES = tuple((kind, re.compile(pattern)) for kind, pattern in _PATTERNS)
 
 
 def witness_log(supervisor: ProcessSupervisor, since_s: float, limit_s: float) -> KernelLog:
@@ -136,7 +125,7 @@ def witness_log(supervisor: ProcessSupervisor, since_s: float, limit_s: float) -
 
 
 def message_of(text: str, ago_s: float) -> KernelMessage | None:
-    """The line as a message; None for a line of no known kind."""
+    """The line as a message; None: its kind is not known."""
     for kind, words in _RULES:
         match = words.match(text)
         if match:
@@ -174,7 +163,8 @@ def _record_lines(lines: Sequence[tuple[float, str]]) -> list[tuple[float, str]]
     """The lines that begin a record.
 
     Some messages contain the name of a user's file or mount. A newline in that name starts a line
-    of the same moment that could forge any message."""
+    of the same moment that could forge any message.
+    """
     own_lines: list[tuple[float, str]] = []
     record_ago_s, is_known = None, False
     for ago_s, text in lines:
@@ -205,19 +195,16 @@ def read_log(
         path = system_tools.tool_path(argv[0])
         if not path or time.monotonic() > until:
             continue
+        limit_s = until - time.monotonic()
         try:
-            ended, text = system_tools.run_tool(
-                supervisor, [path, *argv[1:]], until - time.monotonic()
-            )
+            ended, text = system_tools.run_tool(supervisor, [path, *argv[1:]], limit_s)
         except OSError as problem:
             reason = reason or f"{argv[0]}: {problem.strerror or problem}"
             continue
         lines = list(_timestamped_lines(text))
         if ended.rc != 0 or not lines:
-            first = ended.err.strip().splitlines()[:1]
-            reason = reason or (
-                f"{argv[0]}: {first[0][:150]}" if first else f"{argv[0]} shows nothing"
-            )
+            error = ended.err.strip().partition("\n")[0][:150]
+            reason = reason or (f"{argv[0]}: {error}" if error else f"{argv[0]} shows nothing")
             continue
         if best is None or lines[0][0] < best[0][0]:
             best = lines
@@ -232,8 +219,7 @@ def read_log(
 def _timestamped_lines(text: str) -> Iterator[tuple[float, str]]:
     """Seconds since boot and text of each line that has both."""
     for row in text.splitlines():
-        match = _STAMPED.fullmatch(row)
-        if match:
+        if match := _STAMPED.fullmatch(row):
             words = match[2]
             while before := _BEFORE.match(words):
                 words = words[before.end() :]

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
 
 from nodeready.node import users_file
 from nodeready.node.log_lines import text_lines
@@ -189,41 +190,31 @@ def _statements(text: str) -> Iterator[_LogStatement]:
         yield _by_prefix(
             text[: match.start()],
             "timeout",
-            sequence=_count(number[1] if number else None),
+            sequence=_count(number[1]) if number else None,
             operation=operation[1] if operation else "",
         )
     elif match := _STATUS.search(text):
-        at = _AT_WORK.search(text, 0, match.start())
+        timed_out = _AT_WORK.search(text, 0, match.start())
         yield _by_prefix(
             text[: match.start()],
-            "timeout" if at else "status",
-            sequence=_count(at[1] if at else None),
+            "timeout" if timed_out else "status",
+            sequence=_count(timed_out[1]) if timed_out else None,
             enqueued=_count(match[1]),
             completed=_count(match[2]),
         )
     elif match := _STUCK.search(text):
         yield _by_prefix(text[: match.start()], "stuck")
     elif match := _FAILED.search(text):
-        global_rank = _GLOBAL.search(text)
-        # Rank 0 of the group reports it. If its global rank differs, the numbers are the group's.
-        is_global = global_rank is None or int(global_rank[1]) == int(match[1] or 0)
+        # Rank 0 of the group reports it.
+        is_global = _numbers_are_global(text, int(match[1] or 0))
         for rank in _numbers(match[2]):
-            yield _LogStatement(
-                _report(rank if is_global else None, "missing", operation="monitoredBarrier"),
-                rank,
-                is_global,
-            )
-    elif match := _REACHED.search(text):
+            global_rank = rank if is_global else None
+            report = _report(global_rank, "missing", operation="monitoredBarrier")
+            yield _LogStatement(report, rank, is_global)
+    elif match := _REACHED.search(text) or _BARRIER.search(text):
         yield _by_prefix(
             text[: match.start()],
-            "reached",
-            group_rank=int(match[1]),
-            operation="monitoredBarrier",
-        )
-    elif match := _BARRIER.search(text):
-        yield _by_prefix(
-            text[: match.start()],
-            "timeout",
+            "reached" if match.re is _REACHED else "timeout",
             group_rank=int(match[1]),
             operation="monitoredBarrier",
         )
@@ -241,16 +232,13 @@ def _statements(text: str) -> Iterator[_LogStatement]:
 
 def _mismatches(text: str) -> Iterator[_LogStatement]:
     """A mismatch of collectives, or the desync report, with ranks in the group."""
-    running = list(_MISMATCH.finditer(text))
-    if running:
-        global_rank = _GLOBAL.search(text)
-        is_global = global_rank is None or int(global_rank[1]) == int(running[0][1])
-        for match in running[:2]:
-            rank, sequence = int(match[1]), _count(match[2])
-            report = _report(
-                rank if is_global else None, "mismatch", sequence=sequence, operation=match[3]
-            )
-            yield _LogStatement(report, rank, is_global)
+    running = list(_MISMATCH.finditer(text))[:2]
+    is_global = bool(running) and _numbers_are_global(text, int(running[0][1]))
+    for match in running:
+        rank, sequence = int(match[1]), _count(match[2])
+        global_rank = rank if is_global else None
+        report = _report(global_rank, "mismatch", sequence=sequence, operation=match[3])
+        yield _LogStatement(report, rank, is_global)
     for match in _NOT_JOINED.finditer(text):
         for rank in _numbers(match[1]):
             report = _report(rank, "missing", sequence=int(match[3]), completed=int(match[2]))
@@ -263,6 +251,12 @@ def _mismatches(text: str) -> Iterator[_LogStatement]:
     if never := _NEVER.search(text):
         for rank in _numbers(never[1]):
             yield _LogStatement(_report(rank, "missing", enqueued=0, completed=0), rank, False)
+
+
+def _numbers_are_global(text: str, reporter: int) -> bool:
+    """Whether the ranks in a line are global: its prefix has no other rank for the reporter."""
+    global_rank = _GLOBAL.search(text)
+    return global_rank is None or int(global_rank[1]) == reporter
 
 
 def _report(
@@ -278,16 +272,12 @@ def _report(
 
 
 def _by_prefix(
-    before: str,
-    kind: str,
-    *,
-    group_rank: int | None = None,
-    sequence: int | None = None,
-    operation: str = "",
-    enqueued: int | None = None,
-    completed: int | None = None,
+    before: str, kind: str, *, group_rank: int | None = None, **values: Any
 ) -> _LogStatement:
-    """A report of the rank and the group that the line's prefix names."""
+    """A report of the rank and the group that the line's prefix names.
+
+    values: see `_report`
+    """
     global_rank, group = _GLOBAL.search(before), ""
     if match := _GROUP.search(before):
         name, description = match[1] or "", match[2] or ""
@@ -299,28 +289,24 @@ def _by_prefix(
     group = _DEFAULT if group == "0" else group
     is_global = global_rank is not None or group == _DEFAULT
     rank = int(global_rank[1]) if global_rank else group_rank if is_global or not group else None
-    report = WatchdogReport(rank, group, kind, sequence, operation, enqueued, completed)
+    report = replace(_report(rank, kind, **values), group=group)
     return _LogStatement(report, group_rank, is_global)
 
 
 def _merged_reports(statements: Sequence[_LogStatement]) -> Iterator[WatchdogReport]:
     """The reports; two lines about one timeout become one report with the data of both."""
-    numbers: dict[tuple[int | None, str], set[int]] = {}
-    for statement in statements:
-        if (
-            not statement.is_global
-            and statement.report.kind == "timeout"
-            and statement.report.sequence is not None
-        ):
-            numbers.setdefault((statement.group_rank, statement.report.group), set()).add(
-                statement.report.sequence
-            )
+    timeouts = [statement for statement in statements if statement.report.kind == "timeout"]
+    sequences: dict[tuple[int | None, str], set[int]] = {}
+    for statement in timeouts:
+        if not statement.is_global and statement.report.sequence is not None:
+            member = statement.group_rank, statement.report.group
+            sequences.setdefault(member, set()).add(statement.report.sequence)
     later = {
         (statement.report.rank, statement.group_rank, statement.report.sequence): statement.report
-        for statement in statements
-        if statement.report.kind == "timeout" and statement.report.enqueued is not None
+        for statement in timeouts
+        if statement.report.enqueued is not None
     }
-    taken = set()
+    merged = set()
     for statement in statements:
         report = statement.report
         if report.kind == "timeout" and report.sequence is not None:
@@ -331,15 +317,13 @@ def _merged_reports(statements: Sequence[_LogStatement]) -> Iterator[WatchdogRep
                 same = [other for k, other in later.items() if k[1:] == key[1:]]
                 status = same[0] if len(same) == 1 else None
             if status is not None and report.enqueued is None:
-                taken.add(status)
+                merged.add(status)
                 report = replace(status, operation=report.operation or status.operation)
-            elif report in taken:
+            elif report in merged:
                 continue
         # A rank waits for one collective of a group at a time: these are several groups.
-        if (
-            not statement.is_global
-            and len(numbers.get((statement.group_rank, report.group), ())) > 1
-        ):
+        is_ambiguous = len(sequences.get((statement.group_rank, report.group), ())) > 1
+        if is_ambiguous and not statement.is_global:
             report = replace(report, rank=None)
         yield report
 
@@ -382,6 +366,15 @@ class _LogFile:
     number: int
     file_stat: os.stat_result
 
+    @property
+    def inode(self) -> tuple[int, int]:
+        return _inode(self.file_stat)
+
+
+def _inode(file_stat: os.stat_result) -> tuple[int, int]:
+    """A file on this node: its device and inode."""
+    return file_stat.st_dev, file_stat.st_ino
+
 
 def observe(pid: int, uid: int) -> RankLog:
     """The log of this process, read with its user's rights.
@@ -411,12 +404,9 @@ def open_logs(pid: int, uid: int) -> Iterator[list[_LogFile]]:
                 open_files += _files(pid, uid, descriptor)
             except NoLogError as problem:
                 reasons.setdefault(str(problem))
-        files = list(
-            {(file.file_stat.st_dev, file.file_stat.st_ino): file for file in open_files}.values()
-        )
-        if not files:
+        if not open_files:
             raise NoLogError("; ".join(reasons))
-        yield files
+        yield list({file.inode: file for file in open_files}.values())
     finally:
         for file in open_files:
             os.close(file.number)
@@ -462,16 +452,15 @@ def _files(pid: int, uid: int, descriptor: int) -> list[_LogFile]:
         shown = os.readlink(link)
         file_stat = os.stat(link)
     except FileNotFoundError:
-        gone = not os.path.exists(f"/proc/{pid}")
-        raise NoLogError("it has ended" if gone else "it has closed its output") from None
+        has_ended = not os.path.exists(f"/proc/{pid}")
+        raise NoLogError("it has ended" if has_ended else "it has closed its output") from None
     except ProcessLookupError:
         raise NoLogError("it has ended") from None
     except OSError as problem:
         raise NoLogError(f"its output cannot be looked at: {_reason(problem)}") from None
     mode = file_stat.st_mode
     if stat.S_ISFIFO(mode):
-        place = file_stat.st_dev, file_stat.st_ino
-        return _open_behind_pipe(pid, uid, shown, place, error=descriptor == 2)
+        return _open_behind_pipe(pid, uid, shown, _inode(file_stat), error=descriptor == 2)
     if stat.S_ISREG(mode):
         return [open_written(link, shown, uid)]
     raise NoLogError(_destination(shown, mode))
@@ -522,17 +511,14 @@ def _open_behind_pipe(
     error: it is standard error; steps: filters that are followed (``train | ts | tee log``)
     """
     search = _find_readers(pid, uid)
-    readers = [process for process in search.readers.get(pipe, ()) if process.pid != pid]
+    readers = [reader for reader in search.readers.get(pipe, ()) if reader.pid != pid]
     if not readers:
         if _below_slurmstepd(pid):
             return _open_srun_log(pid, uid, search.sruns, error=error)
+        reason = "that no process of its user reads"
         if not search.is_complete:
-            raise NoLogError(
-                f"its output goes into a pipe whose reader {_SEARCH_S} s did not find ({shown})"
-            )
-        raise NoLogError(
-            f"its output goes into a pipe that no process of its user reads ({shown})"
-        )
+            reason = f"whose reader {_SEARCH_S} s did not find"
+        raise NoLogError(f"its output goes into a pipe {reason} ({shown})")
     for reader in readers:
         if log_files := _open_written_log(reader.pid, uid, _output_descriptors(reader, error)):
             return log_files
@@ -542,9 +528,8 @@ def _open_behind_pipe(
             link = f"/proc/{reader.pid}/fd/1"
             target, file_stat = os.readlink(link), os.stat(link)
             if stat.S_ISFIFO(file_stat.st_mode):
-                place = file_stat.st_dev, file_stat.st_ino
                 return _open_behind_pipe(
-                    reader.pid, uid, target, place, error=error, steps=steps - 1
+                    reader.pid, uid, target, _inode(file_stat), error=error, steps=steps - 1
                 )
     reader_name = f"{_name(readers[0].pid)} ({readers[0].pid})"
     raise NoLogError(f"its output goes through a pipe to {reader_name}, which writes no file")
@@ -565,7 +550,8 @@ def _output_descriptors(reader: _PipeReader, error: bool) -> list[list[int]]:
 def _open_written_log(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> list[_LogFile]:
     """The file that a process writes through the first of these descriptors.
 
-    The file may be the common log of many ranks."""
+    The file may be the common log of many ranks.
+    """
     for numbers in turns:
         written_files: list[_LogFile] = []
         for number in numbers:
@@ -603,19 +589,15 @@ def _open_srun_log(pid: int, uid: int, sruns: Iterable[int], *, error: bool) -> 
             with contextlib.suppress(NoLogError):
                 files = _files(srun, uid, 2 if error else 1)
         for file in files:
-            if (
-                files_by_inode.setdefault((file.file_stat.st_dev, file.file_stat.st_ino), file)
-                is not file
-            ):
+            if files_by_inode.setdefault(file.inode, file) is not file:
                 os.close(file.number)
     if len(files_by_inode) == 1:
         return list(files_by_inode.values())
     for file in files_by_inode.values():
         os.close(file.number)
     if files_by_inode:
-        raise NoLogError(
-            f"srun takes its output, and its job has {len(files_by_inode)} sruns here"
-        )
+        count = len(files_by_inode)
+        raise NoLogError(f"srun takes its output, and its job has {count} sruns here")
     raise NoLogError("srun takes its output to another node: look at srun's --output")
 
 
@@ -651,12 +633,9 @@ def descriptors(pid: int) -> list[int]:
 
 def _access(pid: int, number: int) -> int:
     """O_RDONLY, O_WRONLY or O_RDWR of a descriptor (proc(5), fdinfo); O_RDONLY where unknown."""
-    try:
-        with open(f"/proc/{pid}/fdinfo/{number}", encoding="ascii", errors="replace") as file:
-            text = file.read(4096)
-        return int(text.split("flags:")[1].split()[0], 8) & os.O_ACCMODE
-    except (OSError, ValueError, IndexError):
-        return os.O_RDONLY
+    text = processes.contents(f"/proc/{pid}/fdinfo/{number}", 4096)
+    flags = re.search(r"^flags:\s*([0-7]+)", text, re.M)
+    return int(flags[1], 8) & os.O_ACCMODE if flags else os.O_RDONLY
 
 
 @dataclass(frozen=True)
@@ -690,7 +669,8 @@ _KNOWN_S = 2.0
 def _find_readers(pid: int, uid: int) -> _PipeSearch:
     """The readers of pipes among this user's processes.
 
-    pid: the process whose reader is searched for"""
+    pid: the process whose reader is searched for
+    """
     search = _searches.get(uid)
     if search is None or not search.readers or time.monotonic() - search.begun_s > _KNOWN_S:
         search = _searches[uid] = _PipeSearch(time.monotonic())
@@ -699,8 +679,8 @@ def _find_readers(pid: int, uid: int) -> _PipeSearch:
             if number >= _MAX_PROCESSES or time.monotonic() > until:
                 search.is_complete = False
                 break
-            for read, descriptor in _pipes_read_by(process):
-                search.readers.setdefault(read, []).append(_PipeReader(process, descriptor))
+            for pipe, descriptor in _pipes_read_by(process):
+                search.readers.setdefault(pipe, []).append(_PipeReader(process, descriptor))
             if _name(process) == "srun":
                 search.sruns.append(process)
     return search
@@ -712,8 +692,8 @@ def _processes(pid: int, uid: int) -> Iterator[int]:
     The processes of a pipeline start together, so their pids are close.
     """
     parent = _parent(pid)
-    numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    for number in sorted(numbers, key=lambda number: (number != parent, abs(number - pid))):
+    order = sorted(processes.pids(), key=lambda other: (other != parent, abs(other - pid)))
+    for number in order:
         with contextlib.suppress(OSError):
             if os.stat(f"/proc/{number}").st_uid == uid:
                 yield number
@@ -725,8 +705,7 @@ def _pipes_read_by(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
         with contextlib.suppress(OSError):
             link = f"/proc/{pid}/fd/{number}"
             if os.readlink(link).startswith("pipe:") and _access(pid, number) != os.O_WRONLY:
-                file_stat = os.stat(link)
-                yield (file_stat.st_dev, file_stat.st_ino), number
+                yield _inode(os.stat(link)), number
 
 
 def _parent(pid: int) -> int:

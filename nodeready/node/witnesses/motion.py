@@ -1,8 +1,8 @@
 """Does the job move? Counters of its ranks, read from /proc alone, and of the node's ports.
 
 The probe of `nodeready watch`. It is a separate program, because it runs every minute during a
-healthy job. It takes no stack, runs no tool, and keeps nothing; every value is a counter that only
-grows, so that two snapshots show the change between them. proc(5) describes the files.
+healthy job. It takes no stack, runs no tool, and keeps nothing. Almost every value is a counter
+that only grows, so two snapshots show the change between them. proc(5) describes the files.
 """
 
 from __future__ import annotations
@@ -36,15 +36,11 @@ _WATCHDOG = re.compile(
     rb"[Ww]atchdog caught collective operation timeout|Heartbeat monitor timed out"
     rb"|Timed out waiting \d+ms for (?:recv|send) operation"
 )
-#: Devices whose users wait by polling; the index of MPI's launchers in FAMILIES.
+#: Devices whose users wait by polling.
 _POLLED = (
-    "/dev/nvidia",
-    "/dev/kfd",
-    "/dev/infiniband/",
-    "/dev/dri/render",
-    "/dev/hl",
-    "/dev/accel",
-)
+    "/dev/nvidia", "/dev/kfd", "/dev/infiniband/", "/dev/dri/render", "/dev/hl", "/dev/accel",
+)  # fmt: skip
+#: The indexes of MPI's launchers in `processes.FAMILIES`.
 _MPI = (1, 2)
 _MAX_DESCRIPTORS = 1024
 _SYSFS_IB = "/sys/class/infiniband"
@@ -137,12 +133,9 @@ def main(config: MotionConfig) -> None:
     os.nice(19)
     deadline = time.monotonic() + max(1.0, config.limit_s - 1)
     motions, error = probe(config, deadline)
-    port_bytes = processes.probe_each(
-        lambda number: _ports(), [0], min(deadline, time.monotonic() + _PORTS_S)
-    ).get(0)
-    ports = (
-        PortBytes(*port_bytes) if isinstance(port_bytes, (list, tuple)) else PortBytes(None, None)
-    )
+    ports_deadline = min(deadline, time.monotonic() + _PORTS_S)
+    port_bytes = processes.probe_each(lambda _: _ports(), [0], ports_deadline).get(0)
+    ports = PortBytes(*(port_bytes if isinstance(port_bytes, list) else (None, None)))
     for motion in motions:
         print(wire.line(config.nonce, "motion", motion))
     print(wire.line(config.nonce, "ports", ports))
@@ -165,22 +158,21 @@ def probe(config: MotionConfig, deadline: float) -> tuple[list[Motion], str]:
     if len(own_ranks) > MAX_RANKS:
         error = f"{len(own_ranks) - MAX_RANKS} ranks are left out"
     turns = processes.by_owner(own_ranks, {pid: rank.turn for pid, rank in own_ranks.items()})
-    numbers = {pid: own_ranks[pid] for pid in turns[:MAX_RANKS]}
-    descendants = _descendants(job_processes, numbers)
+    rank_by_pid = {pid: own_ranks[pid] for pid in turns[:MAX_RANKS]}
+    descendants = _descendants(job_processes, rank_by_pid)
     values_by_pid = processes.probe_each(
         lambda pid: _motion(pid, descendants[pid]),
-        list(numbers),
+        list(rank_by_pid),
         deadline,
-        processes.owners(numbers),
+        processes.owners(rank_by_pid),
     )
-    mpi = {pid for pid, number in numbers.items() if number.identity.family in _MPI}
     motions = []
     for pid, values in values_by_pid.items():
         if values and values is not processes.HANGS:
-            values["may_poll"] = values["may_poll"] or pid in mpi
-            process = numbers[pid].process
+            process, identity = rank_by_pid[pid].process, rank_by_pid[pid].identity
+            values["may_poll"] |= identity.family in _MPI
             values |= {"uid": process.main_uid, "in_cgroup": bool(process.cgroup_job)}
-            motions.append(Motion(pid=pid, rank=numbers[pid].identity.rank, **values))
+            motions.append(Motion(pid=pid, rank=identity.rank, **values))
     hung = sum(values is processes.HANGS for values in values_by_pid.values())
     if hung:
         error = f"{hung} ranks could not be looked at: reading them hangs"
@@ -246,16 +238,10 @@ def _motion(pid: int, descendants: Sequence[int]) -> dict[str, Any] | None:
     if process_stat is None or thread is None:
         return None
     state, numbers = process_stat
-    rows = [numbers]
-    alive = 0
-    for child_pid in descendants:
-        if child := _numbers(f"/proc/{child_pid}/stat"):
-            rows.append(child[1])
-            alive += 1
-    moved = [
-        processes.read_and_written(processes.contents(f"/proc/{number}/io"), "rchar", "wchar")
-        for number in (pid, *descendants)
-    ]
+    children = filter(None, (_numbers(f"/proc/{child}/stat") for child in descendants))
+    rows = [numbers, *(child_numbers for _, child_numbers in children)]
+    io_texts = (processes.contents(f"/proc/{number}/io") for number in (pid, *descendants))
+    moved = (processes.read_and_written(text, "rchar", "wchar") for text in io_texts)
     moved_bytes = [count for count in moved if count is not None]
     size, age_s, watchdog = _log(pid)
     switches = re.search(
@@ -269,7 +255,7 @@ def _motion(pid: int, descendants: Sequence[int]) -> dict[str, Any] | None:
         "switches": int(switches[1]) if switches else 0,
         "faults": sum(row[place] for row in rows for place in _FAULTS),
         "moved_bytes": sum(moved_bytes) if moved_bytes else None,
-        "descendant_count": alive,
+        "descendant_count": len(rows) - 1,
         "log_bytes": size,
         "log_age_s": age_s,
         "watchdog": watchdog,
@@ -289,28 +275,22 @@ def _may_poll(pid: int) -> bool:
 def _log(pid: int) -> tuple[int | None, int | None, bool]:
     """Size and age of the files of standard output and error, and whether the watchdog fired.
 
-    The files are read with the rights of the process's owner."""
-    sizes: dict[tuple[int, int], tuple[int, float]] = {}
+    The files are read with the rights of the process's owner.
+    """
+    stat_by_file: dict[tuple[int, int], os.stat_result] = {}
     watchdog = False
-    owner = None
-    with contextlib.suppress(OSError):
-        owner = os.stat(f"/proc/{pid}").st_uid
-    for number in (1, 2):
-        path = f"/proc/{pid}/fd/{number}"
+    for path in (f"/proc/{pid}/fd/1", f"/proc/{pid}/fd/2"):
         with contextlib.suppress(OSError):
             file_stat = os.stat(path)
-            if (
-                not stat.S_ISREG(file_stat.st_mode)
-                or (file_stat.st_dev, file_stat.st_ino) in sizes
-            ):
-                continue
-            sizes[(file_stat.st_dev, file_stat.st_ino)] = (file_stat.st_size, file_stat.st_mtime)
-            watchdog = watchdog or (owner is not None and _watchdog_fired(path, owner))
-    if not sizes:
+            file = file_stat.st_dev, file_stat.st_ino
+            if stat.S_ISREG(file_stat.st_mode) and file not in stat_by_file:
+                stat_by_file[file] = file_stat
+                watchdog = watchdog or _watchdog_fired(path, os.stat(f"/proc/{pid}").st_uid)
+    if not stat_by_file:
         return None, None, False
-    latest = max(written for _, written in sizes.values())
+    latest = max(file_stat.st_mtime for file_stat in stat_by_file.values())
     age_s = max(0, min(int(time.time() - latest), 2**31 - 1))
-    return sum(size for size, _ in sizes.values()), age_s, watchdog
+    return sum(file_stat.st_size for file_stat in stat_by_file.values()), age_s, watchdog
 
 
 def _watchdog_fired(link: str, owner: int) -> bool:
@@ -333,17 +313,16 @@ def _ports() -> list[int | None]:
     """
     network = None
     for row in processes.contents("/proc/net/dev").splitlines():
-        name, colon, counters = row.partition(":")
-        words = counters.split()
+        name, colon, numbers = row.partition(":")
+        words = numbers.split()
         if colon and name.strip() != "lo" and len(words) > 8:
             network = (network or 0) + int(words[0]) + int(words[8])
     rdma = None
     for device in list_directory(_SYSFS_IB):
         for port in list_directory(f"{_SYSFS_IB}/{device}/ports"):
-            for counter in ("port_rcv_data", "port_xmit_data"):
-                value = processes.contents(
-                    f"{_SYSFS_IB}/{device}/ports/{port}/counters/{counter}"
-                ).strip()
+            counters = f"{_SYSFS_IB}/{device}/ports/{port}/counters"
+            for name in ("port_rcv_data", "port_xmit_data"):
+                value = processes.contents(f"{counters}/{name}").strip()
                 if value.isdigit():
                     rdma = (rdma or 0) + 4 * int(value[:19])
     return [network, rdma]

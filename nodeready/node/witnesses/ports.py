@@ -50,40 +50,22 @@ _WORD_BYTES = 4  # port_rcv_data and port_xmit_data count words of four bytes (I
 
 #: Error counters of an interface in /sys/class/net/NAME/statistics: zero on a healthy link.
 _NET_ERRORS = (
-    "rx_errors",
-    "tx_errors",
-    "tx_dropped",
-    "rx_crc_errors",
-    "rx_missed_errors",
-    "rx_fifo_errors",
-    "tx_carrier_errors",
-)
+    "rx_errors", "tx_errors", "tx_dropped", "rx_crc_errors", "rx_missed_errors",
+    "rx_fifo_errors", "tx_carrier_errors",
+)  # fmt: skip
 #: Error counters of an RDMA port in counters (Linux' sysfs-class-infiniband) and in its driver's
 #: hw_counters.
 _PORT_ERRORS = (
-    "symbol_error",
-    "link_error_recovery",
-    "link_downed",
-    "port_rcv_errors",
-    "port_rcv_remote_physical_errors",
-    "port_xmit_discards",
-    "port_xmit_constraint_errors",
-    "port_rcv_constraint_errors",
-    "local_link_integrity_errors",
-    "excessive_buffer_overrun_errors",
-    "VL15_dropped",
-)
+    "symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors",
+    "port_rcv_remote_physical_errors", "port_xmit_discards", "port_xmit_constraint_errors",
+    "port_rcv_constraint_errors", "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors", "VL15_dropped",
+)  # fmt: skip
 _HW_ERRORS = (
-    "out_of_sequence",
-    "packet_seq_err",
-    "local_ack_timeout_err",
-    "rnr_nak_retry_err",
-    "implied_nak_seq_err",
-    "out_of_buffer",
-    "rx_icrc_encapsulated",
-    "rx_drops",
+    "out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err",
+    "implied_nak_seq_err", "out_of_buffer", "rx_icrc_encapsulated", "rx_drops",
     "retrans_timeout_events",
-)
+)  # fmt: skip
 #: Byte counters in hw_counters of a device that has no others (EFA): received, sent.
 _HW_RECEIVED = ("rx_bytes", "rdma_read_bytes", "rdma_write_recv_bytes")
 _HW_SENT = ("tx_bytes", "rdma_read_resp_bytes", "rdma_write_bytes")
@@ -162,9 +144,8 @@ def _rdma(path: str) -> dict[str, Any]:
     rate = re.match(r"(\d{1,5}(?:\.\d{1,3})?) Gb/sec", processes.contents(f"{path}/rate", 64))
     values = _values(f"{path}/counters", ("port_rcv_data", "port_xmit_data"))
     received, sent = values.get("port_rcv_data"), values.get("port_xmit_data")
-    words = True
-    if received is None and sent is None:
-        words = False
+    words = received is not None or sent is not None
+    if not words:
         many = _values(f"{path}/hw_counters", (*_HW_RECEIVED, *_HW_SENT))
         if "rx_bytes" in many and "tx_bytes" in many:
             received = sum(many.get(name, 0) for name in _HW_RECEIVED)
@@ -211,18 +192,20 @@ def _port(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Witnesse
         _counter_increase(old[direction], new[direction]) for direction in ("received", "sent")
     )
     unit = _WORD_BYTES if new.get("words") else 1
-    errors = []
-    for counter, value in new["errors"].items():
-        risen = _counter_increase(old["errors"].get(counter), value, full=False)
-        if risen:
-            errors.append((counter, risen))
-    state = new["state"]
-    if state == "up" and (received is None or sent is None):
-        state = UNREADABLE
+    increases = [
+        (counter, _counter_increase(old["errors"].get(counter), value, full=False))
+        for counter, value in new["errors"].items()
+    ]
+    is_unreadable = new["state"] == "up" and (received is None or sent is None)
     return WitnessedPort(
-        name, new["kind"], state, (received or 0) * unit, (sent or 0) * unit, tuple(errors),
+        name,
+        new["kind"],
+        UNREADABLE if is_unreadable else new["state"],
+        (received or 0) * unit,
+        (sent or 0) * unit,
+        tuple((counter, increase) for counter, increase in increases if increase),
         new["gbps"],
-    )  # fmt: skip
+    )
 
 
 def _counter_increase(old: int | None, new: int | None, *, full: bool = True) -> int | None:
@@ -230,9 +213,7 @@ def _counter_increase(old: int | None, new: int | None, *, full: bool = True) ->
 
     full: a counter of 32 bits that stays at its maximum no longer counts
     """
-    if old is None or new is None:
-        return None
-    if full and old == new == 0xFFFFFFFF:
+    if old is None or new is None or (full and old == new == 0xFFFFFFFF):
         return None
     if new >= old:
         return new - old

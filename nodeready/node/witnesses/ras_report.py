@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from nodeready.subjects import wire
 _MAX_COST = 400 << 20
 #: Maximum members listed of all communicators; maximum communicators.
 _MAX_MEMBERS, _MAX_COMMUNICATORS = 4096, 1024
+#: Maximum kinds of collectives that are listed of a member.
+_MAX_COLLECTIVES = 16
 
 
 @dataclass(frozen=True)
@@ -97,24 +99,18 @@ def with_world_ranks(
             (local_hosts[0], pid): rank for pid, rank in rank_by_pid.items() if rank is not None
         }
     for group in groups:
-        if group.size != world or any(
-            rank_by_member.get((member.host, member.pid), member.rank) != member.rank
+        has_job_order = group.size == world and all(
+            rank_by_member.get((member.host, member.pid), member.rank) == member.rank
             for member in group.members
-        ):
-            continue
-        for member in group.members:
+        )
+        for member in group.members if has_job_order else ():
             if member.pid:
                 rank_by_member.setdefault((member.host, member.pid), member.rank)
-    return tuple(
-        replace(
-            group,
-            members=tuple(
-                replace(member, world_rank=rank_by_member.get((member.host, member.pid), -1))
-                for member in group.members
-            ),
-        )
-        for group in groups
-    )
+
+    def numbered(member: Member) -> Member:
+        return replace(member, world_rank=rank_by_member.get((member.host, member.pid), -1))
+
+    return tuple(replace(group, members=tuple(map(numbered, group.members))) for group in groups)
 
 
 def lists_all_members(ras: Ras) -> bool:
@@ -149,14 +145,10 @@ def read_json(text: str) -> Ras | None:
             break
     if not isinstance(document, dict) or not isinstance(document.get("communicators"), list):
         return None
-    groups = [
-        _communicator(group) for group in document["communicators"] if isinstance(group, dict)
-    ]
-    ras = document.get("ras")
     return Ras(
         version=_text(document.get("nccl_version")),
-        timeouts=_whole_number(ras.get("timeouts_count")) if isinstance(ras, dict) else 0,
-        communicators=tuple(groups),
+        timeouts=_whole_number(_dict(document.get("ras")).get("timeouts_count")),
+        communicators=tuple(map(_communicator, _dicts(document["communicators"]))),
     )
 
 
@@ -168,13 +160,23 @@ def _text(value: Any) -> str:
     return value[:80] if isinstance(value, str) else ""
 
 
-def _dicts(value: Any) -> Iterator[Mapping[str, Any]]:
-    return (row for row in value if isinstance(row, dict)) if isinstance(value, list) else iter(())
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
 def _communicator(group: Mapping[str, Any]) -> Communicator:
-    members = [_member(rank) for rank in _dicts(group.get("ranks"))]
-    members += [_missing(rank) for rank in _dicts(group.get("missing_ranks"))]
+    members = [
+        replace(_member(rank), counts=_counts(rank), problem=_problem(_dict(rank.get("status"))))
+        for rank in _dicts(group.get("ranks"))
+    ]
+    members += [
+        replace(_member(rank), missing=_missing(rank))
+        for rank in _dicts(group.get("missing_ranks"))
+    ]
     usual = Counter(member.counts for member in members if member.counts)
     return Communicator(
         _text(group.get("hash")),
@@ -185,26 +187,22 @@ def _communicator(group: Mapping[str, Any]) -> Communicator:
 
 
 def _member(rank: Mapping[str, Any]) -> Member:
-    status = rank.get("status")
-    counts = rank.get("collective_counts")
     return Member(
         _whole_number(rank.get("rank"), -1),
         _text(rank.get("host")),
         _whole_number(rank.get("pid")),
-        tuple(
-            (_text(name), _whole_number(count))
-            for name, count in (list(counts.items())[:16] if isinstance(counts, dict) else ())
-        ),
-        "",
-        _problem(status) if isinstance(status, dict) else "",
     )
+
+
+def _counts(rank: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    """The launches of each collective, as in `Member.counts`."""
+    counts = list(_dict(rank.get("collective_counts")).items())[:_MAX_COLLECTIVES]
+    return tuple((_text(name), _whole_number(count)) for name, count in counts)
 
 
 def _problem(status: Mapping[str, Any]) -> str:
-    init_state, error = (
-        _whole_number(status.get("init_state")),
-        _whole_number(status.get("async_error")),
-    )
+    init_state = _whole_number(status.get("init_state"))
+    error = _whole_number(status.get("async_error"))
     if status.get("abort_flag") is True:
         return "aborted"
     if error not in (0, _IN_PROGRESS):
@@ -218,16 +216,12 @@ def _problem(status: Mapping[str, Any]) -> str:
     return ""
 
 
-def _missing(rank: Mapping[str, Any]) -> Member:
-    status = rank.get("status")
-    flags = status if isinstance(status, dict) else {}
-    dead, quiet = flags.get("considered_dead") is True, flags.get("unresponsive") is True
-    return Member(
-        _whole_number(rank.get("rank"), -1),
-        _text(rank.get("host")),
-        _whole_number(rank.get("pid")),
-        missing="dead" if dead else "unresponsive" if quiet else "missing",
-    )
+def _missing(rank: Mapping[str, Any]) -> str:
+    """Why a member is missing, as in `Member.missing`."""
+    status = _dict(rank.get("status"))
+    if status.get("considered_dead") is True:
+        return "dead"
+    return "unresponsive" if status.get("unresponsive") is True else "missing"
 
 
 def within_limits(groups: Sequence[Communicator]) -> tuple[Communicator, ...]:

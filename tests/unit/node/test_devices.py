@@ -46,7 +46,7 @@ def tools(tmp_path, monkeypatch):
         paths[name] = str(path)
 
     monkeypatch.setattr(system_tools, "tool_path", lambda name: paths.get(name, ""))
-    monkeypatch.setattr(gpu_witness, "_driver", lambda name: name == "nvidia")
+    monkeypatch.setattr(gpu_witness, "_is_loaded", lambda name: name == "nvidia")
     monkeypatch.setattr(kernel_log, "uptime_s", lambda: 1000.0)
     return add
 
@@ -244,7 +244,7 @@ def test_a_gpu_that_the_hardware_slows_down(tools, monkeypatch):
     tools("nvidia-smi", spinning({"throttle": ("hw_slowdown", "hw_thermal_slowdown")}))
     first, second = gpus().devices
     assert (first.throttle, second.throttle) == (("hw_slowdown", "hw_thermal_slowdown"), ())
-    monkeypatch.setattr(gpu_witness, "_driver", lambda name: name == "amdgpu")
+    monkeypatch.setattr(gpu_witness, "_is_loaded", lambda name: name == "amdgpu")
     hot = {"throttle": {"socket_thermal_violation_status": "ACTIVE"}}
     slow = {"perf_level": "AMDSMI_DEV_PERF_LEVEL_LOW"}
     tools("amd-smi", lab_amd.stand_in(lab_amd.outputs({1: {"metric": hot}, 2: {"metric": slow}})))
@@ -274,7 +274,7 @@ def test_where_an_earlier_tool_hangs_or_no_driver_is_loaded_none_is_started(
     tools("nvidia-smi", f"touch {tmp_path}/started")
     monkeypatch.setattr(gpu_witness, "_hung_process", lambda words, until: 815)
     assert "nvidia-smi (pid 815) hangs in the kernel" in gpus().absent
-    monkeypatch.setattr(gpu_witness, "_driver", lambda name: False)
+    monkeypatch.setattr(gpu_witness, "_is_loaded", lambda name: False)
     assert gpus().absent == "no driver of a GPU is loaded"
     assert not (tmp_path / "started").exists()
 
@@ -296,7 +296,7 @@ def test_which_process_is_a_stuck_tool(monkeypatch, state, started_s, owner, stu
 
 
 def test_the_tools_of_amd(tools, monkeypatch):
-    monkeypatch.setattr(gpu_witness, "_driver", lambda name: name == "amdgpu")
+    monkeypatch.setattr(gpu_witness, "_is_loaded", lambda name: name == "amdgpu")
     card = {
         **{"Device ID": "0x738c", "Card series": "Arcturus GL-XL [Instinct MI100]"},
         **{"PCI Bus": "0000:83:00.0", "GPU use (%)": "99"},
