@@ -5,7 +5,6 @@ Only the open file is read, because the file's name may be another file's a mome
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import struct
@@ -28,7 +27,7 @@ _PHDR = struct.Struct("<IIQQQQQQ")
 _CORE, _MACHINES = 4, {62: "x86_64", 183: "aarch64"}
 _LOAD, _NOTE = 1, 4
 _PRSTATUS, _PRPSINFO, _AUXV, _FILE = 1, 3, 6, 0x46494C45
-_AT_PHDR, _AT_ENTRY, _AT_EXECFN = 3, 9, 31
+_AT_ENTRY, _AT_EXECFN = 9, 31
 #: Maximum mapped files: Linux allows 65530 mappings, and one file has several.
 _FILES = 65_536
 _BUILD_ID = 3
@@ -42,7 +41,7 @@ class NoCore(ValueError):
 
 @dataclass(frozen=True)
 class Segment:
-    """The file has ``size`` bytes of the memory at ``address``, from ``offset`` on."""
+    """The file contains ``size`` bytes of the memory at ``address``, from ``offset`` on."""
 
     offset: int
     address: int
@@ -245,9 +244,8 @@ class CoreReader:
             # whole_bytes expects the program headers at their place in the file.
             gap = b"\0" * max(0, min(offset, 1 << 20) - len(head))
             total_bytes = whole_bytes(head[:offset] + gap + table)
-            self.whole_bytes = (
-                None if total_bytes is None or total_bytes > sys.maxsize else total_bytes
-            )
+            if total_bytes is not None and total_bytes <= sys.maxsize:
+                self.whole_bytes = total_bytes
         data = b"".join(_read(number, min(n.size, _NOTES_BYTES), n.offset) for n in notes[:1])
         self.notes: Notes = parse(data)
 
@@ -298,9 +296,10 @@ def program_problem(path: str, expected: str) -> str:
     except OSError as problem:
         gone = path.endswith(" (deleted)") or isinstance(problem, FileNotFoundError)
         return f"{path}: {'is no longer there' if gone else problem.strerror}"
-    with contextlib.ExitStack() as after:
-        after.callback(os.close, number)
+    try:
         actual = build_id(_read(number, _IMAGE_BYTES, 0))
+    finally:
+        os.close(number)
     if expected and actual and expected != actual:
         return f"{path} has changed since: build id {actual[:12]}, in the core {expected[:12]}"
     return ""

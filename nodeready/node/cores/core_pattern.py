@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from nodeready.node.users_file import ROOT, Resolved, by_turns, follow, main_uid, modified_ns, scan
 
@@ -27,9 +28,11 @@ def handler_of(pattern: str) -> str:
     """The program or socket (``@``) that gets the cores of a pattern; "": cores are files."""
     if pattern.startswith("@"):
         return pattern.split(maxsplit=1)[0]
-    words = pattern[1:].split() if pattern.startswith("|") else []
+    if not pattern.startswith("|"):
+        return ""
+    words = pattern[1:].split()
     # The kernel starts a relative program from /.
-    return f"/{words[0].lstrip('/')}" if words else "|" if pattern.startswith("|") else ""
+    return f"/{words[0].lstrip('/')}" if words else "|"
 
 
 def expand(pattern: str, values: Mapping[str, str], *, uses_pid: bool = False) -> str:
@@ -54,7 +57,7 @@ def expand(pattern: str, values: Mapping[str, str], *, uses_pid: bool = False) -
 
 def _harmless(value: str) -> str:
     value = value.replace("/", "!")
-    return "!" if value == "" else f"!{value[1:]}" if value in (".", "..") else value
+    return f"!{value[1:]}" if value in ("", ".", "..") else value
 
 
 def printable(path: str) -> str:
@@ -180,11 +183,8 @@ class CorePlace:
             ]
             if problems and not entered:
                 raise problems[0]
-            directories = (
-                by_turns(entered)[:_MAX_DIRECTORIES]
-                if len(entered) > _MAX_DIRECTORIES
-                else entered
-            )
+            is_too_many = len(entered) > _MAX_DIRECTORIES
+            directories = by_turns(entered)[:_MAX_DIRECTORIES] if is_too_many else entered
         return directories
 
     @property
@@ -262,13 +262,12 @@ def _regex(part: str) -> re.Pattern[str]:
 
 
 def live_place() -> CorePlace:
-    """The pattern in force; "": it cannot be read."""
+    """The place of the pattern in force; its pattern is "" if that cannot be read."""
     try:
-        with open(
-            "/proc/sys/kernel/core_pattern", encoding="utf-8", errors="surrogateescape"
-        ) as f:
-            pattern = f.read().rstrip("\n")
-        with open("/proc/sys/kernel/core_uses_pid", encoding="ascii", errors="replace") as f:
-            return CorePlace(pattern, f.read().strip() not in ("", "0"))
+        pattern, uses_pid = (
+            Path(f"/proc/sys/kernel/{name}").read_text("utf-8", "surrogateescape")
+            for name in ("core_pattern", "core_uses_pid")
+        )
     except OSError:
         return CorePlace("")
+    return CorePlace(pattern.rstrip("\n"), uses_pid.strip() not in ("", "0"))

@@ -109,6 +109,7 @@ def states(pid: int) -> set[str]:
 
 
 def _ancestors() -> set[int]:
+    """This process and its ancestors."""
     pids, pid = set[int](), os.getpid()
     while pid > 0 and pid not in pids:
         pids.add(pid)
@@ -167,9 +168,8 @@ def _look(pid: int) -> DumpTarget:
     own_identity = identity(pid)
     if reason := own_identity.privilege_problem(namespace("self")):
         raise DumpRefused(f"process {pid} {reason}: no core is taken of such a process")
-    resident = sum(
-        int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmSwap") if name in status
-    )
+    sizes_kib = [int(status.get(name, "0").split()[0]) for name in ("VmRSS", "VmSwap")]
+    resident = sum(sizes_kib) * 1024
     mapped = core_bytes(_read(f"/proc/{pid}/smaps").splitlines())
     command = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
     try:
@@ -206,6 +206,10 @@ def _refuse_bad_state(pid: int) -> None:
 _MARGIN_BYTES, _MARGIN_PARTS = 64 << 20, 20
 #: Seconds for a process to continue after gdb detached.
 _RESUME_S = 3
+
+
+def _with_margin(size_bytes: int) -> int:
+    return size_bytes + size_bytes // _MARGIN_PARTS + _MARGIN_BYTES
 
 
 @dataclass(frozen=True)
@@ -298,9 +302,8 @@ def _path(target: DumpTarget, config: AttachConfig) -> str:
     timestamp = str(int(time.time()))
     host = os.uname().nodename
     if config.into:
-        return os.path.join(
-            config.into, f"core.{_safe_name(target.comm)}.{target.pid}.{host}.{timestamp}"
-        )
+        comm = "".join(letter if letter.isalnum() else "_" for letter in target.comm) or "_"
+        return os.path.join(config.into, f"core.{comm}.{target.pid}.{host}.{timestamp}")
     values = dict.fromkeys(core_pattern.SPECIFIERS, "0") | {
         "p": str(target.inner_pid), "i": str(target.inner_pid),
         "P": str(target.pid), "I": str(target.pid),
@@ -313,24 +316,15 @@ def _path(target: DumpTarget, config: AttachConfig) -> str:
     raise DumpRefused("neither core_pattern nor the policy names a directory for cores")
 
 
-def _safe_name(comm: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in comm) or "_"
-
-
 def _writes_sparse() -> bool:
     """Whether this gdb leaves zeros out (NEWS of 15.1)."""
+    argv = [find_gdb(), "-nx", "--version"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        first_line = subprocess.run(
-            [find_gdb(), "-nx", "--version"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=10,
-            env=environment(),
-            cwd="/",
-            check=False,
-        ).stdout.split(b"\n", 1)[0]
-        version = re.search(rb" ([0-9]+)\.[0-9]", first_line)
+        shown = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            timeout=10, env=environment(), cwd="/", check=False,
+        )  # fmt: skip
+        version = re.search(rb" ([0-9]+)\.[0-9]", shown.stdout.split(b"\n", 1)[0])
         return version is not None and int(version[1]) >= 15
     return False
 
@@ -358,7 +352,7 @@ def _preview(target: DumpTarget, path: str, directory: int) -> Preview:
     if not os.access(".", os.W_OK | os.X_OK, dir_fd=directory):
         raise DumpRefused(f"{shown} is not writable for {target.user}")
     written = target.resident_bytes if _writes_sparse() else target.mapped_bytes
-    need = written + written // _MARGIN_PARTS + _MARGIN_BYTES
+    need = _with_margin(written)
     free = room.f_bavail * room.f_frsize
     if free < need:
         reason = f"{shown} has {free >> 20} MiB free, and the core needs {need >> 20} MiB"
@@ -431,21 +425,24 @@ def _hold_problem(target: DumpTarget, session: int) -> str:
 
     session: of gdb
     """
-    try:
+    with contextlib.suppress(OSError):
         threads = os.listdir(f"/proc/{target.pid}/task")
         statuses = [status(int(name)) for name in threads]
         # A thread that started in the meantime is in the new list.
-        complete = os.listdir(f"/proc/{target.pid}/task") == threads
-        if reason := target.identity.describe_change(identity(target.pid), namespace("self")):
-            return f"process {target.pid} {reason}"
-        is_held = all(
+        is_complete = os.listdir(f"/proc/{target.pid}/task") == threads
+        if change := _change(target):
+            return change
+        if is_complete and all(
             thread.state == "t" and os.getsid(thread.tracer) == session for thread in statuses
-        )
-        if complete and is_held:
+        ):
             return ""
-    except OSError:
-        pass
     return _NOT_HELD
+
+
+def _change(target: DumpTarget) -> str:
+    """How the process changed since it was looked at, one line; "": it did not. Raises OSError."""
+    change = target.identity.describe_change(identity(target.pid), namespace("self"))
+    return f"process {target.pid} {change}" if change else ""
 
 
 _NOT_HELD = "gdb does not hold every thread of it"
@@ -480,7 +477,7 @@ class _GdbDialogue:
 
 def _limit_size(mapped_bytes: int) -> None:
     """Limit the size of the core: a process that grows in the meantime must not fill the disk."""
-    limit_bytes = mapped_bytes + mapped_bytes // _MARGIN_PARTS + _MARGIN_BYTES
+    limit_bytes = _with_margin(mapped_bytes)
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit_bytes = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
@@ -540,8 +537,8 @@ def _dump_problem(ended: Ended, target: DumpTarget, file: int, refused: str) -> 
                 return _owner_problem(core, target)
     # gdb reports a changed process as "not permitted".
     with contextlib.suppress(OSError):
-        if reason := target.identity.describe_change(identity(target.pid), namespace("self")):
-            return f"process {target.pid} {reason}"
+        if change := _change(target):
+            return change
     rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
     messages = [row for row in rows if "process to debug" not in row]
     return f"gdb: {messages[-1][:200] if messages else refused or f'exit status {ended.rc}'}"
@@ -550,12 +547,8 @@ def _dump_problem(ended: Ended, target: DumpTarget, file: int, refused: str) -> 
 def _owner_problem(core: CoreReader, target: DumpTarget) -> str:
     """Why the core's notes are not this process's, one line; "": they are."""
     notes, process = core.notes, target.identity
-    auxiliary = auxv(notes.auxv)
-    if (notes.pid, notes.uid, auxiliary) == (
-        target.pid,
-        process.uid,
-        process.auxv,
-    ):
+    expected = target.pid, process.uid, process.auxv
+    if (notes.pid, notes.uid, auxv(notes.auxv)) == expected:
         return ""
     return f"the core is of another process or program than {target.pid} was: it is removed"
 

@@ -80,10 +80,10 @@ def words(
     return [*argv, *([f"--exec={program}", f"--symbols={program}"] if program else ())]
 
 
-def memory_bytes() -> int:
+def _memory_bytes() -> int:
     """The address space that gdb gets: a quarter of the machine's memory, 2 to 16 GiB."""
-    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(_MIN_MEMORY, min(memory_bytes // 4, _MAX_MEMORY))
+    installed_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(_MIN_MEMORY, min(installed_bytes // 4, _MAX_MEMORY))
 
 
 @lru_cache(maxsize=1)
@@ -100,9 +100,16 @@ def _libc() -> Any:
 def _limit_gdb() -> None:
     """Set gdb's limits, in the child before gdb starts."""
     with contextlib.suppress(Exception):
-        confine(memory_bytes(), LIMIT_S, _WRITTEN_BYTES, executes=True)
+        confine(_memory_bytes(), LIMIT_S, _WRITTEN_BYTES, executes=True)
     with contextlib.suppress(Exception):
         _libc().prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+
+
+def _last_message(error_text: str) -> str:
+    """gdb's last message that explains an error; "": there is none."""
+    rows = [row.strip() for row in error_text.splitlines() if row.strip()]
+    messages = [row for row in rows if not row.startswith(_NOISE)]
+    return messages[-1][:200] if messages else ""
 
 
 # --- The native stack of a live process.
@@ -160,9 +167,8 @@ def live_stack(
         return frames, "", ended.rc is None
     if ended.rc is None:
         return [], "gdb did not finish in time", True
-    rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
-    messages = [row for row in rows if not row.startswith(_NOISE)]
-    return [], f"gdb: {messages[-1][:200]}" if messages else "gdb shows no call", False
+    message = _last_message(ended.err)
+    return [], f"gdb: {message}" if message else "gdb shows no call", False
 
 
 class _GdbOutput:
@@ -185,29 +191,24 @@ def start_options(core: int) -> dict[str, object]:
 def _limited_options(core: int, rights: Rights | None) -> dict[str, object]:
     """The options to start gdb on a hostile core. Our process must have no threads."""
     _libc()
-    process_options = {**start_options(core), "preexec_fn": _limit_gdb}
-    if rights is not None:
-        process_options |= {
-            "user": rights.uid,
-            "group": rights.gid,
-            "extra_groups": list(rights.groups),
-        }
-    return process_options
+    options = {**start_options(core), "preexec_fn": _limit_gdb}
+    if rights is None:
+        return options
+    groups = list(rights.groups)
+    return {**options, "user": rights.uid, "group": rights.gid, "extra_groups": groups}
 
 
 def _limit_launcher() -> None:
     """Set limits, in the child before it gives up root's rights and starts gdb."""
     with contextlib.suppress(Exception):
-        confine(memory_bytes(), LIMIT_S, 0, executes=True)
+        confine(_memory_bytes(), LIMIT_S, 0, executes=True)
 
 
 def _sealed_command(core: int, argv: list[str]) -> tuple[list[str], dict[str, object]]:
     """The words and the options with which uid 65534 reads a core of root's."""
-    nobody_rights = Rights(NOBODY, NOBODY, ())
-    lower = tool_rights.tool_command(
-        nobody_rights, (tool_rights.READ_FILES,), memory_bytes(), argv
-    )
-    return lower, {**start_options(core), "preexec_fn": _limit_launcher}
+    nobody = Rights(NOBODY, NOBODY, ())
+    sealed = tool_rights.tool_command(nobody, (tool_rights.READ_FILES,), _memory_bytes(), argv)
+    return sealed, {**start_options(core), "preexec_fn": _limit_launcher}
 
 
 def backtrace(
@@ -225,26 +226,25 @@ def backtrace(
     program: its path; "": gdb reads only the core
     rights:  of the user who can write the core; None: our own, for root only the right to read
     """
-    commands = [f"set backtrace limit {FRAMES}", "set print elements 100", "set print repeats 10"]
-    last = max(1, min(threads, THREADS))
-    commands += [
-        *(f"echo \\n{CRASHED}\\n", "bt"),
-        *(f"echo \\n{EVERY}\\n", f"thread apply 1-{last} bt"),
-        *(f"echo \\n{PYTHON}\\n", "py-bt"),
-    ]
+    commands = (
+        f"set backtrace limit {FRAMES}", "set print elements 100", "set print repeats 10",
+        f"echo \\n{CRASHED}\\n", "bt",
+        f"echo \\n{EVERY}\\n", f"thread apply 1-{max(1, min(threads, THREADS))} bt",
+        f"echo \\n{PYTHON}\\n", "py-bt",
+    )  # fmt: skip
     sealed = rights is None and os.geteuid() == 0
     # gdb must print no line of a file that debug information names (gdb 12 and later).
     guards = (*GUARDS, "set source open off") if sealed else GUARDS
-    argv = words(gdb, f"/proc/self/fd/{core}", program, tuple(commands), guards)
-    quiet = shutil.which("ionice")
-    argv = [quiet, "-c", "3", "-t", *argv] if quiet else argv
-    started = _limited_options(core, rights)
+    argv = words(gdb, f"/proc/self/fd/{core}", program, commands, guards)
+    ionice = shutil.which("ionice")
+    argv = [ionice, "-c", "3", "-t", *argv] if ionice else argv
+    options = _limited_options(core, rights)
     if sealed:
-        argv, started = _sealed_command(core, argv)
+        argv, options = _sealed_command(core, argv)
     output = _GdbOutput()
     limit_s = min(LIMIT_S, supervisor.left_s)
     try:
-        ended = supervisor.run(argv, limit_s, output.add, **started)
+        ended = supervisor.run(argv, limit_s, output.add, **options)
     except (OSError, subprocess.SubprocessError) as problem:
         return "", f"{gdb}: {getattr(problem, 'strerror', '') or problem}", "", False
     text = bytes(output.out).decode("utf-8", "replace")
@@ -255,7 +255,5 @@ def backtrace(
         return text, "", "", output.is_cut
     if ended.rc is None:
         return "", f"gdb had no backtrace after {limit_s:.0f} s and was ended", "", False
-    rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
-    messages = [row for row in rows if not row.startswith(_NOISE)]
-    reason = "gdb finds no function in it" + (f": {messages[-1][:200]}" if messages else "")
-    return "", reason, "", False
+    message = _last_message(ended.err)
+    return "", "gdb finds no function in it" + (f": {message}" if message else ""), "", False

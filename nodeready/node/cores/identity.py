@@ -13,6 +13,7 @@ import secrets
 import stat
 import struct
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from nodeready.node.proc import stat_fields, status_fields
 
@@ -74,11 +75,8 @@ class ProcessIdentity:
         for credentials in self.credentials:
             if len(set(credentials.users)) > 1 or len(set(credentials.groups)) > 1:
                 return "runs with the rights of more than one user or group (setuid, setgid)"
-            if (
-                credentials.capabilities
-                and credentials.users[0]
-                and self.namespace == own_namespace
-            ):
+            is_user = credentials.users[0] != 0 and self.namespace == own_namespace
+            if is_user and credentials.capabilities:
                 return "has capabilities, which its user has not"
         if len(self.credentials) > 1:
             return "has threads with different rights"
@@ -157,6 +155,8 @@ def identity(pid: int) -> ProcessIdentity:
     )
 
 
+# --- A new core file, in a directory where other users may write.
+
 #: Maximum links in a path (path_resolution(7)).
 _MAX_LINKS = 40
 #: The prefix of a private directory, for a file system that has no files without a name.
@@ -193,17 +193,15 @@ def open_directory(path: str) -> int:
                 raise OSError(problem.errno, problem.strerror, f"{done}/{name}") from None
             status = os.fstat(next_directory)
             if stat.S_ISLNK(status.st_mode):
-                with contextlib.ExitStack() as after:
-                    after.callback(os.close, next_directory)
-                    links += 1
-                    if (
-                        not is_private
-                        or status.st_uid not in (0, os.geteuid())
-                        or links > _MAX_LINKS
-                    ):
+                links += 1
+                is_trusted = is_private and status.st_uid in (0, os.geteuid())
+                try:
+                    if not is_trusted or links > _MAX_LINKS:
                         reason = "is a link that another user may have made"
                         raise OSError(errno.ELOOP, reason, f"{done}/{name}")
                     target = os.readlink("", dir_fd=next_directory)
+                finally:
+                    os.close(next_directory)
                 todo += [part for part in reversed(target.split("/")) if part]
                 if target.startswith("/"):
                     os.close(directory)
@@ -258,8 +256,10 @@ class NewFile:
         if self._private < 0:
             os.link(f"/proc/self/fd/{self.number}", name, dst_dir_fd=self._directory)
         else:
-            how = {"src_dir_fd": self._private, "dst_dir_fd": self._directory}
-            os.link(_FILE_NAME, name, **how, follow_symlinks=False)
+            os.link(
+                _FILE_NAME, name, src_dir_fd=self._private, dst_dir_fd=self._directory,
+                follow_symlinks=False,
+            )  # fmt: skip
 
     def clean_up(self) -> None:
         """Remove the private directory. A second call is harmless."""
@@ -301,7 +301,7 @@ def remove_leftovers(directory: int) -> None:
         number = os.open(".", flags, dir_fd=directory)
         after.callback(os.close, number)
         with os.scandir(number) as entries:
-            names = [entry.name for _, entry in zip(range(_MAX_ENTRIES), entries)]
+            names = [entry.name for entry in islice(entries, _MAX_ENTRIES)]
         for name in names:
             if name.startswith(_PREFIX):
                 _remove(directory, name, unlocked=True)

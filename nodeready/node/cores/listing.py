@@ -76,10 +76,10 @@ def core_places(patterns: Iterable[str]) -> tuple[list[CorePlace], list[str]]:
 
     patterns: of the policy
     """
-    directories, notes = [], []
+    places, notes = [], []
     live = core_pattern.live_place()
     if live.pattern.startswith("/"):
-        directories.append(live)
+        places.append(live)
     elif not live.handler:
         notes.append(
             f"core_pattern is {live.shown or 'empty'}: cores lie in whatever directory each "
@@ -90,10 +90,10 @@ def core_places(patterns: Iterable[str]) -> tuple[list[CorePlace], list[str]]:
             f"core_pattern hands cores to {printable(live.handler)}, "
             "which alone knows where they are"
         )
-    directories += [CorePlace(pattern) for pattern in patterns if pattern.startswith("/")]
+    places += [CorePlace(pattern) for pattern in patterns if pattern.startswith("/")]
     if os.path.isdir(core_pattern.STORE):
-        directories.append(CorePlace(core_pattern.STORE_PATTERN))
-    return list(dict.fromkeys(directories)), notes
+        places.append(CorePlace(core_pattern.STORE_PATTERN))
+    return list(dict.fromkeys(places)), notes
 
 
 # --- One place, in a fork.
@@ -125,7 +125,7 @@ def _entries(
     entries: list[_CoreEntry] = []
     count, notes = 0, []
     for index, directory in enumerate(directories):
-        names = looked = 0
+        names = read_names = 0
         try:
             with users_file.scan(directory.real) as directory_entries:
                 for entry in directory_entries:
@@ -136,21 +136,22 @@ def _entries(
                         if now_s > until + 1:
                             break
                         continue
-                    looked += 1
+                    read_names += 1
                     # A file with another prefix cannot be a core.
                     if not entry.name.startswith(place.prefix):
                         continue
                     with contextlib.suppress(OSError):
-                        kept_entry = _entry(index, entry)
-                        count += kept_entry is not None
-                        entries += [kept_entry] if kept_entry else []
+                        if kept_entry := _entry(index, entry):
+                            count += 1
+                            entries.append(kept_entry)
                     if len(entries) >= 2 * _KEPT:
                         entries = by_turns(entries)[:_KEPT]
         except OSError as problem:
             notes.append(f"{printable(directory.shown)}: {problem.strerror or problem}")
-        if looked < names:
+        if read_names < names:
             notes.append(
-                f"{printable(directory.shown)}: {names:,} names or more, looked at {looked:,}: "
+                f"{printable(directory.shown)}: {names:,} names or more, "
+                f"looked at {read_names:,}: "
                 "newer cores may be among the others"
             )
     return entries, count, notes
@@ -212,10 +213,8 @@ def _list(place: CorePlace, since_s: float, send: Send) -> None:
     visited: set[tuple[int, int]] = set()
     for index, entry in enumerate(by_turns(entries)):
         if time.monotonic() > began + _LOOK_S + _SORT_S:
-            remaining_count = len(entries) - index
-            notes.append(
-                f"{place.shown}: {remaining_count:,} files, and no time to look at their names"
-            )
+            count_left = f"{len(entries) - index:,}"
+            notes.append(f"{place.shown}: {count_left} files, and no time to look at their names")
             break
         name = next(place.names(directories[entry.directory], [entry.name]), None)
         if name is None or (entry.device, entry.inode) in visited:
@@ -239,10 +238,10 @@ def listing(patterns: Iterable[str], since_s: float = 0) -> Listing:
     patterns: of the policy; the pattern in force and systemd's store are added
     since_s:  maximum age of a core in seconds; 0: any age
     """
-    directories, notes = core_places(patterns)
+    places, notes = core_places(patterns)
     files_by_inode: dict[tuple[str, int], CoreFile] = {}
     unlisted = 0
-    for place in directories:
+    for place in places:
         answer = _answer(place, since_s)
         if answer is None:
             notes.append(f"{place.shown}: no answer within {_LOOK_S + _SORT_S:.0f} s")
@@ -251,15 +250,13 @@ def listing(patterns: Iterable[str], since_s: float = 0) -> Listing:
         listed = [CoreFile(**row) for row in answer["files"]]
         files_by_inode |= {(file.path, file.inode): file for file in listed}
         # Two patterns may name the same directory, and then leave out the same files.
-        unlisted = (
-            max(unlisted, answer["unlisted"])
-            if len(files_by_inode) == before
-            else unlisted + answer["unlisted"]
-        )
+        is_same_directory = len(files_by_inode) == before
+        remaining = answer["unlisted"]
+        unlisted = max(unlisted, remaining) if is_same_directory else unlisted + remaining
         notes += answer["notes"]
     chosen = by_turns(files_by_inode.values())[:LISTED]
     unlisted += len(files_by_inode) - len(chosen)
-    shown = tuple(dict.fromkeys(place.shown for place in directories))
+    shown = tuple(dict.fromkeys(place.shown for place in places))
     newest = tuple(sorted(chosen, key=lambda file: -file.modified_ns))
     return Listing(shown, newest, unlisted, tuple(dict.fromkeys(notes)))
 

@@ -129,8 +129,8 @@ def main(config: CoresConfig) -> None:
     # gdb may crash, and must leave no core.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if not config.selected:
-        files_listing = listing(config.patterns, config.since_s)
-        print(wire.line(config.nonce, "listing", files_listing), flush=True)
+        cores = listing(config.patterns, config.since_s)
+        print(wire.line(config.nonce, "listing", cores), flush=True)
         return
     supervisor = ProcessSupervisor(config.tag, config.limit_s)
     supervisor.end_on_signals()
@@ -190,10 +190,8 @@ class _CoreReading:
     """
 
     def __init__(self, supervisor: ProcessSupervisor, selected: tuple[str, int, int, int]) -> None:
-        self.file = -1
-        self.uid = 0
-        self.size, self.modified_ns = selected[3], selected[2]
-        self.path = selected[0]
+        self.file, self.uid = -1, 0
+        _, _, self.modified_ns, self.size = selected
         self.exec = self.doubt = ""
         self._channel, worker_end = socket.socketpair()
         self._left_s = supervisor.left_s
@@ -373,13 +371,9 @@ def _with_backtrace(
         return replace(summary, unread="not read: the time was over")
     rights = users_file.rights_of(reading.uid)
     text, error, warning, cut = gdb.backtrace(
-        supervisor,
-        debugger,
-        reading.file,
-        program=reading.exec,
-        threads=summary.threads,
-        rights=rights,
-    )
+        supervisor, debugger, reading.file,
+        program=reading.exec, threads=summary.threads, rights=rights,
+    )  # fmt: skip
     doubt = reading.doubt or warning
     if error:
         reason = "; ".join(filter(None, (cut_off, error, doubt)))
