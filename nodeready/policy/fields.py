@@ -285,9 +285,7 @@ FLAG = SettingKind(_flag, "`True`, `False`")
 LINE = SettingKind(_text, "one line of text")
 VERSION = SettingKind(_version, 'a version, or `""`')
 LIMIT = SettingKind(
-    _limit,
-    '`"unlimited"`, or KiB',
-    lambda value: value if value == "unlimited" else int(value),
+    _limit, '`"unlimited"`, or KiB', lambda value: value if value == "unlimited" else int(value)
 )
 
 CORE_PATTERN = SettingKind(_core_pattern, "an absolute path pattern")

@@ -122,25 +122,15 @@ class Policy:
         "The version of py-spy to install in /usr/local/bin; '': py-spy is not managed.",
     )
     pdshrc_users: Names = setting(
-        (),
-        USERS,
-        "Users who get a ~/.pdshrc, or a marked block in their existing file.",
+        (), USERS, "Users who get a ~/.pdshrc, or a marked block in their existing file."
     )
     pdshrc_path: Names = setting(
-        (),
-        PATHS,
-        "Directories that ~/.pdshrc puts in front of PATH, absolute.",
+        (), PATHS, "Directories that ~/.pdshrc puts in front of PATH, absolute."
     )
     pdshrc_activate: str = setting(
-        "",
-        LINE,
-        "A shell line in ~/.pdshrc that activates the job's environment; must be quiet.",
+        "", LINE, "A shell line in ~/.pdshrc that activates the job's environment; must be quiet."
     )
-    pdshrc_lines: Names = setting(
-        (),
-        LINES,
-        "Further shell lines of ~/.pdshrc.",
-    )
+    pdshrc_lines: Names = setting((), LINES, "Further shell lines of ~/.pdshrc.")
     ssh_client_mode: str = setting(
         "known_hosts",
         one_of("known_hosts", "accept-new", "no"),
@@ -182,9 +172,7 @@ class Policy:
         "verdict and the Prometheus textfile, and Slurm's prolog and health check.",
     )
     gate_interval_s: int = setting(
-        300,
-        whole_number(30, 86400),
-        "Seconds between two verdicts of the timer.",
+        300, whole_number(30, 86400), "Seconds between two verdicts of the timer."
     )
     gate_max_age_s: int = setting(
         900,
@@ -227,25 +215,13 @@ class Policy:
         "Seconds to wait for the package manager's lock: a fresh node's first update can hold it.",
     )
     gpu_count: int | None = setting(
-        None,
-        whole_number_or_none(0, 64),
-        "GPUs that every node's PCI bus shows; None: any.",
+        None, whole_number_or_none(0, 64), "GPUs that every node's PCI bus shows; None: any."
     )
     gpu_model: str = setting(
-        "",
-        LINE,
-        "The product name that the vendor's tool prints; '': any, if it is one.",
+        "", LINE, "The product name that the vendor's tool prints; '': any, if it is one."
     )
-    gpu_driver: str = setting(
-        "",
-        LINE,
-        "The GPU driver's version; '': any.",
-    )
-    gpu_vbios: Names = setting(
-        (),
-        LINES,
-        "The VBIOS versions that GPUs may have; (): any.",
-    )
+    gpu_driver: str = setting("", LINE, "The GPU driver's version; '': any.")
+    gpu_vbios: Names = setting((), LINES, "The VBIOS versions that GPUs may have; (): any.")
     gpu_ecc: str = setting(
         "default",
         one_of("default", "on", "off", "any"),
@@ -259,25 +235,17 @@ class Policy:
         "Persistence of NVIDIA's driver, by its daemon or mode: without it the driver unloads "
         "after each job, and the next job waits seconds per GPU.",
     )
-    gpu_mig: str = setting(
-        "any",
-        one_of("on", "off", "any"),
-        "MIG mode of GPUs that have one.",
-    )
+    gpu_mig: str = setting("any", one_of("on", "off", "any"), "MIG mode of GPUs that have one.")
     gpu_max_temperature_c: int | None = setting(
         None,
         whole_number_or_none(30, 120),
         "Degrees Celsius that no GPU may reach; None: its own slow-down threshold.",
     )
     gpu_idle: bool = setting(
-        False,
-        FLAG,
-        "True: no process may be left on a GPU, for nodes that have no job.",
+        False, FLAG, "True: no process may be left on a GPU, for nodes that have no job."
     )
     xid_ignore: tuple[int, ...] = setting(
-        (),
-        whole_numbers(0, 1023),
-        "NVIDIA Xid codes that are not reported.",
+        (), whole_numbers(0, 1023), "NVIDIA Xid codes that are not reported."
     )
     nics: Table = setting(
         (),
@@ -291,31 +259,17 @@ class Policy:
         "RDMA ports that every node has, as DEVICE/PORT, with their required values: "
         "{'mlx5_0/1': {'rate_gbps': 400, 'link_layer': 'InfiniBand', 'firmware': '28.39.1002'}}.",
     )
-    kernel_release: str = setting(
-        "",
-        LINE,
-        "The kernel's release, as uname -r; '': any.",
-    )
+    kernel_release: str = setting("", LINE, "The kernel's release, as uname -r; '': any.")
     os_release: str = setting(
-        "",
-        LINE,
-        "Distribution and version, ID and VERSION_ID of os-release(5): 'ubuntu 22.04'.",
+        "", LINE, "Distribution and version, ID and VERSION_ID of os-release(5): 'ubuntu 22.04'."
     )
-    timezone: str = setting(
-        "",
-        LINE,
-        "The time zone, e.g. 'Etc/UTC'; '': any.",
-    )
+    timezone: str = setting("", LINE, "The time zone, e.g. 'Etc/UTC'; '': any.")
     clock: str = setting(
         "synchronised",
         one_of("synchronised", "any"),
         "Whether the clock must be synchronised: logs and certificates of nodes have to agree.",
     )
-    mounts: Names = setting(
-        (),
-        PATHS,
-        "Directories that must be mount points, absolute.",
-    )
+    mounts: Names = setting((), PATHS, "Directories that must be mount points, absolute.")
     disk_free_percent: int = setting(
         5,
         whole_number(0, 99),
@@ -329,20 +283,12 @@ class Policy:
         "0: any.",
     )
     memory_min_mb: int = setting(
-        0,
-        whole_number(0, 1 << 30),
-        "MiB of memory that the kernel must see; 0: any.",
+        0, whole_number(0, 1 << 30), "MiB of memory that the kernel must see; 0: any."
     )
     hugepages: int | None = setting(
-        None,
-        whole_number_or_none(0, 1 << 30),
-        "vm.nr_hugepages; None: any.",
+        None, whole_number_or_none(0, 1 << 30), "vm.nr_hugepages; None: any."
     )
-    swap: str = setting(
-        "any",
-        one_of("any", "off"),
-        "Whether there may be swap.",
-    )
+    swap: str = setting("any", one_of("any", "off"), "Whether there may be swap.")
     numa_balancing: int | None = setting(
         None,
         whole_number_or_none(0, 2),
