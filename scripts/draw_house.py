@@ -5,7 +5,7 @@ order. An import of a room further down the list, or a room that is not on the l
 then nothing is written and the exit status is 1. scripts/make_docs.py writes the table of the same
 imports into the pages.
 
-A room's floor is the longest way down from it: 0 where it imports no other room.
+A room's floor is the length of the longest path of imports from it: 0 without imports.
 """
 
 from __future__ import annotations
@@ -53,10 +53,6 @@ def sources(package: Path = PACKAGE) -> dict[str, Path]:
     }
 
 
-def _for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-
-
 def _statements(
     node: ast.AST, loading: bool = True
 ) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
@@ -66,7 +62,9 @@ def _statements(
             yield child, loading
         else:
             is_later = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            yield from _statements(child, loading and not is_later and not _for_types(child))
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                is_later = True
+            yield from _statements(child, loading and not is_later)
 
 
 def imported(
@@ -110,10 +108,10 @@ def read(package: Path = PACKAGE) -> tuple[dict[str, HouseRoom], Graph]:
     return rooms, graph
 
 
-def circle(graph: Mapping[str, set[str]]) -> list[str]:
-    """The nodes of a circle in their order; [] without one.
+def cycle(graph: Mapping[str, set[str]]) -> list[str]:
+    """The nodes of a cycle in their order; [] without one.
 
-    >>> circle({"a": {"b"}, "b": set()})
+    >>> cycle({"a": {"b"}, "b": set()})
     []
     """
     try:
@@ -124,7 +122,7 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def floors(graph: Mapping[str, set[str]]) -> dict[str, int]:
-    """node -> the longest way down from it. The graph has no circle.
+    """Node -> the length of the longest path from it. The graph has no cycle.
 
     >>> floors({"a": {"b"}, "b": set()})
     {'b': 0, 'a': 1}
@@ -135,7 +133,7 @@ def floors(graph: Mapping[str, set[str]]) -> dict[str, int]:
     return levels
 
 
-def against(rooms: Mapping[str, HouseRoom], order: list[str]) -> list[str]:
+def order_problems(rooms: Mapping[str, HouseRoom], order: list[str]) -> list[str]:
     """A line for each room that is not on the list, and for each import against its order."""
     problems = [
         f"{name}: not on the list of tests/rooms.py" for name in rooms if name not in order
@@ -149,8 +147,8 @@ def against(rooms: Mapping[str, HouseRoom], order: list[str]) -> list[str]:
     return problems
 
 
-def plain(graph: Mapping[str, set[str]]) -> Graph:
-    """The arrows that no longer way implies. The graph has no circle."""
+def without_implied(graph: Mapping[str, set[str]]) -> Graph:
+    """The graph without arrows that a longer path implies. The graph has no cycle."""
     targets_below: Graph = {}
     for node in sorted(graph, key=floors(graph).__getitem__):
         targets_below[node] = graph[node].union(*(targets_below[target] for target in graph[node]))
@@ -166,13 +164,13 @@ _WIDTH, _HEIGHT = 190, 58
 _GAP, _STOREY, _EDGE, _MARGIN = 22, 104, 28, 36
 _INK, _PALE, _LINE, _FAINT = "#1c2733", "#f6f8fa", "#4a6785", "#8b9bab"
 
-#: The place of an arrow on a floor between two rooms: (room, room that it imports, floor).
-_Pass = tuple[str, str, int]
-_Item = str | _Pass
+#: The place of an arrow on a floor between its rooms: (room, room that it imports, floor).
+_Waypoint = tuple[str, str, int]
+_Item = str | _Waypoint
 
 
 def picture(rooms: Mapping[str, HouseRoom], about: Mapping[str, str], order: list[str]) -> str:
-    """The rooms floor by floor, as SVG: an arrow for each import that no longer way implies."""
+    """The rooms floor by floor, as SVG: an arrow for each import that no longer path implies."""
     graph: Graph = {name: set(rooms[name].imports) & set(rooms) for name in order if name in rooms}
     floor = floors(graph)
     top = max(floor.values(), default=0)
@@ -180,12 +178,12 @@ def picture(rooms: Mapping[str, HouseRoom], about: Mapping[str, str], order: lis
         [n for n in graph if floor[n] == level] for level in range(top + 1)
     ]
     arrows: list[list[_Item]] = []
-    for name, targets in plain(graph).items():
+    for name, targets in without_implied(graph).items():
         for target in sorted(targets, key=order.index):
             between = range(floor[name] - 1, floor[target], -1)
-            passes: list[_Pass] = [(name, target, level) for level in between]
-            arrows.append([name, *passes, target])
-            for waypoint in passes:
+            waypoints: list[_Waypoint] = [(name, target, level) for level in between]
+            arrows.append([name, *waypoints, target])
+            for waypoint in waypoints:
                 storeys[waypoint[2]].append(waypoint)
     middle = _middles(storeys, arrows)
     level_of = {item: level for level, row in enumerate(storeys) for item in row}
@@ -212,7 +210,7 @@ def picture(rooms: Mapping[str, HouseRoom], about: Mapping[str, str], order: lis
 
 
 def _middles(storeys: list[list[_Item]], arrows: list[list[_Item]]) -> dict[_Item, float]:
-    """The middle of each room and pass: near its neighbours by arrows, without overlap."""
+    """The middle of each room and waypoint: near its neighbours by arrows, without overlap."""
     joined: dict[_Item, list[_Item]] = {item: [] for row in storeys for item in row}
     for arrow in arrows:
         for upper, lower in pairwise(arrow):
@@ -251,7 +249,7 @@ def _spread(row: list[_Item], wish: Mapping[_Item, float], middle: dict[_Item, f
 
 
 def _arrow(points: list[tuple[float, float]]) -> str:
-    """From the lower side of the first room, through the passes, to the top of the last."""
+    """From the bottom of the first room, through the waypoints, to the top of the last room."""
     (x1, y1), (x2, y2) = points[0], points[-1]
     # The arrows of a room spread at both ends, so that they stay apart.
     spread = _WIDTH / 3
@@ -305,7 +303,7 @@ def table(rooms: Mapping[str, HouseRoom], order: list[str]) -> str:
 def room_table() -> str:
     """The table of today's rooms. Raises SystemExit for an import against the list."""
     (rooms, _), order = read(), list(_rooms())
-    if problems := against(rooms, order):
+    if problems := order_problems(rooms, order):
         raise SystemExit("\n".join(problems))
     return table(rooms, order)
 
@@ -320,7 +318,7 @@ def _rooms() -> dict[str, str]:
 def main() -> int:
     titles = _rooms()
     rooms, _ = read()
-    if problems := against(rooms, list(titles)):
+    if problems := order_problems(rooms, list(titles)):
         print(*problems, sep="\n", file=sys.stderr)
         print(
             f"draw_house: {len(problems)} imports against the list: nothing drawn", file=sys.stderr

@@ -45,7 +45,7 @@ _ENVIRONMENT = (
 
 
 def escape(text: str) -> str:
-    """``text`` for roff: nothing in it is a request or an escape."""
+    """``text`` for roff, without requests and escapes."""
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
     text = text.replace("\u2026", "...")
     return re.sub(r"^\.", r"\\&.", text, flags=re.M)
@@ -102,17 +102,14 @@ def option(parameter: click.Option) -> tuple[str, str]:
     return names, text
 
 
-def _small(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
 def page() -> str:
     """The whole manual page."""
     head = (cli.help or "").split("\n\n")
+    title = head[0].strip().rstrip(".")
     lines = [
         f'.TH NODEREADY 1 "" "nodeready {nodeready.__version__}" "User Commands"',
         ".SH NAME",
-        f"nodeready \\- {escape(_small(head[0].strip().rstrip('.')))}",
+        f"nodeready \\- {escape(title[:1].lower() + title[1:])}",
         ".SH SYNOPSIS",
     ]
     commands = list(leaves())

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How many small faults in the product the tests notice.
+"""Mutation tests: the share of small faults in the product that the tests notice.
 
     scripts/mutation.py map MAP [PYTEST ARGUMENTS...]
     scripts/mutation.py run MAP [--seed WORD] [--count N] [--only PATH]... [--missed FILE]
@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# What the tests import; nothing of nodeready: each mutant's tests run in a fork of this process.
+# Imports of the tests, without nodeready: each mutant's tests run in a fork of this process.
 import click
 import coverage
 import hypothesis
@@ -92,7 +92,7 @@ class Mutant:
 
 
 def mutate_expression(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """The kinds of fault that fit an expression, each with the expression in its place."""
+    """Each kind of fault that fits an expression, with the broken expression."""
     broken: Any = copy.deepcopy(node)
     match node:
         case ast.Compare(ops=[operator, *_]) if type(operator) in COMPARISONS:
@@ -344,7 +344,7 @@ def attempts(
 
 
 def run(test_map: dict[str, Any], mutants: list[Mutant], jobs: int, output: Path | None) -> None:
-    """Try each; print what no test notices, and the counts at the end."""
+    """Try each mutant; print those that no test notices, and the counts at the end."""
     counts: collections.Counter[str] = collections.Counter()
     rows = []
     with tempfile.TemporaryDirectory(prefix="mutation-") as directory:

@@ -23,7 +23,7 @@ TOP = {
     "LICENSE": "LICENSE.txt",
 }
 
-#: What a browser would fetch from another server.
+#: Elements that a browser would fetch from another server.
 _FOREIGN = re.compile(
     r"<(?:script|img|iframe|link)\b[^>]*(?:src|stylesheet\" href)=\"(?:https?:)?//[^>]*>"
 )
@@ -79,7 +79,7 @@ def with_lists(text: str) -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """mkdocs asks which files there are: those of the top level, too."""
+    """mkdocs's hook for the list of files: add those of the top level."""
     from mkdocs.structure.files import File
 
     for source, target in TOP.items():
@@ -88,13 +88,13 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """mkdocs has read a page: it gets the text that it can read."""
+    """mkdocs's hook for a page's Markdown: convert links and lists."""
     source = Path(page.file.abs_src_path).resolve().relative_to(ROOT)
     return with_lists(with_links(markdown, source.as_posix()))
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """mkdocs has made a page. Raises PluginError when it would fetch something from elsewhere."""
+    """mkdocs's hook for a page's HTML. Raises PluginError if it needs another server."""
     from mkdocs.exceptions import PluginError
 
     if match := _FOREIGN.search(output):

@@ -42,12 +42,7 @@ def value(item: Any) -> str:
 def policy_keys() -> str:
     """Every key of the policy with its default, its values and its reason."""
     rows = [
-        (
-            f"`{f.name}`",
-            f"`{value(f.default)}`",
-            setting_kind(f.name).takes,
-            plain(reason(f.name)),
-        )
+        (f"`{f.name}`", f"`{value(f.default)}`", setting_kind(f.name).takes, plain(reason(f.name)))
         for f in fields(Policy)
     ]
     return markdown(("Key", "Default", "Takes", "Meaning and reason"), rows)

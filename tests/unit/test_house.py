@@ -75,7 +75,7 @@ ON_A_NODE = sorted(reached({name for name in FILES if room_of(name) in ("healthc
 
 def test_a_room_imports_only_rooms_above_it():
     rooms, _ = house()
-    assert draw_house.against(rooms, list(ROOMS)) == []
+    assert draw_house.order_problems(rooms, list(ROOMS)) == []
     assert set(rooms) == set(ROOMS)
 
 
@@ -89,7 +89,7 @@ def test_the_gates_and_what_pyinfra_users_import_are_modules_at_the_root():
 
 def test_no_modules_import_each_other_when_they_are_loaded():
     _, graph = house()
-    assert draw_house.circle(graph) == []
+    assert draw_house.cycle(graph) == []
 
 
 def test_only_its_command_imports_the_lab():

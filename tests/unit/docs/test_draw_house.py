@@ -53,20 +53,20 @@ def test_an_arrow_is_an_import_of_another_room(package, tmp_path):
 
 def test_an_import_of_a_lower_room_is_named_with_its_file(package):
     rooms, _ = draw_house.read(package({"a/x.py": "import nodeready.b.y\n", "b/y.py": ""}))
-    assert draw_house.against(rooms, ["b", "a"]) == []
-    (line,) = draw_house.against(rooms, ["a", "b"])
+    assert draw_house.order_problems(rooms, ["b", "a"]) == []
+    (line,) = draw_house.order_problems(rooms, ["a", "b"])
     assert line == "nodeready/a/x.py: nodeready.b.y: a imports b, which is below it"
-    assert "a: not on the list" in draw_house.against(rooms, ["b"])[0]
+    assert "a: not on the list" in draw_house.order_problems(rooms, ["b"])[0]
 
 
 def test_a_floor_is_the_longest_way_down():
     graph = {"a": {"b", "c"}, "b": {"c"}, "c": {"d"}, "d": set(), "f": set()}
     assert draw_house.floors(graph) == {"a": 3, "b": 2, "c": 1, "d": 0, "f": 0}
-    assert draw_house.circle(graph) == []
+    assert draw_house.cycle(graph) == []
 
 
 def test_a_circle_is_named_with_its_nodes():
-    assert set(draw_house.circle({"c": {"d"}, "d": {"e"}, "e": {"d"}})) == {"d", "e"}
+    assert set(draw_house.cycle({"c": {"d"}, "d": {"e"}, "e": {"d"}})) == {"d", "e"}
 
 
 def test_the_picture_has_every_room_and_no_arrow_that_a_longer_way_implies(package):
