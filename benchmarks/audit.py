@@ -85,7 +85,6 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
 
 
 def main() -> int:
-    """The command."""
     parser = command.options("audit", __doc__, nodes="16,64,256", repeat=3)
     packages = ("pyinfra", "paramiko", "ClusterShell")
     return command.main("audit", parser, _measure, packages, has_ansible=True)

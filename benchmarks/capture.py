@@ -30,7 +30,7 @@ RANKS = 4
 ONE = "py-spy dump, one rank per node (Y)"
 ONCE, STACKS = "nodeready stacks --samples 1", "nodeready stacks"
 
-_SPY = "/usr/local/bin/py-spy"
+_PY_SPY = "/usr/local/bin/py-spy"
 # Argument 1: depth of the stack; argument 2: a module to import, or "".
 _RANK = """\
 import importlib, os, sys, time
@@ -69,8 +69,8 @@ print(json.dumps([walls, peak]))
 
 
 @dataclass(frozen=True)
-class Spy:
-    """The cost of `py-spy dump` on a node. first_s: of the first run with these options."""
+class PySpyCost:
+    """The cost of `py-spy dump` on a node. first_s: of the first run with these options"""
 
     options: str
     target: str
@@ -93,30 +93,31 @@ def _contenders(nodes: Cluster) -> list[Contender]:
     """All contenders; all but the yardstick must show a stack."""
     inventory = nodes.pyinfra_inventory("inventory", {})
     argv = [str(BIN / "nodeready"), "stacks", str(inventory)]
-    every = f'for f in /run/up-*; do {_SPY} dump --pid "$(cat $f)" || exit; done'
+    every = f'for f in /run/up-*; do {_PY_SPY} dump --pid "$(cat $f)" || exit; done'
     return [
         yardstick(inventory),
-        pyinfra_exec(ONE, inventory, f'{_SPY} dump --pid "$(cat /run/up-0)"', "layer"),
+        pyinfra_exec(ONE, inventory, f'{_PY_SPY} dump --pid "$(cat /run/up-0)"', "layer"),
         pyinfra_exec("py-spy dump, all ranks", inventory, every, "layer"),
         Contender(ONCE, [*argv, "--samples", "1"], "layer"),
         Contender(STACKS, argv, "layer"),
     ]
 
 
-def _costs(node: LabNode, turns: int) -> list[Spy]:
+def _costs(node: LabNode, turns: int) -> list[PySpyCost]:
     """py-spy's costs for the node's first rank, and for a rank with torch if it is installed."""
     targets = [("a plain Python", 0)]
     if _TORCH.exists():
         _start(node, RANKS, RANKS, RANKS + 1, "torch.distributed")
         targets.append(("torch loaded", RANKS))
-    spies = []
+    costs = []
     for target, local in targets:
         for options in _MODES:
             words = [f"/run/up-{local}", str(turns), *options.split()]
             done = node.enter(["python3", "-c", _TURNS, *words], timeout=60 * turns)
             walls, peak = json.loads(done.stdout)
-            spies.append(Spy(options, target, walls[0], statistics.median(walls[1:]), peak))
-    return spies
+            median_s = statistics.median(walls[1:])
+            costs.append(PySpyCost(options, target, walls[0], median_s, peak))
+    return costs
 
 
 def _budgets(size: int, samples: Mapping[str, Sequence[Sample]]) -> list[Budget]:
@@ -135,29 +136,28 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
         raise BenchmarkError(
             "--repeat: at least 2, for the first run of py-spy has its own column"
         )
-    tables, budgets, spies = [], [], []
+    tables, budgets, costs = [], [], []
     program = py_spy_binary.binary(Policy().py_spy_version, platform.machine())
     for size in arguments.nodes:
         with cluster(size, arguments.name) as nodes:
             for number, node in enumerate(nodes.lab.nodes):
-                node.write(_SPY, program, 0o755)
+                node.write(_PY_SPY, program, 0o755)
                 for local in range(RANKS):
                     _start(node, RANKS * number + local, local, RANKS * size)
             samples = in_turns(nodes, _contenders(nodes), arguments.repeat)
             tables.append((f"Stacks, {size} nodes", sample_rows(samples, ONE, "Y", size)))
             budgets = _budgets(size, samples)
             if size == arguments.nodes[-1]:
-                spies = _costs(nodes.lab.nodes[0], arguments.repeat)
+                costs = _costs(nodes.lab.nodes[0], arguments.repeat)
     head = ("", "first", "median", "peak memory")
     tables += [
-        ("py-spy on a node", [head, *(spy.row() for spy in spies)]),
+        ("py-spy on a node", [head, *(cost.row() for cost in costs)]),
         ("The stacks' budgets", budget_rows(budgets)),
     ]
     return BenchmarkReport("Stacks", tables)
 
 
 def main() -> int:
-    """The command."""
     parser = command.options("capture", __doc__, nodes="16", repeat=5)
     return command.main("capture", parser, _measure, ("pyinfra", "paramiko", "py-spy"))
 

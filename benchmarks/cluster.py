@@ -35,14 +35,14 @@ class Traffic:
 
 
 class Cluster:
-    """A running lab; `directory` is for files of the benchmark and goes away with it."""
+    """A running lab. directory: for the benchmark's files, removed at the end"""
 
     def __init__(self, lab: Lab, directory: Path) -> None:
         self.lab, self.directory = lab, directory
         self.size = len(lab.nodes)
 
     def reset(self) -> None:
-        """Every node as fresh as on its first day."""
+        """Restart every node with its original disk."""
         self.lab.restart(self.lab.nodes, keep_disk=False, files=FILES)
 
     def traffic(self) -> Traffic:
@@ -54,7 +54,7 @@ class Cluster:
         )
 
     def pyinfra_inventory(self, stem: str, data: dict[str, Any]) -> Path:
-        """An inventory file that costs no more than reading it."""
+        """The path of an inventory file, which holds only constants."""
         path = self.directory / f"{stem}.py"
         path.write_text(f"bench = ({self.lab.inventory_data()!r}, {data!r})\n")
         return path

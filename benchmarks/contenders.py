@@ -27,19 +27,18 @@ EXEC, AUDIT = "pyinfra exec -- true (E)", "nodeready audit"
 NODEREADY, PYINFRA = "nodeready deploy", "pyinfra deploy.py"
 PROBE = "pyinfra exec -- the same probe"
 STOCK, ANSIBLE = "stock pyinfra operations", "Ansible playbook"
-#: Ansible gets a virtual environment below it: it must not share versions with pyinfra.
+#: Ansible has a virtual environment here: it must not share versions with pyinfra.
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "nodeready")
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One method to do the job.
+    """A command to measure.
 
-    argv:        the command
-    pattern:     found in the output of a run that did what is measured
-    good:        its exit statuses
+    pattern:     matches the output of a successful run
+    good:        the exit statuses of a successful run
     environment: of the command, beside PATH and HOME
-    cwd:         where it runs; pyinfra imports modules from there
+    cwd:         its directory, from which pyinfra imports modules
     """
 
     name: str
@@ -52,7 +51,7 @@ class Contender:
     def run(self, cluster: Cluster, *, matches: bool = True) -> Sample:
         """Run it once. Raises BenchmarkError for another exit status or output.
 
-        matches: whether the pattern is to be found in its output
+        matches: whether the output must match the pattern, else it must not
         """
         inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         environment = {**inherited, "LC_ALL": "C.UTF-8", "TERM": "dumb", **self.environment}

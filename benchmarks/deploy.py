@@ -107,7 +107,6 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
 
 
 def main() -> int:
-    """The command."""
     parser = command.options("deploy", __doc__, nodes="16,64", repeat=2)
     return command.main("deploy", parser, _measure, ("pyinfra", "paramiko"), has_ansible=True)
 

@@ -1,4 +1,4 @@
-"""`benchmarks/run local`: what the node's own program costs the node, beside a bare Python.
+"""`benchmarks/run local`: the cost of the node's own program to the node, beside a bare Python.
 
 On an idle node of the lab, without ssh, in turns: a Python that does nothing, the probe alone as
 an audit from outside runs it, and the bundle's commands.
@@ -111,7 +111,6 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
 
 
 def main() -> int:
-    """The command."""
     parser = command.options("local", __doc__, repeat=21)
     return command.main("local", parser, _measure, ("nodeready",))
 

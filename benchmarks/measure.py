@@ -1,4 +1,4 @@
-"""One run of one command: its cost on the control machine, and what the nodes saw of it."""
+"""One run of one command: its cost on the control machine, and its traffic to the nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.report import Rows
 
 
 class BenchmarkError(Exception):
-    """A run did not do what is measured; the text says which and why."""
+    """A run failed, or did not do what is measured."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def sample_rows(
 ) -> Rows:
     """The table of contenders on a cluster of ``size`` nodes: medians, and ratios to ``unit``.
 
-    letter: what the unit is called in the head
-    ratios: one more column: its head, and the ratio of each contender that has one
+    letter: the unit's name in the head
+    ratios: a further column: its head, and the ratio by contender
     """
     unit_s = median(samples[unit]).wall_s
     head = ("", "runs", "wall", f"÷ {letter}", "CPU", "CPU/node", "commands", "logins", "most")

@@ -1,8 +1,7 @@
-"""What one probe costs a node: the processes that it starts, and its CPU time.
+"""The cost of one probe to a node: the processes that it starts, and its CPU time.
 
-The CPU time is that of all the nodes' processes during an audit, beyond that of `true`. What a
-shell's own children have used (getrusage(2), RUSAGE_CHILDREN) is less: it lacks processes that
-outlive their parent.
+The CPU time is that of all the nodes' processes during an audit, less that of `true`. That of a
+shell's own children (getrusage(2), RUSAGE_CHILDREN) lacks processes that outlive their parent.
 """
 
 from __future__ import annotations

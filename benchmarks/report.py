@@ -1,4 +1,4 @@
-"""What a benchmark measured: tables and budgets, for a terminal and for docs/benchmarks.md."""
+"""A benchmark's tables and budgets, for a terminal and for docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ class Budget:
     is_maximum: bool = True
 
     def row(self) -> tuple[str, ...]:
-        """The budget's row in the table of budgets."""
         sign = 1 if self.is_maximum else -1
         number = f"{self.measured:.2f}".rstrip("0").rstrip(".")
         return (
@@ -66,7 +65,6 @@ class Budget:
 
 
 def budget_rows(budgets: Iterable[Budget]) -> Rows:
-    """The table of these budgets."""
     return [("", "budget", "measured", ""), *(budget.row() for budget in budgets)]
 
 

@@ -1,12 +1,12 @@
 """`benchmarks/run simulated`: thousands of nodes' answers, from the wire to the report.
 
-The answers are made of one real answer of a lab node. What differs between two nodes of a cluster
-differs between any two of these (`_IDENTITIES`, `_MEASURES`), so that no section is equal that
-would not be equal on a cluster. Every hundredth node has another policy, so that the report has
-failures. The answers go the way of `nodeready audit` without its connections: read and judged by
-its readers, completed by the fleet's host keys and addresses, compared, and rendered to a file:
-once in the formats without facts, as the table, and once in those with the facts of all nodes, as
-JSON. The measures are those of all its processes together.
+The answers are made of one real answer of a lab node. Values that differ between the nodes of a
+cluster differ here too (`_IDENTITIES`, `_MEASURES`), so that only such sections are equal as on a
+cluster. Every hundredth node has another policy, so that the report has failures. The answers pass
+through `nodeready audit` without its connections: its readers read and judge them, the host keys
+and addresses of the fleet are added, nodes are compared, and the report is written to a file: once
+in the formats without facts, such as the table, and once in those with the facts of all nodes,
+such as JSON. Times and memory are those of all processes together.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ _NETWORK, _MASK, _LAST = "10.64.0.0", "255.252.0.0", "10.67.255.255"
 
 
 def _in_hex(address: str) -> str:
-    """As /proc/net/route shows it."""
+    """The address in the form of /proc/net/route."""
     return "".join(f"{int(byte):02X}" for byte in reversed(address.split(".")))
 
 
-def _large(text: str, host: str) -> str:
+def _with_placeholders(text: str, host: str) -> str:
     """The text with placeholders for the node's name and address, and a larger network."""
     match = re.search("^network=eth0 ([0-9A-F]{8}) ([0-9A-F]{8})$", text, re.M)
     hosts_line = re.search(rf"^/etc/hosts:([0-9.]+) {host}$", text, re.M)
@@ -126,8 +126,8 @@ def _number_below(maximum: int) -> Replacement:
 
 
 _LOAD = _drawn(lambda draw: f"{draw.uniform(0, 9):.2f}")
-#: Text that only one node has: the text before it and itself, and its replacement. Equal
-#: identities of a node become equal again.
+#: (pattern: the text before an identity, and the identity; replacement). Equal identities of a
+#: node get equal replacements.
 _IDENTITIES: tuple[tuple[str, Replacement], ...] = (
     (rf"()({_HOST})", lambda node, draw, text: f"gpu{node:05}"),
     (rf"()({re.escape(_ADDRESS)})", _ip),
@@ -175,7 +175,7 @@ class SimulatedNodes:
 
     def __init__(self, answer: str, host: str) -> None:
         text = probe_answer._unpack(answer, NONCE).decode("utf-8", "surrogateescape")
-        text = _large(text, host)
+        text = _with_placeholders(text, host)
         places: dict[int, tuple[int, int]] = {}
         for row, (pattern, _) in enumerate(_REPLACEMENTS):
             for match in re.finditer(pattern, text, re.M):
@@ -408,7 +408,6 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
 
 
 def main() -> int:
-    """The command."""
     if sys.argv[1:2] == ["--child"]:
         profile, nodes, directory, facts = sys.argv[2:]
         print(json.dumps(_run(profile, int(nodes), Path(directory), facts=bool(facts)).__dict__))

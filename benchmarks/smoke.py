@@ -1,4 +1,4 @@
-"""`benchmarks/run smoke`: the search of a smoke test, beside trying all pairs and halving.
+"""`benchmarks/run smoke`: a smoke test's search for faults, beside testing all pairs and halving.
 
 A simulated fleet with faults at random places answers the tests at once. The benchmark counts
 collective tests, rounds and named nodes. It counts neither tests of a single node nor the sweep of
@@ -218,7 +218,6 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
 
 
 def main() -> int:
-    """The command."""
     parser = command.options("smoke", __doc__, nodes="232,1024", placements=20)
     return command.main("smoke", parser, _measure, has_lab=False)
 

@@ -299,7 +299,6 @@ def _report(arguments: argparse.Namespace) -> BenchmarkReport:
 
 
 def main() -> int:
-    """The command."""
     if sys.argv[1:2] == ["--child"]:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         mode, nodes, directory = sys.argv[2:]

@@ -1,4 +1,4 @@
-"""`benchmarks/run start`: what commands import, and their time before they do anything.
+"""`benchmarks/run start`: the imports of commands, and their time before they do anything.
 
 `--before DIR` measures another checkout, with its own .venv, in turns with this one.
 """
@@ -20,7 +20,8 @@ from benchmarks.contenders import ROOT
 from benchmarks.measure import BenchmarkError
 from benchmarks.report import BenchmarkReport
 
-#: What is measured -> the words of the command line, and its environment.
+_COMPLETE = {"_NODEREADY_COMPLETE": "zsh_complete"}
+#: Name -> the words of the command line, and its environment.
 COMMANDS: dict[str, tuple[list[str], dict[str, str]]] = {
     "nodeready --version": (["--version"], {}),
     "nodeready --help": (["--help"], {}),
@@ -28,21 +29,18 @@ COMMANDS: dict[str, tuple[list[str], dict[str, str]]] = {
     "nodeready stacks --help": (["stacks", "--help"], {}),
     "completion of a command": (
         [],
-        {"_NODEREADY_COMPLETE": "zsh_complete", "COMP_WORDS": "nodeready au", "COMP_CWORD": "1"},
+        {**_COMPLETE, "COMP_WORDS": "nodeready au", "COMP_CWORD": "1"},
     ),
     "completion of an option": (
         [],
-        {
-            "_NODEREADY_COMPLETE": "zsh_complete",
-            "COMP_WORDS": "nodeready audit --f",
-            "COMP_CWORD": "2",
-        },
+        {**_COMPLETE, "COMP_WORDS": "nodeready audit --f", "COMP_CWORD": "2"},
     ),
 }
 HEADER = ("", "checkout", "runs", "wall", "CPU", "importing", "modules")
 
 
-def _cpu() -> float:
+def _cpu_s() -> float:
+    """CPU seconds of all ended children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -51,7 +49,7 @@ def _run(checkout: Path, name: str, *options: str) -> tuple[float, float, str]:
     """(wall, CPU, standard error) of one run. Raises BenchmarkError when it fails."""
     words, environment = COMMANDS[name]
     argv = [str(checkout / ".venv/bin/python"), *options, "-m", "nodeready", *words]
-    began, before = time.monotonic(), _cpu()
+    began, before_s = time.monotonic(), _cpu_s()
     done = subprocess.run(
         argv,
         capture_output=True,
@@ -60,7 +58,7 @@ def _run(checkout: Path, name: str, *options: str) -> tuple[float, float, str]:
         cwd=checkout,
         env={**os.environ, **environment},
     )
-    wall_s, cpu_s = time.monotonic() - began, _cpu() - before
+    wall_s, cpu_s = time.monotonic() - began, _cpu_s() - before_s
     if done.returncode or not done.stdout:
         raise BenchmarkError(f"{name}: exit {done.returncode}: {done.stderr.strip()[-400:]}")
     return wall_s, cpu_s, done.stderr
@@ -94,7 +92,6 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
 
 
 def main() -> int:
-    """The command."""
     parser = command.options("start", __doc__, repeat=15)
     parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout")
     return command.main("start", parser, _measure, ("pyinfra", "click"), has_lab=False)

@@ -16,15 +16,7 @@ import ClusterShell
 
 from benchmarks import command
 from benchmarks.cluster import Cluster, cluster
-from benchmarks.contenders import (
-    EXEC,
-    Contender,
-    ansible_setup,
-    audit,
-    clush,
-    in_turns,
-    yardstick,
-)
+from benchmarks.contenders import EXEC, Contender, ansible_setup, audit, clush, in_turns, yardstick
 from benchmarks.measure import median, sample_rows
 from benchmarks.report import BenchmarkReport, Budget, budget_rows
 from nodeready.inventory.nodeset import fold
@@ -66,10 +58,7 @@ def contenders(nodes: Cluster, tree: Path, ansible: Path | None) -> list[Contend
     empty = nodes.directory / "none"
     empty.mkdir(exist_ok=True)
     flat = {"CLUSTERSHELL_CFGDIR": str(empty)}
-    branches = {
-        "CLUSTERSHELL_CFGDIR": str(tree),
-        "CLUSTERSHELL_GW_PYTHON_EXECUTABLE": "python3",
-    }
+    branches = {"CLUSTERSHELL_CFGDIR": str(tree), "CLUSTERSHELL_GW_PYTHON_EXECUTABLE": "python3"}
     steps = ["srun", f"-N{nodes.size}", f"-n{nodes.size}", f"-w{names}", "true"]
     return [
         yardstick(inventory),
@@ -102,7 +91,6 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
 
 
 def main() -> int:
-    """The command."""
     parser = command.options("transports", __doc__, nodes="256", repeat=3, gateways=8)
     packages = ("pyinfra", "paramiko", "ClusterShell")
     return command.main("transports", parser, _measure, packages, has_ansible=True)
