@@ -1,4 +1,1 @@
-"""WHO: from a file, a node set, a hostfile or Slurm to named nodes and their policies.
-
-It never connects to a node.
-"""
+"""Named nodes and their policies, from a file, a node set, a hostfile or Slurm; no connections."""

@@ -21,7 +21,7 @@ from nodeready.subjects.ssh_client.known_hosts import Endpoint, Names
 
 _NOT_A_USER = re.compile(r"-|.*[\s\x00-\x1f\x7f]")
 
-# Each returns what is wrong with the value of one key, or "".
+# Each function returns the problem of one key's value, or "".
 
 
 def _port_problem(value: object) -> str:

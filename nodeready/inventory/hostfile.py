@@ -22,7 +22,7 @@ MAX_SLOTS = 65_536
 #: Where DeepSpeed looks (deepspeed --hostfile), after the current directory.
 DEFAULT_FILES = ("./hostfile", "/job/hostfile")
 _SLOTS = ("slots", "cpus", "cpu", "count")
-# Settings of the launchers that say nothing about which nodes there are.
+# Settings of the launchers that choose no nodes.
 _IGNORED = ("max_slots", "max-slots", "ifname", "binding")
 _SETTING = re.compile(r"([A-Za-z][A-Za-z_-]*)=(\S+)")
 
@@ -61,7 +61,7 @@ def _slots(settings: list[str]) -> int | None:
 def parse(text: str, source: str) -> dict[str, int | None]:
     """The hosts of a hostfile in its order, each with its slots; None where none were given.
 
-    where: the file's name, for the error text
+    source: the file's name, for the error text
     Raises InventoryError, one line: the file, the line's number, and the line.
     """
     hosts: dict[str, int | None] = {}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from nodeready.inventory.nodeset import fold
 
-#: Form -> who reads it.
+#: Form -> its readers.
 FORMS = {
     "hostfile": "DeepSpeed and Open MPI: 'gpu001 slots=8'",
     "list": "pdsh, torchrun scripts, ssh loops: a name per line",
@@ -17,9 +17,8 @@ FORMS = {
 def text(form: str, ready: Mapping[str, int], not_ready: Iterable[str]) -> str:
     """The file's content.
 
-    form:   one of FORMS
-    ready:  name -> slots, in the order in which ranks are to be placed
-    others: the nodes that are not ready
+    form:  one of FORMS
+    ready: name -> slots, in the order in which ranks are to be placed
     """
     if form == "exclude":
         names = fold(not_ready)

@@ -32,16 +32,14 @@ def names(hosts: Iterable[Host]) -> list[str]:
 
 
 def select_hosts(
-    inventory: Inventory,
-    expression: str,
-    named: Mapping[str, Iterable[str]] | None = None,
+    inventory: Inventory, expression: str, named: Mapping[str, Iterable[str]] | None = None
 ) -> list[Host]:
     """The hosts that a ``--limit`` selects, in the inventory's order.
 
     expression: a comma list of names, node sets, groups (``h100``, or ``@h100``), ``all``, globs
         over names (``gpu*``), and ClusterShell's groups (``@rack1``, ``@slurm:debug``)
-    named: what further words stand for (``{"@last-failed": [...]}``); names among them that have
-        left the inventory are passed over
+    named: further words -> their nodes (``{"@last-failed": [...]}``); nodes that have left the
+        inventory are ignored
     Raises InventoryError for a node or group that is not there, with the closest one that is,
     and when nothing is selected.
     """
@@ -57,7 +55,7 @@ def select_hosts(
             continue
         try:
             if part.startswith("@") and part not in inventory.hosts:
-                # Of a group of the whole cluster's, those that are in the inventory.
+                # A group of the whole cluster may have nodes outside the inventory.
                 present = [name for name in group_members(part) if name in inventory.hosts]
                 chosen.update(present)
                 missing.extend([] if present else [part])

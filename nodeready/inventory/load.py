@@ -61,7 +61,7 @@ class NodeInventory(Inventory):
 
     group_files: the group_data files that set each group's data, in the order in which they
         apply, for messages that name the file; "all" for the data of all nodes
-    note: what was read that may not have been meant, one line; "": nothing
+    note: a likely misunderstanding of the command line, one line; "": none
     file: the inventory's own file; "": the command line lists the nodes
     """
 
@@ -214,7 +214,7 @@ def _make(groups: dict[str, Group], argument: str, override: dict[str, Any]) -> 
 
 
 def _add_group_data(inventory: NodeInventory, folders: Iterable[Path], trusted: bool) -> None:
-    """Add what the folders' files say; a later folder wins, and files win over the inventory."""
+    """Add the folders' group data; a later folder wins, and files win over the inventory."""
     with ctx_inventory.use(inventory):
         items = [item for folder in folders for item in group_data(folder, trusted)]
     for group, file, settings in items:
@@ -225,7 +225,7 @@ def _add_group_data(inventory: NodeInventory, folders: Iterable[Path], trusted: 
 
 def _refuse_unused(inventory: NodeInventory, path: Path | None) -> None:
     """Raises InventoryError for a file of group_data that no group uses: its nodes would silently
-    have the defaults. For a list of nodes, which has no groups, it is a note.
+    have the defaults. A list of nodes, which has no groups, only gets a note.
 
     A file is used if another inventory beside this one has that group. Groups that the inventory
     computes, such as Slurm's partitions, are not checked: they change from run to run.
@@ -260,16 +260,13 @@ def _text(file: Path) -> str:
         return ""
 
 
-#: What pyinfra reads where an inventory names no file, and the key with which it names one: how to
-#: connect (a ProxyCommand and `Match exec` run here), and which host keys are the nodes'.
-_SSH_FILES = {
-    "ssh_config_file": "~/.ssh/config",
-    "ssh_known_hosts_file": "~/.ssh/known_hosts",
-}
+#: Host data that names a file of ssh -> pyinfra's default: how to connect (a ProxyCommand and
+#: `Match exec` run on this machine), and the nodes' host keys.
+_SSH_FILES = {"ssh_config_file": "~/.ssh/config", "ssh_known_hosts_file": "~/.ssh/known_hosts"}
 
 
 def _ssh_files(inventory: NodeInventory) -> set[Path]:
-    """The files that decide how, and to whom, we connect, with what they include."""
+    """The files of ssh that decide how to connect, and to which hosts, with included files."""
     sources = [inventory.data, inventory.override_data]
     sources += [*inventory.group_data.values(), *inventory.host_data.values()]
     files = set()

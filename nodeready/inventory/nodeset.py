@@ -1,9 +1,9 @@
 """Node sets: ``gpu[001-064]`` as names, and names as ``gpu[001-064]``.
 
-A thin edge over ClusterShell. Group sources of this machine (/etc/clustershell/groups.conf) are
-asked by `group` alone, for a word of the command line: a node set means the same everywhere.
-ClusterShell's operators (``!``, ``&``, ``^``) are refused: they are shell characters, and a list
-of names says the same.
+A thin layer over ClusterShell. Only `group`, for a word of the command line, reads the group
+sources of this machine (/etc/clustershell/groups.conf), so that a node set means the same
+everywhere. ClusterShell's operators (``!``, ``&``, ``^``) are refused: they are shell characters,
+and a list of names does the same.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DIGITS = 18
 
 
 class NodeSetError(ValueError):
-    """A text that names no nodes. One line: the text, and what is wrong with it."""
+    """A text that names no nodes. The message is one line: the text, and its problem."""
 
 
 def host_name(text: str) -> str:
@@ -108,7 +108,7 @@ def split(text: str) -> list[str]:
 
 
 def _size(item: str) -> int:
-    """How many numbers a range holds (``7``, ``001-064``, ``0-62/2``); 0 when it is no range."""
+    """The count of numbers in a range (``7``, ``001-064``, ``0-62/2``); 0 for no range."""
     match = _RANGE.fullmatch(item)
     if not match:
         return 0
@@ -120,7 +120,7 @@ def _size(item: str) -> int:
 
 
 def _count(text: str) -> int:
-    """How many names ``text`` stands for, found without making them."""
+    """The count of names in ``text``, without making them. Raises NodeSetError."""
     total = 1
     for brackets in _BRACKETS.findall(text):
         sizes = [_size(item) for item in brackets.split(",")]
@@ -146,7 +146,7 @@ def expand_one(text: str, globs: bool = False) -> list[str]:
         return [text if globs and _GLOB.fullmatch(text) else host_name(text)]
     frame = _BRACKETS.sub("0", text)
     if "[" in frame or "]" in frame:
-        # What its ranges hold cannot be counted, and nothing is made that was not counted.
+        # Only counted ranges are expanded, and these cannot be counted.
         surplus = text.count("[") - text.count("]")
         problem = "missing bracket" if surplus > 0 else "unmatched closing bracket"
         problem = problem if surplus else "brackets within brackets"
@@ -166,12 +166,12 @@ def expand_one(text: str, globs: bool = False) -> list[str]:
     except NodeSetException as error:
         raise NodeSetError(f"node set {_shown(text)}: {_reason(error)}") from error
     except AssertionError as error:
-        # Digits behind a bracket are the last ones of its numbers: gpu[1-64]999999999.
+        # ClusterShell appends digits behind a bracket to its numbers: gpu[1-64]999999999.
         raise NodeSetError(f"node set {_shown(text)}: its numbers are too large") from error
 
 
 def _reason(error: NodeSetException) -> str:
-    """ClusterShell's words without the text, which stands in front of them already."""
+    """ClusterShell's message without the text, which our message already has."""
     return " ".join(str(error).split(": ")[0].split()) if str(error) else "not understood"
 
 
@@ -254,9 +254,9 @@ def nodes(text: str) -> list[str]:
 def fold(names: Iterable[str]) -> str:
     """``names`` in the shortest form: ``gpu[001-063],login1``; "" for no name.
 
-    What is no plain host name (``@local``, IPv6 addresses) stands at the end, joined by commas.
-    ClusterShell compares each name of two numbers with each other one: 27 s for 10,000 that do not
-    fold. Here the cost grows with the names, and a set is no more than a product of ranges.
+    Names that are no plain host name (``@local``, IPv6 addresses) come last, joined by commas.
+    ClusterShell compares all names with two numbers pairwise: 27 s for 10,000 names that do not
+    fold. Here the cost is linear, and each set is a product of ranges.
     """
     shapes: defaultdict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
     unfolded: list[str] = []
@@ -285,24 +285,23 @@ def _joined(words: Sequence[str], numbers: Sequence[str]) -> str:
 def _blocks(rows: list[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Tuples of numbers as products of ranges: the first tuple of each, and its ranges."""
     folded = {row: row for row in rows}
-    for at in reversed(range(len(rows[0]))):
-        if len({row[at] for row in folded}) == 1:
+    for index in reversed(range(len(rows[0]))):
+        if len({row[index] for row in folded}) == 1:
             continue
-        groups: defaultdict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
+        groups: defaultdict[tuple[str, ...], dict[str, tuple[str, ...]]] = defaultdict(dict)
         for row in folded:
-            groups[row[:at] + row[at + 1 :]].append(row)
+            groups[row[:index] + row[index + 1 :]][row[index]] = row
         joined = {}
-        for key, members in groups.items():
-            of = {row[at]: row for row in members}
-            numbers = _ascending(of)
-            joined_row = (*key[:at], _ranges(numbers), *key[at:])
-            joined[joined_row] = folded[of[numbers[0]]]
+        for key, row_by_number in groups.items():
+            numbers = _ascending(row_by_number)
+            joined_row = (*key[:index], _ranges(numbers), *key[index:])
+            joined[joined_row] = folded[row_by_number[numbers[0]]]
         folded = joined
     return ((first, ranges) for ranges, first in folded.items())
 
 
 def _ascending(numbers: Collection[str]) -> list[str]:
-    """Those without zeros in front, then those of each width that has some: 9, 10, 008, 010."""
+    """Numbers without leading zeros first, then each width with leading zeros: 9, 10, 008, 010."""
     padded = {len(number) for number in numbers if number[0] == "0" and number != "0"}
     ordered = sorted(numbers, key=int)
     if not padded:

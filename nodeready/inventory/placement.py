@@ -27,7 +27,7 @@ class JobPlacement:
 def other_nodes(
     names: Iterable[str], job_nodes: Collection[str], aliases: Mapping[str, Collection[str]]
 ) -> frozenset[str]:
-    """The names, of an inventory, of nodes that are none of the job's nodes.
+    """The names, from an inventory, of nodes that are none of the job's nodes.
 
     job_nodes: Slurm's names of the job's nodes
     aliases:   Slurm's name of each of its nodes -> host name and address

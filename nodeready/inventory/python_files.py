@@ -60,9 +60,9 @@ def _parse(path: Path) -> ast.Module:
 
 
 def refuse_strangers(path: Path, trusted: bool) -> None:
-    """Raises InventoryError for a file that others than root could have written for root to run.
+    """Raises InventoryError for a file that other users could have written for root to run.
 
-    trusted: it was asked for nevertheless
+    trusted: accept any file
     """
     reason = "" if trusted else trust.distrust(path)
     if reason:
@@ -70,7 +70,7 @@ def refuse_strangers(path: Path, trusted: bool) -> None:
 
 
 def execute(path: Path, trusted: bool = False) -> dict[str, Any]:
-    """What the file ``path`` binds at its top level, without what it imports.
+    """The names that the file ``path`` binds at its top level, without its imports.
 
     The file can import from the current directory, as under pyinfra; root imports only files that
     no other user could have written. Its prints go to standard error, since standard output is for
@@ -119,10 +119,10 @@ def _forget(directory: str) -> None:
 
 
 class _Guard(importlib.abc.MetaPathFinder):
-    """Finds nothing; refuses a module of a directory that others than root could have written."""
+    """Finds nothing; refuses a module of the directory that other users could have written."""
 
     def __init__(self, directory: str) -> None:
-        self.here = directory.rstrip("/") + "/"
+        self.directory = directory.rstrip("/") + "/"
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -131,7 +131,7 @@ class _Guard(importlib.abc.MetaPathFinder):
         if spec is None:
             return None
         places = [spec.origin or "", *(spec.submodule_search_locations or ())]
-        if any(place.startswith(self.here) for place in places):
+        if any(place.startswith(self.directory) for place in places):
             # Its compiled file is loaded instead if the times match.
             for place in filter(None, [*places, spec.cached]):
                 refuse_strangers(Path(place), trusted=False)
@@ -140,7 +140,7 @@ class _Guard(importlib.abc.MetaPathFinder):
 
 @contextlib.contextmanager
 def _only_roots(directory: str, trusted: bool) -> Iterator[None]:
-    """Meanwhile, root imports from ``here`` only what root could have written."""
+    """Meanwhile, root imports from the directory only files that no other user could write."""
     if trusted or os.geteuid() != 0:
         yield
         return
@@ -198,7 +198,7 @@ def _is_host(item: object) -> bool:
 
 
 def group_data(folder: Path, trusted: bool = False) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-    """Each group's data in ``folder``: the group's name, its file, what the file binds.
+    """Each group's name, file and data in ``folder``.
 
     Nothing when there is no such folder. Raises InventoryError, one line, for a file that fails,
     and for a file of another user where everyone can write (/tmp/group_data), which would run with

@@ -1,7 +1,7 @@
 """The nodes that Slurm knows: of this job, of a partition, or all of them.
 
-Where a tool of Slurm's is there and fails or hangs, that is an error: an inventory that silently
-lost its partitions would silently lose their settings.
+An installed tool of Slurm that fails or hangs is an error: an inventory that silently lost its
+partitions would silently lose their settings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nodeready.text import sanitise
 #: Seconds for one answer. Slurm's own MessageTimeout is 10 s by default, and its tools try a
 #: backup controller after that; a controller that needs longer is not working.
 TIMEOUT_S = 15
-#: What a node list can be made of (slurm.conf(5), NodeName).
+#: The characters of a node list (slurm.conf(5), NodeName).
 _NODE_LIST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]*")
 # Names that pyinfra's Inventory takes for itself; "all" is every node of the inventory.
 _NO_GROUPS = frozenset({"all", "self", "names_data", "override_data"})
@@ -90,9 +90,9 @@ def job_nodes(text: str, path: str, timeout_s: float) -> list[str]:
 def job_placement(
     job: str, names: Iterable[str], environ: Mapping[str, str] = os.environ
 ) -> JobPlacement:
-    """The user of a job, and which of these nodes it does not run on, as Slurm's tools here say.
+    """The job's user and nodes by Slurm's tools, and the nodes among ``names`` without the job.
 
-    A cluster without Slurm has jobs with numbers, too (torchrun's run id), so nothing is an error.
+    Clusters without Slurm also have numbered jobs (torchrun's run id), so nothing is an error.
     """
     path = search_path(environ.get("PATH", ""))
     if not re.fullmatch(r"\d{1,10}", job) or not which("squeue", path=path):
@@ -191,7 +191,7 @@ def _last_line(problem: bytes) -> str:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Leave nothing of the command behind, and do not wait for what cannot be ended."""
+    """Kill the command's process group, without waiting for a process that cannot be killed."""
     with contextlib.suppress(OSError):
         os.killpg(child.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -13,7 +13,7 @@ from nodeready.subjects.ssh_client.config import directive
 
 
 class SshLine(NamedTuple):
-    """A line of ssh_config, and for whom it counts.
+    """A line of ssh_config, and its conditions.
 
     when:    criteria in the form of a Match line, which must all hold; () for all hosts
     keyword: in small letters
@@ -42,10 +42,10 @@ def ssh_lines(
     read: set[Path] | None = None,
 ) -> Iterator[SshLine]:
     """The lines of an ssh_config file in the order in which ssh takes them, without Host, Match
-    and Include. What cannot be read has none.
+    and Include. An unreadable file has none.
 
-    below: where the files are that an Include names without a directory
-    read:  gets the files
+    folder: the directory of relative names in Include
+    read:   gets the paths of all files that were read
     """
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:

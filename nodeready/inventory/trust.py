@@ -1,8 +1,9 @@
-"""Whether root may read a file that names nodes: it runs, or counts, with root's rights."""
+"""Whether root may read a file that names nodes: it may run code with root's rights."""
 
 from __future__ import annotations
 
 import errno
+import grp
 import os
 import pwd
 import stat
@@ -23,11 +24,11 @@ def trust_asked() -> bool:
 
 
 def distrust(path: str | Path, *, remedy: str = f"use {OPTION}") -> str:
-    """Why root does not read this file, in one line with the remedy; "": it does.
+    """Why root does not read this file, in one line with the remedy; "": root does.
 
-    Always "" for other users, whose rights are their own, and for a file that cannot be found.
+    Always "" for other users, who run the file with their own rights, and for a missing file.
 
-    remedy: how to ask for it nevertheless
+    remedy: the words for taking the file nevertheless
     """
     if os.geteuid() != 0 or trust_asked():
         return ""
@@ -41,7 +42,7 @@ def distrust(path: str | Path, *, remedy: str = f"use {OPTION}") -> str:
 
 
 def _owners() -> frozenset[int]:
-    """root, and who became root by sudo."""
+    """The uids of root, and of the user who became root by sudo."""
     sudo = os.environ.get("SUDO_UID", "")
     return frozenset({0, int(sudo)} if sudo.isascii() and sudo.isdigit() else {0})
 
@@ -93,8 +94,6 @@ def _private(place: str, status: os.stat_result) -> bool:
 
     With an access list, the group's bits are those of the whole list (acl(5)).
     """
-    import grp
-
     try:
         owner, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
     except KeyError:
@@ -108,8 +107,6 @@ def _private(place: str, status: os.stat_result) -> bool:
 
 
 def _group(gid: int) -> str:
-    import grp
-
     try:
         return grp.getgrgid(gid).gr_name
     except KeyError:
