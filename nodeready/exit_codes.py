@@ -11,9 +11,9 @@ from types import FrameType
 from typing import Any
 
 OK, FAILED, USAGE, CHECK, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
-#: Ctrl-C and its like; SIGHUP is a terminal's end. An ignored SIGINT or SIGHUP stays ignored: a
-#: shell starts a script's background jobs without SIGINT, so that Ctrl-C ends the script alone;
-#: nohup starts without SIGHUP what is to outlive its terminal.
+#: The signals that end a command. An ignored SIGINT or SIGHUP stays ignored: a shell ignores
+#: SIGINT for a script's background jobs, so that Ctrl-C ends only the script, and nohup ignores
+#: SIGHUP for a command that shall outlive its terminal.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -48,10 +48,9 @@ def exit_code(
 def handle_signals(handler: Any) -> None:
     """Set the handler of SIGNALS, except where SIGINT or SIGHUP is ignored.
 
-    `leave` while there is nothing to tidy up, for a KeyboardInterrupt in the middle of an import
-    shows as a traceback; `signal.default_int_handler` for a KeyboardInterrupt; `signal.SIG_IGN`
-    when the exit code stands, because Python's own end restores the default handlers and the code
-    would be the signal's.
+    handler: `leave` during imports, where a KeyboardInterrupt would show a traceback;
+             `signal.default_int_handler` for a KeyboardInterrupt; `signal.SIG_IGN` once the exit
+             code is known, because a signal during Python's own end would replace it
     """
     for number in SIGNALS:
         if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:

@@ -27,8 +27,8 @@ class NodeFacts(FactBase[dict[str, Any]]):
 
     @override
     def command(self) -> str:
-        # pyinfra gives a fact's command no input, and the script of a snapshot stands in no
-        # command line: the node is asked here, and pyinfra's own command is an empty one.
+        # pyinfra gives a fact's command no input, and a snapshot's script does not fit into a
+        # command line: nodeready asks the node here, and pyinfra runs an empty command.
         host = ctx_host.get()
         policy = policies(host.inventory, [host])[host.name]
         probe = snapshot_question(host.name, policy, self.subjects)

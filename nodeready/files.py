@@ -23,9 +23,9 @@ from pathlib import Path
 #: Descriptors that were handed to us: no path is looked up for them.
 _GIVEN = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d+)")
 _NAMED = {"stdout": 1, "stderr": 2}
-#: Seconds after which a new file without its last name is a killed run's: no run writes so long.
+#: Seconds after which a temporary file is that of a killed run: no run writes that long.
 _LEFT_S = 3600
-#: As many links as the kernel follows (path_resolution(7)).
+#: Maximum links in a path, as in the kernel (path_resolution(7)).
 MAX_LINKS = 40
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -86,10 +86,10 @@ class _PathEnd:
 
 
 def _replaceable(status: os.stat_result) -> bool:
-    """Whether others than root and we can replace a link that root or we have in this directory.
+    """Whether other users can replace root's or our link in this directory.
 
-    In a sticky directory they cannot. Our own group may write where we are not root: with a umask
-    of 002, a user's own group can write to all directories of hers.
+    In a sticky directory they cannot. For a user other than root, the user's own group may write:
+    with a umask of 002 it can write to all of the user's directories.
     """
     if not _is_trusted(status):
         return True
@@ -105,7 +105,7 @@ def _components(path: str) -> list[str]:
 
 @contextlib.contextmanager
 def _walk(path: Path, make: int | None = None) -> Iterator[_PathEnd]:
-    """Where the path ends; directories that lack are made with the mode ``make``.
+    """Where the path ends; missing directories are made with the mode ``make``.
 
     Raises NotFollowed, and OSError with the path as its file name.
     """
@@ -117,7 +117,7 @@ def _walk(path: Path, make: int | None = None) -> Iterator[_PathEnd]:
             return number
 
         def enter(name: str, parent: _OpenDirectory | None) -> _OpenDirectory:
-            # With O_DIRECTORY, what is mounted on demand is mounted.
+            # O_DIRECTORY mounts a directory that is mounted on demand.
             number = look(name, os.O_DIRECTORY, parent.number if parent else None)
             status = os.fstat(number)
             place = parent.child(name) if parent else "/"
@@ -150,7 +150,7 @@ def _walk(path: Path, make: int | None = None) -> Iterator[_PathEnd]:
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
                 yield _PathEnd(directory, name, number)
                 return
-            # In a sticky directory, anybody may have made a second name for a link of root's.
+            # In a sticky directory, any user can make a hard link to a symbolic link of root's.
             doubled = directory.status.st_mode & stat.S_ISVTX and status.st_nlink > 1
             if directory.open or doubled or not _is_trusted(status):
                 raise NotFollowed("a link", status, directory.child(name))
@@ -177,7 +177,7 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def make_directory(path: Path, mode: int = 0o777) -> None:
-    """Have this directory, and make what lacks of its path; what is there keeps its mode.
+    """Make this directory and its missing parents; an existing one keeps its mode.
 
     Raises NotFollowed, and OSError with the path as its file name.
     """
@@ -186,22 +186,18 @@ def make_directory(path: Path, mode: int = 0o777) -> None:
 
 
 def own_directory(path: Path, name: str) -> None:
-    """Have this directory to write the file ``name`` into; made in one that is there, it is ours.
+    """Make this directory, private to us, in an existing one; check that it can take this file.
 
     Raises NotFollowed, and OSError with the path as its file name, also when the file could not be
     written.
     """
     if not os.path.lexists(path):
-        _add_directory(path, 0o700)
+        with _named(path), _walk(path.parent) as end:
+            if end.name:
+                code = errno.ENOENT if end.number < 0 else errno.ENOTDIR
+                raise OSError(code, os.strerror(code), str(path))
+            os.mkdir(path.name, 0o700, dir_fd=end.number)
     check(path / name)
-
-
-def _add_directory(path: Path, mode: int) -> None:
-    with _named(path), _walk(path.parent) as end:
-        if end.name:
-            code = errno.ENOENT if end.number < 0 else errno.ENOTDIR
-            raise OSError(code, os.strerror(code), str(path))
-        os.mkdir(path.name, mode, dir_fd=end.number)
 
 
 def remove(path: Path) -> None:
@@ -222,10 +218,10 @@ def write_atomically(
 ) -> None:
     """Make ``path`` hold these pieces: a reader sees the old file or the new one, never a part.
 
-    A link of root's or ours stays and its target is replaced; another's is refused. An existing
-    file of root's or ours keeps its mode; a new one has what the umask leaves of ``mode``. What is
-    no regular file (``/dev/stdout``, a pipe) is written to directly, when it is root's, ours, or a
-    descriptor that was handed to us.
+    A link of root's or ours stays and its target is replaced; another user's link is refused. An
+    existing file of root's or ours keeps its mode; a new one has ``mode`` less the umask. A device
+    or a pipe (``/dev/stdout``) is written to directly, when it is root's, ours, or a descriptor
+    that was handed to us.
 
     keep_mode: False: the file gets ``mode``, regardless of its old mode and the umask
     Raises NotFollowed, and OSError with the path as its file name; the old file is intact then.
@@ -257,7 +253,7 @@ def _umask() -> int:
 
 @contextlib.contextmanager
 def _written(path: Path) -> Iterator[tuple[_PathEnd, os.stat_result | None]]:
-    """Where to write, and what is there."""
+    """The place to write, and the status of an existing file."""
     with _walk(path) as end:
         status = end.status
         if not end.name:
@@ -301,7 +297,7 @@ def _remove_leftovers(at: int, start: str) -> None:
 
 
 def _replace(end: _PathEnd, parts: Iterable[str | bytes], mode: int) -> None:
-    """A new file, and its name when it is whole: until then it has none, where that can be."""
+    """Write a new file, without a name where the file system allows it, then rename it."""
     at = end.directory.number
     start = f".{end.name[:200]}."
     passing = f"{start}{os.urandom(4).hex()}"
@@ -311,7 +307,7 @@ def _replace(end: _PathEnd, parts: Iterable[str | bytes], mode: int) -> None:
         try:
             number = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=at)
         except OSError:
-            # A file system that has no such files (open(2)), or one that takes none at all.
+            # A file system without O_TMPFILE (open(2)), or one that takes no files at all.
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             number = os.open(passing, flags, 0o600, dir_fd=at)
             named = True

@@ -1,9 +1,9 @@
-"""The only gate from nodeready to a node's shell: quoting, and the command that takes a script.
+"""Quoting for a POSIX shell, and the only command by which nodeready runs a script on a node.
 
 The command is one constant line without newlines or backslashes, so that every login shell (bash,
-dash, fish, csh) hands it on unchanged. The script comes over the command's standard input, because
-every user of the node can read a command line in the process list. On the node the script runs
-under POSIX sh.
+dash, fish, csh) passes it on unchanged. The script comes over the command's standard input,
+because every user of the node can read a command line in the process list. On the node the script
+runs under POSIX sh.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def join(words: list[str] | tuple[str, ...]) -> str:
 
 
 def search_path(path: str) -> str:
-    """The directories of a ``$PATH`` that mean the same everywhere; the system's where none does.
+    """The absolute directories of a ``$PATH``; the system's path without any.
 
-    An empty one, ``.`` and any relative one mean the current directory, whosever that is.
+    An empty or relative one means the current directory, which any user may own.
     """
     return (
         ":".join(directory for directory in path.split(":") if directory.startswith("/"))
@@ -76,8 +76,7 @@ def command(script: str, timeout_s: int, tag: str, payload: str | None = None) -
 
     tag:     a word that marks the process on the node (``nodeready:RUN``), so that a later command
              can end the process
-    payload: what the script reads at its file descriptor 3; more may follow the payload there.
-             None: the script reads nothing
+    payload: the script's input at file descriptor 3, which more input may follow; None: no input
 
     A script that is cut off on its way is never run: the script is one function, which its last
     line calls. Raises ValueError for a ``tag`` that is no such word.

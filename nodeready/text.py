@@ -1,6 +1,6 @@
-"""Text from a node is data, never markup or a command: it is sanitised here before it is shown.
+"""Sanitising text from a node, which is data and never markup, before it is shown.
 
-Beside it, the small texts that all reports share: a moment, a duration, a count, a cut node set.
+Also the small texts that all reports share: a moment, a duration, a count, a cut node set.
 """
 
 from __future__ import annotations
