@@ -33,10 +33,9 @@ def py_spy(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """
     tools: DebugTools = snapshot["debug_tools"]
     is_installed = tools.py_spy is not None
-    # Those on the way to a constant path.
-    yield from (
-        RunCommand(("chmod", "a+rx", path)) for path in tools.closed if is_on_the_way(path)
-    )
+    # What a node reports counts only where it is a parent directory of this constant path.
+    parents = set(map(str, PurePosixPath(PY_SPY).parents))
+    yield from (RunCommand(("chmod", "a+rx", path)) for path in tools.closed if path in parents)
     note = Script("note", ("nr_note", PY_SPY, PY_SPY_NOTE), f"note the sha256 of {PY_SPY}")
     digest = DIGESTS.get((policy.py_spy_version, tools.machine))
     if is_installed and (tools.exposed or (tools.linked and not tools.mode)):
@@ -65,18 +64,13 @@ def py_spy(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     yield note
 
 
-def is_on_the_way(path: str) -> bool:
-    """Whether it is a parent directory of nodeready's py-spy."""
-    return path in map(str, PurePosixPath(PY_SPY).parents)
-
-
 @step(touches=["pdsh", "ssh_client"], timeout_s=_TIMEOUT_S)
 def packages(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
-    """Install the missing packages with one refresh of the index at most; open programs that are
-    closed to users, and install those again whose files are gone or do not start."""
+    """Install the missing packages with one refresh of the index at most; open programs that users
+    cannot run, and reinstall packages whose programs are gone or do not start."""
     tools: DebugTools = snapshot["debug_tools"]
     wait_s = min(policy.package_lock_wait_s, _TIMEOUT_S - 60)
-    # What the node says chooses among what the policy and this program name.
+    # The node's answer only chooses among names of the policy and of this program.
     manager = next((name for name in MANAGERS if name == tools.manager), "")
     missing = [name for name in policy.packages if name in tools.missing]
     troubles = tuple(unusable(tools, policy))

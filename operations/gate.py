@@ -55,7 +55,8 @@ def _files(snapshot: Snapshot, policy: Policy, *paths: str) -> Iterator[Action]:
 
 @step()
 def leftover(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
-    """Take the node's own check away, what starts it first; never what slurm.conf still names."""
+    """Remove the node's own check, first the files that start it; never a program that slurm.conf
+    names."""
     gate: Gate = snapshot["gate"]
     staying = required_programs(gate)
     gone = [path for path in FILES if path in gate.existing and path not in staying]
@@ -107,7 +108,7 @@ def program(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
 
 @step()
 def timer(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
-    """Have the node look at itself: by a systemd timer, or by cron where systemd does not run."""
+    """Make the node check itself: by a systemd timer, or by cron where systemd does not run."""
     gate: Gate = snapshot["gate"]
     if gate.systemd:
         yield from _files(snapshot, policy, RECORD, SERVICE, TIMER)

@@ -24,7 +24,7 @@ from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, RCMD_DEFAULT, 
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.templates import render
 
-# What a node says of its files is taken where it is one of these.
+# A path that a node reports is changed only if it is one of these.
 _MODULE = re.compile(r"/usr/(local/)?lib(64)?(/[A-Za-z0-9_.-]+)?/pdsh/sshcmd\.so")
 
 

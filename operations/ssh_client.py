@@ -28,8 +28,8 @@ from nodeready.subjects.templates import render
 #: file and of the script around it does not fit into one command line.
 LARGE_BYTES = 32 * 1024
 
-#: ssh's package, by the words of the look; the node's package manager knows who owns the program.
-PACKAGES = {name: name for name in ("openssh-client", "openssh-clients")}
+#: The names of ssh's package: a node's answer only chooses among them.
+PACKAGES = ("openssh-client", "openssh-clients")
 
 # ssh reads the new file before the file is put in place; its name comes as last word.
 _READS = 'ssh -GT -F "$1" nodeready >/dev/null'
@@ -69,14 +69,14 @@ def _open(client: SshClient, path: str) -> Iterator[Action]:
 
 @step(timeout_s=600)
 def installed(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
-    """Open an ssh that is closed to users; install its package again where the program is gone or
-    does not start."""
-    trouble = trouble_of(snapshot["ssh_client"])
+    """Let users run ssh; reinstall its package where the program is gone or does not start."""
+    client: SshClient = snapshot["ssh_client"]
+    trouble = trouble_of(client)
     if trouble is not None and trouble.mend == "chmod":
         yield RunCommand(("chmod", "a+rx", trouble.path))
         return
     wait_s = min(policy.package_lock_wait_s, 540)
-    package = PACKAGES.get(snapshot["ssh_client"].package, "openssh-client")
+    package = next((name for name in PACKAGES if name == client.package), PACKAGES[0])
     yield Script(
         "packages",
         ("nr_again", "", str(wait_s), package, SSH),
@@ -151,7 +151,7 @@ def options(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
         *(_open(client, DROPIN) if DROPIN in client.config else ()),
     ]
     if opened:
-        # What ssh makes of files that it can read, the next look tells.
+        # The next snapshot shows the options of the files that ssh can now read.
         yield from opened
         return
     if policy.ssh_client_hosts and _goes_into_dropin(client, policy):
