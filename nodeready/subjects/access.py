@@ -18,10 +18,10 @@ from nodeready.subjects.base import Output, Section, frozen
 if TYPE_CHECKING:
     from nodeready.policy import Policy
 
-#: The directories of PATH that are in every node's; what stands elsewhere is not changed.
+#: The directories in the PATH of every node; a deploy changes no program elsewhere.
 FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
-#: What ssh and the shells of every user read; a pattern of the shell is a star at most.
+#: Files that ssh and the shells of every user read; shell patterns, with stars only.
 OPEN_FILES = (
     "/etc/ssh/ssh_known_hosts",
     "/etc/ssh/ssh_config",
@@ -33,8 +33,8 @@ OPEN_FILES = (
     "/etc/environment",
     *(f"{parent}/pdsh/sshcmd.so" for parent in ("/usr/lib", "/usr/lib64", "/usr/lib/*")),
 )
-#: The directories of the files that a deploy writes, beside the policy's directory of cores; a
-#: pattern of the shell is a star. The sections that ask for their modes need no process then.
+#: The directories of the files that a deploy writes, beside the policy's directory of cores;
+#: shell patterns. They are read here once, so that no later section starts a process for them.
 WRITTEN_FOLDERS = (
     "/etc/sysctl.d",
     "/etc/tmpfiles.d",
@@ -51,17 +51,17 @@ WRITTEN_FOLDERS = (
 )
 #: Program -> the programs that it cannot do without: Debian's pdsh is a script around pdsh.bin.
 COMPANIONS = {"pdsh": ("pdsh.bin",)}
-#: Maximum of the policy's packages that are asked for their libraries: each costs a process.
+#: Maximum programs whose libraries are checked: each costs a process.
 MAX_LOADED = 8
-#: glibc's loader, on each kind of machine: it says which libraries a program finds, and does not
-#: start the program (ld.so(8), --list).
+#: glibc's loader, by machine: it lists a program's libraries without starting the program
+#: (ld.so(8), --list).
 _LOADERS = (
     "/lib64/ld-linux-x86-64.so.2",
     "/lib/ld-linux-aarch64.so.1",
     "/lib64/ld64.so.2",
     "/lib/ld-linux-riscv64-lp64d.so.1",
 )
-#: Of the dynamic loader, when a program lacks a library; what follows names it.
+#: The dynamic loader's message about a missing library; the library's name follows.
 UNLOADED = "error while loading shared libraries: "
 
 #: Permission bits of others.
@@ -75,7 +75,7 @@ def _access_script(policy: Policy) -> str:
     folders = (*WRITTEN_FOLDERS, policy.core_pattern.rpartition("/")[0])
     paths = (path for folder in folders for path in (*parents(folder)[1:], folder))
     directories = [path for path in dict.fromkeys(paths) if _FOLDER.fullmatch(path)]
-    # Each directory once: /bin is often a link to /usr/bin. ssh is asked itself.
+    # Each directory once: /bin is often a link to /usr/bin. ssh reports its own libraries.
     return rf"""
     nr_loader=
     for nr_file in {" ".join(_LOADERS)}; do
@@ -129,19 +129,19 @@ class Inode:
     size_bytes: int
 
     @property
-    def directory(self) -> bool:
+    def is_directory(self) -> bool:
         return self.mode & 0o170000 == 0o040000
 
 
 @dataclass(frozen=True)
 class Barrier:
-    """What keeps ordinary users from a file.
+    """The reason why ordinary users cannot use a file.
 
     path:    the file, or the directory on the way to it
-    words:   what is wrong, with the path
-    members: the members of a group that is not root's may use it: an administrator's choice
+    words:   the problem, with the path
+    members: members of a group other than root's may use the path: an administrator's choice
     is_roots: root owns the path, and only the mode is wrong
-    dangling: it is a link that leads nowhere
+    dangling: the path is a link that leads nowhere
     """
 
     path: str
@@ -167,11 +167,11 @@ class Access:
     unloaded: Mapping[str, str] = field(default_factory=dict)
 
     def barrier(self, path: str, bits: int = READ) -> Barrier | None:
-        """The first of `barriers`; None: nothing that the modes tell."""
+        """The first of `barriers`; None without one."""
         return next(self.barriers(path, bits), None)
 
     def barriers(self, path: str, bits: int = READ) -> Iterator[Barrier]:
-        """What keeps ordinary users from using this file so, in the order of the way there.
+        """Every reason why ordinary users cannot use this file, in the order of its path.
 
         bits: READ, EXECUTE or both
         """
@@ -185,12 +185,11 @@ class Access:
             if inode is not None and not inode.mode & EXECUTE:
                 yield _closed(directory, inode, EXECUTE, "enter")
         inode = self.inodes.get(path)
-        if inode is not None and not inode.directory and inode.mode & bits != bits:
+        if inode is not None and not inode.is_directory and inode.mode & bits != bits:
             yield _closed(path, inode, bits, "run" if bits & EXECUTE else "read")
 
     def programs(self, name: str) -> list[str]:
-        """The programs of this name in the directories of PATH, in the order of PATH; behind them
-        the links that lead nowhere."""
+        """The programs of this name in the order of PATH, and then the links that lead nowhere."""
         paths = dict.fromkeys((*self.inodes, *self.links))
         return [
             path for path in paths if path.endswith(f"/{name}") and not self._is_directory(path)
@@ -198,7 +197,7 @@ class Access:
 
     def _is_directory(self, path: str) -> bool:
         inode = self.inodes.get(path)
-        return inode is not None and inode.directory
+        return inode is not None and inode.is_directory
 
 
 def parents(path: str) -> list[str]:
@@ -217,19 +216,20 @@ def _closed(path: str, inode: Inode, bits: int, verb: str) -> Barrier:
 
 
 def chmod_mends(barrier: Barrier, path: str) -> bool:
-    """Whether a deploy opens what keeps users from ``path``, a path that this program chose: the
-    file, or a directory of root's on the way to it."""
-    near = barrier.path == path or barrier.path in parents(path)
-    return near and barrier.is_roots and not barrier.members
+    """Whether a deploy may open the barrier: ``path`` itself or a directory above it, root's.
+
+    path: a path that this program chose, never one that only the node named
+    """
+    is_on_path = barrier.path == path or barrier.path in parents(path)
+    return is_on_path and barrier.is_roots and not barrier.members
 
 
-#: Where a package puts its programs; a person put there what stands elsewhere.
+#: Where packages put their programs; a program elsewhere was put there by a person.
 PACKAGED = ("/usr/bin", "/usr/sbin", "/bin", "/sbin")
-#: A script is smaller than that, a program larger.
+#: A smaller file is a script, a larger one a program.
 SCRIPT_BYTES = 4096
 
-
-#: What lets programs start that stand on a file system that is mounted noexec.
+#: The remedy for a program on a file system that is mounted noexec.
 MAY_EXECUTE = (
     "mount -o remount,exec $(findmnt -nT {} -o TARGET), and take noexec out of its line in "
     "/etc/fstab"
@@ -241,8 +241,8 @@ class Stuck:
     """A program that ordinary users cannot run.
 
     path:   of the program, or of the directory on the way to it
-    words:  what is wrong
-    mend:   ``chmod``: of the path; ``reinstall``: of the package that has the file; "": a person
+    words:  the problem
+    mend:   ``chmod`` of the path; ``reinstall`` of the file's package; "": a person's work
     chosen: only the members of a group may run it: an administrator's choice
     """
 
@@ -253,14 +253,14 @@ class Stuck:
 
 
 def stuck(access: Access, program: str) -> Stuck | None:
-    """What keeps ordinary users from running the program that their shell finds; None: nothing.
+    """Why ordinary users cannot run the program that their shell finds; None: they can.
 
     A shell takes the first file of PATH that its user may run, with any content (execvp(3)).
     """
     first, closed = None, ""
     for path in access.programs(program):
         inode = access.inodes.get(path)
-        # A shell reads its script.
+        # The shell must be able to read a script.
         script = inode is not None and inode.size_bytes < SCRIPT_BYTES
         barrier = access.barrier(path, EXECUTE | READ if script else EXECUTE)
         if barrier is not None:
@@ -289,7 +289,7 @@ def parse_access(outputs: Mapping[str, Output]) -> Access:
 
 @lru_cache(maxsize=64)
 def _access(output: Output) -> Access:
-    # Three subjects read it, and thousands of nodes print the same.
+    # Three subjects read the section, and thousands of nodes print the same.
     inodes, links = dict[str, Inode](), dict[str, str]()
     for row in output.all("at"):
         match = _AT.fullmatch(row)
@@ -300,7 +300,7 @@ def _access(output: Output) -> Access:
         path, _, real = row.partition(" ")
         links[path] = real
     reasons = dict(row.partition(" ")[::2] for row in output.all("unloaded"))
-    # Of a script the loader says that the script itself is no ELF file.
+    # For a script, the loader reports that the script itself is no ELF file.
     unloaded = {
         path: reason for path, reason in reasons.items() if not reason.startswith(f"{path}:")
     }

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from nodeready.policy import Policy
 
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 
 class ProbeError(Exception):
-    """A section's output cannot be parsed. ``evidence`` holds the output's first bytes."""
+    """A section's output cannot be parsed. evidence: the output's first bytes"""
 
     def __init__(self, reason: str, evidence: str = "") -> None:
         super().__init__(reason)
@@ -69,7 +69,6 @@ class Section:
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 #: Maximum characters of a path; more than the kernel's PATH_MAX.
 _PATH = 8192
-
 
 #: The ASCII characters beside a newline that end a line for str.splitlines.
 _OTHER_ENDS = ("\r", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e")
@@ -190,7 +189,7 @@ def decode_base64(text: str) -> bytes:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a file on the node. ``text`` has no line end; ``where`` is ``/path:number``."""
+    """One line of a file on the node. ``text`` has no line end; ``source`` is ``/path:number``."""
 
     path: str
     number: int
@@ -207,7 +206,6 @@ _FILE_LINE = re.compile(
     r":(?!(?<=/[0-9a-f]{4}:)[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])([0-9]{1,12}):(.*)",
     re.S,
 )
-
 
 #: The numbers of most lines.
 _NUMBERS = {str(number): number for number in range(1, 1000)}
@@ -269,14 +267,14 @@ def number(text: str, noun: str) -> int:
         raise ProbeError(f"{noun} is no number", text) from None
 
 
-def cached_last(make: Callable[..., Made]) -> Callable[..., Made]:
+def cached_last(make: Callable[..., T]) -> Callable[..., T]:
     """Cache the function's last result: the checks of a node, or the nodes of a run, pass the same
     arguments. They are compared by identity: hashing a large fleet's takes milliseconds per node.
     """
-    last: list[tuple[tuple[Any, ...], Made]] = []
+    last: list[tuple[tuple[Any, ...], T]] = []
 
     @wraps(make)
-    def cached(*arguments: Any) -> Made:
+    def cached(*arguments: Any) -> T:
         if not last or not all(map(is_, last[0][0], arguments)):
             last[:] = [(arguments, make(*arguments))]
         return last[0][1]
@@ -288,14 +286,10 @@ def frozen(observation: Any) -> Any:
     """The observation, or a part of one, made read-only so that nodes can share it."""
     if isinstance(observation, Mapping):
         return MappingProxyType({key: frozen(value) for key, value in observation.items()})
-    if isinstance(observation, tuple) and type(observation) is tuple:
+    if isinstance(observation, list) or type(observation) is tuple:
         return tuple(map(frozen, observation))
-    if isinstance(observation, (list, set)):
-        return (
-            tuple(map(frozen, observation))
-            if isinstance(observation, list)
-            else frozenset(observation)
-        )
+    if isinstance(observation, set):
+        return frozenset(observation)
     if is_dataclass(observation):
         for name, value in vars(observation).items():
             frozen_value = frozen(value)

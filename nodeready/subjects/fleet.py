@@ -25,12 +25,10 @@ class Counters:
 class FleetFacts:
     """Facts about one node from other nodes and from earlier runs.
 
-    addresses:   of all nodes, that only one node of the run has; None: fewer than two were probed
-    known_hosts: the right lines of the node's block of host keys; None: they were not gathered
-    host_key:    the key with which the node's sshd answered this run, ``type base64``; "": not
-                 known
-    gate_files:  (path, sha256) of every file of the node's gate; None: not known, as on the node
-                 itself
+    addresses:   addresses that exactly one node of the run has; None: fewer than two were probed
+    known_hosts: the expected lines of the node's block of host keys; None: not gathered
+    host_key:    the key with which the node's sshd answered this run, ``type base64``; "": unknown
+    gate_files:  (path, sha256) of every file of the node's gate; None: unknown, as on the node
     counters:    subject -> its counters in an earlier snapshot
     mesh_passed: all tried peers reached the node on the job's ports, and it reached them
     """

@@ -32,22 +32,16 @@ def judge(
             continue
         observation = snapshot[name]
         if isinstance(observation, Unknown):
-            shown = (
-                f"{observation.reason}: {observation.evidence}"
-                if observation.evidence
-                else observation.reason
-            )
-            results.append(unknown(f"{name}.{OBSERVED}", shown))
+            reason, evidence = observation.reason, observation.evidence
+            reason += f": {evidence}" if evidence else ""
+            results.append(unknown(f"{name}.{OBSERVED}", reason))
             continue
         for check in subject.checks:
             try:
                 result = check(observation, policy, fleet)
                 if result.fixable:
-                    patterns = (
-                        subject.files
-                        if check.writes is None
-                        else check.writes(observation, policy)
-                    )
+                    writes = check.writes
+                    patterns = subject.files if writes is None else writes(observation, policy)
                     result = _with_refusal(result, snapshot.refused, patterns)
                 results.append(result)
             except Exception as error:  # noqa: BLE001 - a node's answer must never end the run

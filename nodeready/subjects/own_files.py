@@ -53,7 +53,6 @@ _REFUSALS = {
     "loose": ("writable by others than root", "chmod go-w {}"),
 }
 
-
 #: login.defs(5), GID_MIN: a group of persons.
 _FIRST_GROUP = 1000
 
@@ -135,8 +134,8 @@ def _refusals(output: Output) -> dict[str, Refusal]:
         if match is None:
             continue
         uid, gid, mode, path = match.groups()
+        # A deploy gives nodeready's own directory back to root.
         if path.endswith("/nodeready"):
-            # nodeready's own directory, which a deploy gives back to root.
             continue
         if uid != "0":
             kinds_of_refusal.append((path, "theirs"))

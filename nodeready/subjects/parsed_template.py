@@ -9,12 +9,12 @@ from itertools import compress, count
 from operator import ne
 from typing import Any, Callable, Generic
 
-from nodeready.subjects.base import Made
+from nodeready.subjects.base import T
 
 
-def fast_replace(instance: Made, **fields: Any) -> Made:
+def fast_replace(instance: T, **fields: Any) -> T:
     """The frozen dataclass with these fields; 30 times faster than `dataclasses.replace`."""
-    copy: Made = object.__new__(type(instance))
+    copy: T = object.__new__(type(instance))
     vars(copy).update(vars(instance), **fields)
     return copy
 
@@ -25,7 +25,7 @@ def differing_lines(lines: Iterable[str], other_lines: Iterable[str]) -> list[in
 
 
 @dataclass(frozen=True, eq=False)
-class ParsedTemplate(Generic[Made]):
+class ParsedTemplate(Generic[T]):
     """A parsed text of lines ``PATH:VALUE``, a template for similar texts.
 
     read:    the result of parsing
@@ -35,14 +35,12 @@ class ParsedTemplate(Generic[Made]):
     """
 
     lines: tuple[str, ...]
-    read: Made
+    read: T
     varies: Mapping[int, tuple[str, str]]
     context: tuple[object, ...] = ()
 
     @classmethod
-    def of(
-        cls, lines: list[str], read: Made, varies: Callable[[str], bool]
-    ) -> ParsedTemplate[Made]:
+    def of(cls, lines: list[str], read: T, varies: Callable[[str], bool]) -> ParsedTemplate[T]:
         """varies: whether the value of a path may vary; paths with several lines never may."""
         starts = [line[: line.find(":") + 1] for line in lines]
         counts = Counter(starts)
@@ -64,7 +62,7 @@ class ParsedTemplate(Generic[Made]):
         return differing_values
 
 
-class TemplateCache(Generic[Made]):
+class TemplateCache(Generic[T]):
     """The parsed templates of one section, the latest of each length."""
 
     #: Maximum templates of one length, and characters of a template.
@@ -72,20 +70,20 @@ class TemplateCache(Generic[Made]):
 
     def __init__(self, lengths: int = 64) -> None:
         self._lengths = lengths
-        self._known: dict[tuple[object, ...], list[ParsedTemplate[Made]]] = {}
+        self._known: dict[tuple[object, ...], list[ParsedTemplate[T]]] = {}
 
-    def of(self, lines: list[str], *context: object) -> tuple[ParsedTemplate[Made], ...]:
+    def of(self, lines: list[str], *context: object) -> tuple[ParsedTemplate[T], ...]:
         """The templates with as many lines; the last used comes first."""
         return tuple(self._known.get((len(lines), lines[0], context), ()))
 
-    def mark_used(self, template: ParsedTemplate[Made]) -> None:
+    def mark_used(self, template: ParsedTemplate[T]) -> None:
         """Move a template to the front, so that texts of odd nodes do not evict it."""
         templates = self._known[len(template.lines), template.lines[0], template.context]
         if templates[0] is not template:
             templates.remove(template)
             templates.insert(0, template)
 
-    def keep(self, template: ParsedTemplate[Made]) -> None:
+    def keep(self, template: ParsedTemplate[T]) -> None:
         if sum(map(len, template.lines)) > self._LONGEST:
             return
         key = len(template.lines), template.lines[0], template.context

@@ -21,15 +21,12 @@ from nodeready.subjects.probe_script import SEPARATOR, mark
 #: Maximum bytes of one node's answer: no node can fill the memory.
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 
-
 #: Maximum bytes of a section, so that reading one takes a bounded time.
 SECTION_BYTES = 1 << 20
 _STATUS = re.compile(r"[0-9]{1,3}\n?")
 
-
 #: The loader's message at each program's start about a missing library in /etc/ld.so.preload.
 _PRELOAD = re.compile(r"^ERROR: ld\.so: object '.*\n?", re.M)
-
 
 #: Length of the prefix of each line of a section from a separate shell.
 _IN_FRONT = 7
@@ -124,9 +121,8 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str
             if how == b"begin" and f"\n@{nonce} later " in printed:
                 waiting[name] = outputs[name]
         else:
-            size, raw_size = (
-                len(text.encode("utf-8", "surrogateescape")) for text in (content, raw)
-            )
+            size = len(content.encode("utf-8", "surrogateescape"))
+            raw_size = len(raw.encode("utf-8", "surrogateescape"))
             cut = size >= caps[name] or raw_size >= 2 * caps[name]
             outputs[name] = Output(content, None, truncated=cut, nonce=nonce)
     for name, complete in _complete_outputs(waiting, files):
@@ -145,7 +141,6 @@ _LATER = {
     "routes": ("set", False),
     "few": ("few", True),
 }
-
 
 #: A line's path, which is kept, and its number.
 _NUMBER = re.compile(r"^(/[^:\n]*:)[0-9]+:", re.M)

@@ -12,18 +12,15 @@ from nodeready.subjects.base import Section
 #: Seconds that remain for the answer when a parallel section was ended by its limit.
 MARGIN_S = 3
 
-
 #: Seconds for all sections in the shared shell, which take a tenth of a second. The limit is
 #: higher where a section may wait for a home directory.
 TOGETHER_S = 5
-
 
 #: Seconds for the shared shell with the mostly quick sections: a hung network mount takes five.
 #: At most this part of the whole script's time, so that they can run in parallel afterwards when
 #: the shell did not finish.
 QUICK_S = 10
 _QUICK_PART = 2 / 3
-
 
 #: Files are read for many sections at once. This file of one line separates the sections: no other
 #: path is spelt so.
@@ -133,7 +130,6 @@ $NR_CALLS" 2>&1 4>&- 5>&-; echo $? >&4; } |
 }
 """
 
-
 # nr_run and nr_quick run a section in the shared shell; the trap of nr_quick prints the status.
 # The trap of this shell keeps the shell alive while a program ignores TERM, so that `timeout`
 # kills both. `exec`: a redirection of dash's would keep the shell's output open.
@@ -168,7 +164,6 @@ nr_quick() {
     printf '\n@%s end\n' "$NR"
 }
 """
-
 
 _PACK = r"""
 if command -v base64 >/dev/null 2>&1; then

@@ -1,9 +1,9 @@
 """The registry of the subjects, a line for each, and the choice among their checks.
 
 A subject declares itself (`Subject`, in its checks), and no other list names it. The order of the
-lines is that of the reports and of a deploy. In a deploy,
-debug_tools needs the network and comes behind the subjects that do not: a package mirror that is
-down stops nothing else. The gate comes last: a node judges itself when all the rest is in place.
+lines is that of the reports and of a deploy. In a deploy, debug_tools comes after the subjects
+that need no network, so that a package mirror that is down stops nothing else. The gate comes
+last: a node judges itself when all other subjects are in place.
 """
 
 # ruff: noqa: F401, I001, PLC0414 - the imports are the registry, and their order is its order
@@ -95,16 +95,12 @@ class SelectionError(ValueError):
 
 @dataclass(frozen=True)
 class CheckSelection:
-    """The chosen checks.
-
-    checks: their ids, in the order of the reports
-    """
+    """The ids of the chosen checks, in the order of the reports."""
 
     checks: tuple[str, ...]
 
     @property
     def subjects(self) -> tuple[str, ...]:
-        """Their subjects, in order."""
         return tuple(dict.fromkeys(check.partition(".")[0] for check in self.checks))
 
     def of(self, results: Iterable[Result]) -> list[Result]:

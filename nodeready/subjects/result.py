@@ -1,7 +1,4 @@
-"""Result: what one check says about one node, for checks, reports and operations alike.
-
-Beside it, the functions that make a Result of each status, and how a check declares itself.
-"""
+"""The result of a check on a node, and how checks and subjects are declared."""
 
 from __future__ import annotations
 
@@ -26,18 +23,17 @@ ADMIN = "admin"
 
 @dataclass(frozen=True)
 class Result:
-    """One judgement.
+    """What one check found on one node.
 
     check:    stable dotted id, ``subject.noun``; an id never changes its meaning
     status:   one of STATUSES
     expected: what the policy asks for, in words or as a value
-    actual:   what was observed; live and next-boot value where the two can differ; of ``na`` and
+    actual:   what was observed; live and next-boot value where the two can differ; for ``na`` and
               ``unknown`` the reason
     source:   where the actual value comes from (``/etc/sysctl.d/10-ptrace.conf:3``), or ""
-    fix:      the repair: an operation of nodeready, a command, a person's work; or ""; of
+    fix:      the repair: an operation of nodeready, a command, a person's work; or ""; for
               ``waived`` the reason
-    owner:    who repairs it: ``nodeready`` where ``nodeready deploy`` does, else ``admin``, a
-              person; "" when ok
+    owner:    ``nodeready`` where ``nodeready deploy`` repairs it, else ``admin``; "" when ok
     """
 
     check: Annotated[str, {"pattern": r"^[a-z0-9_]+\.[a-z0-9_]+$"}]
@@ -188,7 +184,6 @@ class Page:
 
     @property
     def subject(self) -> str:
-        """The name of its subject."""
         return self.id.partition(".")[0]
 
     @property
@@ -203,10 +198,10 @@ class Check(Page):
     """A check: its page, and the pure function that judges.
 
     fleet:  the fields of FleetFacts that it needs: its function has the fleet as third argument
-    proof:  what has to run on the node before this check can judge: one of
-            `proof.facts.SESSION`, `proof.facts.MESH` or COLLECTIVE; "": the look alone
-    writes: the files that the repair writes: where a deploy would not write them, a person has to
-            act first; None: all files of the subject
+    proof:  the proof that must run on the node before: `proof.facts.SESSION`, MESH or COLLECTIVE;
+            "": the snapshot is enough
+    writes: the files that the repair writes: where a deploy may not write them, a person must act
+            first; None: all files of the subject
     opt_in: made only where ``--only`` has its whole id: neither by default, nor with its subject
     """
 
@@ -217,7 +212,6 @@ class Check(Page):
     opt_in: bool = False
 
     def __call__(self, observed: Any, policy: Policy, fleet: FleetFacts = ALONE) -> Result:
-        """The result for what was observed of the subject on one node."""
         if self.fleet:
             return self.judge(observed, policy, fleet)
         return self.judge(observed, policy)
@@ -258,17 +252,17 @@ def _nothing_learned(observed: Any) -> Mapping[str, Any]:
 
 
 _OBSERVED = """\
-The subject could not be observed on the node as a whole, so none of its checks was judged.
+The subject could not be observed on the node, so none of its checks was judged.
 
-The reason stands in the result, with the first bytes of what the node answered. It is given by
-the reading, not by a setting: a command that hung or is missing, output that makes no sense, or a
-file that cannot be read. It never counts as ok, and cannot be waived."""
+The result has the reason, with the first bytes of the node's output: a command that hung or is
+missing, output that cannot be parsed, or a file that cannot be read. No setting changes it. It
+never counts as ok, and cannot be waived."""
 _LOOK = "run the audit with --only {} on that node, and repair what the reason names"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One subject: everything that the commands, the reports and the docs have to know of it.
+    """One subject: everything that the commands, the reports and the docs need to know about it.
 
     doc:      the docstring of its checks' module; the first line says what is judged
     checks:   in the order of the reports
@@ -278,11 +272,10 @@ class Subject:
               a value that could not be observed is left out
     derived:  (observation, fleet) -> further facts of the documents, which need the fleet; one
               with the name of a field replaces it
-    learned:  observation -> the policy that this node would fit, key of Policy -> value as
-              group_data holds it
-    counters: (observation, fleet) -> totals, which are judged by those of an earlier look at the
-              same boot (`FleetFacts.counters`); None: the subject has no counters
-    files:    shell patterns of the files that the subject's operations own outright on a node,
+    learned:  observation -> the settings that this node would pass, as group_data holds them
+    counters: (observation, fleet) -> totals, which are compared with those of an earlier snapshot
+              of the same boot (`FleetFacts.counters`); None: the subject has no counters
+    files:    shell patterns of the files on a node that nodeready alone writes for the subject,
               each with the project's name in it
     judged_on_node: whether a node that audits itself judges the subject
     """
@@ -311,12 +304,10 @@ class Subject:
 
     @property
     def learnable(self) -> bool:
-        """Whether a part of a policy can be learnt from it."""
         return self.learned is not _nothing_learned
 
     @property
     def needs_fleet(self) -> bool:
-        """Whether a check of the subject needs the fleet."""
         return any(check.fleet for check in self.checks)
 
     @property
@@ -326,5 +317,4 @@ class Subject:
         return Page(f"{self.name}.{OBSERVED}", _OBSERVED, (), "", (remedy,))
 
     def ids(self) -> list[str]:
-        """The ids of its checks."""
         return [check.id for check in self.checks]

@@ -98,11 +98,7 @@ def _without_nonce(output: Output) -> Output:
     """The output with the shared nonce in place of the run's."""
     if not output.nonce or output.nonce == _SHARED_NONCE:
         return output
-    text = (
-        output.text.replace(output.nonce, _SHARED_NONCE)
-        if output.nonce in output.text
-        else output.text
-    )
+    text = output.text.replace(output.nonce, _SHARED_NONCE)
     return Output(text, output.rc, output.truncated, _SHARED_NONCE)
 
 
@@ -114,11 +110,8 @@ def _shared_observation(probe: Probe, outputs: Mapping[str, Output], policy: Pol
     """The observation; a shared one where the same output was parsed before."""
     global _shared_bytes  # noqa: PLW0603 - one store for the process
     printed = [outputs[section.name] for section in probe.sections]
-    key = (
-        probe.subject,
-        id(policy),
-        *((output.text, output.rc, output.truncated) for output in printed),
-    )
+    texts = ((output.text, output.rc, output.truncated) for output in printed)
+    key = (probe.subject, id(policy), *texts)
     shared = _SHARED.get(key)
     if shared is not None:
         return shared[0]
@@ -146,20 +139,16 @@ def unparsable(error: Exception) -> str:
 
 def read(answer: str, chosen: tuple[Probe, ...], policy: Policy, nonce: str) -> Snapshot:
     """The snapshot in a node's answer. Never raises: a subject that cannot be read is Unknown."""
-    observations: dict[str, Any] = {}
     try:
         printed = parse_answer(answer, sections(chosen), nonce)
     except ProbeError as error:
         return unknown_snapshot(error.reason, chosen, error.evidence)
     outputs = {name: _without_nonce(output) for name, output in printed.items()}
-    for probe in chosen:
-        observations[probe.subject] = _shared_observation(probe, outputs, policy)
-    own_files: OwnFiles | Unknown = observations.get("ours", Unknown(""))
-    return (
-        Snapshot(observations)
-        if isinstance(own_files, Unknown)
-        else Snapshot(observations, own_files.files, own_files.refused)
-    )
+    observations = {probe.subject: _shared_observation(probe, outputs, policy) for probe in chosen}
+    own_files = observations.get("ours")
+    if isinstance(own_files, OwnFiles):
+        return Snapshot(observations, own_files.files, own_files.refused)
+    return Snapshot(observations)
 
 
 def unknown_snapshot(

@@ -131,11 +131,10 @@ class Setting:
 class BootSetting:
     """What sets one key at the next boot.
 
-    winner:    what the node's own boot takes: a line of a file, or of the kernel's command line;
-               None when nothing sets the key
+    winner:    the line of a file, or the kernel's command line, that sets it; None: nothing does
     conflict:  the line of /etc/sysctl.conf that `sysctl --system` would take instead, or None
-    last_name: base name of the last foreign file that sets or excludes this key, and that a file
-               of nodeready can follow; "" for none
+    last_name: base name of the last foreign file that sets or excludes this key, and whose name
+               sorts before a possible name of nodeready's file; "" for none
     remedy:    what a person must do before nodeready's file in /etc/sysctl.d can win; "": nothing
     """
 
@@ -166,10 +165,10 @@ class SysctlFiles:
     options: path below /proc/sys -> what the boot's own reader makes of all files
     manual:  the same for `sysctl --system`, which reads /etc/sysctl.conf last of all
     keys:    path below /proc/sys -> the files that set or exclude this very key, in order
-    systemd: systemd-sysctl is there
-    masked:  the unit file by which systemd-sysctl is masked; "": it is not
+    systemd: systemd-sysctl is installed
+    masked:  the unit file that masks systemd-sysctl; "": not masked
     tuned:   path below /proc/sys -> what tuned's profile sets
-    reapply: tuned applies the files of /etc and /run behind its own values
+    reapply: tuned applies the files of /etc and /run after its own values
     ufw:     what an enabled ufw sets
     cmdline: path below /proc/sys -> what the kernel's command line sets
     """
@@ -282,9 +281,7 @@ def parse(output: Output) -> SysctlFiles:
     text = output.require()
     paths = output.all("file")
     values = output.values()
-    lines = {
-        path: tuple(file_contents) for path, file_contents in by_path(file_lines(text)).items()
-    }
+    lines = {path: tuple(rows) for path, rows in by_path(file_lines(text)).items()}
     systemd = "reader=systemd" in text.splitlines()
     profiles = [path for path in output.all("tuned") if path in lines]
     reapply = _is_on(lines.get(_TUNED_CONF, ()), "reapply_sysctl", True)
@@ -301,16 +298,12 @@ def parse(output: Output) -> SysctlFiles:
     for path in boot_order:
         for key in _options(lines.get(path, ())):
             keys.setdefault(key, []).append(path)
-    options = {
-        reader: _options(line for path in files for line in lines.get(path, ()))
-        for reader, files in (("own", boot_order), ("manual", manual))
-    }
     ufw = _is_on(lines.get(_UFW_CONF, ()), "ENABLED", False)
     return SysctlFiles(
         tuple(boot_order),
         lines,
-        options["own"],
-        options["manual"],
+        _options(line for path in boot_order for line in lines.get(path, ())),
+        _options(line for path in manual for line in lines.get(path, ())),
         {key: tuple(setters) for key, setters in keys.items()},
         systemd,
         values.get("masked", "") if systemd else "",
@@ -353,18 +346,14 @@ def boot_value(files: SysctlFiles, key: str) -> BootSetting:
     winner = _setting(files.ufw, path) or winner
     if winner is None and path in files.cmdline:
         winner = Setting(files.cmdline[path], CMDLINE)
-    names = [file.rpartition("/")[2] for file in files.keys.get(path, ())]
-    other_names = [
-        name
-        for name, path_of_file in zip(names, files.keys.get(path, ()))
-        if "nodeready" not in name and beatable(name) and path_of_file != SYSCTL_CONF
-    ]
+    names = [file.rpartition("/")[2] for file in files.keys.get(path, ()) if file != SYSCTL_CONF]
+    names = [name for name in names if "nodeready" not in name and beatable(name)]
     by_hand = _setting(files.manual, path)
     conflict = by_hand if by_hand and by_hand.source.startswith(f"{SYSCTL_CONF}:") else None
     return BootSetting(
         winner,
         conflict if conflict != winner else None,
-        other_names[-1] if other_names else "",
+        names[-1] if names else "",
         _rival(files, path),
     )
 
@@ -391,7 +380,7 @@ def sets(text: str, expected: str) -> bool:
 
 
 def contradicted(check: str, key: str, boot: BootSetting, expected_value: str) -> Result:
-    """Judge whether a line of /etc/sysctl.conf gives ``key`` another value than ``wanted``."""
+    """Judge whether /etc/sysctl.conf gives ``key`` another value than ``expected_value``."""
     conflict, expected = boot.conflict, "no conflicting line"
     if conflict is None or sets(conflict.value, expected_value):
         return ok(check, expected)

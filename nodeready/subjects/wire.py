@@ -4,10 +4,10 @@ A program on a node writes observations as lines, ``NONCE NAME {json}``, and `li
 make dataclasses of them. Other lines are passed over: a profile or a tool that prints in between
 cannot know the nonce. A large answer is packed, and `unpack` and `load_json` open it.
 
-An answer is a stranger's data, also years later in a file. So it has bounds: bytes, and what they
-would take as objects, before anything is made of them; depth; each key once; numbers that are
-finite and within the bounds of their field; texts no longer than their field's. Anything else is a
-`DecodeError`, one line, and costs the answer of its node.
+An answer is untrusted data, also years later in a file. So it has bounds, which are checked before
+objects are made: its bytes, and the memory that its objects would take. Its depth is bounded, each
+key occurs once, numbers are finite and within the bounds of their field, and texts are no longer
+than their field allows. Anything else is a `DecodeError`, one line, and costs the node's answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from nodeready.subjects.base import ProbeError, Unknown
 from nodeready.subjects.json_types import json_fields
 
-Seen = TypeVar("Seen")
+T = TypeVar("T")
 
 #: The answer of a node that has no Python for the program.
 NO_PYTHON = "no Python 3.9 or newer"
@@ -56,10 +56,7 @@ _INTS = {
     "Uid": (-1, (1 << 32) - 1),
     "Number": (0, (1 << 64) - 1),
 }
-_FLOATS = {
-    "float": (-float(1 << 64), float(1 << 64)),
-    "Seconds": (0.0, 1e10),
-}
+_FLOATS = {"float": (-float(1 << 64), float(1 << 64)), "Seconds": (0.0, 1e10)}
 #: Characters.
 _TEXTS = {
     "str": 65536,
@@ -90,13 +87,13 @@ MAX_COST = 64 << 20
 # Bytes that Python takes at most for each: a member of a list or dict with its number, a list, a
 # dict with one key, a text without its characters.
 _MEMBER, _LIST, _DICT, _TEXT = 40, 88, 240, 56
-# Surrogates that are no byte of a name that is no UTF-8: no encoder takes them.
+# Surrogates outside surrogateescape's range (PEP 383): no encoder takes them.
 _LONE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def cost(text: str) -> int:
-    """The bytes that the objects of a JSON text may take, from above, without making them."""
+    """An upper bound of the bytes that the objects of a JSON text take, without making them."""
     characters = len(text) if text.isascii() else 4 * len(text)
     return (
         characters
@@ -146,28 +143,23 @@ def load_json(text: str | bytes, max_cost: int = MAX_COST) -> Any:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
         _check_cost(text, max_cost)
-        decoded = _decoded(text)
-    except DecodeError:
-        raise
+        return _decoded(text)
     except RecursionError:
         raise DecodeError("nested too deep") from None
     except UnicodeDecodeError:
         raise DecodeError("no UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise DecodeError("no JSON") from error
     except ValueError as error:
-        raise DecodeError("no JSON" if isinstance(error, json.JSONDecodeError) else _LARGE) from (
-            error
-        )
-    return decoded
+        raise DecodeError(_LARGE) from error
 
 
 _LARGE = "a number is too large"
-
-
-#: Characters of a text whose shape is looked at: room for it is made beside the text's own.
+#: Maximum characters of a text whose colons are counted, which needs copies of the text.
 _MOST_SHAPED = 4 << 20
-#: Of the bytes of a text, all digits and both kinds of brackets alike ...
+#: All digits become 0, and braces become brackets.
 _ALIKE = bytes.maketrans(b"123456789{}", b"000000000[]")
-#: ... and what says nothing of its shape, or of its shape without the numbers.
+#: The bytes that are dropped from the shape, and from the shape without the numbers.
 _NO_SHAPE = bytes(set(range(256)) - set(b'0123456789.,[]{}":'))
 _NO_FRAME = bytes(set(range(256)) - set(b'[]":'))
 #: A number with fewer digits is within the bounds.
@@ -202,8 +194,9 @@ def _decoded(text: str) -> Any:
 
 
 def _colons(text: str) -> int:
-    """How many colons stand outside of the texts of an ASCII JSON text. -1: it may be nested too
-    deep or have a number that is too large.
+    """The number of colons outside of the strings of an ASCII JSON text.
+
+    -1: the text may be nested too deep, or have a number that is too large.
 
     Counting in the bytes takes a third of the time of counting the objects (29 us of 75, for the
     trace of a node). The count of a text that is no JSON means nothing: the decoder refuses it.
@@ -213,19 +206,19 @@ def _colons(text: str) -> int:
     shape = text.encode().translate(_ALIKE, _NO_SHAPE)
     if _LONG_NUMBER in shape:
         return -1
-    # Two quotes with nothing in between are no border: what is outside of the texts stays outside.
+    # An empty string has no inside: without its quotes, the text around it stays outside.
     frame = shape.translate(None, _NO_FRAME).replace(b'""', b"")
     outside = b"".join(frame.split(b'"')[::2])
     brackets = outside.replace(b":", b"")
     for _ in range(MAX_DEPTH - 1):
         if not brackets:
             return outside.count(b":")
-        # The innermost ones.
+        # Drop the innermost brackets.
         brackets = brackets.replace(b"[]", b"")
     return -1
 
 
-#: No character of a text costs more by `cost`: one of four bytes and the dict that it begins.
+#: The maximum of `cost` for one character: four bytes, and the dict that it begins.
 _MOST_OF_ONE = 4 + _DICT
 
 
@@ -312,7 +305,7 @@ def lines(text: str, nonce: str) -> Iterator[tuple[str, Any]]:
                 yield name, Nonsense(problem.defect)
 
 
-def decode(kind: type[Seen], data: Any) -> Seen:
+def decode(kind: type[T], data: Any) -> T:
     """``data`` as this dataclass.
 
     Its fields are of the types above, int, float, str, bool, another dataclass of its module,
@@ -320,7 +313,7 @@ def decode(kind: type[Seen], data: Any) -> Seen:
     another shape, or a value that its field cannot have.
     """
     # A class is hashable, even one whose instances are not.
-    value: Seen = _reader(kind)(data)  # type: ignore[arg-type]
+    value: T = _reader(kind)(data)  # type: ignore[arg-type]
     return value
 
 
@@ -392,7 +385,7 @@ def _value(kind: str, module: Mapping[str, Any], source: str) -> Reads:
 
 
 def _short(data: Any) -> str:
-    """One value in a few words, for the line that says what is wrong with it."""
+    """One value in a few words, for an error message."""
     if isinstance(data, str) and len(data) > 40:
         return f"a text of {len(data)} characters"
     if isinstance(data, (list, Mapping)):

@@ -131,9 +131,4 @@ def py_spy(observed: DebugTools, policy: Policy) -> Result:
     return ok(check, version, version, PY_SPY)
 
 
-SUBJECT = Subject(
-    "debug_tools",
-    __doc__,
-    checks=(packages, py_spy),
-    probe=PROBE,
-)
+SUBJECT = Subject("debug_tools", __doc__, checks=(packages, py_spy), probe=PROBE)

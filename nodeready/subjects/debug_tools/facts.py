@@ -273,7 +273,7 @@ def _broken(rows: Iterable[str], names: tuple[str, ...]) -> Iterator[BrokenProgr
 
 @dataclass(frozen=True)
 class UnusablePackage:
-    """The problem of a program of one of the policy's packages."""
+    """A package of the policy with a program that users cannot run."""
 
     package: str
     stuck: Stuck

@@ -22,10 +22,10 @@ from nodeready.subjects.gate.facts import (
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, warn
 
 OFF = "gate is False"
-#: A node that judges itself runs its own check, which therefore works well enough for a job.
+#: The reason on a node that judges itself: its own check runs, so it works well enough for a job.
 _ALONE = "only the control machine knows what it should be"
 _NO_PYTHON = "no Python for it: see gate.python"
-#: Seconds behind its budget after which our prolog is ended for good.
+#: Seconds after the end of its budget at which our prolog is killed.
 GRACE_S = 4
 
 
@@ -54,8 +54,8 @@ def required_programs(observed: Gate) -> dict[str, str]:
 def leftover(observed: Gate, policy: Policy) -> Result:
     """Nothing of the node's own check is left on a node whose policy does not want it.
 
-    A leftover timer judges by an obsolete policy. What slurm.conf still names
-    stays until a person has taken the line out: Slurm drains a node whose prolog is missing.
+    A leftover timer judges by an obsolete policy. A program that slurm.conf names stays until a
+    person has removed that line: Slurm drains a node whose prolog is missing.
     """
     check, expected = "gate.leftover", "none of its files"
     if policy.gate:
@@ -79,9 +79,9 @@ def leftover(observed: Gate, policy: Policy) -> Result:
     fix=("install one beside it: dnf install python3.11, zypper install python311",),
 )
 def python(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
-    """The node has a Python that can run its own check: 3.9 or newer, and nothing beside it.
+    """The node has a Python that can run its own check: 3.9 or newer, without further packages.
 
-    The interpreter of RHEL 8 and SLES 15 is older; both have a newer one beside it.
+    The default interpreter of RHEL 8 and SLES 15 is older; both have packages of a newer one.
     """
     check, expected = "gate.python", "Python 3.9 or newer"
     if not policy.gate:
@@ -108,7 +108,7 @@ def _installed(
     expected_digests, digests = dict(fleet.gate_files), observed.digests or {}
     differences = [f"no {path}" for path in paths if path not in digests]
     differences += [
-        f"another {path}"
+        f"{path} has other content"
         for path in paths
         if path in digests and digests[path] != expected_digests[path]
     ]
@@ -118,30 +118,28 @@ def _installed(
 
 
 def uncompiled(observed: Gate) -> list[str]:
-    """Why the compiled program is not made of the node's bundle for the node's Python, or []."""
+    """Why the compiled program is not that of the node's bundle and Python; []: it is."""
     digests = observed.digests or {}
     if COMPILED not in digests:
         return [f"no {COMPILED}"]
     if observed.note is None:
-        return [f"nothing says of what {COMPILED} was made"]
+        return [f"{COMPILED} has no note of its origin"]
     bundle_digest, compiled_digest, magic = observed.note
     reasons = (
-        [f"another {COMPILED} than was made here"] if compiled_digest != digests[COMPILED] else []
+        (compiled_digest != digests[COMPILED], "was changed after it was compiled"),
+        (bundle_digest != digests.get(BUNDLE), "was compiled from another bundle"),
+        (magic != observed.magic, "was compiled for another Python"),
     )
-    reasons += (
-        [f"{COMPILED} is of another nodeready"] if bundle_digest != digests.get(BUNDLE) else []
-    )
-    reasons += [f"{COMPILED} is for another Python"] if magic != observed.magic else []
-    return reasons
+    return [f"{COMPILED} {reason}" for is_true, reason in reasons if is_true]
 
 
 @check("gate.bundle", settings=("gate",), fleet=("gate_files",), fixed_by="gate.program")
 def bundle(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
-    """The node has this version of nodeready as one file, to check itself by.
+    """The node has this version of nodeready as one file, and a compiled copy of it.
 
-    The node and the control machine judge by the same rules, or they contradict each other. What
-    its timer and Slurm run is that file compiled for the node's Python, which starts in half the
-    time; only root can write either.
+    With other rules, the node would contradict the control machine. The timer and Slurm run the
+    copy that is compiled for the node's Python, which starts in half the time. Only root may write
+    either file.
     """
     result = _installed("gate.bundle", observed, policy, fleet, (BUNDLE,))
     if result.status != "ok":
@@ -166,9 +164,9 @@ def policy(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     fix=("install cron, or start record",),
 )
 def timer(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
-    """The node looks at itself again and again: by a systemd timer, or by cron.
+    """The node checks itself at intervals: by a systemd timer, or by cron.
 
-    So Slurm's prolog finds a fresh verdict and costs a job no time, and Prometheus has its file.
+    So Slurm's prolog finds a fresh verdict and does not delay a job, and Prometheus has its file.
     """
     check = "gate.timer"
     if observed.systemd:
@@ -188,14 +186,9 @@ def timer(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     return result
 
 
-@check(
-    "gate.slurm_scripts",
-    settings=("gate",),
-    fleet=("gate_files",),
-    fixed_by="gate.slurm",
-)
+@check("gate.slurm_scripts", settings=("gate",), fleet=("gate_files",), fixed_by="gate.slurm")
 def slurm_scripts(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
-    """The programs for Slurm's prolog and health check are there, where Slurm is."""
+    """A node with Slurm has the programs for its prolog and health check."""
     check = "gate.slurm_scripts"
     if policy.gate and not observed.slurm:
         return na(check, "no Slurm here")
@@ -247,11 +240,11 @@ def slurm_conf(observed: Gate, policy: Policy) -> Result:
     fix=("systemctl list-timers nodeready.timer, or is cron running? Then the log of nodeready",),
 )
 def verdict(observed: Gate, policy: Policy) -> Result:
-    """The node's last verdict is young enough: its timer runs.
+    """The node's last verdict is recent: its timer runs.
 
-    Old is what the prolog does not believe any more (gate_max_age_s), and what three intervals of
-    the timer should have renewed. Where the verdict itself is collected (audit --recorded), old is
-    what the prolog does not believe, and then all of the node is unknown.
+    A verdict is too old when it is older than gate_max_age_s, after which the prolog ignores it,
+    and older than three intervals of the timer. In `audit --recorded`, gate_max_age_s alone
+    counts, and every check of a node with an older verdict is unknown.
     """
     check = "gate.verdict"
     if not policy.gate:
@@ -273,16 +266,7 @@ def verdict(observed: Gate, policy: Policy) -> Result:
 SUBJECT = Subject(
     "gate",
     __doc__,
-    checks=(
-        leftover,
-        python,
-        bundle,
-        policy,
-        timer,
-        slurm_scripts,
-        slurm_conf,
-        verdict,
-    ),
+    checks=(leftover, python, bundle, policy, timer, slurm_scripts, slurm_conf, verdict),
     probe=PROBE,
     # Without the bundle, which is no text.
     files=(

@@ -84,7 +84,7 @@ _ABOUT = (
     'import sys; new = sys.version_info >= (3, 9); print("%d.%d" % sys.version_info[:2], '
     '*([__import__("_frozen_importlib_external").MAGIC_NUMBER.hex()] if new else []))'
 )
-# The platform's own interpreter is often older than 3.9: then the next one is asked.
+# The platform's own interpreter is often older than 3.9: then the next one is tried.
 _WITH_GATE = rf"""
     for nr_name in {" ".join(PYTHONS)}; do
         if ! command -v "$nr_name" >/dev/null 2>&1; then continue; fi
@@ -144,17 +144,17 @@ class Gate:
 
     existing:   our files that exist, in the order of FILES
     digests:    path -> sha256 of these files; None where the policy wants no gate
-    runs:       our programs that may be executed
+    runs:       our programs that are executable
     systemd:    systemd runs as the init
     cron:       there is an /etc/cron.d
     slurm:      slurmd is installed, or there is a slurm.conf
     slurm_conf: None: none was found, or it was not looked for
     python:     a Python that can run the check, or ""
-    old:        a Python that is too old, with its version, where none is new enough; else ""
+    old:        without a new enough Python: the first one, with its version; else ""
     magic:      the magic number of that Python's compiled code, or ""
     note:       the sha256 of the bundle that was compiled, the sha256 of the compiled program,
                 the magic number; None: there is no note
-    exposed:    files that root runs and others than root can write
+    exposed:    files that root runs and other users can write
     age_s:      seconds since the last verdict; None: no verdict yet
     since_s:    seconds since the bundle was installed; None: it is not installed
     """
@@ -212,7 +212,7 @@ def _last(rows: list[tuple[str, str]] | None) -> str | None:
 
 
 def _pythons(rows: Iterable[str]) -> tuple[str, str, str]:
-    """(a Python that is new enough or "", else one that is too old or "", the magic number)."""
+    """The fields `python`, `old` and `magic` of Gate."""
     old = ""
     for row in rows:
         name, _, answer = row.partition(" ")

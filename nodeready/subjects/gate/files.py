@@ -28,10 +28,10 @@ from nodeready.subjects.gate.facts import (
 )
 from nodeready.subjects.templates import render
 
-#: Seconds for a probe of the timer, which delays no job: more than the probe's own limit
+#: Maximum seconds of a timer's run, which delays no job: more than the probe's own limit
 #: (healthcheck/here.py) and that of a file server (audit/verdict.py).
 RECORD_S = 85
-#: Seconds of the health check for asking and telling Slurm.
+#: Seconds of the health check for Slurm's commands.
 SLURM_S = 10
 #: Slurm ends a health check after 60 s, also with a longer HealthCheckTimeout in newer versions.
 MOST_S = 58
@@ -56,10 +56,7 @@ def node_policy(policy: Policy) -> Policy:
 def contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
     """Path -> the bytes of that file under this policy."""
     values = _values(policy)
-    files = {
-        BUNDLE: program(),
-        POLICY: document(policy),
-    }
+    files = {BUNDLE: program(), POLICY: document(policy)}
     for path, template in (
         (RECORD, "record.j2"),
         (PROLOG, "slurm-prolog.j2"),

@@ -35,6 +35,7 @@ from nodeready.subjects.result import (
 )
 
 TYPE = "ssh"
+_DEPLOY_PACKAGES = "nodeready deploy: debug_tools.packages"
 _SETS = re.compile(
     rf"""(?:(?:^|[\s;&|({{]){VARIABLE}=|\bsetenv\s+{VARIABLE}\s+)(["']?)([^"'\s;&|)]*)\1"""
     rf"|\bunset(?:env)?\s+(?:-v\s+)?{VARIABLE}\b"
@@ -49,19 +50,19 @@ _SETS = re.compile(
         "install pdsh's ssh module (RHEL, SLES: pdsh-rcmd-ssh)",
         "chmod a+rx PATH",
         "install pdsh again the way this distribution does",
-        deploy("nodeready deploy: debug_tools.packages"),
+        deploy(_DEPLOY_PACKAGES),
     ),
 )
 def installed(observed: Pdsh, policy: Policy) -> Result:
-    """pdsh is there, with its ssh module (a separate package on RHEL and SLES), and every user can
-    run it."""
+    """pdsh and its ssh module (a separate package on RHEL and SLES) are installed, and every user
+    can run pdsh."""
     check = "pdsh.installed"
     programs = ("pdsh", *COMPANIONS["pdsh"])
     trouble = next(filter(None, (stuck(observed.access, program) for program in programs)), None)
     if observed.installed and trouble is not None:
         if trouble.mend and "pdsh" in policy.packages:
-            fix = "nodeready deploy: debug_tools.packages"
-            return fixable(check, "installed", trouble.words, trouble.path, fix=fix)
+            words, path = trouble.words, trouble.path
+            return fixable(check, "installed", words, path, fix=_DEPLOY_PACKAGES)
         fix = "install pdsh again the way this distribution does"
         if "has mode" in trouble.words:
             fix = f"chmod a+rx {shell.quote(trouble.path)}"
@@ -69,8 +70,7 @@ def installed(observed: Pdsh, policy: Policy) -> Result:
         return judged(check, "installed", trouble.words, trouble.path, fix)
     if not observed.installed:
         if "pdsh" in policy.packages:
-            fix = "nodeready deploy: debug_tools.packages"
-            return fixable(check, "installed", "not installed", fix=fix)
+            return fixable(check, "installed", "not installed", fix=_DEPLOY_PACKAGES)
         return fail(check, "installed", "not installed", fix="install the package pdsh")
     if not observed.module:
         fix = "install pdsh's ssh module (RHEL, SLES: pdsh-rcmd-ssh)"
@@ -101,8 +101,8 @@ def _in_profile(observed: Pdsh, suffix: str) -> list[tuple[str, Line]]:
 
 
 def last_in_profile(observed: Pdsh, suffix: str) -> str:
-    """Base name of the last file of profile.d that sets the variable, is not ours and can be
-    followed by ours; "" for none.
+    """Base name of the last foreign file of profile.d that sets the variable, and that a name of
+    our file can follow; "" for none.
     """
     names = [line.path.rpartition("/")[2] for _, line in _in_profile(observed, suffix)]
     candidates = (name for name in reversed(names) if "nodeready" not in name and beatable(name))
@@ -175,7 +175,7 @@ def rcmd(observed: Pdsh, policy: Policy) -> Result:
 
 
 def read_by_users(observed: Pdsh) -> tuple[str, ...]:
-    """What the pdsh and the login shell of a user read: Debian's file, ours, the ssh module."""
+    """The files that a user's pdsh and login shell read: Debian's, ours, the ssh module."""
     own_paths = {
         line.path
         for line in observed.settings
@@ -186,7 +186,7 @@ def read_by_users(observed: Pdsh) -> tuple[str, ...]:
 
 
 def _closed(observed: Pdsh) -> Result | None:
-    """The result for a file of those that users cannot read; None: they can read them all."""
+    """The result for the first file that users cannot read; None: they can read all."""
     for path in read_by_users(observed):
         barrier = observed.access.barrier(path)
         if barrier is None:
@@ -256,16 +256,12 @@ def pdshrc(observed: Pdsh, policy: Policy) -> Result:
     """The policy's users have nodeready's block in ~/.pdshrc; their own lines stay.
 
     A non-interactive shell leaves most .bashrc files at once: ``pdsh … '. ~/.pdshrc; …'`` is how
-    jobs get their PATH and environment. A person can take the block out of the own file at any
-    time: then it is a warning, so that no user stops the jobs of others.
+    jobs get their PATH and environment. Where a person's own file lacks the block, the result is a
+    warning, so that no user can stop the jobs of others.
     """
     check = "pdsh.pdshrc"
-    if _absent(observed, policy) or not policy.pdshrc_users:
-        return na(
-            check, "the policy names no pdshrc_users" if not policy.pdshrc_users else "no pdsh"
-        )
-    if observed.users_unknown:
-        return unknown(check, f"the users' home directories: {observed.users_unknown}")
+    if result := _without_users(check, observed, policy):
+        return result
     affected = [
         user for user in observed.users if not user.trouble and not has_block(user, policy)
     ]
@@ -288,18 +284,25 @@ def pdshrc(observed: Pdsh, policy: Policy) -> Result:
 def users(observed: Pdsh, policy: Policy) -> Result:
     """The policy's pdshrc_users exist here, with a home directory that they may write to."""
     check = "pdsh.users"
-    if _absent(observed, policy) or not policy.pdshrc_users:
-        return na(
-            check, "the policy names no pdshrc_users" if not policy.pdshrc_users else "no pdsh"
-        )
-    if observed.users_unknown:
-        return unknown(check, f"the users' home directories: {observed.users_unknown}")
+    if result := _without_users(check, observed, policy):
+        return result
     bad = [user for user in observed.users if user.trouble and not has_block(user, policy)]
     if not bad:
         return ok(check, ", ".join(policy.pdshrc_users))
     actual = "; ".join(f"{user.name} {user.trouble}" for user in bad)
     fix = "make the user and home directory, or take the name out of pdshrc_users"
     return warn(check, ", ".join(policy.pdshrc_users), actual, bad[0].home, fix)
+
+
+def _without_users(check: str, observed: Pdsh, policy: Policy) -> Result | None:
+    """The result of a check of users that cannot be judged; None: they can be."""
+    if not policy.pdshrc_users:
+        return na(check, "the policy names no pdshrc_users")
+    if _absent(observed, policy):
+        return na(check, "no pdsh")
+    if observed.users_unknown:
+        return unknown(check, f"the users' home directories: {observed.users_unknown}")
+    return None
 
 
 def _absent(observed: Pdsh, policy: Policy) -> bool:

@@ -195,7 +195,7 @@ class PdshUser:
 class Pdsh:
     """pdsh on a node.
 
-    installed:    the command is there
+    installed:    the command exists
     module:       the file of pdsh's ssh module, or ""
     debian:       pdsh is Debian's wrapper, which reads /etc/pdsh/rcmd_default
     csh:          the node has start-up files of csh: csh may be a user's login shell
@@ -203,7 +203,7 @@ class Pdsh:
     environment:  content of /etc/environment; None: no such file
     settings:     the lines of shell start-up files that name the variable
     users:        the policy's users
-    users_unknown: why the users could not be looked at; "": they were
+    users_unknown: why the users could not be observed; "": they were
     access:       the modes of pdsh and of the files that it reads
     """
 
@@ -237,7 +237,7 @@ def in_environment(content: bytes) -> tuple[str | None, int]:
     return value, number
 
 
-#: Of a user whose home directory was not looked at to the end.
+#: The trouble of a user whose ~/.pdshrc was not read to its end.
 UNSEEN = "could not be looked at"
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{1,76}={0,2}")
 _STATES = {
@@ -251,7 +251,7 @@ _STATES = {
 
 
 def _read(output: Output) -> dict[str, bytes]:
-    """User -> what came of the user's process."""
+    """User -> the output of the user's process."""
     lines: dict[str, list[str]] = {}
     into: list[str] = []
     for line in output.require().splitlines():
@@ -265,7 +265,7 @@ def _read(output: Output) -> dict[str, bytes]:
 
 
 def _user(name: str, home: str, read: bytes | None, maximum_bytes: int) -> PdshUser:
-    """One user, from what came of the user's process, which may be anything."""
+    """One user, from the output of the user's process, which may be any bytes."""
     if read is None:
         return PdshUser(name, home, UNSEEN)
     if read.endswith(_END) and len(read) <= maximum_bytes + 64:
@@ -300,7 +300,7 @@ def _users(output: Output, policy: Policy) -> tuple[PdshUser, ...]:
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Pdsh:
-    """The observation. Raises ProbeError when the section failed; the users may fail alone."""
+    """The observation. Raises ProbeError when the section ``pdsh`` failed."""
     output = outputs["pdsh"]
     files = output.files()
     users: tuple[PdshUser, ...] = ()

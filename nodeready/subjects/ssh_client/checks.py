@@ -23,10 +23,7 @@ from nodeready.subjects.ssh_client.facts import (
     samples,
 )
 from nodeready.subjects.ssh_client.identity import fingerprint, known_as
-from nodeready.subjects.ssh_client.login_failures import (
-    AT_LINE,
-    OF_FILE,
-)
+from nodeready.subjects.ssh_client.login_failures import AT_LINE, OF_FILE
 
 STRICT = "stricthostkeychecking"
 GLOBAL_FILE = "globalknownhostsfile"
@@ -106,35 +103,30 @@ def expected_lines(policy: Policy, fleet: FleetFacts) -> tuple[str, ...]:
 def known_hosts(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     """The node knows the host keys of all nodes, by their names and addresses.
 
-    A key that is known asks no question, in any program, and a wrong one is refused (sshd(8),
-    SSH_KNOWN_HOSTS FILE FORMAT). Lines of other people stay, outside our block. In it, every line
-    is about a node of the inventory: a node that was re-imaged has new keys, and its old ones
-    must go, like those of hosts that the inventory has not. Every user must be able to read the
-    file, root alone may change it, and no line of others may revoke a key of the fleet
-    (``@revoked``).
+    With a known key no program asks a question, and a wrong key is refused (sshd(8),
+    SSH_KNOWN_HOSTS FILE FORMAT). Lines outside nodeready's block stay. Every line in the block is
+    about a node of the inventory: old keys of a re-imaged node must go, like those of other hosts.
+    Every user must be able to read the file, only root may change it, and no line outside the
+    block may revoke a key of the fleet (``@revoked``).
     """
     lines = expected_lines(policy, fleet)
     result = _block(observed, policy, lines)
     if result.status == "na" or (result.status == "fail" and not result.fixable):
         return result
     check = result.check
-    file_mode = observed.access.inodes.get(KNOWN_HOSTS)
     barrier = observed.access.barrier(KNOWN_HOSTS)
     if barrier is not None:
         if barrier.path == KNOWN_HOSTS or chmod_mends(barrier, KNOWN_HOSTS):
             return fixable(check, result.expected, barrier.words, barrier.path)
         fix = f"let users read {barrier.path}"
         return fail(check, result.expected, barrier.words, barrier.path, fix)
-    if (
-        file_mode is not None
-        and result.status == "ok"
-        and (file_mode.uid or file_mode.mode & 0o022)
-    ):
-        actual = f"others can change it (uid {file_mode.uid}, mode {file_mode.mode & 0o7777:o})"
+    if result.status != "ok":
+        return result
+    inode = observed.access.inodes.get(KNOWN_HOSTS)
+    if inode is not None and (inode.uid or inode.mode & 0o022):
+        actual = f"others can change it (uid {inode.uid}, mode {inode.mode & 0o7777:o})"
         return fixable(check, result.expected, actual, KNOWN_HOSTS)
-    if result.status == "ok":
-        return _revoked(observed, fleet_block(lines)) or result
-    return result
+    return _revoked(observed, fleet_block(lines)) or result
 
 
 def _revoked(observed: SshClient, block: FleetBlock) -> Result | None:
@@ -176,17 +168,17 @@ def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Resul
     surplus = held - block.lines
     strange = sum(_strange(line, block) for line in surplus)
     if strange > len(held) - strange:
-        # This inventory has a part of the fleet: its block would lose the keys of the rest.
+        # The inventory seems to be a part of the fleet: the keys of the other nodes would be lost.
         return warn(
             check,
             expected,
-            f"{strange} of its {len(held)} lines are about hosts that this inventory has not",
+            f"{strange} of its {len(held)} lines are about hosts outside this inventory",
             KNOWN_HOSTS,
             "deploy to all nodes at once, or remove the block by hand",
         )
     missing = sum(not line.startswith("#") for line in block.lines.difference(file.lines))
     if missing or surplus:
-        actual = f"{missing} missing, {len(surplus)} that are none of them"
+        actual = f"{missing} missing, {len(surplus)} unexpected"
         return fixable(check, expected, actual, KNOWN_HOSTS)
     return ok(check, expected)
 
@@ -201,11 +193,10 @@ def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Resul
     ),
 )
 def host_key(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
-    """The node tells the host key with which its sshd answered this run.
+    """The node's own files have the host key with which its sshd answered this run.
 
-    A node whose own files name other keys is another node, or has another node's address: its
-    keys are given to no node (RFC 4253, section 8: the key of the exchange is proven, a file is
-    not).
+    A node whose files have other keys is another node, or has another node's address: its keys
+    are given to no node (RFC 4253, section 8: the key exchange proves its key, a file does not).
     """
     check = "ssh_client.host_key"
     if policy.ssh_client_mode != "known_hosts":
@@ -213,13 +204,13 @@ def host_key(observed: SshClient, policy: Policy, fleet: FleetFacts) -> Result:
     if not fleet.host_key:
         return na(check, "this run did not connect by ssh")
     if not observed.identity.keys:
-        return na(check, "the node tells no host key")
+        return na(check, "the node shows no host key")
     kind = fleet.host_key.partition(" ")[0]
     expected = f"{kind} {fingerprint(fleet.host_key)}"
     if fleet.host_key in observed.identity.keys:
         return ok(check, expected)
-    directives = [key for key in observed.identity.keys if key.startswith(f"{kind} ")]
-    actual = f"{kind} {fingerprint(directives[0])}" if directives else f"no {kind} key"
+    keys = [key for key in observed.identity.keys if key.startswith(f"{kind} ")]
+    actual = f"{kind} {fingerprint(keys[0])}" if keys else f"no {kind} key"
     fix = (
         "find out who answers at the node's address; sshd's keys are those that HostKey in "
         "sshd_config(5) names"
@@ -254,7 +245,7 @@ def _unsent(observed: SshClient, block: FleetBlock, expected: str) -> Result:
 def leftover(observed: SshClient, policy: Policy) -> Result:
     """Without the mode known_hosts, ssh_known_hosts has no block of nodeready.
 
-    Nothing keeps it right there: a node that is re-imaged would be refused for ever.
+    Nothing would update the block: a re-imaged node would be refused for ever.
     """
     check = "ssh_client.leftover"
     if policy.ssh_client_mode == "known_hosts":
@@ -292,7 +283,7 @@ def _wrong_option(answer: EffectiveOptions, policy: Policy) -> str:
 
 
 class OurLines(NamedTuple):
-    """The lines of our drop-in and of our block; None: it does not exist."""
+    """The lines of our drop-in and of our block; None: there is none."""
 
     dropin: tuple[str, ...] | None
     block: tuple[str, ...] | None
@@ -315,7 +306,7 @@ def our_lines(observed: SshClient) -> OurLines:
 
 
 def _current(observed: SshClient, policy: Policy) -> bool:
-    """Whether our lines stand in one place alone, and are those of the policy."""
+    """Whether our lines are in one place only, and are those of the policy."""
     our, lines = our_lines(observed), option_lines(policy)
     if our.dropin is not None and our.block is not None:
         return False
@@ -433,9 +424,12 @@ def _judge_effective(
     if policy.ssh_client_mode == "known_hosts":
         host_keys = fleet_block(expected_lines(policy, fleet)).keys
     findings = [
-        finding for answer in system for finding in _astray(answer, system[0], policy, host_keys)
+        finding
+        for answer in system
+        for finding in _peer_findings(answer, system[0], policy, host_keys)
     ]
-    for status, answer, words in sorted(findings, key=lambda finding: finding[0]):
+    if findings:
+        status, answer, words = min(findings, key=lambda finding: finding[0])
         source = _source(observed, answer, words)
         fix = f"remove the line {source}" if source else "correct that line"
         judged = fail if status == "fail" else warn
@@ -462,18 +456,18 @@ def refused(check: str, expected: str, error: str) -> Result:
 
 
 #: Options whose value for a single peer is suspicious where other peers have another value.
-_PECULIAR = ("proxycommand", "proxyjump", "identityfile", "bindaddress", "bindinterface")
+_SUSPICIOUS = ("proxycommand", "proxyjump", "identityfile", "bindaddress", "bindinterface")
 _RSA = {"ssh-rsa", "rsa-sha2-256", "rsa-sha2-512"}
 
 
-def _astray(
+def _peer_findings(
     answer: EffectiveOptions,
     usual: EffectiveOptions,
     policy: Policy,
     host_keys: Mapping[str, set[str]],
 ) -> Iterator[tuple[str, EffectiveOptions, str]]:
-    """(status, what was asked, option with its value) of what keeps a login from this peer, or
-    sends the login elsewhere.
+    """(status, answer, option with its value) for each option that prevents a login to this peer,
+    or sends the login elsewhere.
 
     usual:     the options of the first of the policy's patterns
     host_keys: name -> its keys, in the block that the node shall have
@@ -497,7 +491,7 @@ def _astray(
         yield finding("fail", "sessiontype")
     if values.get("user") != usual.values.get("user") and values.get("user") != policy.job_user:
         yield finding("fail", "user")
-    for option in _PECULIAR:
+    for option in _SUSPICIOUS:
         if values.get(option, "none") != usual.values.get(option, "none"):
             yield finding("warn", option)
     port, name = values.get("port", "22"), values.get("hostname", answer.host)
@@ -535,7 +529,7 @@ def _source(observed: SshClient, answer: EffectiveOptions, setting_text: str) ->
     result = winner(main, observed.files, answer.host, option)
     if result:
         return result.source
-    # A line below criteria that ssh alone can judge (Match user, exec, final).
+    # A line below criteria that only ssh can judge (Match user, exec, final).
     value = setting_text.partition(" ")[2].lower()
     directives = (directive(line) for lines in observed.files.values() for line in lines)
     same = (
@@ -585,23 +579,15 @@ def installed(observed: SshClient, policy: Policy) -> Result:
         return (warn if trouble.chosen else fail)(
             check, expected, trouble.words, trouble.path, fix
         )
-    if not policy.ssh_client_hosts:
-        # Where the policy has hosts, ssh_client.options tells this.
-        broken = next(
-            (
-                finding.error
-                for finding in observed.effective
-                if finding.error and not finding.as_prober
-            ),
-            "",
-        )
-        if broken:
-            return refused(check, expected, broken)
+    # Where the policy has hosts, ssh_client.options reports a refused configuration.
+    errors = [answer.error for answer in observed.effective if not answer.as_prober]
+    if not policy.ssh_client_hosts and any(errors):
+        return refused(check, expected, next(filter(None, errors)))
     return ok(check, expected)
 
 
 def trouble_of(observed: SshClient) -> Stuck | None:
-    """What keeps users from starting ssh; None: nothing."""
+    """Why users cannot start ssh; None: they can."""
     trouble = stuck(observed.access, "ssh")
     if trouble is not None:
         return trouble

@@ -23,17 +23,11 @@ from nodeready.subjects.ssh_client.config import (
     Files,
     lines_of,
 )
-from nodeready.subjects.ssh_client.identity import (
-    _IDENTITY_SCRIPT,
-    NodeIdentity,
-    parse_identity,
-)
+from nodeready.subjects.ssh_client.identity import _IDENTITY_SCRIPT, NodeIdentity, parse_identity
 
-# --- ssh_config(5): which line gives an option its value for a host.
-# --- A node's names, addresses and host keys.
 KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
-#: Of a larger ssh_known_hosts our block is not sent, only its digest and the lines of other
-#: people. At 200 nodes the file has about this size.
+#: From a larger ssh_known_hosts, the node sends only the digest of our block, and the remaining
+#: lines. At 200 nodes the file has about this size.
 SENT_BYTES = 192 * 1024
 #: Patterns of the policy that are tried with ``ssh -G``: each costs a process on the node.
 MAX_SAMPLES = 3
@@ -63,7 +57,9 @@ def _effective(policy: Policy) -> str:
     options can differ.
     """
     hosts = shell.join(samples(policy) or (NO_HOST,))
-    version = 'printf "version=%s\\n" "$(ssh -V 2>&1)"' if "accept" in _mode(policy) else ":"
+    version = (
+        'printf "version=%s\\n" "$(ssh -V 2>&1)"' if "accept" in policy.ssh_client_mode else ":"
+    )
     return rf"""
     {version}
     {_named(policy)}
@@ -119,9 +115,9 @@ def _effective(policy: Policy) -> str:
 _OTHER_CRITERIA = ("match", "match=", "exec", "user", "localuser", "localnetwork", "tagged")
 
 
-# The words of Host lines, and of the host and originalhost of Match lines. A pattern stands for
-# the policy's sample that it means, else for the first name in ssh_known_hosts that the policy
-# means as well, else for the name that it makes as a sample.
+# The words of Host lines, and of the host and originalhost of Match lines. A pattern is replaced
+# by the first of the policy's samples that it matches, else by the first name in ssh_known_hosts
+# that it and the policy match, else by the pattern's own sample.
 def _named(policy: Policy) -> str:
     if not samples(policy):
         return "nr_named="
@@ -193,7 +189,7 @@ def _named(policy: Policy) -> str:
 
 
 def _any_case(*words: str, suffix: str = "") -> str:
-    """A pattern of the shell's ``case`` for these words, in capitals or not, and what follows."""
+    """A pattern of the shell's ``case`` for these words in any case, each with the suffix."""
     return " | ".join(
         "".join(f"[{char.upper()}{char}]" if char.isalpha() else char for char in word) + suffix
         for word in words
@@ -201,18 +197,13 @@ def _any_case(*words: str, suffix: str = "") -> str:
 
 
 def _glob(pattern: str) -> str:
-    """A pattern of the policy for the shell's ``case``: stars and question marks alone are none of
-    the plain characters."""
+    """A pattern of the policy for the shell's ``case``: only ``*`` and ``?`` are special."""
     return "".join(char if char in "*?" else shell.quote(char) for char in pattern)
 
 
-def _mode(policy: Policy) -> str:
-    return policy.ssh_client_mode
-
-
 def _conf(policy: Policy) -> str:
-    """The shell text that prints the lines of ssh's files, and has them in nr_conf where the
-    policy has hosts that those lines may name."""
+    """The shell text that prints the lines of ssh's files; with hosts in the policy, it keeps them
+    in nr_conf."""
     dropins = " ".join(f"{folder}/*.conf" for folder in DROPIN_FOLDERS)
     root_file = '${nr_own:+"$nr_own"}'
     if not samples(policy):
@@ -305,7 +296,7 @@ class EffectiveOptions:
 class SshClient:
     """The ssh client of a node and the node's own identity.
 
-    installed:   the command ssh is there
+    installed:   the command ssh exists
     version:     of OpenSSH, (9, 2); None: not asked or not OpenSSH
     identity:    the node's names, addresses and host keys
     known_hosts: the node's file of other hosts' keys
@@ -314,7 +305,7 @@ class SshClient:
     root_lines:  lines of root's own file, which wins over the system's
     effective:   what ssh itself says about the policy's hosts
     access:      the modes of ssh and of the files that it reads
-    package:     the package of an ssh that is not there, where the package manager has it
+    package:     the installed package of an ssh whose program is missing
     """
 
     JSON_KEYS: ClassVar = {"effective": "asked", "root_lines": "own"}
@@ -351,20 +342,19 @@ def parse_known_hosts(content: bytes) -> KnownHosts:
 
 def _known_hosts(values: Mapping[str, str], files: Mapping[str, bytes]) -> KnownHosts:
     content = files.get(KNOWN_HOSTS)
-    digest = re.match(r"[0-9a-f]{64}\b", values.get("digest", ""))
     if content is None:
         return KnownHosts()
     if "digest" not in values:
         return parse_known_hosts(content)
-    block_hash = digest[0] if digest else ""
-    if block_hash == hashlib.sha256(b"").hexdigest():
-        block_hash = ""
+    match = re.match(r"[0-9a-f]{64}\b", values["digest"])
+    # Without a block, the node hashes nothing.
+    digest = match[0] if match and match[0] != hashlib.sha256(b"").hexdigest() else ""
     size = int(values["size"]) if values.get("size", "").strip().isdigit() else 0
-    return KnownHosts(content, None, block_hash, size, False, len(content) < SENT_BYTES)
+    return KnownHosts(content, None, digest, size, False, len(content) < SENT_BYTES)
 
 
 def _parse_effective(head: str) -> tuple[EffectiveOptions, ...]:
-    """What ssh says that it would do; what stands above that is the node's own."""
+    """The answers of ``ssh -G``, without the text above them, which differs by node."""
     start = head.find("ask=")
     return _parse_answers(head[start:]) if start >= 0 else ()
 
@@ -388,9 +378,7 @@ def _parse_answers(head: str) -> tuple[EffectiveOptions, ...]:
             values.setdefault(option, value)
         error = ""
         if ended[1] != "0":
-            error = next(
-                (line.strip() for line in answer_lines if line.strip()), f"status {ended[1]}"
-            )
+            error = next(filter(None, map(str.strip, answer_lines)), f"status {ended[1]}")
         answers.append(EffectiveOptions(question[2], question[1] == "own", values, error))
         question = None
     shared: tuple[EffectiveOptions, ...] = frozen(tuple(answers))
@@ -400,7 +388,7 @@ def _parse_answers(head: str) -> tuple[EffectiveOptions, ...]:
 def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
     """The observation. Raises ProbeError when the section did not end well."""
     output = outputs["ssh_client"]
-    # Values stand before the first file, so that no file's content passes for one.
+    # Values come before the first file, so that no file's content is taken for a value.
     head = output.require().partition(f"\n@{output.nonce} file ")[0]
     top = Output(head, 0, nonce=output.nonce)
     values, files = top.values(), output.files()
@@ -414,7 +402,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
     config = {path: files[path] for path in exact if path in files}
     system = {path: tuple(file_lines_) for path, file_lines_ in lines.items()}
     system.update({path: lines_of(path, data) for path, data in config.items()})
-    # Above it can stand what the loader has to say.
+    # The loader may print a message before it.
     version = re.search(r"^(?:version=)?OpenSSH_(\d{1,3})\.(\d{1,3})", head, re.M)
     return SshClient(
         installed="ssh" in top.all("have"),

@@ -14,13 +14,9 @@ from functools import lru_cache
 
 from nodeready.subjects.base import Output
 from nodeready.subjects.nics.routes import Address
-from nodeready.subjects.ssh_client.config import (
-    matches,
-)
+from nodeready.subjects.ssh_client.config import matches
 
-#
-# They are written to every other node, so that nothing passes here but one well-formed name,
-# address or key at a time.
+# Names, addresses and keys are written to every other node: only well-formed ones are taken.
 
 #: Interfaces whose addresses are the same on many nodes or change with every container.
 _VIRTUAL = re.compile(
@@ -35,7 +31,6 @@ _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"(?=.{{1,253}}\Z)(?:(?:{_LABEL}\.)+(?!\d+\Z))?{_LABEL}")
 _LOCAL_NAME = re.compile(r"(localhost|ip6-.*|.*\.localdomain)(\..*)?")
 
-
 #: sshd has a key for each type, and a second one while they are renewed. Every node gets them all.
 MOST_KEYS = 12
 #: A node has few addresses outside of the networks of its interfaces (a cloud's /32, a tunnel's).
@@ -45,7 +40,7 @@ _HOSTS = "/etc/hosts"
 _KEY_FILE = re.compile(r"^/etc/ssh/ssh_host_[^/:\n]{1,80}_key\.pub:(.*)$", re.M)
 
 # The keys are those that sshd offers: the usual files, and those that its configuration names. The
-# full name is the resolver's: of /etc/hosts, else of DNS. The addresses come from
+# full name comes from /etc/hosts, else from DNS. The addresses come from
 # nodeready.subjects.nics.routes: `ip` can wait for the kernel's network lock for ever.
 _IDENTITY_SCRIPT = rf"""
     nr_host=
@@ -94,7 +89,6 @@ def clean_name(text: str) -> str:
 
     >>> clean_name("GPU001.cluster.")
     'gpu001.cluster'
-
 
     known_hosts takes ``*``, ``!`` and ``,`` for patterns, so that only plain names may pass.
     """
@@ -169,7 +163,7 @@ def _names(host: str, full: str) -> tuple[str, ...]:
 def parse_identity(output: Output, addresses: Iterable[Address]) -> NodeIdentity:
     """The identity in what _IDENTITY_SCRIPT printed; malformed names and keys are left out.
 
-    own: the node's addresses, of nodeready.subjects.nics.routes
+    addresses: the node's, from nodeready.subjects.nics.routes
     """
     values = output.values()
     host = values.get("host", "")

@@ -107,8 +107,8 @@ def _clean(text: str) -> str:
 class Names:
     """The names and addresses that an inventory gives to its nodes.
 
-    owners: name, address, ``[name]:port`` -> the node; "": several nodes have it
-    of:    node -> what the inventory gives to it alone
+    owners:  name, address, ``[name]:port`` -> the node; "": several nodes have it
+    of:      node -> the names and addresses that the inventory gives to this node alone
     domains: of the names that the inventory gives
     """
 
@@ -160,7 +160,7 @@ def _inventory_names(node: str, endpoint: Endpoint) -> set[str]:
     further = set(map(_clean, endpoint.names))
     if endpoint.port == 22:
         return {name, address, *further} - {""}
-    # Through a forwarded port the address may be many nodes' own: only with its port.
+    # Behind a forwarded port, many nodes may share the address: it counts only with its port.
     plain = {name, *further} - {""}
     return plain | {f"[{target}]:{endpoint.port}" for target in {*plain, address} - {""}}
 
@@ -219,11 +219,8 @@ class FleetHostKeys:
             }
         )
         enough = min(2, len(self._nodes))
-        return (
-            self._names.domains
-            | {domain for domain, count in domain_counts.items() if count >= enough}
-            | {""}
-        )
+        common = {domain for domain, count in domain_counts.items() if count >= enough}
+        return {*self._names.domains, *common, ""}
 
     def _owned(self, endpoints: Mapping[str, Endpoint]) -> dict[str, str]:
         """Name -> the observed node that it belongs to."""
@@ -288,9 +285,9 @@ class FleetHostKeys:
         return bool(clean_address(_bare(target))) or self._names.owner(target) == node
 
     def lines(self, retained: frozenset[str] = frozenset()) -> tuple[str, ...]:
-        """The lines that a node shall have, sorted; one object for all nodes that keep the same.
+        """The expected lines of a node, sorted; one object for all nodes that retain the same.
 
-        kept: of the node's own block, as `retained` found
+        retained: the lines of the node's block that stay, from `FleetHostKeys.retained`
         """
         if retained not in self._made:
             lines = self._lines | retained
@@ -313,11 +310,11 @@ def fleet_lines(
 def lines_of_nodes(
     fleet: FleetHostKeys, snapshots: Mapping[str, Snapshot], blocks: Mapping[str, tuple[str, ...]]
 ) -> dict[str, tuple[str, ...]]:
-    """Node -> the lines that it shall have.
+    """Node -> its expected lines.
 
-    blocks: digest -> the lines of a block that was too large to come along (see `unsent`)
+    blocks: digest -> the lines of a block that was too large for the snapshot (see `unsent`)
     """
-    # A digest that a node tells of a block that did not come along stands for no other's block.
+    # A node may claim any digest for a block that it did not send: hence `sent` in the key.
     kept_of: dict[tuple[bool, str], frozenset[str]] = {}
     retained_of: dict[str, frozenset[str]] = {}
     for name, snapshot in snapshots.items():
@@ -325,11 +322,11 @@ def lines_of_nodes(
         if not isinstance(client, SshClient):
             continue
         held = client.known_hosts
-        which = held.sent, held.digest
-        if which not in kept_of:
+        key = held.sent, held.digest
+        if key not in kept_of:
             lines = held.lines if held.sent else blocks.get(held.digest)
-            kept_of[which] = fleet.retained(lines or ())
-        retained_of[name] = kept_of[which]
+            kept_of[key] = fleet.retained(lines or ())
+        retained_of[name] = kept_of[key]
     commonest = sorted(
         Counter(retained_of.values()).items(), key=lambda item: (-item[1], sorted(item[0]))
     )
@@ -344,14 +341,12 @@ def lines_of_nodes(
 def unsent(
     snapshots: Mapping[str, Snapshot], lines: tuple[str, ...]
 ) -> dict[str, tuple[str, ...]]:
-    """The blocks that have to be fetched before other lines may replace them: digest -> nodes that
-    have it.
+    """Digest -> nodes, for the blocks that must be fetched before other lines may replace them.
 
-    lines: what every node shall have at least
+    lines: the minimum that every node shall have
 
-    Empty unless blocks were too large to come along and are not what ``lines`` would make: then
-    some hold keys of nodes that this run did not see. READ_BLOCK on one of the nodes prints the
-    block.
+    A block must be fetched if it was too large for the snapshot and differs from the block of
+    ``lines``: it may hold keys of nodes that this run did not see. READ_BLOCK prints it.
     """
     expected_digest = block_digest("".join(f"{line}\n" for line in lines).encode())
     holders: dict[str, list[str]] = {}
@@ -366,7 +361,7 @@ def unsent(
 
 
 def read_block(text: str, digest: str) -> tuple[str, ...]:
-    """The lines of a block that READ_BLOCK printed. Raises ValueError when it is another one."""
+    """The lines of the block that READ_BLOCK printed. Raises ValueError for another digest."""
     inner = managed_block.find(text.encode("utf-8", "surrogateescape"))
     if inner is None or block_digest(inner) != digest:
         raise ValueError(f"{KNOWN_HOSTS} changed since it was looked at")
@@ -378,10 +373,8 @@ def _line(names: Iterable[str], key: str) -> str:
 
 
 def _order(target: str) -> tuple[bool, bool, str]:
-    """Host names first, then addresses, forms with a port behind."""
-    bare = target.startswith("[")
-    name = target[1:].partition("]")[0] if bare else target
-    return (bool(clean_address(name)), bare, target)
+    """Host names before addresses; of each kind, forms with a port last."""
+    return bool(clean_address(_bare(target))), target.startswith("["), target
 
 
 def _reserved(further: Iterable[str]) -> dict[str, set[str]]:

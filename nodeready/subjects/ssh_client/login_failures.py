@@ -244,12 +244,7 @@ _ORDERED_CAUSES = (
         "nobody can tell them apart",
         "give every node a host name of its own (hostnamectl set-hostname)",
     ),
-    LoginCause(
-        "other",
-        "",
-        "{said}",
-        "try `ssh -v NAME true` as {user}",
-    ),
+    LoginCause("other", "", "{said}", "try `ssh -v NAME true` as {user}"),
 )
 
 CAUSES: dict[str, LoginCause] = {cause.key: cause for cause in _ORDERED_CAUSES}
