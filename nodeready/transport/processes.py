@@ -170,8 +170,8 @@ class WorkerTransport(Transport):
 
     child_name = "the process that asked it"
 
-    def __init__(self, nodes: Iterable[str], run: str = "") -> None:
-        super().__init__(nodes, run)
+    def __init__(self, nodes: Iterable[str]) -> None:
+        super().__init__(nodes)
         self._workers: list[WorkerProcess] = []
         self.worker_of: dict[str, WorkerProcess] = {}
         self._numbers = itertools.count()

@@ -215,10 +215,7 @@ class Srun(Transport):
         return as_root(command, "") if self.sudo else command
 
     def _step(
-        self,
-        request: Request,
-        on_answer: Callable[[str, Answer], None],
-        nodes: Sequence[str],
+        self, request: Request, on_answer: Callable[[str, Answer], None], nodes: Sequence[str]
     ) -> tuple[StepOutput, bool]:
         """A step's output, with options that this Slurm accepts; and whether srun ended itself."""
         while True:
@@ -254,8 +251,8 @@ class Srun(Transport):
     def session_argv(self, node: str, line: str) -> list[str]:
         """The argv of an interactive step on one node that runs this line."""
         # Without --gres a step has the job's GPUs, and since 22.05 --overlap shares them. An older
-        # Slurm makes it wait for the job's step: --immediate limits that wait. Without --cpu-bind
-        # its task would have only one CPU.
+        # Slurm makes it wait for the job's step: --immediate limits that wait. Without
+        # --cpu-bind=none its task would have only one CPU.
         resources = (
             (f"--immediate={STARTING_S}", "--cpu-bind=none", "--mem=0")
             if self.works

@@ -301,7 +301,10 @@ class ConnectedHosts(Transport):
             gevent.killall(jobs, block=False)
             if any(self._connections[node_of(key)].host.connected for key in exchanges):
                 self.end(2)
-            yield from end_all(exchanges, self._late)
+            connections = self._connections
+            yield from end_all(
+                exchanges, lambda key: late(connections[node_of(key)].host.connected)
+            )
         except KeyboardInterrupt:
             self.interrupted = is_interrupted = True
             gevent.killall(jobs, block=False)
@@ -310,9 +313,6 @@ class ConnectedHosts(Transport):
             gevent.killall(jobs, block=False)
             if is_interrupted:
                 self.end()
-
-    def _late(self, key: Key) -> Failure:
-        return late(self._connections[node_of(key)].host.connected)
 
     def _run_conversation(
         self, name: str, exchange: Exchange[ResultT], is_connected: Event, connects: bool

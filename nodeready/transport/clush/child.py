@@ -257,7 +257,9 @@ class ClushProcess:
             for question in unanswered:
                 question.answer(failure(question))
         self._waiting = [
-            waiting for waiting in self._waiting if not getattr(waiting, "is_over", False)
+            waiting
+            for waiting in self._waiting
+            if isinstance(waiting, OpenSession) or not waiting.is_over
         ]
 
     def _tick(self) -> None:
@@ -329,7 +331,9 @@ class ClushProcess:
         first = {question.target.name: question for question in reversed(questions)}
         batch = Batch(self, list(reversed(first.values())))
         self.batches.add(batch)
-        batch.start(questions[0].tag != self.tag and len(questions) < self.max_clients // 2)
+        # The commands that end a run need not wait for a place in the fanout.
+        ends_run = questions[0].tag != self.tag
+        batch.start(is_unlimited=ends_run and len(questions) < self.max_clients // 2)
         repeated = [
             question for question in questions if first[question.target.name] is not question
         ]

@@ -321,7 +321,7 @@ class Batch(EventHandler):  # type: ignore[misc]
         for question in questions:
             question.batch = self
 
-    def start(self, is_unlimited: bool) -> None:
+    def start(self, *, is_unlimited: bool) -> None:
         """Start the command. is_unlimited: it does not count in the fanout"""
         questions = list(self.questions.values())
         limit_s = CONNECT_TIMEOUT_S + LOGIN_S + questions[0].request.limit_s + 2 * KILL_AFTER_S

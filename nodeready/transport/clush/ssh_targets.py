@@ -129,10 +129,9 @@ def ssh_target(host: Host, sudo: bool = False) -> SshTarget:
     destination = text_of("ssh_hostname") or name
     has_own_port = port not in ("", "22")
     known_hosts = text_of("ssh_known_hosts_file")
-    options = [
-        *COMMON,
-        f"-oStrictHostKeyChecking={_strict(text_of('ssh_strict_host_key_checking'))}",
-    ]
+    # Never accept a changed key, and never ask.
+    is_strict = text_of("ssh_strict_host_key_checking") in ("yes", "ask")
+    options = [*COMMON, f"-oStrictHostKeyChecking={'yes' if is_strict else 'accept-new'}"]
     if file := text_of("ssh_config_file"):
         options = [f"-F{absolute(file)}", *options]
     if known_hosts:
@@ -178,11 +177,6 @@ COMMON = (
 def absolute(path: str) -> str:
     """The path from the home or the current directory."""
     return os.path.join(os.getcwd(), os.path.expanduser(path))
-
-
-def _strict(word: str) -> str:
-    """pyinfra's word as ssh's: never accept a changed key, and never ask."""
-    return "yes" if word in ("yes", "ask") else "accept-new"
 
 
 def without_own_keys(targets: Iterable[SshTarget]) -> list[SshTarget]:

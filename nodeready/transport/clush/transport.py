@@ -71,11 +71,10 @@ class Clush(WorkerTransport):
         topology: str | None = None,
         fanout: int = 0,
         notify: Callable[[str], object] = lambda text: None,
-        run: str = "",
     ) -> None:
         sudo = bool(config is not None and config.SUDO)
         self._targets = without_own_keys(ssh_target(host, sudo) for host in hosts)
-        super().__init__((target.name for target in self._targets), run)
+        super().__init__(target.name for target in self._targets)
         if not which("ssh"):
             raise ClushError("ssh is not installed here: --via clush is ClusterShell's own ssh")
         topology_path = topology_file() if topology is None else topology
