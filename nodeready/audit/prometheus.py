@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from nodeready.audit.verdict import CHECK, LISTED, Send, SourceError, gather
@@ -55,51 +56,47 @@ _VECTOR = r'"result"\s*:\s*\['
 _INSTANCE = r"(?:[a-z]+://)?(?:\[([^]]+)\]|([^:/]+))(?::\d+)?(?:/.*)?"
 
 
-def _query_sender(source: Source, limit_s: float) -> Callable[[Send], None]:
-    """A function for `gather` that sends (index of the query, piece of the answer)."""
+def _send_answers(source: Source, limit_s: float, send: Send) -> None:
+    """Make both queries, and send (index of the query, piece of its answer)."""
+    import http.client
+    import urllib.error
+    import urllib.request
+    from urllib.parse import urlencode
 
-    def send_queries(send: Send) -> None:
-        import http.client
-        import urllib.error
-        import urllib.request
-        from urllib.parse import urlencode
+    class RefuseRedirects(urllib.request.HTTPRedirectHandler):
+        """Follow no redirect: another address would get the password."""
 
-        class RefuseRedirects(urllib.request.HTTPRedirectHandler):
-            """Follow no redirect: another address would get the password."""
+        def redirect_request(self, req: Any, fp: Any, code: int, *details: Any) -> None:
+            address = sanitise(redact("", str(details[-1])), 200).partition("?")[0]
+            raise SourceError(f"{source.shown}: leads to {address}: name that, if it is right")
 
-            def redirect_request(self, req: Any, fp: Any, code: int, *details: Any) -> None:
-                address = sanitise(redact("", str(details[-1])), 200).partition("?")[0]
-                raise SourceError(f"{source.shown}: leads to {address}: name that, if it is right")
-
-        opener = urllib.request.build_opener(RefuseRedirects)
-        for index, query in enumerate(queries(source.labels)):
-            parameters = urlencode({"query": query, "timeout": f"{limit_s:g}s"})
-            request = urllib.request.Request(f"{source.url}/api/v1/query?{parameters}")
-            request.add_header("Accept", "application/json")
-            if source.header:
-                request.add_unredirected_header("Authorization", source.header)
-            try:
-                with opener.open(request, timeout=limit_s) as answer:
-                    remaining_bytes = MAX_ANSWER
-                    while data := answer.read1(1 << 16):
-                        remaining_bytes -= len(data)
-                        if remaining_bytes < 0:
-                            raise SourceError(
-                                f"{source.shown}: answers more than {MAX_ANSWER >> 20} MiB"
-                            )
-                        send([index, data.decode("latin-1")])
-            except urllib.error.HTTPError as error:
-                with contextlib.suppress(OSError, http.client.HTTPException):
-                    raise SourceError(_refusal(source, error.code, error.read(4096))) from None
-                raise SourceError(f"{source.shown}: HTTP {error.code}") from None
-            except urllib.error.URLError as error:
-                reason = getattr(error.reason, "strerror", None) or error.reason
-                raise SourceError(f"{source.shown}: {sanitise(str(reason), 300)}") from None
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                raise SourceError(f"{source.shown}: {sanitise(str(reason), 300)}") from None
-
-    return send_queries
+    opener = urllib.request.build_opener(RefuseRedirects)
+    for index, query in enumerate(queries(source.labels)):
+        parameters = urlencode({"query": query, "timeout": f"{limit_s:g}s"})
+        request = urllib.request.Request(f"{source.url}/api/v1/query?{parameters}")
+        request.add_header("Accept", "application/json")
+        if source.header:
+            request.add_unredirected_header("Authorization", source.header)
+        try:
+            with opener.open(request, timeout=limit_s) as answer:
+                remaining_bytes = MAX_ANSWER
+                while data := answer.read1(1 << 16):
+                    remaining_bytes -= len(data)
+                    if remaining_bytes < 0:
+                        raise SourceError(
+                            f"{source.shown}: answers more than {MAX_ANSWER >> 20} MiB"
+                        )
+                    send([index, data.decode("latin-1")])
+        except urllib.error.HTTPError as error:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                raise SourceError(_refusal(source, error.code, error.read(4096))) from None
+            raise SourceError(f"{source.shown}: HTTP {error.code}") from None
+        except urllib.error.URLError as error:
+            reason = getattr(error.reason, "strerror", None) or error.reason
+            raise SourceError(f"{source.shown}: {sanitise(str(reason), 300)}") from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise SourceError(f"{source.shown}: {sanitise(str(reason), 300)}") from None
 
 
 def _refusal(source: Source, code: int, body: bytes) -> str:
@@ -282,7 +279,8 @@ def prometheus_records(
     targets: dict[tuple[tuple[str, str], Any], _PrometheusTarget] = {}
     # (job, instance) of a target -> its host, and whether Prometheus reaches it.
     hosts: dict[tuple[str, str], tuple[str, bool]] = {}
-    for number, data in gather([_query_sender(source, limit_s)], limit_s, source.shown, None):
+    work = partial(_send_answers, source, limit_s)
+    for number, data in gather([work], limit_s, source.shown, None):
         for labels, text in answers[number].samples(data.encode("latin-1")):
             key = (labels.get("job", ""), labels.get("instance", ""))
             try:

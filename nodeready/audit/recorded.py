@@ -14,6 +14,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from nodeready.audit.document import STOPPING, NodeReport, Recorded
@@ -35,29 +36,25 @@ from nodeready.text import sanitise, span
 _READERS, _FEW = 8, 256
 
 
-def _reader(directory: str, number: int, total: int) -> Callable[[Send], None]:
-    """A function for `gather` that reads one of ``total`` shares of the directory's files."""
-
-    def read(send: Send) -> None:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        # The directory's owner may write any verdict. An NFS server that maps root to a user
-        # (root_squash) makes that user the owner of the directory and the files.
-        owners = frozenset({0, os.geteuid(), os.fstat(descriptor).st_uid})
-        with os.scandir(descriptor) as entries:
-            names = [entry.name for entry in entries if entry.name.endswith(".json")]
-        for name in names:
-            host = name.removesuffix(".json")
-            if zlib.crc32(os.fsencode(name)) % total != number or not re.fullmatch(NODE, host):
-                continue
-            try:
-                problem, text = read_file(descriptor, name, owners)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                problem, text = error.strerror or str(error), b""
-            send([host, problem, text.decode("latin-1")])
-
-    return read
+def _read_share(directory: str, number: int, total: int, send: Send) -> None:
+    """Send (host, problem, text) for this one of ``total`` shares of the directory's files."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    # The directory's owner may write any verdict. An NFS server that maps root to a user
+    # (root_squash) makes that user the owner of the directory and the files.
+    owners = frozenset({0, os.geteuid(), os.fstat(descriptor).st_uid})
+    with os.scandir(descriptor) as entries:
+        names = [entry.name for entry in entries if entry.name.endswith(".json")]
+    for name in names:
+        host = name.removesuffix(".json")
+        if zlib.crc32(os.fsencode(name)) % total != number or not re.fullmatch(NODE, host):
+            continue
+        try:
+            problem, text = read_file(descriptor, name, owners)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            problem, text = error.strerror or str(error), b""
+        send([host, problem, text.decode("latin-1")])
 
 
 def _file_record(host: str, problem: str, text: bytes) -> HostRecord:
@@ -86,7 +83,7 @@ def verdict_record(host: str, verdict: NodeVerdict) -> HostRecord:
 def directory_records(directory: str, expected: int, limit_s: float) -> list[HostRecord]:
     """The verdicts in a directory. expected: their rough number. Raises SourceError."""
     total = _READERS if expected > _FEW else 1
-    readers = [_reader(directory, number, total) for number in range(total)]
+    readers = [partial(_read_share, directory, number, total) for number in range(total)]
     return [
         _file_record(host, problem, text.encode("latin-1"))
         for host, problem, text in gather(readers, limit_s, directory)
@@ -198,7 +195,7 @@ def reports(
     digests = {
         policy: digest([question.own_policy(policy)]) for policy in {*question.policies.values()}
     }
-    chosen = _chosen(question.selection)
+    hidden = _hidden_checks(question.selection)
     nodes: list[NodeReport] = []
     ages: list[float] = []
     stale = missing = 0
@@ -214,7 +211,7 @@ def reports(
             missing += record is None
         elif record is not None and age is not None:
             ages.append(max(0.0, age))
-            results = _results(record, policy, digests[policy], question, chosen)
+            results = _results(record, policy, digests[policy], question, hidden)
             counts = record.counts if question.everything else ()
         report = NodeReport.of(name, results, groups=groups(name))
         shown = None if age is None or not math.isfinite(age) else round(age, 1)
@@ -263,11 +260,13 @@ def _distrust(
     return Result(VERDICT, "unknown", "", reason, "", fix, owner_word)
 
 
-def _chosen(selection: CheckSelection) -> Callable[[str], bool]:
-    """A function: whether a result of this check is shown, as it is for unknown checks."""
+def _hidden_checks(selection: CheckSelection) -> set[str]:
+    """The checks whose results are not shown. Unknown checks are shown."""
     hidden = {*check_ids(), *(subject.observed.id for subject in SUBJECTS.values())}
-    hidden -= {*selection.checks, *(SUBJECTS[name].observed.id for name in selection.subjects)}
-    return lambda check: check not in hidden
+    return hidden - {
+        *selection.checks,
+        *(SUBJECTS[name].observed.id for name in selection.subjects),
+    }
 
 
 def _results(
@@ -275,12 +274,12 @@ def _results(
     policy: Policy,
     own_digest: str,
     question: RecordedQuestion,
-    chosen: Callable[[str], bool],
+    hidden: set[str],
 ) -> list[Result]:
     """The results of a believed verdict, and a result for each difference of policy or version."""
     results = []
     for result in record.results:
-        if result.check in OF_VERDICTS or not chosen(result.check):
+        if result.check in OF_VERDICTS or result.check in hidden:
             continue
         if result.status == "waived" and result.actual == NO_TEXT:
             (waived,) = waive([replace(result, status="warn")], policy)

@@ -383,12 +383,7 @@ class AuditWorkers:
         self._keep_answer(judge.number, name, order[0], answer, judge.take_new())
 
     def _keep_answer(
-        self,
-        judge: int,
-        name: str,
-        kind: str,
-        answer: Any,
-        new: Sequence[list[Any]] = ([], []),
+        self, judge: int, name: str, kind: str, answer: Any, new: Sequence[list[Any]] = ([], [])
     ) -> None:
         """Keep the answer to an order of this kind.
 

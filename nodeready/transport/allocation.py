@@ -130,8 +130,15 @@ class _SlurmNodeState:
             return ""
         if self.state in (_FREE, _PARTLY, "allocated", "completing"):
             return f"is {self.state}: no CPU is free there; --job ID asks inside of a job"
+        return self.text()
+
+    def text(self) -> str:
         reason = "" if self.reason == "none" else f" ({self.reason})"
         return f"is {self.state}{reason}"
+
+
+#: The state of a node that Slurm does not know.
+_GONE = _SlurmNodeState("gone", 0, "none", ())
 
 
 def _state_of(nodes: Sequence[str], path: str) -> dict[str, _SlurmNodeState]:
@@ -169,12 +176,10 @@ def unusable_nodes(job: RunningJob, nodes: Sequence[str]) -> dict[str, str]:
         return {}
     reasons = {}
     for name in nodes:
-        state = states[name].state if name in states else "gone"
-        if name not in job_nodes or state.strip(_FLAGS) in _DEAD or "*" in state:
-            reason = states[name].reason if name in states else "none"
-            reason_text = "" if reason == "none" else f" ({reason})"
+        node = states.get(name, _GONE)
+        if name not in job_nodes or node.state.strip(_FLAGS) in _DEAD or "*" in node.state:
             departure = "" if name in job_nodes else f"has left job {job.number}, "
-            reasons[name] = f"Slurm: {departure}is {state}{reason_text}"
+            reasons[name] = f"Slurm: {departure}{node.text()}"
     return reasons
 
 
@@ -207,7 +212,7 @@ def allocate(
             # Another job got some of the nodes, or waits for them: try again with the idle nodes.
             states = _state_of(free, path)
             for name in free:
-                state = states[name].state if name in states else "gone"
+                state = states.get(name, _GONE).state
                 if state != _FREE:
                     refused[name] = f"is {state}: salloc: {error}"
             free = [name for name in free if name not in refused]

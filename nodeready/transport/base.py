@@ -399,10 +399,7 @@ def request(
 
 
 def rows(
-    answer: Answer,
-    config: Any,
-    kinds: Mapping[str, type[Any]],
-    refused: list[str] | None = None,
+    answer: Answer, config: Any, kinds: Mapping[str, type[Any]], refused: list[str] | None = None
 ) -> list[Any]:
     """The rows of a node's program, as these dataclasses.
 

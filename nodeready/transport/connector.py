@@ -152,7 +152,7 @@ def ssh_peer(host: Host) -> SshPeer | None:
     """The node's sshd, as the connection saw it; None: there is no ssh connection."""
     transport = transport_of(host)
     key = getattr(transport, "host_key", None)
-    if transport is None or key is None:
+    if key is None:
         return None
     address = ""
     sock = getattr(transport, "sock", None)

@@ -137,11 +137,10 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
         """
         kind = msg.type
         worker = self.workers.get(getattr(msg, "srcid", None))
-        if kind == "ACK" or worker is None:
-            if kind == "ACK":
-                super().recv_ctl(msg)
+        if kind == "ACK":
+            super().recv_ctl(msg)
             return
-        if kind == Communication.RoutingMessage.ident:
+        if worker is None or kind == Communication.RoutingMessage.ident:
             return
         targets = worker.gwtargets.get(self.name, ())
         names = expand(msg.nodes)

@@ -15,11 +15,7 @@ from ClusterShell import Topology
 from ClusterShell.Defaults import config_paths
 
 from nodeready.text import sanitise
-from nodeready.transport.base import (
-    CONNECT_TIMEOUT_S,
-    DEAD_AFTER_S,
-    KEEPALIVE_S,
-)
+from nodeready.transport.base import CONNECT_TIMEOUT_S, DEAD_AFTER_S, KEEPALIVE_S
 
 if TYPE_CHECKING:
     from pyinfra.api import Host
