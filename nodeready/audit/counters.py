@@ -106,7 +106,7 @@ def sample_text(sample: CounterSample) -> str:
     return json.dumps({"boot_id": sample.boot_id, "taken": sample.taken}, separators=(",", ":"))
 
 
-class Earlier:
+class EarlierCounters:
     """The earlier counters of these nodes. A context manager that closes the files. Never raises.
 
     The texts stay in the files, which may be replaced meanwhile.
@@ -143,7 +143,7 @@ class Earlier:
             return ""
         return data.decode("utf-8", "replace")
 
-    def __enter__(self) -> Earlier:
+    def __enter__(self) -> EarlierCounters:
         return self
 
     def __exit__(self, *problem: object) -> None:

@@ -27,7 +27,7 @@ WIDTH = 88
 
 
 @dataclass
-class Learned:
+class LearnedSetting:
     """One setting of the fleet.
 
     value: of the majority, as in group_data; None: no majority
@@ -63,12 +63,12 @@ def _nodes_by_value(values: Mapping[str, Any]) -> str:
     return "; ".join(texts) + ("; …" if len(ranked) > len(texts) else "")
 
 
-def _table(key: str, tables: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Learned:
+def _table(key: str, tables: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> LearnedSetting:
     """A setting that maps names to columns: each name and each column has its own majority.
 
     tables: node -> name -> column -> value
     """
-    setting = Learned(key, {})
+    setting = LearnedSetting(key, {})
     rows_of: dict[str, dict[str, Mapping[str, Any]]] = {}
     for node, table in tables.items():
         for name, row in table.items():
@@ -99,7 +99,7 @@ def _table(key: str, tables: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> L
     return setting
 
 
-def majority(snapshots: Mapping[str, Snapshot]) -> list[Learned]:
+def majority(snapshots: Mapping[str, Snapshot]) -> list[LearnedSetting]:
     """The settings of the majority of these nodes, in the order of the subjects."""
     values_of: dict[str, dict[str, Any]] = {}
     for subject in SUBJECTS.values():
@@ -119,13 +119,13 @@ def majority(snapshots: Mapping[str, Snapshot]) -> list[Learned]:
             setting = _table(key, values)
         else:
             value, note = _majority({node: _countable(value) for node, value in values.items()})
-            setting = Learned(key, value, [note])
+            setting = LearnedSetting(key, value, [note])
         _drop_invalid(setting)
         learned.append(setting)
     return learned
 
 
-def _drop_invalid(setting: Learned) -> None:
+def _drop_invalid(setting: LearnedSetting) -> None:
     """Remove an empty value, or one that the policy would refuse."""
     if setting.value in (None, {}):
         setting.value = None
@@ -142,7 +142,7 @@ def _comment(text: str) -> list[str]:
     return wrap(sanitise(text), WIDTH, initial_indent="# ", subsequent_indent="#   ")
 
 
-def _assigned(setting: Learned) -> list[str]:
+def _assigned(setting: LearnedSetting) -> list[str]:
     if not isinstance(setting.value, dict):
         return [f"{setting.key} = {setting.value!r}"]
     rows = [f"    {name!r}: {row!r}," for name, row in sorted(setting.value.items())]
@@ -158,7 +158,7 @@ def _read(text: str) -> dict[str, Any]:
     }
 
 
-def render(learned: Sequence[Learned], nodes: Sequence[str], when: str) -> str:
+def render(learned: Sequence[LearnedSetting], nodes: Sequence[str], when: str) -> str:
     """The group_data file. Its values are literals: loading it runs no code from a node."""
     head = f"What most of {fold(nodes)} ({len(nodes)} nodes) had in common on {when}."
     lines = [

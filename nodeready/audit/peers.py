@@ -69,7 +69,7 @@ def _in_group(group: str, facts: Mapping[str, Facts]) -> Iterator[Outlier]:
                 yield Outlier(f"{subject}.{fact}", group, majority, count, values)
 
 
-def differing(peers: Mapping[str, Mapping[str, Facts]]) -> tuple[Outlier, ...]:
+def find_outliers(peers: Mapping[str, Mapping[str, Facts]]) -> tuple[Outlier, ...]:
     """The facts in which nodes differ from the majority of their group; by group, then by name."""
     return tuple(outlier for group in peers for outlier in _in_group(group, peers[group]))
 

@@ -46,7 +46,7 @@ from nodeready.audit.answer_judge import (
 )
 from nodeready.audit.document import Audit, NodeReport
 from nodeready.audit.fleet import unique_addresses
-from nodeready.audit.peers import ALL, differing
+from nodeready.audit.peers import ALL, find_outliers
 from nodeready.exit_codes import handle_signals
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
@@ -500,7 +500,7 @@ class AuditWorkers:
         time_s = time.time()
         self._broadcast(("context", context.addresses, time_s))
         counting = [name for name, (_, entry) in self._summaries.items() if entry.has_counters]
-        with counters.Earlier(counting) as earlier:
+        with counters.EarlierCounters(counting) as earlier:
             for reply in replies:
                 if reply.snapshot is not None:
                     judge, summary = self._summaries[reply.name]
@@ -527,7 +527,12 @@ class AuditWorkers:
                 peers.setdefault(",".join(row.groups) or ALL, {})[reply.name] = facts
         nodes = _Rows(rows, self._results, self._files)
         audit = Audit(
-            started, utc_now(), digest(self._declared.values()), nodes, differing(peers), complete
+            started,
+            utc_now(),
+            digest(self._declared.values()),
+            nodes,
+            find_outliers(peers),
+            complete,
         )
         return audit, problem
 
@@ -546,17 +551,17 @@ class AuditWorkers:
             return row, None
         judge, outcome = judged
         numbers = array("I")
-        for coder, _, codes in sorted(outcome.results, key=lambda result: result[1]):
-            table = self._tables[coder][0]
+        for numbered_by, _, codes in sorted(outcome.results, key=lambda result: result[1]):
+            table = self._tables[numbered_by][0]
             for code in codes:
                 number = table[code] if type(code) is int else self._add_result(code)
                 if self._results[number].check in checks:
                     numbers.append(number)
         facts = {}
-        for coder, subject, code in outcome.compared:
+        for numbered_by, subject, code in outcome.compared:
             if subject in subjects:
                 facts[SUBJECT_NAMES[subject]] = (
-                    self._facts[self._tables[coder][1][code]] if type(code) is int else code
+                    self._facts[self._tables[numbered_by][1][code]] if type(code) is int else code
                 )
         results = [self._results[number] for number in numbers]
         report = NodeReport.of(reply.name, results, error=error, unreachable=reply.unreachable)

@@ -72,12 +72,14 @@ def end_session(process: subprocess.Popen[bytes]) -> None:
 class LocalProcess:
     """A command that runs on this machine, until `end`.
 
-    is_flood: it printed more than the limit
+    until:    the end of the wait here, of time.monotonic(): a little after its own limit
+    is_flood: it printed more than the maximum
     is_whole: its output has ended, or is_flood
     """
 
-    def __init__(self, command: shell.ShellCommand, max_bytes: int) -> None:
-        self.began = time.monotonic()
+    def __init__(self, command: shell.ShellCommand, limit_s: int, max_bytes: int) -> None:
+        self._began, self.limit_s = time.monotonic(), limit_s
+        self.until = self._began + limit_s + 2 * shell.KILL_AFTER_S
         self._process = _start(command.line, subprocess.PIPE)
         self._in, self._out, self._err = (
             cast("IO[bytes]", stream)
@@ -126,9 +128,9 @@ class LocalProcess:
         self.is_flood = max(len(self._stdout), self._stderr_bytes) > self._max_bytes
         self.is_whole = self.is_whole or self.is_flood
 
-    def answer(self, limit_s: float) -> Answer:
-        """The command's answer, a Failure when it did not end. limit_s: of the command"""
-        seconds = time.monotonic() - self.began
+    def answer(self) -> Answer:
+        """The command's answer, a Failure if it did not end."""
+        seconds = time.monotonic() - self._began
         while not self.is_flood and self._err in self._unfinished:
             if not select.select([self._err], [], [], 0)[0]:
                 break
@@ -144,7 +146,7 @@ class LocalProcess:
             error = f"too much output, beginning with {first!r}"
             return Failure("", stderr, seconds, OUTPUT, error)
         if not self.is_whole:
-            return Failure(stdout, stderr, seconds, HUNG, f"no answer in {limit_s:.0f} s")
+            return Failure(stdout, stderr, seconds, HUNG, f"no answer in {self.limit_s} s")
         return Reply(stdout, stderr, seconds, rc if rc is None or rc >= 0 else None)
 
     def end(self) -> None:
@@ -182,14 +184,13 @@ class LocalProcess:
 
 
 def run(command: shell.ShellCommand, limit_s: int, max_bytes: int) -> Answer:
-    """Run a command here and wait for its answer, a little longer than its own limit."""
-    child = LocalProcess(command, max_bytes)
+    """Run a command here and wait for its answer."""
+    child = LocalProcess(command, limit_s, max_bytes)
     try:
-        until = child.began + limit_s + 2 * shell.KILL_AFTER_S
-        while not child.is_whole and (remaining_s := until - time.monotonic()) > 0:
+        while not child.is_whole and (remaining_s := child.until - time.monotonic()) > 0:
             ready = select.select(*child.files(), [], remaining_s)
             child.transfer([*ready[0], *ready[1]])
-        return child.answer(limit_s)
+        return child.answer()
     finally:
         child.end()
 
@@ -240,10 +241,10 @@ class Local(Transport):
         self, key: Key, exchange: Exchange[ResultT], running: dict[Key, LocalProcess]
     ) -> None:
         if not exchange.is_over:
-            assert exchange.request is not None
-            running[key] = LocalProcess(
-                self._command(exchange.request), exchange.request.max_bytes
-            )
+            request = exchange.request
+            assert request is not None
+            command = self._command(request)
+            running[key] = LocalProcess(command, request.limit_s, request.max_bytes)
 
     def _wait(
         self,
@@ -251,13 +252,8 @@ class Local(Transport):
         running: dict[Key, LocalProcess],
         deadline: float | None,
     ) -> None:
-        """Read until one child has ended its output or has no time left; answer for it."""
-        until = {
-            key: child.began
-            + cast("Request", exchanges[key].request).limit_s
-            + 2 * shell.KILL_AFTER_S
-            for key, child in running.items()
-        }
+        """Read until a command has ended its output or has no time left; answer for it."""
+        until = {key: child.until for key, child in running.items()}
         if deadline is not None:
             until = {key: min(moment, deadline) for key, moment in until.items()}
         reading = [file for child in running.values() for file in child.files()[0]]
@@ -267,20 +263,19 @@ class Local(Transport):
         for key, child in list(running.items()):
             files = [*child.files()[0], *child.files()[1]]
             child.transfer([file for file in (*ready[0], *ready[1]) if file in files])
-            late = time.monotonic() >= until[key]
-            if child.is_whole or late:
-                exchange = exchanges[key]
-                limit_s = cast("Request", exchange.request).limit_s
-                answer = child.answer(limit_s)
-                if isinstance(answer, Reply):
-                    answer = judge_reply(answer, limit_s, self._sudo)
-                del running[key]
-                child.end()
-                if late and until[key] == deadline and isinstance(answer, Failure):
-                    exchange.end(replace(answer, kind=LATE))
-                else:
-                    exchange.answer(answer)
-                self._ask(key, exchange, running)
+            is_late = time.monotonic() >= until[key]
+            if not child.is_whole and not is_late:
+                continue
+            answer, exchange = child.answer(), exchanges[key]
+            if isinstance(answer, Reply):
+                answer = judge_reply(answer, child.limit_s, self._sudo)
+            del running[key]
+            child.end()
+            if is_late and until[key] == deadline and isinstance(answer, Failure):
+                exchange.end(replace(answer, kind=LATE))
+            else:
+                exchange.answer(answer)
+            self._ask(key, exchange, running)
 
     def _end(self, running: dict[Key, LocalProcess]) -> None:
         for child in running.values():

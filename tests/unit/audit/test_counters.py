@@ -54,7 +54,7 @@ def keep(samples: dict[str, CounterSample]) -> str:
 
 def load(names: list[str]) -> dict[str, CounterSample]:
     """The samples that were kept of these nodes."""
-    with counters.Earlier(names) as earlier:
+    with counters.EarlierCounters(names) as earlier:
         samples = {name: counters.parse_sample(earlier.text(name)) for name in names}
     return {name: sample for name, sample in samples.items() if sample is not None}
 

@@ -48,7 +48,7 @@ def find(*nodes: NodeReport) -> list[Outlier]:
                 subject: same.setdefault((subject, peers.key_of(value)), value)
                 for subject, value in facts.items()
             }
-    return list(peers.differing(groups))
+    return list(peers.find_outliers(groups))
 
 
 @pytest.mark.usefixtures("subjects")
