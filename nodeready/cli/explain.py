@@ -9,7 +9,7 @@ from dataclasses import fields
 
 import click
 
-from nodeready.cli.options import Refused, option
+from nodeready.cli.options import Refused, color_option
 from nodeready.policy import Policy
 from nodeready.policy.policy import reason
 from nodeready.reports.lines import StyledLine, line
@@ -100,12 +100,7 @@ def _listed(subjects: list[str], width: int) -> Iterator[StyledLine]:
 
 @click.command()
 @click.argument("check", nargs=-1)
-@option(
-    "--color",
-    type=click.Choice(["auto", "always", "never"]),
-    default="auto",
-    help="Colours on the terminal.",
-)
+@color_option
 def explain(check: tuple[str, ...], color: str) -> int:
     """Explain what CHECK judges and why, which settings decide it, and what repairs it.
 

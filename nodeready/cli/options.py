@@ -16,6 +16,7 @@ import click
 from nodeready.exit_codes import USAGE
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Refused(click.ClickException):
@@ -155,32 +156,38 @@ def output_directory(help: str, *, general: bool = True) -> Callable[[Command], 
     )
 
 
-def report_options(document: str, *, general: bool = True) -> Callable[[Command], Command]:
+def _combined(*decorators: Decorator) -> Decorator:
+    """One decorator for the options of all of these, in this order in --help."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+def report_options(document: str, *, general: bool = True) -> Decorator:
     """``--format`` and ``-o FILE``, for a command that makes a report; see `format_option`."""
-    form, output = format_option(document, general=general), output_file()
-    return lambda command: form(output(command))
+    return _combined(format_option(document, general=general), output_file())
 
 
-def hostfile_options(nodes: str) -> Callable[[Command], Command]:
+def hostfile_options(nodes: str) -> Decorator:
     """``--hostfile-out FILE`` and ``--hostfile-format``, for `screen.write_hostfile`.
 
     nodes: the word for the nodes that are written
     """
     from nodeready.inventory.launcher_files import FORMS as forms
 
-    out = option("--hostfile-out", metavar="FILE", help=f"Write the {nodes} nodes to FILE.")
-    form = option(
-        "--hostfile-format",
-        type=click.Choice(list(forms)),
-        default="hostfile",
-        help="; ".join(f"{name}, for {reader}" for name, reader in forms.items()) + ".",
+    return _combined(
+        option("--hostfile-out", metavar="FILE", help=f"Write the {nodes} nodes to FILE."),
+        option(
+            "--hostfile-format",
+            type=click.Choice(list(forms)),
+            default="hostfile",
+            help="; ".join(f"{name}, for {reader}" for name, reader in forms.items()) + ".",
+        ),
     )
-    return lambda command: out(form(command))
-
-
-def local_option(command: Command) -> Command:
-    """``--local``."""
-    return option("--local", is_flag=True, help="This machine, without any connection.")(command)
 
 
 def since_option(noun: str) -> Callable[[Command], Command]:
@@ -192,50 +199,71 @@ def since_option(noun: str) -> Callable[[Command], Command]:
     )
 
 
-def trust_option(command: Command) -> Command:
-    """``--trust-inventory``."""
-    return option(
-        "--trust-inventory",
-        is_flag=True,
-        help="As root, run inventories and group_data that others can write.",
-    )(command)
-
-
-def shared_options(command: Command) -> Command:
-    """The options of every command that contacts nodes."""
-    for decorate in reversed(
-        (
-            option(
-                "--limit",
-                metavar="NODES",
-                help="Only these nodes: gpu[001-004], a group, a glob, @last-failed.",
-            ),
-            option("--sudo", is_flag=True, help="Become root with sudo on the nodes."),
-            trust_option,
-            option("--ssh-user", metavar="NAME", help="Log in as this user."),
-            option(
-                "--ssh-key",
-                metavar="FILE",
-                type=click.Path(exists=True, dir_okay=False),
-                help="Log in with this key.",
-            ),
-            option(
-                "--color",
-                type=click.Choice(["auto", "always", "never"]),
-                default="auto",
-                help="Colours on the terminal.",
-            ),
-            click.option("-q", "--quiet", is_flag=True, help="Print nothing on success."),
-            click.option(
-                *("-v", "--verbose"),
-                count=True,
-                show_default=False,
-                help="More detail; progress also without a terminal.",
-            ),
-        )
-    ):
-        command = decorate(command)
-    return command
+local_option = option("--local", is_flag=True, help="This machine, without any connection.")
+#: ``--job`` of a command that is not about a job.
+srun_job_option = option("--job", metavar="ID", help="With --via srun: run inside this job.")
+trust_option = option(
+    "--trust-inventory",
+    is_flag=True,
+    help="As root, run inventories and group_data that others can write.",
+)
+color_option = option(
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    help="Colours on the terminal.",
+)
+#: The options of every command that contacts nodes.
+shared_options = _combined(
+    option(
+        "--limit",
+        metavar="NODES",
+        help="Only these nodes: gpu[001-004], a group, a glob, @last-failed.",
+    ),
+    option("--sudo", is_flag=True, help="Become root with sudo on the nodes."),
+    trust_option,
+    option("--ssh-user", metavar="NAME", help="Log in as this user."),
+    option(
+        "--ssh-key",
+        metavar="FILE",
+        type=click.Path(exists=True, dir_okay=False),
+        help="Log in with this key.",
+    ),
+    color_option,
+    click.option("-q", "--quiet", is_flag=True, help="Print nothing on success."),
+    click.option(
+        *("-v", "--verbose"),
+        count=True,
+        show_default=False,
+        help="More detail; progress also without a terminal.",
+    ),
+)
+#: The options of a command that only reads from nodes: the transport, and `shared_options`.
+transport_options = _combined(
+    option(
+        "--via",
+        type=click.Choice(["ssh", "srun", "clush", "auto"]),
+        default="ssh",
+        help="Transport: ssh; srun (Slurm steps); clush (ClusterShell); auto.",
+    ),
+    option(
+        "--salloc",
+        metavar="'WORDS'",
+        help="With --via srun: further options for salloc: '--reservation=maint -A ops'.",
+    ),
+    option(
+        "--topology",
+        metavar="FILE",
+        help="With --via clush: path of topology.conf, if not the default.",
+    ),
+    option(
+        "--ssh-processes",
+        type=click.IntRange(1, 64),
+        metavar="N",
+        help="With --via ssh: number of processes that share the connections.",
+    ),
+    shared_options,
+)
 
 
 def shared_option_names() -> tuple[str, ...]:
@@ -246,41 +274,3 @@ def shared_option_names() -> tuple[str, ...]:
 
     params: list[click.Parameter] = command.__click_params__  # type: ignore[attr-defined]
     return tuple(str(param.name) for param in reversed(params))
-
-
-def transport_options(command: Command) -> Command:
-    """The options of a command that only reads from nodes: a transport, and `shared_options`."""
-    for decorate in reversed(
-        (
-            option(
-                "--via",
-                type=click.Choice(["ssh", "srun", "clush", "auto"]),
-                default="ssh",
-                help="Transport: ssh; srun (Slurm steps); clush (ClusterShell); auto.",
-            ),
-            option(
-                "--salloc",
-                metavar="'WORDS'",
-                help="With --via srun: further options for salloc: '--reservation=maint -A ops'.",
-            ),
-            option(
-                "--topology",
-                metavar="FILE",
-                help="With --via clush: path of topology.conf, if not the default.",
-            ),
-            option(
-                "--ssh-processes",
-                type=click.IntRange(1, 64),
-                metavar="N",
-                help="With --via ssh: number of processes that share the connections.",
-            ),
-            shared_options,
-        )
-    ):
-        command = decorate(command)
-    return command
-
-
-def srun_job_option(command: Command) -> Command:
-    """``--job`` of a command that is not about a job."""
-    return option("--job", metavar="ID", help="With --via srun: run inside this job.")(command)

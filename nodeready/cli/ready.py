@@ -251,13 +251,14 @@ def ready(
         document = Ready(audit, budget, nodes_needed)
         if inventory is not None:
             targets.remember_failed(document.no_go)
-        if hostfile_out is not None:
-            rows = {name: slots_of[name] for name in document.go}
-            problem = write_hostfile(
-                hostfile_out, hostfile_format, rows, document.no_go, complete=audit.complete
-            )
-            if problem:
-                screen.say(problem)
+        write_hostfile(
+            hostfile_out,
+            hostfile_format,
+            {name: slots_of[name] for name in document.go},
+            document.no_go,
+            screen,
+            complete=audit.complete,
+        )
         silent = screen.quiet and document.enough and not document.no_go
         show("ready", format, document, screen, output=output, silent=silent)
         return nagios_code(audit) if format == "nagios" else ready_code(document)

@@ -290,18 +290,27 @@ def refuse_unwritable(output: str | None, name: str = "-o") -> None:
 
 
 def write_hostfile(
-    path: str, form: str, ready: Mapping[str, int], rejected: Iterable[str], *, complete: bool
-) -> str:
-    """Write the file of ``--hostfile-out``. Returns why nothing was written, or "".
+    path: str | None,
+    form: str,
+    ready: Mapping[str, int],
+    rejected: Iterable[str],
+    screen: Screen,
+    *,
+    complete: bool,
+) -> None:
+    """Write the file of ``--hostfile-out``, or print why it is left as it is.
 
+    path:            None: the option was not given
     ready, rejected: as for `launcher_files.text`
     """
+    if path is None:
+        return
     if not ready:
-        return f"no node is ready: {path} is left as it is"
-    if not complete:
-        return f"interrupted: {path} is left as it is"
-    write_atomically(Path(path), [launcher_files.text(form, ready, rejected)])
-    return ""
+        screen.say(f"no node is ready: {path} is left as it is")
+    elif not complete:
+        screen.say(f"interrupted: {path} is left as it is")
+    else:
+        write_atomically(Path(path), [launcher_files.text(form, ready, rejected)])
 
 
 def show(

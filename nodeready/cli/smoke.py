@@ -18,7 +18,7 @@ from nodeready.cli.options import (
     report_options,
     transport_options,
 )
-from nodeready.cli.screen import Screen, refuse_unwritable, show, write_hostfile
+from nodeready.cli.screen import refuse_unwritable, show, write_hostfile
 from nodeready.cli.targets import TargetOptions, select_targets
 from nodeready.cli.values import policy_settings
 from nodeready.smoke.document import code
@@ -92,28 +92,13 @@ def _python(path: str) -> str:
     return path
 
 
-def _write_files(
-    document: SmokeReport,
-    screen: Screen,
-    declared_slots: dict[str, int],
-    files: list[tuple[str | None, str]],
-) -> None:
-    """Write the requested files, and print why a file is not written.
-
-    files: path (None: not requested) and format
-    """
-    slots = {
-        node.name: declared_slots.get(node.name) or node.slots or len(node.gpus) or 1
-        for node in document.nodes
+def _good_slots(document: SmokeReport, declared_slots: dict[str, int]) -> dict[str, int]:
+    """Good node -> its slots: as the inventory declares, as the node reports, its GPUs, or 1."""
+    nodes = {node.name: node for node in document.nodes}
+    return {
+        name: declared_slots.get(name) or nodes[name].slots or len(nodes[name].gpus) or 1
+        for name in document.go
     }
-    good = {name: slots[name] for name in document.go}
-    for path, form in files:
-        if path is not None:
-            problem = write_hostfile(
-                path, form, good, document.exclude, complete=document.complete
-            )
-            if problem:
-                screen.say(problem)
 
 
 @click.command()
@@ -253,8 +238,9 @@ def smoke(
         document = run.smoke(
             task, screen.note, screen.progress, lambda names: ask_password(nodes.transport, names)
         )
-    files = [(exclude_out, "exclude"), (hostfile_out, hostfile_format)]
-    _write_files(document, screen, nodes.slots, files)
+    good = _good_slots(document, nodes.slots)
+    for out, form in ((exclude_out, "exclude"), (hostfile_out, hostfile_format)):
+        write_hostfile(out, form, good, document.exclude, screen, complete=document.complete)
     show("smoke", format, document, screen, output=output, silent=screen.quiet and document.good)
     nodes.remember_failed(document.exclude)
     return code(document)

@@ -9,7 +9,7 @@ as output; with ``--fail-on warn`` both are failures.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
@@ -62,6 +62,15 @@ def _outcome(result: Result, failing: tuple[str, ...]) -> str:
 def _check_case(result: Result, failing: tuple[str, ...]) -> str:
     """A check's case. It is cached because most nodes of a fleet share most results."""
     return _case(result.check.partition(".")[0], result.check, _outcome(result, failing))
+
+
+def _document(command: str, complete: bool, suites: Iterable[str], **counts: int) -> Iterator[str]:
+    """The whole document in pieces. counts: tests, failures and errors of all suites"""
+    name = f"nodeready {command}" if complete else f"nodeready {command} (partial: interrupted)"
+    tag = _tag("testsuites", name=name, **{key: str(count) for key, count in counts.items()})
+    yield f'<?xml version="1.0" encoding="UTF-8"?>\n{tag}>\n'
+    yield from suites
+    yield "</testsuites>\n"
 
 
 def _case(classname: str, name: str, inside: str) -> str:
@@ -118,19 +127,15 @@ def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     errors = sum(bool(node.error) for node in audit.nodes)
     outliers_of = _outliers_by_node(audit)
     differing_facts = sum(map(len, outliers_of.values()))
-    tag = _tag(
-        "testsuites",
-        name="nodeready audit" if audit.complete else "nodeready audit (partial: interrupted)",
-        tests=str(sum(results.values()) + errors + differing_facts),
-        failures=str(
-            sum(results[status] for status in failing) + differing_facts * ("warn" in failing)
-        ),
-        errors=str(results["unknown"] + errors),
+    failures = sum(results[status] for status in failing)
+    return _document(
+        "audit",
+        audit.complete,
+        (_suite(node, audit, failing, outliers_of[node.name]) for node in audit.nodes),
+        tests=sum(results.values()) + errors + differing_facts,
+        failures=failures + differing_facts * ("warn" in failing),
+        errors=results["unknown"] + errors,
     )
-    yield f'<?xml version="1.0" encoding="UTF-8"?>\n{tag}>\n'
-    for node in audit.nodes:
-        yield _suite(node, audit, failing, outliers_of[node.name])
-    yield "</testsuites>\n"
 
 
 def smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Iterator[str]:
@@ -158,18 +163,14 @@ def smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Iterator[str]:
                 warnings=node.warnings,
             )
         )
-    tag = _tag(
-        "testsuites",
-        name="nodeready smoke"
-        if smoke_test.complete
-        else "nodeready smoke (partial: interrupted)",
-        tests=str(len(suites)),
-        failures=str(sum("<failure" in suite for suite in suites)),
-        errors=str(sum("<error" in suite for suite in suites)),
+    return _document(
+        "smoke",
+        smoke_test.complete,
+        suites,
+        tests=len(suites),
+        failures=sum("<failure" in suite for suite in suites),
+        errors=sum("<error" in suite for suite in suites),
     )
-    yield f'<?xml version="1.0" encoding="UTF-8"?>\n{tag}>\n'
-    yield from suites
-    yield "</testsuites>\n"
 
 
 def _smoke_suite(

@@ -54,7 +54,7 @@ def _seconds(moment: str) -> float:
     return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
 
 
-def _duration(started: str, finished: str) -> float:
+def duration_s(started: str, finished: str) -> float:
     """Seconds between two moments; 0 where the clock was set back in between."""
     return max(0.0, round(_seconds(finished) - _seconds(started), 3))
 
@@ -100,7 +100,7 @@ def _outliers(audit: Audit) -> Iterator[Sample]:
 def prometheus(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     """The pieces of the exposition, a series at a time."""
     finished = _seconds(audit.finished)
-    took = _duration(audit.started, audit.finished)
+    took = duration_s(audit.started, audit.finished)
     digest, version = {"policy_digest": audit.policy_digest}, {"version": nodeready.__version__}
     counts = [({"status": key}, count) for key, count in audit.summary["nodes"].items()]
     ages = list(_ages(audit))
@@ -139,7 +139,7 @@ def prometheus_smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Itera
     ]
     excluded: list[Sample] = [({"node": name}, 1) for name in smoke_test.exclude]
     counts: list[Sample] = [({"status": key}, count) for key, count in smoke_test.summary.items()]
-    took = _duration(smoke_test.started, smoke_test.finished)
+    took = duration_s(smoke_test.started, smoke_test.finished)
     rows: list[tuple[str, str, list[Sample]]] = [
         ("timestamp_seconds", "When it ended, in seconds since 1970.", [({}, finished)]),
         ("duration_seconds", "How long it took.", [({}, took)]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from datetime import datetime
 
 from nodeready.inventory.nodeset import fold
 from nodeready.reports.lines import (
@@ -17,6 +16,7 @@ from nodeready.reports.lines import (
     node_set,
     node_set_or_count,
 )
+from nodeready.reports.prometheus import duration_s
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import fold_similar, reasons
@@ -33,15 +33,6 @@ _FEW = 5
 #: Maximum characters of the --exclude option without -v: some lines to paste.
 _MAX_EXCLUDE = 1200
 _CLASSES = {"inside": "inside nodes", "between": "between nodes"}
-
-
-def _seconds(smoke: SmokeReport) -> int:
-    """The duration; 0 where the clock was set back meanwhile."""
-    started, finished = (
-        datetime.fromisoformat(moment.replace("Z", "+00:00"))
-        for moment in (smoke.started, smoke.finished)
-    )
-    return max(0, round((finished - started).total_seconds()))
 
 
 def _figure(gbps: float) -> str:
@@ -106,7 +97,7 @@ class _SmokeTable(TableLayout):
             parts.append(smoke.engine)
         parts.append(
             f"{counted(smoke.tests, 'test')}, {counted(smoke.rounds, 'round')}, "
-            f"{_seconds(smoke)} s"
+            f"{duration_s(smoke.started, smoke.finished):.0f} s"
         )
         rows = [""]
         for part in parts:

@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
+from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from jinja2.ext import Extension
@@ -193,27 +195,6 @@ class _MatrixRow:
     cells: tuple[_Cell, ...]
 
 
-@dataclass(frozen=True)
-class _Matrix:
-    """Ranks by witnesses. hidden: number of rows that are not shown"""
-
-    rows: tuple[_MatrixRow, ...]
-    hidden: int
-
-
-#: Group, state, and the statements of each witness: ranks with equal keys share a row.
-_Key = tuple[int, str, tuple[tuple[int, ...], ...]]
-
-
-def _cell(statements: Sequence[Statement]) -> _Cell:
-    if not statements:
-        return _Cell((), None)
-    return _Cell(
-        tuple(statements),
-        max(-1 if statement.against else statement.weight for statement in statements),
-    )
-
-
 class _StatementIndex:
     """Finds the statements of a witness about a rank or its node."""
 
@@ -237,58 +218,76 @@ class _StatementIndex:
         return tuple(sorted({*of_rank, *self._nodes.get(node, [])}))
 
 
-def _members(stacks: Stacks) -> Iterator[tuple[int, int | None, str, str, Rank | None]]:
-    """Group, rank, node, state and process of every rank, by group and then by rank."""
+class _Member(NamedTuple):
+    """A rank of a group. process: None: its process was not found"""
+
+    group_index: int
+    rank: int | None
+    node: str
+    state: str
+    process: Rank | None
+
+
+def _members(stacks: Stacks) -> Iterator[_Member]:
+    """Every rank, by group and then by rank."""
     processes_of = rank_groups.processes_by_group(stacks)
-    for group_index, group in enumerate(stacks.groups):
+    for index, group in enumerate(stacks.groups):
         processes = sorted(
-            processes_of.get(group_index, ()),
+            processes_of.get(index, ()),
             key=lambda process: (process.rank is None, process.rank or 0),
         )
         for process in processes:
             channel = process.wait_channel if process.wait_channel != "0" else ""
-            yield (
-                group_index,
-                process.rank,
-                process.node,
-                f"{process.state} {channel}".strip(),
-                process,
-            )
+            state = f"{process.state} {channel}".strip()
+            yield _Member(index, process.rank, process.node, state, process)
         numbers = {process.rank for process in processes}
         for rank in group.ranks:
             if rank not in numbers:
-                yield group_index, rank, group.nodes[0] if len(group.nodes) == 1 else "", "", None
+                node = group.nodes[0] if len(group.nodes) == 1 else ""
+                yield _Member(index, rank, node, "", None)
 
 
-def _matrix(stacks: Stacks) -> _Matrix:
-    """The rows by suspicion; neighbours with equal cells are one row."""
-    indexes = [_StatementIndex(witness.statements) for witness in stacks.witnesses]
-    rows: list[tuple[_Key, list[tuple[int | None, str, Rank | None]]]] = []
-    for group_index, rank, node, state, process in _members(stacks):
-        key = group_index, state, tuple(index.find(rank, node) for index in indexes)
-        if not rows or rows[-1][0] != key:
-            rows.append((key, []))
-        rows[-1][1].append((rank, node, process))
-    matrix_rows = []
+def _cell(statements: Sequence[Statement]) -> _Cell:
+    weights = (-1 if statement.against else statement.weight for statement in statements)
+    return _Cell(tuple(statements), max(weights, default=None))
+
+
+def _matrix(stacks: Stacks) -> tuple[list[_MatrixRow], int]:
+    """The rows by suspicion, and the number of hidden rows.
+
+    Neighbouring ranks with equal cells share a row.
+    """
     statements = [witness.statements for witness in stacks.witnesses]
-    for order, ((group_index, state, numbers), members) in enumerate(rows[:_ROWS], 1):
-        group = stacks.groups[group_index]
-        matrix_rows.append(
+    indexes = [_StatementIndex(of_witness) for of_witness in statements]
+
+    def row_key(member: _Member) -> tuple[int, str, tuple[tuple[int, ...], ...]]:
+        cells = tuple(index.find(member.rank, member.node) for index in indexes)
+        return member.group_index, member.state, cells
+
+    rows: list[_MatrixRow] = []
+    hidden = 0
+    for (group_index, state, cells), iterator in groupby(_members(stacks), row_key):
+        if len(rows) == _ROWS:
+            hidden += 1
+            continue
+        members, group = list(iterator), stacks.groups[group_index]
+        nodes = dict.fromkeys(member.node for member in members if member.node)
+        rows.append(
             _MatrixRow(
-                order,
-                group_index + 1,
-                group,
-                tuple(rank for rank, _, _ in members if rank is not None),
-                tuple(process for _, _, process in members if process is not None),
-                tuple(dict.fromkeys(node for _, node, _ in members if node)) or group.nodes,
-                state,
-                tuple(
+                order=len(rows) + 1,
+                number=group_index + 1,
+                group=group,
+                ranks=tuple(member.rank for member in members if member.rank is not None),
+                processes=tuple(member.process for member in members if member.process),
+                nodes=tuple(nodes) or group.nodes,
+                state=state,
+                cells=tuple(
                     _cell([of_witness[number] for number in cell])
-                    for of_witness, cell in zip(statements, numbers)
+                    for of_witness, cell in zip(statements, cells)
                 ),
             )
         )
-    return _Matrix(tuple(matrix_rows), max(0, len(rows) - _ROWS))
+    return rows, hidden
 
 
 def _suspect_group(stacks: Stacks, ranks: Sequence[int]) -> int:
@@ -310,6 +309,7 @@ def _tree(stacks: Stacks) -> Iterator[_BranchRow]:
 def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
     """The page. It folds without its script, and searches with it."""
     style, script = part("page.css"), part("page.js")
+    matrix, hidden_rows = _matrix(stacks)
     yield _template().render(
         stacks=stacks,
         title=rank_groups.headline(stacks),
@@ -317,7 +317,8 @@ def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
         style=style,
         script=script,
         groups=list(_cards(stacks)),
-        matrix=_matrix(stacks),
+        matrix=matrix,
+        hidden_rows=hidden_rows,
         suspect_group=lambda ranks: _suspect_group(stacks, ranks),
         tree=list(_tree(stacks)) if any(group.frames for group in stacks.groups) else (),
         silent=[f"{node}: {reason}" for node, reason in rank_groups.silent(stacks)],
