@@ -19,11 +19,12 @@ from nodeready.reports.lines import node_set
 from nodeready.reports.registry import Options, find_format
 from nodeready.subjects.registry import CHANGED, SelectionError, select_whole
 from nodeready.text import counted, utc_now
-from nodeready.transport.snapshots import NOT_PROBED, PROBE_TIMEOUT_S
+from nodeready.transport.snapshots import NOT_PROBED
 
 if TYPE_CHECKING:
     from nodeready.deploy.plan import NodePlan, PlanRun
     from nodeready.subjects.context import Judged
+    from nodeready.transport.base import Conversation
 
 _STOPPING = "interrupted: ending what runs on the nodes (again: leave at once)"
 
@@ -93,6 +94,18 @@ class _Report:
         """Whether the format is for a person, not for a program."""
         return find_format("deploy", self.form).styled
 
+    def show_plan(self, nodes: Iterable[DeployedNode], *, asks: bool) -> None:
+        """Show the plan to a person, before the changes. asks: the person has to confirm them"""
+        screen = self.screen
+        options = replace(
+            self.options, verbose=screen.verbose, width=screen.width, lines=screen.lines
+        )
+        if self.styled:
+            if not screen.quiet:
+                screen.show(show_plan(nodes, options))
+        elif asks and sys.stdin.isatty():
+            screen.show_on_stderr(show_plan(nodes, options))
+
     def show(
         self, nodes: Iterable[DeployedNode], *, complete: bool = True, silent: bool = False
     ) -> int:
@@ -107,17 +120,8 @@ class _Report:
 
 def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
     """Probe, plan, ask the user, change and report. Returns the exit code."""
-    from nodeready.deploy.plan import run_of, run_plan
-    from nodeready.subjects.context import FleetContext, judge_nodes
-    from nodeready.transport.fleet_context import fleet_context
-
     screen = report.screen
-    replies = probe_nodes(nodes, screen, report.subjects, PROBE_TIMEOUT_S, _STOPPING)
-    context = FleetContext(nodes.policies)
-    if not nodes.transport.interrupted:
-        assert nodes.inventory is not None
-        context = fleet_context(nodes.transport, nodes.policies, replies, nodes.inventory)
-    nodes_judged = {reply.name: reply for reply in judge_nodes(replies, context)}
+    nodes_judged = _judge(nodes, report)
     plans = _plans(nodes_judged, report.subjects)
     planned = {name: _node(node, plans.get(name)) for name, node in nodes_judged.items()}
     plans = {name: plan for name, plan in plans.items() if plan.changes or plan.refused}
@@ -126,14 +130,7 @@ def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
     if check:
         return report.show(planned.values())
     asks = any(plan.changes for plan in plans.values()) and not yes
-    options = replace(
-        report.options, verbose=screen.verbose, width=screen.width, lines=screen.lines
-    )
-    if report.styled:
-        if not screen.quiet:
-            screen.show(show_plan(planned.values(), options))
-    elif asks and sys.stdin.isatty():
-        screen.show_on_stderr(show_plan(planned.values(), options))
+    report.show_plan(planned.values(), asks=asks)
     if asks:
         is_confirmed = _confirm(screen, plans)
         if is_confirmed is None:
@@ -142,23 +139,43 @@ def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
             screen.say("nothing was changed")
             # A person has seen the plan already. A program gets it now.
             return replace(report, check=True).show(planned.values(), silent=report.styled)
-    results = converse(
-        nodes.transport,
-        screen,
-        "changing",
-        lambda name: run_plan(
-            nodes_judged[name], plans[name], nodes.transport.run, report.subjects
-        ),
-        plans,
-        on_interrupt=_STOPPING,
-    )
-    runs = {name: run_of(nodes_judged[name], plans[name].refused, results[name]) for name in plans}
+    runs = _run_plans(nodes, report, nodes_judged, plans)
     done = [
         _with_outcome(planned[name], runs[name]) if name in runs else planned[name]
         for name in nodes_judged
     ]
     finish = _finish_interrupted if nodes.transport.interrupted else _finish
     return finish(report, done, nodes)
+
+
+def _judge(nodes: Targets, report: _Report) -> dict[str, Judged]:
+    """Probe all nodes, and judge them."""
+    from nodeready.subjects.context import FleetContext, judge_nodes
+    from nodeready.transport.fleet_context import fleet_context
+
+    replies = probe_nodes(nodes, report.screen, report.subjects, on_interrupt=_STOPPING)
+    context = FleetContext(nodes.policies)
+    if not nodes.transport.interrupted:
+        assert nodes.inventory is not None
+        context = fleet_context(nodes.transport, nodes.policies, replies, nodes.inventory)
+    return {node.name: node for node in judge_nodes(replies, context)}
+
+
+def _run_plans(
+    nodes: Targets, report: _Report, judged: Mapping[str, Judged], plans: Mapping[str, NodePlan]
+) -> dict[str, PlanRun]:
+    """Change the nodes that have a plan."""
+    from nodeready.deploy.plan import run_of, run_plan
+
+    def conversation(name: str) -> Conversation[PlanRun]:
+        return run_plan(judged[name], plans[name], nodes.transport.run, report.subjects)
+
+    results = converse(
+        *(nodes.transport, report.screen, "changing", conversation, plans), on_interrupt=_STOPPING
+    )
+    return {
+        name: run_of(judged[name], plan.refused, results[name]) for name, plan in plans.items()
+    }
 
 
 def _plans(judged: Mapping[str, Judged], chosen: tuple[str, ...]) -> dict[str, NodePlan]:

@@ -174,16 +174,13 @@ class _Watcher:
         evidence = collector(
             self.nodes, self.screen, self.job, self.user, self.timeout, owner=self.owner
         )
-        incident, problem_text = evidence.collect(directory, reason)
-        if problem_text:
-            self.screen.say(f"no archive: {problem_text}")
+        incident, archive_problem = evidence.collect(directory, reason)
+        if archive_problem:
+            self.screen.say(f"no archive: {archive_problem}")
         verdict = incident.verdict
         summary = f"{verdict.kind}: {verdict.text}" if verdict else "no verdict"
-        click.echo(
-            sanitise(
-                f"{utc_now()} job {self.job}: incident {incident.archive or path}: {summary}", 2000
-            )
-        )
+        text = f"{utc_now()} job {self.job}: incident {incident.archive or path}: {summary}"
+        click.echo(sanitise(text, 2000))
         self.failed = self.failed or not incident.archive
         if verdict is not None and verdict.kind == "not-stuck":
             # The stacks show more than the counters, and overrule them.
