@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from nodeready.deploy.document import Deploy, DeployedNode
 from nodeready.reports.lines import STYLES, StyledLine, line, node_set_or_count, result_text
@@ -18,11 +18,21 @@ from nodeready.reports.similar_texts import SimilarTexts, Texts, fold_similar
 from nodeready.reports.table_layout import NO_LIMIT, TableLayout
 from nodeready.text import counted
 
-if TYPE_CHECKING:
-    from nodeready.transport.snapshots import SnapshotReply
-
 #: Maximum plans, results and errors that are all shown whole.
 _FEW = 10
+
+
+class ProbedNode(Protocol):
+    """A node. error: why it could not be probed; "" if it was"""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def error(self) -> str: ...
+
+    @property
+    def unreachable(self) -> bool: ...
 
 
 #: Kinds of lines in a plan: a step, a check, an action, a difference, a refused step.
@@ -142,7 +152,7 @@ class _DeployTable(TableLayout):
         rows = self.similar(pairs, reasons=reasons)
         return RowSection(rows, lambda row: [row_line(row)], row_line, self.count_line)
 
-    def errors(self, nodes: Iterable[DeployedNode | SnapshotReply]) -> list[RowSection]:
+    def errors(self, nodes: Iterable[ProbedNode]) -> list[RowSection]:
         """The nodes that could not be probed, a line for each reason."""
         pairs_of: dict[str, list[tuple[Texts, str]]] = {}
         for node in nodes:
@@ -188,7 +198,7 @@ def show_plan(nodes: Iterable[DeployedNode], options: Options = PLAIN) -> Iterat
     return table.fitted([table.plans(nodes)])
 
 
-def show_errors(nodes: Iterable[DeployedNode | SnapshotReply]) -> Iterator[StyledLine]:
+def show_errors(nodes: Iterable[ProbedNode]) -> Iterator[StyledLine]:
     """The nodes that could not be probed, a line for each reason."""
     table = _DeployTable(PLAIN)
     return table.fitted(table.errors(nodes))
