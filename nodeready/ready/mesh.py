@@ -178,7 +178,7 @@ _Edge = tuple[str, str]
 #: Counts by node and direction.
 _Count = Counter[tuple[str, str]]
 #: A node, direction and port that are not tried again; None: no port, because the name is wrong.
-_Cut = tuple[str, str, int | None]
+_Skip = tuple[str, str, int | None]
 
 
 def chosen_ports(first: int, last: int) -> tuple[int, ...]:
@@ -265,17 +265,17 @@ class Rounds:
         self._accepted: dict[str, int] = {}
         self._pairs: dict[_Edge, _PairResult] = {}
         self._times: dict[str, _Handshakes] = {}
-        self._cut: set[_Cut] = set()
+        self._skipped: set[_Skip] = set()
         self._has_new_failures = False
 
     def ports_to_try(self, source: str, target: str) -> tuple[int, ...]:
         """The ports of the target that this source has to try."""
-        if {(source, SOURCE, None), (target, TARGET, None)} & self._cut:
+        if {(source, SOURCE, None), (target, TARGET, None)} & self._skipped:
             return ()
         return tuple(
             port
             for port in self.ports[target]
-            if (source, SOURCE, port) not in self._cut and (target, TARGET, port) not in self._cut
+            if not {(source, SOURCE, port), (target, TARGET, port)} & self._skipped
         )
 
     def add(
@@ -326,7 +326,7 @@ class Rounds:
         self._pairs = {edge: pair for edge, pair in self._pairs.items() if name not in edge}
         self.ports.pop(name, None)
 
-    def cut(self) -> None:
+    def skip_explained(self) -> None:
         """Skip from now on the attempts that a finding explains: each would cost a time-out."""
         if not self._has_new_failures:
             return
@@ -337,7 +337,7 @@ class Rounds:
                 len(finding.peers) > 2 or ports in ((), self._all(finding))
             ):
                 directions = (SOURCE, TARGET) if finding.kind == BOTH else (finding.kind,)
-                self._cut |= {
+                self._skipped |= {
                     (finding.node, direction, p)
                     for direction in directions
                     for p in ports or (None,)

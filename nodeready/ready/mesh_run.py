@@ -136,7 +136,7 @@ class MeshRun:
         channels.for_each(try_target, sources)
         for name in channels.lost:
             self.mesh_rounds.drop(name)
-        self.mesh_rounds.cut()
+        self.mesh_rounds.skip_explained()
 
     def results(self) -> dict[str, Mesh | Unknown]:
         """The mesh of each node, or the reason for its absence."""

@@ -50,18 +50,18 @@ def _say(config: ProofConfig, name: str, observed: Any) -> None:
         print(wire.line(config.nonce, name, observed), flush=True)
 
 
-def _observe(config: ProofConfig, name: str, look: Callable[[], Any]) -> None:
+def _observe(config: ProofConfig, name: str, observe: Callable[[], Any]) -> None:
     """Make and print one observation. An exception is printed as an observation, so it costs no
     other proof."""
     try:
-        observed = look()
+        observed = observe()
     except Exception as problem:  # noqa: BLE001
         observed = session.BrokenProof(bug_text(problem))
     _say(config, name, observed)
 
 
-def _in_thread(config: ProofConfig, name: str, look: Callable[[], Any]) -> threading.Thread:
-    thread = threading.Thread(target=_observe, args=(config, name, look), daemon=True)
+def _in_thread(config: ProofConfig, name: str, observe: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=_observe, args=(config, name, observe), daemon=True)
     thread.start()
     return thread
 
@@ -71,8 +71,8 @@ def _proofs(
 ) -> None:
     """Run the requested proofs in parallel: py-spy's native unwinding alone takes seconds."""
     proofs = {name: partial(_PROVE[name], supervisor, config) for name in config.proofs}
-    looks: dict[str, Callable[[], Any]] = {**further, **proofs}
-    for thread in [_in_thread(config, name, look) for name, look in looks.items()]:
+    observations: dict[str, Callable[[], Any]] = {**further, **proofs}
+    for thread in [_in_thread(config, name, observe) for name, observe in observations.items()]:
         # A little longer, because a proof reports by itself that its time is over.
         thread.join(supervisor.left_s + 0.5)
 
@@ -207,8 +207,8 @@ def _as_user(supervisor: ProcessSupervisor, config: ProofConfig) -> None:
         has_begun = has_begun or "user" in rows
         if by_ssh_session.error and not by_ssh_session.ended and not by_shell:
             by_shell = True
-            look = partial(session.by_shell, supervisor, config, config.user, "shell")
-            threads.append(_in_thread(config, "shell", look))
+            observe = partial(session.by_shell, supervisor, config, config.user, "shell")
+            threads.append(_in_thread(config, "shell", observe))
         # A profile's output may stand before the line.
         with _printing:
             print(text[text.index(f"{config.nonce} ") :], flush=True)

@@ -226,7 +226,7 @@ class _TorchProcess:
                     messages += [data] if isinstance(data, dict) else []
         return messages
 
-    def takes(self, port: int) -> bool:
+    def keeps_listener(self, port: int) -> bool:
         """Whether rank 0's store takes over the listener of this port, which stays open."""
         ports = self.hello.get("listeners")
         return isinstance(ports, list) and port in ports and port in self._listeners
@@ -235,10 +235,11 @@ class _TorchProcess:
         self, order: CollectiveOrder, limit_s: float, stop: threading.Event
     ) -> tuple[RankResult, ...]:
         """Run one test. Afterwards `ended` tells whether this Python can run another test."""
+        port = order.head.port
         test = {
-            "number": order.number, "host": order.head.name, "port": order.head.port,
+            "number": order.number, "host": order.head.name, "port": port,
             "token": order.head.token,
-            "listener": self._listeners[order.head.port] if self.takes(order.head.port) else -1,
+            "listener": self._listeners[port] if self.keeps_listener(port) else -1,
             "backend": order.backend, "world": order.world, "first": order.first,
             "ranks": order.ranks, "gpus": list(order.gpus), "small": order.small,
             "large": order.large, "seconds": max(limit_s, 1.0),
@@ -511,11 +512,11 @@ class Engines:
 
     # --- One test.
 
-    def takes(self, order: CollectiveOrder) -> bool:
+    def keeps_listener(self, order: CollectiveOrder) -> bool:
         """Whether the head's listener stays open: rank 0 takes it over or needs no port."""
         if order.engine != TORCH:
             return True
-        return self._python is not None and self._python.takes(order.head.port)
+        return self._python is not None and self._python.keeps_listener(order.head.port)
 
     def run(self, order: CollectiveOrder, stop: threading.Event) -> tuple[RankResult, ...]:
         """Run this node's ranks of a test of torch or nccl-tests, and leave no process.

@@ -213,7 +213,6 @@ class _SessionPart(_ProgramPart):
         """Run the session to its end, which is the end of this program."""
         config, supervisor = self.config, self.supervisor
         inner = replace(self._inner, limit_s=max(1, int(supervisor.left_s) - _SOONER_S))
-
         try:
             ended = session.run(
                 supervisor,
@@ -236,9 +235,8 @@ class _SessionPart(_ProgramPart):
             rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
             how = "timed out" if ended.rc is None else f"exit status {ended.rc}"
             detail = f": {rows[-1][:200]}" if rows else ""
-            print(
-                f"the session of {config.user} ended ({how}){detail}", file=sys.stderr, flush=True
-            )
+            message = f"the session of {config.user} ended ({how}){detail}"
+            print(message, file=sys.stderr, flush=True)
         self.leave(0 if self._has_refused else 1)
 
     def _relay_answer(self, text: str) -> None:
@@ -264,10 +262,8 @@ class _SessionPart(_ProgramPart):
             return
         elif isinstance(answer, CollectiveAnswer) and answer.port_holder:
             # Root can see which program has the port.
-            answer = replace(
-                answer,
-                port_holder=_foreign_holder(self._heads[answer.number]) or answer.port_holder,
-            )
+            port_holder = _foreign_holder(self._heads[answer.number]) or answer.port_holder
+            answer = replace(answer, port_holder=port_holder)
         if len(wire.line(self.config.nonce, name, answer)) > _LONGEST:
             return
         if isinstance(answer, Hello):
@@ -349,13 +345,13 @@ class _NodePart(_ProgramPart):
     def _greet_and_work(self) -> None:
         login = session.name_of(os.geteuid())
         try:
-            hello = self._look(login)
+            hello = self._make_hello(login)
         except Exception as problem:  # noqa: BLE001 - the hello reports it
             hello = _no_hello(login, bug_text(problem))
         self._greet(hello)
         self._work()
 
-    def _look(self, login: str) -> Hello:
+    def _make_hello(self, login: str) -> Hello:
         """Start the listeners, and find the engines of this node."""
         self._addresses = local_addresses()
         self._listeners = listeners = SmokeListeners(self.config.ports)
@@ -410,21 +406,19 @@ class _NodePart(_ProgramPart):
         if isinstance(order, PairOrder):
             return run_pair(order, self._addresses, self._listeners, job.stop)
         if order.engine == orders.RING:
-            return CollectiveAnswer(
-                order.number, "", (run_ring(order, self._listeners, job.stop),)
-            )
-        port, released = order.head.port, False
+            rank = run_ring(order, self._listeners, job.stop)
+            return CollectiveAnswer(order.number, "", (rank,))
+        port, is_closed = order.head.port, False
         if order.first == 0 and port in self._listeners.ports:
             # Rank 0 is here, and listens there itself.
             self._lent.add(port)
-            released = not self._engines.takes(order)
-            self._listeners.lend(port, is_shared=not released)
+            is_closed = not self._engines.keeps_listener(order)
+            self._listeners.lend(port, is_shared=not is_closed)
         try:
             ranks = self._engines.run(order, job.stop)
-            in_use = released and any(_IN_USE.search(rank.error) for rank in ranks)
-            return CollectiveAnswer(
-                order.number, "", ranks, _foreign_holder(port) if in_use else ""
-            )
+            is_in_use = is_closed and any(_IN_USE.search(rank.error) for rank in ranks)
+            port_holder = _foreign_holder(port) if is_in_use else ""
+            return CollectiveAnswer(order.number, "", ranks, port_holder)
         finally:
             if not job.answered:
                 self._reclaim_ports(_TAKE_S)

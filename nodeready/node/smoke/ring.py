@@ -115,7 +115,7 @@ class RingRank:
         self._told_by: tuple[int, int] | None = None
         # Times: of the last bytes received, of the last bytes sent, of the last beat received, of
         # the last look at the kernel's counters.
-        self._received_at = self._sent_at = self._beat_at = self._looked_at = 0.0
+        self._received_at = self._sent_at = self._beat_at = self._counters_at = 0.0
         # When this process ran last, and the seconds for which it did not.
         self._ticked_at, self.still_s = deadline.began, 0.0
         self._awaited = self.previous
@@ -330,8 +330,8 @@ class RingRank:
             message = self._silence(self._patience_s)
         if message:
             raise RingFailure(message, self.previous)
-        if now_s > self._looked_at + SLICE_S:
-            self._look_at_kernel(now_s)
+        if now_s > self._counters_at + SLICE_S:
+            self._read_counters(now_s)
             message = self._unacknowledged(_STUCK_S)
             if message:
                 raise RingFailure(message, self.next)
@@ -416,9 +416,9 @@ class RingRank:
             return f"{self._previous_name} did not connect in {seconds:.1f} s"
         return f"{self._previous_name} sent nothing for {seconds:.1f} s in {self.phase}"
 
-    def _look_at_kernel(self, now_s: float) -> None:
+    def _read_counters(self, now_s: float) -> None:
         """Read the kernel's counters of the path to the next rank."""
-        self._looked_at = now_s
+        self._counters_at = now_s
         info = tcp_info(self._out)
         if not info:
             return
@@ -513,7 +513,7 @@ class RingRank:
         steps = max(1, 2 * (world - 1))
         self._step_total = max(1, math.ceil(order.large / world))
         self._total, self._began = steps * self._step_total, time.monotonic()
-        self._look_at_kernel(self._began)
+        self._read_counters(self._began)
         self._acknowledged_before = self._acknowledged
         count = math.ceil(self._step_total / BLOCK)
 

@@ -104,7 +104,7 @@ class Engines:
         self.supervisor = supervisor
     def close(self):
         pass
-    def takes(self, order):
+    def keeps_listener(self, order):
         return False
     def run(self, order, stop):
         began = time.monotonic()
