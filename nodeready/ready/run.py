@@ -199,11 +199,9 @@ def _replies(
     replies = []
     for name in task.policies:
         value = results.get((name, _SNAPSHOT))
-        reply = (
-            SnapshotReply(name)
-            if value is None or isinstance(value, Proved)
-            else SnapshotReply.of(name, value)
-        )
+        reply = SnapshotReply(name)
+        if value is not None and not isinstance(value, Proved):
+            reply = SnapshotReply.of(name, value)
         if reply.kind == LATE:
             # The node is connected: every subject is unknown.
             unknown = snapshot.unknown_snapshot(reason, snapshot.probes(task.subjects))

@@ -13,13 +13,8 @@ from nodeready.smoke.knowledge import PAIR, SmokeSuspect
 from nodeready.subjects.json_types import Count, Moment, Name, Positive
 
 #: The statuses of a node, worst first; see `SmokeNode.status`.
-SUSPECT, UNREACHABLE, UNTESTED, WARNED, PASSED = NODE_STATUSES = (
-    "suspect",
-    "unreachable",
-    "untested",
-    "warned",
-    "passed",
-)
+NODE_STATUSES = ("suspect", "unreachable", "untested", "warned", "passed")
+SUSPECT, UNREACHABLE, UNTESTED, WARNED, PASSED = NODE_STATUSES
 
 
 @dataclass(frozen=True)

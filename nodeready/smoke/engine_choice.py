@@ -78,12 +78,9 @@ def choose(
     kind = next(by_majority, None) or max(kinds, key=lambda kind: len(engines[kind]))
     usable, fallback_reason = engines[kind], ""
     if kind != kinds[0]:
-        lacks = Counter(
-            _missing_reason(hello, kinds[0])
-            for name, hello in able.items()
-            if name not in engines[kinds[0]]
-        )
-        fallback_reason = lacks.most_common(1)[0][0]
+        lacking = [hello for name, hello in able.items() if name not in engines[kinds[0]]]
+        reasons = Counter(_missing_reason(hello, kinds[0]) for hello in lacking)
+        fallback_reason = reasons.most_common(1)[0][0]
     excluded |= {n: _missing_reason(hello, kind) for n, hello in able.items() if n not in usable}
     excluded |= _other_versions(usable)
     chosen = [name for name in usable if name not in excluded]

@@ -11,15 +11,8 @@ from nodeready.subjects.json_types import Count, Name
 NODE, GPU, PAIR, SCALE = KINDS = ("node", "gpu", "pair", "scale")
 
 #: The purposes of a test.
-ALONE, GROUP, HALF, CONFIRM, MERGE, SWEEP, CONTROL = (
-    "alone",
-    "group",
-    "half",
-    "confirm",
-    "merge",
-    "sweep",
-    "control",
-)
+ALONE, GROUP, HALF, CONFIRM = "alone", "group", "half", "confirm"
+MERGE, SWEEP, CONTROL = "merge", "sweep", "control"
 
 
 @dataclass(frozen=True)
@@ -185,15 +178,13 @@ class Knowledge:
         if kind != GPU and members <= excluded:
             return
         pairs = [suspect for suspect in self.suspects if suspect.kind == PAIR]
-        if kind == PAIR and (
-            members & excluded or any({*pair.nodes} == members for pair in pairs)
-        ):
+        is_known = any({*pair.nodes} == members for pair in pairs)
+        if kind == PAIR and (is_known or members & excluded):
             return
         if kind == NODE:
             # A node that fails with all nodes explains its pairs.
             self.remove(pair for pair in pairs if members & {*pair.nodes})
-        suspect = SmokeSuspect(kind, self.sorted(nodes), tuple(sorted(gpus)), evidence)
-        self.suspects.append(suspect)
+        self.suspects.append(SmokeSuspect(kind, self.sorted(nodes), tuple(sorted(gpus)), evidence))
         for name in nodes:
             self.doubts.pop(name, None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from nodeready.node.smoke.orders import RING
 from nodeready.smoke import document
@@ -66,7 +67,7 @@ def smoke(
         run.interrupt()
     finally:
         nodes.close()
-    return run.document(started)
+    return run.report(started)
 
 
 class _SmokeRun:
@@ -207,39 +208,18 @@ class _SmokeRun:
         if not was_ended:
             transport.end()
 
-    def document(self, started: str) -> document.SmokeReport:
+    def report(self, started: str) -> document.SmokeReport:
         """The document of what is known."""
-        nodes, task, choice = self.nodes, self.task, self.nodes.choice
-        result = self.knowledge.result()
+        task, choice, result = self.task, self.nodes.choice, self.knowledge.result()
         floors = {
             name: Floor(policy.smoke_min_gbps, policy.smoke_min_node_gbps)
             for name, policy in task.policies.items()
         }
-        suspects = [
-            SmokeSuspect(suspect.kind, suspect.nodes, suspect.gpus, self._evidence(suspect))
-            for suspect in result.suspects
-        ]
+        suspects = [replace(s, evidence=self._evidence(s)) for s in result.suspects]
         blamed = {name for suspect in suspects for name in suspect.blamed}
         slow = below_floor(self.knowledge.finished, floors, blamed)
         suspects += [SmokeSuspect(NODE, (name,), (), evidence) for name, evidence in slow.items()]
         blamed |= slow.keys()
-        rows = []
-        for name in task.policies:
-            status, reason = self._status(name, blamed, result)
-            snapshots = nodes.snapshots(name)
-            warnings = regressions(*snapshots) if len(snapshots) == 2 else ()
-            if warnings and status == document.PASSED:
-                status = document.WARNED
-            takes_part = name in nodes.names
-            rows.append(
-                document.SmokeNode(
-                    name, status, reason,
-                    ranks=self._rank_count(name) if takes_part else 0,
-                    gpus=nodes.gpus.get(name, ()) if takes_part else (),
-                    engine=nodes.engine(name, choice.kind),
-                    warnings=warnings, slots=nodes.slots(name),
-                )
-            )  # fmt: skip
         return document.SmokeReport(
             started=started,
             finished=utc_now(),
@@ -251,14 +231,31 @@ class _SmokeRun:
             tests=result.tests,
             single_node_tests=sum(len(test.nodes) == 1 for test, _ in self.knowledge.finished),
             rounds=self.rounds.count,
-            nodes=tuple(rows),
+            nodes=tuple(self._node(name, blamed, result) for name in task.policies),
             suspects=tuple(suspects),
             links=links(self.knowledge.finished, floors),
             stopped=self.stopped,
         )
 
+    def _node(self, name: str, blamed: set[str], result: SearchResult) -> document.SmokeNode:
+        """A node's row of the document."""
+        nodes = self.nodes
+        status, reason = self._status(name, blamed, result)
+        snapshots = nodes.snapshots(name)
+        warnings = regressions(*snapshots) if len(snapshots) == 2 else ()
+        if warnings and status == document.PASSED:
+            status = document.WARNED
+        takes_part = name in nodes.names
+        return document.SmokeNode(
+            name, status, reason,
+            ranks=self._rank_count(name) if takes_part else 0,
+            gpus=nodes.gpus.get(name, ()) if takes_part else (),
+            engine=nodes.engine(name, nodes.choice.kind),
+            warnings=warnings, slots=nodes.slots(name),
+        )  # fmt: skip
+
     def _evidence(self, suspect: SmokeSuspect) -> tuple[str, ...]:
-        """Lost connections, the evidence of the search, and what another engine shows."""
+        """Lost connections, the evidence of the search, and the result of another engine."""
         losses = [self.channels.lost[n] for n in suspect.nodes if n in self.channels.lost]
         controls = (self.controls.get(suspect, ""), self.common_control)
         lost = (f"lost: {loss.reason}" for loss in losses)

@@ -110,6 +110,8 @@ def whole_bytes(head: bytes) -> int | None:
     layouts = {b"\x01": ("I", 0x1C, 0x2A, "IIII", 4), b"\x02": ("Q", 0x20, 0x36, "QQQQ", 8)}
     if head[:4] != b"\x7fELF" or head[4:5] not in layouts:
         return None
+    # The type of an offset; the places of the table's offset and of its rows' size and number; a
+    # row's fields, and their place in it.
     word, at_table, at_size, fields, at_offset = layouts[head[4:5]]
     order = ">" if head[5:6] == b"\x02" else "<"
     try:

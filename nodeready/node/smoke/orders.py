@@ -21,16 +21,9 @@ TORCH, NCCL_TESTS, RING = ENGINES = ("torch", "nccl-tests", "ring")
 #: The phases of a rank, in order. ``compute``: a product of matrices on its own GPU, ``init``: the
 #: rendezvous and the process group, ``large``: the all_reduce whose bandwidth counts.
 PHASES = (
-    "start",
-    "compute",
-    "init",
-    "barrier",
-    "all_reduce",
-    "all_gather",
-    "send_recv",
-    "large",
+    "start", "compute", "init", "barrier", "all_reduce", "all_gather", "send_recv", "large",
     "done",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
