@@ -90,68 +90,66 @@ class _ToolCall:
 def _tool_calls(output: Output) -> dict[str, _ToolCall]:
     """The calls of the tool, by name."""
     mark = re.escape(f"@{output.nonce}")
-    runs = {}
+    calls = {}
     for section in re.split(rf"^{mark} run ", output.text, flags=re.M)[1:]:
         name, _, body = section.partition("\n")
-        ended = re.search(rf"^{mark} ran ([0-9]{{1,3}})\s*\Z", body, re.M)
-        printed = body[: ended.start()] if ended else body
-        runs[name] = _ToolCall(printed, int(ended[1]) if ended else None)
-    return runs
+        end = re.search(rf"^{mark} ran ([0-9]{{1,3}})\s*\Z", body, re.M)
+        printed = body[: end.start()] if end else body
+        calls[name] = _ToolCall(printed, int(end[1]) if end else None)
+    return calls
 
 
-def _call_failure(name: str, call: str, run: _ToolCall | None, output: Output) -> Tool | None:
-    """The tool's failure, where this call failed; else None."""
-    if run is None or run.status is None:
+def _call_failure(tool: str, name: str, call: _ToolCall | None, output: Output) -> Tool | None:
+    """The tool's failure, where the call of this name failed; else None."""
+    if call is None or call.status is None:
         if output.truncated:
-            return Tool(name, "nonsense", "its output is too long")
-        return Tool(name, "timed out", call)
-    if run.status != 0 and not (call == "rocm" and run.status in (1, 2) and cards(run.printed)):
-        # For each value that a board lacks, rocm-smi sets its exit status and continues.
-        return Tool(name, "failed", f"exit status {run.status}: {run.last_line}"[:160])
-    devices = cards(run.printed) if call == "rocm" else list(entries(run.printed))
-    return None if devices else Tool(name, "nonsense", run.printed.strip()[:160])
+            return Tool(tool, "nonsense", "its output is too long")
+        return Tool(tool, "timed out", name)
+    devices = cards(call.printed) if name == "rocm" else list(entries(call.printed))
+    # For each value that a board lacks, rocm-smi sets its exit status and continues.
+    if call.status != 0 and not (name == "rocm" and call.status in (1, 2) and devices):
+        return Tool(tool, "failed", f"exit status {call.status}: {call.last_line}"[:160])
+    return None if devices else Tool(tool, "nonsense", call.printed.strip()[:160])
 
 
 #: The answer of a version without this command, and of a board without such links.
 _NO_LINKS = re.compile(r"not supported|not_supported|invalid choice|unrecognized|usage:|N/A", re.I)
 
 
-def _links_error(runs: Mapping[str, _ToolCall], output: Output) -> str:
-    """Why the tool could not read the links; "" where it read them, or where there are none."""
-    run = runs.get("xgmi")
-    if run is None or (run.status is None and list(entries(run.printed))):
+def _links_error(call: _ToolCall | None) -> str:
+    """Why ``amd-smi xgmi`` could not read the links; "" where it read them, or where there are
+    none.
+    """
+    if call is None or call.status == 0:
         return ""
-    if run.status is None:
-        return "amd-smi xgmi timed out"
-    if run.status == 0 or _NO_LINKS.search(run.printed):
+    if call.status is None:
+        return "" if list(entries(call.printed)) else "amd-smi xgmi timed out"
+    if _NO_LINKS.search(call.printed):
         return ""
-    return f"amd-smi xgmi: {run.last_line or f'exit status {run.status}'}"[:80]
+    return f"amd-smi xgmi: {call.last_line or f'exit status {call.status}'}"[:80]
 
 
-def _tool(output: Output, before: str, runs: Mapping[str, _ToolCall]) -> Tool:
+def _tool(output: Output, before: str, calls: Mapping[str, _ToolCall]) -> Tool:
     """The tool and its state; a failure of ``xgmi`` alone does not count."""
-    have = re.findall(r"^have=(amd-smi|rocm-smi)$", before, re.M)
-    if not have:
+    installed = re.findall(r"^have=(amd-smi|rocm-smi)$", before, re.M)
+    if not installed:
         # Without its first line, the section ended before its search for a tool.
-        unshown_gpus = output.rc is None and not output.truncated
-        return Tool("amd-smi", "timed out" if unshown_gpus else "missing")
-    name = have[0]
-    stuck = re.search(r"^stuck=([0-9]+)$", before, re.M)
-    if stuck:
+        timed_out = output.rc is None and not output.truncated
+        return Tool("amd-smi", "timed out" if timed_out else "missing")
+    name = installed[0]
+    if stuck := re.search(r"^stuck=([0-9]+)$", before, re.M):
         return Tool(name, "stuck", f"process {stuck[1]} hangs in the kernel")
     if re.search(r"^module=no$", before, re.M):
         return Tool(name, "failed", "the kernel module amdgpu is not loaded")
     for call in ("static", "metric") if name == "amd-smi" else ("rocm",):
-        failure = _call_failure(name, call, runs.get(call), output)
-        if failure:
+        if failure := _call_failure(name, call, calls.get(call), output):
             return failure
     return Tool(name, "ok")
 
 
 def _driver(before: str) -> str | None:
     """The version of amdgpu when it comes from ROCm; "in-tree" when it is the kernel's own."""
-    version = re.search(r"^version=(.+)$", before, re.M)
-    if version:
+    if version := re.search(r"^version=(.+)$", before, re.M):
         return version[1].strip()
     loaded = before.startswith("have=") and not re.search(r"^module=no$", before, re.M)
     return "in-tree" if loaded else None
@@ -160,14 +158,15 @@ def _driver(before: str) -> str | None:
 def parse(output: Output) -> tuple[tuple[AmdGpu, ...], Tool, str | None]:
     """The devices, the tool with its state, and the driver's version."""
     before = re.split(rf"^@{re.escape(output.nonce)} run ", output.text, maxsplit=1, flags=re.M)[0]
-    runs = _tool_calls(output)
-    tool = _tool(output, before, runs)
+    calls = _tool_calls(output)
+    tool = _tool(output, before, calls)
     kfd = parse_kfd(before)
-    if "rocm" in runs:
-        gpus = tuple(parse_rocm_smi(runs["rocm"].printed, kfd))
+    if "rocm" in calls:
+        gpus = tuple(parse_rocm_smi(calls["rocm"].printed, kfd))
     else:
         static, metric, xgmi = (
-            runs[call].printed if call in runs else "" for call in ("static", "metric", "xgmi")
+            calls[name].printed if name in calls else "" for name in ("static", "metric", "xgmi")
         )
-        gpus = tuple(parse_amd_smi(static, metric, xgmi, kfd, _links_error(runs, output)))
+        links_error = _links_error(calls.get("xgmi"))
+        gpus = tuple(parse_amd_smi(static, metric, xgmi, kfd, links_error))
     return gpus, tool, _driver(before)

@@ -44,25 +44,20 @@ def hottest_sensor(
 
     The first sensor at its limit; else the first with a limit; else the first with a reading.
     """
-    readings = [(observed, limit) for observed, limit in sensors if observed is not None]
-    limited = [(observed, limit) for observed, limit in readings if limit is not None]
-    hot = [(observed, limit) for observed, limit in limited if observed >= limit]
+    readings = [(degrees, limit) for degrees, limit in sensors if degrees is not None]
+    limited = [(degrees, limit) for degrees, limit in readings if limit is not None]
+    hot = [(degrees, limit) for degrees, limit in limited if degrees >= limit]
     return next(iter(hot or limited or readings), (None, None))
-
-
-_COMPUTE_PARTITION = (
-    "partition/accelerator_partition",
-    "partition/compute_partition",
-    "compute partition",
-)
 
 
 def partition_modes(reader: Reader) -> str | None:
     """``SPX/NPS1``: how compute units and memory are divided."""
-    compute = text(reader.raw(*_COMPUTE_PARTITION))
-    memory = text(reader.raw("partition/memory_partition", "memory partition"))
-    words = [word for word in (compute, memory) if word and re.fullmatch("[A-Z]{2,4}[0-9]?", word)]
-    return "/".join(words) or None
+    compute = reader.raw(
+        "partition/accelerator_partition", "partition/compute_partition", "compute partition"
+    )
+    memory = reader.raw("partition/memory_partition", "memory partition")
+    words = [text(value) or "" for value in (compute, memory)]
+    return "/".join(word for word in words if re.fullmatch("[A-Z]{2,4}[0-9]?", word)) or None
 
 
 #: Boards of the years before the list of Instincts: MI50 and MI60 (pci.ids).
@@ -88,8 +83,7 @@ _FIELDS = {
 
 def unread_fields(reader: Reader) -> tuple[tuple[str, str], ...]:
     """The values that the tool could not read, by the fields of `Gpu`."""
-    fields = [(_FIELDS.get(name, name), text) for name, text in reader.unread]
-    return tuple(dict.fromkeys(fields))
+    return tuple(dict.fromkeys((_FIELDS.get(name, name), words) for name, words in reader.unread))
 
 
 #: How the device ids of a processor's own graphics begin (Linux' amdgpu_drv.c, AMD_IS_APU). The

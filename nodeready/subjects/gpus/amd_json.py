@@ -151,7 +151,7 @@ def number(value: Any) -> float | None:
 
 
 def whole_number(value: Any) -> int | None:
-    """A count; None for anything else, and for less than nothing."""
+    """A whole number from 0 on; None for anything else."""
     parsed = number(value)
     return int(parsed) if parsed is not None and parsed >= 0 else None
 
@@ -175,7 +175,7 @@ def degrees(value: Any) -> int | None:
 
 
 def limit(value: Any) -> int | None:
-    """Degrees Celsius of a limit; None for 0, a limit that is not set, and beyond 200."""
+    """The degrees of a limit; None for 0, a limit that is not set, and beyond 200."""
     return degrees(value)
 
 
@@ -209,13 +209,13 @@ def address(value: Any) -> str:
     return pci_address(text(value) or "") or ""
 
 
-def parse_name(value: Any) -> str | None:
-    """A name; None for words of an error, too."""
-    return None if _FAILED.match(text(value) or "") else text(value)
-
-
 _FAILED = re.compile(
     r"AMDSMI_|RSMI_|(an? )?unknown error|err(or)?\b|failed|unable|insufficient|not supported"
     r"|get_\w+,",
     re.I,
 )
+
+
+def parse_name(value: Any) -> str | None:
+    """A name; None for words of an error, too."""
+    return None if _FAILED.match(text(value) or "") else text(value)

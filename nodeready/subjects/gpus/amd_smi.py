@@ -183,7 +183,10 @@ def _unread_links(gpu: Gpu) -> str:
 
 
 def _sensor(reader: Reader, kind: str, old: str) -> tuple[int | None, int | None]:
-    """The degrees of one sensor of amd-smi, and where that sensor slows the GPU down."""
+    """The degrees of one sensor of amd-smi, and the degrees at which it slows the GPU down.
+
+    old: the sensor's name in the limits of version 23
+    """
     field = "memory_temperature_c" if kind == "mem" else "temperature_c"
     name = "vram" if kind == "mem" else kind
     return (
@@ -208,6 +211,7 @@ def _gpu(static: Json, metric: Json, kfd: Kfd, links: Mapping[str, Any]) -> AmdG
     )
     memory, memory_max = _sensor(reader, "mem", "vram")
     throttle, throttled = _throttle(reader)
+    level = performance_level(reader.raw("perf_level"))
     width = reader.get(
         "pcie_width", lanes, *(f"pcie/{key}" for key in ("width", "current_lanes", "pcie_lanes"))
     )
@@ -226,10 +230,7 @@ def _gpu(static: Json, metric: Json, kfd: Kfd, links: Mapping[str, Any]) -> AmdG
         vbios=reader.get(
             "vbios",
             parse_name,
-            "vbios/part_number",
-            "vbios/version",
-            "ifwi/part_number",
-            "ifwi/version",
+            *(f"{chip}/{key}" for chip in ("vbios", "ifwi") for key in ("part_number", "version")),
         ),
         memory_total_mb=reader.get(
             "memory_total_mb", megabytes, "mem_usage/total_vram", "mem_usage/vram", "vram/size"
@@ -250,8 +251,8 @@ def _gpu(static: Json, metric: Json, kfd: Kfd, links: Mapping[str, Any]) -> AmdG
             lanes,
             *(f"bus/{key}" for key in ("max_pcie_width", "max_pcie_lanes", "pcie_lanes")),
         ),
-        throttle=throttle + performance_level(reader.raw("perf_level")),
-        throttled=True if performance_level(reader.raw("perf_level")) else throttled,
+        throttle=throttle + level,
+        throttled=True if level else throttled,
         temperature_c=temperature,
         temperature_slowdown_c=slowdown,
         memory_temperature_c=memory,
@@ -282,15 +283,13 @@ def parse_amd_smi(
     """
     metrics = {whole_number(entry.get("gpu")): entry for entry in entries(metric)}
     links = _links(xgmi)
-    observed = set()
+    addresses = set()
     for entry in entries(static):
         gpu = _gpu(entry, metrics.get(whole_number(entry.get("gpu")), {}), kfd, links)
-        reason = links_error or _unread_links(gpu)
-        if reason:
-            gpu = replace(gpu, unread=(*gpu.unread, ("links", reason)))
-        if gpu.pci_address in observed or whole_number(
-            value_at(entry, "partition", "partition_id")
-        ):
+        later_partition = whole_number(value_at(entry, "partition", "partition_id"))
+        if gpu.pci_address in addresses or later_partition:
             continue
-        observed.add(gpu.pci_address)
+        addresses.add(gpu.pci_address)
+        if reason := links_error or _unread_links(gpu):
+            gpu = replace(gpu, unread=(*gpu.unread, ("links", reason)))
         yield gpu

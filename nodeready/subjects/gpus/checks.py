@@ -79,8 +79,7 @@ def present(observed: Gpus, policy: Policy) -> Result:
             else "install or load the driver"
         )
         return fail(check, expectation, first_few(words), _PCI, fix)
-    hidden = unshown_reason(observed)
-    if hidden:
+    if hidden := unshown_reason(observed):
         return unknown(check, hidden)
     return ok(check, expectation, f"{len(gpus) or len(observed.gpus)} GPUs", _PCI)
 
@@ -94,38 +93,29 @@ def tool(observed: Gpus, policy: Policy) -> Result:
     here.
     """
     check, expectation = "gpus.tool", "the vendor's tool answers"
-    reason = no_gpu_reason(observed)
-    if reason:
+    if reason := no_gpu_reason(observed):
         return na(check, reason)
     vendors = [vendor for vendor in DRIVERS if expected_gpus(observed, vendor)]
-    tools = [(vendor, vendor_tool_of(observed, vendor)) for vendor in vendors]
-    broken = [
-        vendor_tool
-        for _, vendor_tool in tools
-        if vendor_tool.state in ("stuck", "timed out", "failed")
-    ]
+    tools = {vendor: vendor_tool_of(observed, vendor) for vendor in vendors}
+    broken = [tool for tool in tools.values() if tool.state in ("stuck", "timed out", "failed")]
     if broken:
-        words = [
-            f"{vendor_tool.name} {vendor_tool.state}: {vendor_tool.detail}".rstrip(": ")
-            for vendor_tool in broken
-        ]
-        stuck = any(vendor_tool.state == "stuck" for vendor_tool in broken)
+        text = "; ".join(tool.state_text for tool in broken)
+        stuck = any(tool.state == "stuck" for tool in broken)
         fix = "reboot the node: it cannot be ended" if stuck else "run it by hand; see dmesg"
-        return fail(check, expectation, "; ".join(words), broken[0].name, fix)
-    for vendor, vendor_tool in tools:
+        return fail(check, expectation, text, broken[0].name, fix)
+    for vendor, vendor_tool in tools.items():
         if vendor_tool.state == "missing":
             text = f"{vendor_tool.name} is not installed"
             return warn(check, expectation, text, vendor_tool.name, _PACKAGES[vendor])
-    for _, vendor_tool in tools:
+    for vendor_tool in tools.values():
         if not vendor_tool.works:
             return unknown(check, f"{vendor_tool.name}: {vendor_tool.state}: {vendor_tool.detail}")
     stray_fields = {
         field for gpu in observed.gpus for field, _ in gpu.unread if field.startswith("tool ")
     }
-    unreadable = unreadable_gpus(observed, stray_fields)
-    if unreadable:
+    if unreadable := unreadable_gpus(observed, stray_fields):
         return unknown(check, findings_text(unreadable))
-    names = [f"{vendor_tool.name} {vendor_tool.detail}".strip() for _, vendor_tool in tools]
+    names = [f"{tool.name} {tool.detail}".strip() for tool in tools.values()]
     return ok(check, expectation, ", ".join(names))
 
 
@@ -160,10 +150,8 @@ def model(observed: Gpus, policy: Policy) -> Result:
     def find_problem(gpu: Gpu) -> str:
         return "" if policy.gpu_model in ("", gpu.model) else str(gpu.model)
 
-    expectation = policy.gpu_model or "any"
-    return judge_each(
-        "gpus.model", observed, expectation, "model", find_problem, absent="no tool names a model"
-    )
+    expectation, absent = policy.gpu_model or "any", "no tool names a model"
+    return judge_each("gpus.model", observed, expectation, "model", find_problem, absent=absent)
 
 
 @check(
@@ -235,21 +223,18 @@ def ecc_mode(observed: Gpus, policy: Policy) -> Result:
     check, expectation = "gpus.ecc_mode", policy.gpu_ecc
     if expectation == "any":
         return na(check, "gpu_ecc is 'any'")
-    by_default, expectation = (
-        expectation == "default",
-        "on" if expectation == "default" else expectation,
-    )
+    by_default = expectation == "default"
+    if by_default:
+        expectation = "on"
 
     def find_problem(gpu: Gpu) -> str:
         if by_default and _DELIVERED_WITHOUT_ECC.search(gpu.model or ""):
             return ""
         return _not_kept(expectation, gpu.ecc, gpu.ecc_pending)
 
-    amd = all(
-        gpu.vendor == "amd" for gpu in observed.gpus if gpu.ecc is not None and find_problem(gpu)
-    )
+    faulty = [gpu for gpu in observed.gpus if gpu.ecc is not None and find_problem(gpu)]
     fix = f"nvidia-smi -e {int(expectation == 'on')}, then reset the GPU or reboot"
-    fix = _AMD_ECC if amd else fix
+    fix = _AMD_ECC if all(gpu.vendor == "amd" for gpu in faulty) else fix
     absent = "these GPUs have no ECC"
     reads = ("ecc", "ecc_pending")
     return judge_each(
@@ -286,11 +271,7 @@ def persistence(observed: Gpus, policy: Policy) -> Result:
 _DIVIDE = "amd-smi set --compute-partition MODE and --memory-partition MODE, when no job runs"
 
 
-@check(
-    "gpus.mig",
-    settings=("gpu_mig",),
-    fix=("nvidia-smi -mig INT, when no job runs", _DIVIDE),
-)
+@check("gpus.mig", settings=("gpu_mig",), fix=("nvidia-smi -mig INT, when no job runs", _DIVIDE))
 def mig(observed: Gpus, policy: Policy) -> Result:
     """MIG is as the policy has it, now and after the next reset: it splits a GPU into several.
 
@@ -306,9 +287,7 @@ def mig(observed: Gpus, policy: Policy) -> Result:
             for gpu in observed.amd
             if isinstance(gpu, AmdGpu) and gpu.partition is not None
         )
-        return warn(
-            check, "one mode on all GPUs", text, vendor_tool_of(observed, "amd").name, _DIVIDE
-        )
+        return warn(check, "one mode on all GPUs", text, observed.amd_tool.name, _DIVIDE)
     if expectation == "any":
         return na(check, "gpu_mig is 'any'")
 

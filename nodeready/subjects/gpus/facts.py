@@ -70,13 +70,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:
 
 PROBE = Probe(
     "gpus",
-    (
-        SECTION,
-        nvidia.SECTION,
-        nvlink.NVLINK_SECTION,
-        amd.SECTION,
-        kernel_log.SECTION,
-    ),
+    (SECTION, nvidia.SECTION, nvlink.NVLINK_SECTION, amd.SECTION, kernel_log.SECTION),
     parse,
 )
 
@@ -97,8 +91,8 @@ def _links(gpu: Gpu) -> str | None:
     if not active:
         return None
     speeds = sorted({link.speed_gbps for link in active if link.speed_gbps is not None})
-    at = " at " + "/".join(f"{speed:g}" for speed in speeds) + " GB/s" if speeds else ""
-    return f"{len(active)}{at}"
+    text = "/".join(f"{speed:g}" for speed in speeds)
+    return f"{len(active)} at {text} GB/s" if speeds else str(len(active))
 
 
 def compared(observed: Gpus, fleet: FleetFacts = ALONE) -> dict[str, str | int | float]:

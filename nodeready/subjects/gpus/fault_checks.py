@@ -121,18 +121,16 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
     ring buffer that begins after the boot may have lost a fault: without a journal, a warning.
     """
     check, expectation = "gpus.kernel_faults", "no fault of a GPU since the boot"
-    reason = no_gpu_reason(observed)
-    if reason:
+    if reason := no_gpu_reason(observed):
         return na(check, reason)
     log = observed.kernel_log
     if not log.works:
-        return unknown(check, f"{log.name} {log.state}: {log.detail}".rstrip(": "))
+        return unknown(check, log.state_text)
     source = f"{log.name} ({log.detail})"
     # Screens, a processor's own graphics, and GPUs of guests.
-    unjudged = {gpu.address for gpu in observed.pci} - {
-        gpu.address for gpu in expected_gpus(observed)
-    }
-    unjudged -= {gpu.pci_address for gpu in observed.gpus}
+    judged = {gpu.address for gpu in expected_gpus(observed)}
+    judged |= {gpu.pci_address for gpu in observed.gpus}
+    unjudged = {gpu.address for gpu in observed.pci} - judged
     faults = [
         fault
         for fault in observed.kernel_faults
@@ -143,23 +141,13 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
         fault for fault in faults if fault.action in _NODE and not _is_cleared(observed, fault)
     ]
     if node_faults:
-        return fail(
-            check,
-            expectation,
-            faults_in_words(observed, node_faults),
-            source,
-            _fix(observed, node_faults),
-        )
+        text = faults_in_words(observed, node_faults)
+        return fail(check, expectation, text, source, _fix(observed, node_faults))
     watched = [fault for fault in faults if fault.action != xids.APPLICATION]
     if watched:
         is_mismatch = all(fault.text.startswith("NVRM: API mismatch") for fault in watched)
-        return warn(
-            check,
-            expectation,
-            faults_in_words(observed, watched),
-            source,
-            _RELOAD if is_mismatch else _VENDOR,
-        )
+        text, fix = faults_in_words(observed, watched), _RELOAD if is_mismatch else _VENDOR
+        return warn(check, expectation, text, source, fix)
     start = log.detail.partition(", which ")[2]
     start_text = f" in a log that {start}" if start else ""
     words = f"none{start_text}"

@@ -53,7 +53,8 @@ def _find_expected_gpus(observed: Gpus) -> list[PciGpu]:
             is_used = is_used or gpu.driver == "nvidia" or gpu.pci_class[:4] != _DISPLAY
         else:
             is_used = (is_used and not is_integrated(gpu.device)) or f"0x{gpu.device}" in MODELS
-        gpus += [gpu] if is_used else []
+        if is_used:
+            gpus.append(gpu)
     return gpus
 
 
@@ -79,18 +80,14 @@ def unshown_reason(observed: Gpus, vendor: str = "") -> str:
     Where the tool shows only some GPUs, `gpus.present` alone fails.
     """
     words = []
-    for name in ("nvidia", "amd"):
-        source = vendor_tool_of(observed, name)
-        if vendor not in ("", name):
+    for name in (vendor,) if vendor else DRIVERS:
+        tool = vendor_tool_of(observed, name)
+        if tool.works and any(gpu.vendor == name for gpu in observed.gpus):
             continue
-        if source.works and any(gpu.vendor == name for gpu in observed.gpus):
-            continue
-        lost = unshown_gpus(observed, name)
-        if lost:
-            state = "does not show" if source.works else f"{source.state}:"
-            detail = f" ({source.detail})" if source.detail and not source.works else ""
-            addresses = first_few([gpu.address for gpu in lost])
-            words.append(f"{source.name} {state} {addresses}{detail}")
+        if lost := unshown_gpus(observed, name):
+            state = "does not show" if tool.works else f"{tool.state}:"
+            detail = f" ({tool.detail})" if tool.detail and not tool.works else ""
+            words.append(f"{tool.name} {state} {first_few(gpu.address for gpu in lost)}{detail}")
     return "; ".join(words)
 
 
@@ -117,7 +114,8 @@ def findings_text(findings: Iterable[tuple[Gpu, str]]) -> str:
 
 def distinct_values(gpus: Iterable[Gpu], value: Callable[[Gpu], Any]) -> str:
     """The different values of these GPUs, each once."""
-    return first_few([str(v) for v in dict.fromkeys(value(gpu) for gpu in gpus) if v is not None])
+    values = dict.fromkeys(value(gpu) for gpu in gpus)
+    return first_few(str(item) for item in values if item is not None)
 
 
 def tool_names(gpus: Iterable[Gpu], observed: Gpus) -> str:
@@ -130,10 +128,9 @@ def unreadable_gpus(observed: Gpus, reads: Collection[str]) -> list[tuple[Gpu, s
     """The GPUs for which a tool could not read one of these fields, and the tool's words."""
     unread_gpus = []
     for gpu in observed.gpus:
-        words = [placeholder for field, placeholder in gpu.unread if field in reads]
-        unread_gpus += (
-            [(gpu, "its tool cannot tell: " + first_few(dict.fromkeys(words)))] if words else []
-        )
+        words = dict.fromkeys(text for field, text in gpu.unread if field in reads)
+        if words:
+            unread_gpus.append((gpu, f"its tool cannot tell: {first_few(words)}"))
     return unread_gpus
 
 
@@ -160,13 +157,12 @@ def judge_each(
     reads:        the fields that decide the verdict, if not ``field``; the result is unknown where
                   the tool could not read a field
     without:      whether a GPU's settings leave it without a value
-    bad:          makes the Result of a finding
+    make_result:  makes the Result of a finding: `fail`, or `warn`
 
     Without a finding, the result is unknown when a tool does not work, or when a GPU has no value
     where others of its model have one.
     """
-    reason = no_gpu_reason(observed)
-    if reason:
+    if reason := no_gpu_reason(observed):
         return na(check, reason)
     value = attrgetter(field) if isinstance(field, str) else field
     if isinstance(field, str):
@@ -174,13 +170,11 @@ def judge_each(
     gpus_with_value = [gpu for gpu in observed.gpus if value(gpu) is not None]
     findings = [(gpu, text) for gpu in gpus_with_value if (text := find_problem(gpu))]
     if findings:
-        at = tool_names((gpu for gpu, _ in findings), observed)
-        return make_result(check, expectation, findings_text(findings), at, fix)
-    hidden = unshown_reason(observed)
-    if hidden:
+        source = tool_names((gpu for gpu, _ in findings), observed)
+        return make_result(check, expectation, findings_text(findings), source, fix)
+    if hidden := unshown_reason(observed):
         return unknown(check, hidden)
-    unreadable = unreadable_gpus(observed, reads)
-    if unreadable:
+    if unreadable := unreadable_gpus(observed, reads):
         return unknown(check, findings_text(unreadable))
     # A GPU without a name can be of any model.
     models = {*(gpu.model for gpu in gpus_with_value), None} if gpus_with_value else set()
@@ -190,9 +184,5 @@ def judge_each(
         return unknown(check, findings_text((gpu, "its tool does not say") for gpu in silent))
     if not gpus_with_value:
         return na(check, absent)
-    return ok(
-        check,
-        expectation,
-        shown or distinct_values(gpus_with_value, value),
-        tool_names(gpus_with_value, observed),
-    )
+    text = shown or distinct_values(gpus_with_value, value)
+    return ok(check, expectation, text, tool_names(gpus_with_value, observed))

@@ -188,6 +188,11 @@ class Tool:
     def works(self) -> bool:
         return self.state == "ok"
 
+    @property
+    def state_text(self) -> str:
+        """``nvidia-smi timed out: after 20 s``."""
+        return f"{self.name} {self.state}: {self.detail}".rstrip(": ")
+
 
 @dataclass(frozen=True)
 class KernelFault:

@@ -21,9 +21,6 @@ from nodeready.subjects.result import Result, check, fail, na, ok, unknown, warn
 
 # --- Memory, bus and heat, and the driver's recovery action.
 
-#: How the reasons of the hardware for a lower clock begin.
-_HARDWARE = "hw_"
-
 
 @check("gpus.recovery", fix=("drain the node, then nvidia-smi --gpu-reset, or reboot",))
 def recovery(observed: Gpus, policy: Policy) -> Result:
@@ -46,10 +43,7 @@ _REPLACE = "replace the GPU"
 _RESET = "drain, then reset the GPU or reboot"
 
 
-@check(
-    "gpus.ecc_errors",
-    fix=("drain, reset the GPU; replace it if they come back", _REPLACE),
-)
+@check("gpus.ecc_errors", fix=("drain, reset the GPU; replace it if they come back", _REPLACE))
 def ecc_errors(observed: Gpus, policy: Policy) -> Result:
     """No uncorrectable ECC error since the driver was loaded (DeepOps, Meta's GCM).
 
@@ -75,22 +69,18 @@ def ecc_errors(observed: Gpus, policy: Policy) -> Result:
         return 0 if errors is None and find_problem(gpu) else errors
 
     fix = "drain, reset the GPU; replace it if they come back"
-    absent = "these GPUs count no ECC errors"
     return judge_each(
         "gpus.ecc_errors",
         observed,
         "0 uncorrectable",
         value,
         find_problem,
-        absent=absent,
+        absent="these GPUs count no ECC errors",
         fix=_REPLACE if any(gpu.sram_exceeded for gpu in observed.gpus) else fix,
         reads=("ecc_uncorrectable_volatile", "sram_exceeded", "ecc_deferred"),
         without=lambda gpu: gpu.ecc == "off",
         make_result=fail if any(has_failed(gpu) for gpu in observed.gpus) else warn,
     )
-
-
-_MEMORY = ("remap_pending", "remap_failed", "repair_pending", "unrepairable", "spareless_banks")
 
 
 @check("gpus.remapped_rows", fix=(_REPLACE, _RESET, "replace the GPU at the next occasion"))
@@ -125,18 +115,22 @@ def remapped_rows(observed: Gpus, policy: Policy) -> Result:
     failed = any(failures(gpu) for gpu in observed.gpus)
     is_failure = failed or any(pending(gpu) for gpu in observed.gpus)
     fix = _REPLACE if failed else _RESET if is_failure else "replace the GPU at the next occasion"
-    absent = "these GPUs remap no rows, or do not say"
-    check, expectation = "gpus.remapped_rows", "none pending, none failed"
     return judge_each(
-        check,
+        "gpus.remapped_rows",
         observed,
-        expectation,
+        "none pending, none failed",
         value,
         find_problem,
-        absent=absent,
+        absent="these GPUs remap no rows, or do not say",
         fix=fix,
         shown="none",
-        reads=_MEMORY,
+        reads=(
+            "remap_pending",
+            "remap_failed",
+            "repair_pending",
+            "unrepairable",
+            "spareless_banks",
+        ),
         # In MIG mode nvidia-smi shows no rows.
         without=lambda gpu: gpu.mig == "on",
         make_result=fail if is_failure else warn,
@@ -194,22 +188,16 @@ def _lanes(observed: Gpus, gpu: Gpu) -> int | None:
     sysfs the card's. A slot with fewer lanes than most of at least three peers is a fault.
     """
     maximum = gpu.pcie_width_max
+    if maximum is None:
+        return None
     for bus_gpu in observed.pci:
-        if bus_gpu.address == gpu.pci_address and bus_gpu.pcie_width_max and maximum is not None:
+        if bus_gpu.address == gpu.pci_address and bus_gpu.pcie_width_max:
             maximum = min(maximum, bus_gpu.pcie_width_max)
     peers = [peer.pcie_width_max for peer in observed.gpus if peer.model == gpu.model]
     peer_lanes = [lanes for lanes in peers if lanes is not None]
-    usual = max(set(peer_lanes), key=peer_lanes.count) if peer_lanes else 0
-    if (
-        maximum is not None
-        and len(peer_lanes) > _FEW_PEERS
-        and peer_lanes.count(usual) * 2 > len(peer_lanes)
-    ):
-        maximum = max(maximum, usual) if gpu.pcie_width_max != usual else maximum
-    return maximum
-
-
-_FEW_PEERS = 2
+    usual = max(set(peer_lanes), key=peer_lanes.count, default=0)
+    most_agree = len(peer_lanes) >= 3 and peer_lanes.count(usual) * 2 > len(peer_lanes)
+    return max(maximum, usual) if most_agree and gpu.pcie_width_max != usual else maximum
 
 
 def _width_problem(observed: Gpus, gpu: Gpu) -> str:
@@ -262,12 +250,11 @@ def pcie(observed: Gpus, policy: Policy) -> Result:
     aer_stats).
     """
     check, expectation = "gpus.pcie", "full width, and full speed under load"
-    if no_gpu_reason(observed):
-        return na(check, no_gpu_reason(observed))
+    if reason := no_gpu_reason(observed):
+        return na(check, reason)
     hidden = unshown_reason(observed)
     words = _narrow_on_bus(expected_gpus(observed)) if hidden else []
     fix = "reseat the GPU or its riser; look at the slot's settings"
-
     errors = {gpu.address: _aer(gpu) for gpu in expected_gpus(observed) if gpu.aer}
     fatal = any(kind == "fatal" for gpu in expected_gpus(observed) for kind, _, _ in gpu.aer)
 
@@ -280,16 +267,14 @@ def pcie(observed: Gpus, policy: Policy) -> Result:
             return "?" if find_problem(gpu) else None
         if gpu.pcie_width == gpu.pcie_width_max:
             return f"x{gpu.pcie_width}"
-        reason = (
-            " in a virtual machine" if gpu.virtual else " while idle" if _may_narrow(gpu) else ""
-        )
-        return f"x{gpu.pcie_width}{reason}"
+        if gpu.virtual:
+            return f"x{gpu.pcie_width} in a virtual machine"
+        return f"x{gpu.pcie_width} while idle" if _may_narrow(gpu) else f"x{gpu.pcie_width}"
 
     findings = [gpu for gpu in observed.gpus if find_problem(gpu)]
     is_failure = fatal or any(
         _width_problem(observed, gpu) or (_speed_problem(gpu) and not gpu.idle) for gpu in findings
     )
-    only_idle = not is_failure and not errors
     words += [f"{address}: {text}" for address, text in errors.items()]
     if words and not findings:
         make_result = fail if is_failure or len(words) > len(errors) else warn
@@ -312,7 +297,7 @@ def pcie(observed: Gpus, policy: Policy) -> Result:
             "idle",
             "virtual",
         ),
-        fix="look again under load" if only_idle else fix,
+        fix=fix if is_failure or errors else "look again under load",
         make_result=fail if is_failure else warn,
     )
 
@@ -332,7 +317,7 @@ def throttle(observed: Gpus, policy: Policy) -> Result:
         # AMD's tools do not show the absence of a reason.
         return gpu.throttle if gpu.throttle or gpu.throttled is not None else None
 
-    is_failure = any(name.startswith(_HARDWARE) for gpu in observed.gpus for name in gpu.throttle)
+    is_failure = any(name.startswith("hw_") for gpu in observed.gpus for name in gpu.throttle)
     return judge_each(
         "gpus.throttle",
         observed,
@@ -380,10 +365,9 @@ def temperature(observed: Gpus, policy: Policy) -> Result:
         return words
 
     def find_problem(gpu: Gpu) -> str:
-        degrees_left = (
-            [f"{gpu.temperature_left_c} C left to the limit"] if is_at_limit(gpu) else []
-        )
-        return ", ".join(above_limit(gpu) or degrees_left)
+        if words := above_limit(gpu):
+            return ", ".join(words)
+        return f"{gpu.temperature_left_c} C left to the limit" if is_at_limit(gpu) else ""
 
     degrees = [gpu.temperature_c for gpu in observed.gpus if gpu.temperature_c is not None]
     expectation = "below the slow-down" if limit is None else f"below {limit} C"
@@ -442,8 +426,7 @@ def device_access(observed: Gpus, policy: Policy) -> Result:
     compute mode Prohibited (nvidia-smi(1)).
     """
     check, expectation = "gpus.device_access", "readable and writable for jobs"
-    reason = no_gpu_reason(observed)
-    if reason:
+    if reason := no_gpu_reason(observed):
         return na(check, reason)
     bound = {gpu.vendor for gpu in expected_gpus(observed) if gpu.driver in ("amdgpu", "nvidia")}
     bound |= {gpu.vendor for gpu in observed.gpus}
@@ -458,25 +441,23 @@ def device_access(observed: Gpus, policy: Policy) -> Result:
     if lost and not observed.device_files:
         return unknown(check, "no device file was seen")
     barred = [gpu for gpu in observed.nvidia if gpu.compute_mode == "prohibited"]
-    closed, fixes = _inaccessible([*amd, *nvidia]), []
+    closed = _inaccessible([*amd, *nvidia])
     if lost or closed or barred:
-        fixes += [_FIX_PART] if lost else []
+        fixes = [_FIX_PART] if lost else []
         fixes += [_FIX_MODE] if barred else []
         fixes += [_FIX_AMD] if _inaccessible(amd) else []
         fixes += [_FIX_NVIDIA] if _inaccessible(nvidia) else []
         words = [f"{path} is missing" for path in lost] + closed
-        words += (
-            [findings_text((gpu, "compute mode prohibited") for gpu in barred)] if barred else []
-        )
+        if barred:
+            words.append(findings_text((gpu, "compute mode prohibited") for gpu in barred))
         return fail(check, expectation, first_few(words), "/dev", "; ".join(fixes))
-    unreadable = unreadable_gpus(observed, ("compute_mode",))
-    if unreadable:
+    if unreadable := unreadable_gpus(observed, ("compute_mode",)):
         return unknown(check, findings_text(unreadable))
     if not amd and not nvidia:
         # nvidia-modprobe makes the files when the first program needs them.
         return na(check, "no program has used a GPU since the boot")
     groups = sorted({file.gid for file in (*amd, *nvidia) if file.mode[7:9] != "rw"})
     if groups:
-        names = first_few([str(group) for group in groups])
-        return ok(check, expectation, f"for members of group {names} only", "/dev")
+        numbers = first_few(map(str, groups))
+        return ok(check, expectation, f"for members of group {numbers} only", "/dev")
     return ok(check, expectation, "for everybody", "/dev")

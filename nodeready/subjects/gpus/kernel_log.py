@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nodeready.policy import Policy
 
 NAME = "kernel log"
-#: A ring that begins later than this many seconds after the boot has lost its first lines.
+#: A ring buffer that begins later than this many seconds after the boot has lost its first lines.
 _COMPLETE_S = 5
 _TEXT = 160
 
@@ -64,7 +64,7 @@ _NAMED = r"\[[0-9]+\]:? | \([0-9]+\)|: page allocation failure| invoked oom-kill
 # - In the journal, where the later lines of a record are indented: the same rule holds.
 #
 # Lines of a device (dev_printk: driver and PCI address) and of the firmware contain no text of a
-# user. They come by the thousand beside the fault of a GPU.
+# user. Thousands of them may come with the fault of a GPU.
 #
 # A multiple of 65535 errors is no count: a device that sleeps or is gone has all ones in each
 # register (amdgpu's UMC of Radeon boards: 1048560 for 16 channels).
@@ -243,12 +243,8 @@ def _number(text: str | None) -> int:
     return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else 0
 
 
-def _last_word(line: str) -> tuple[str, str, str]:
-    return line.rpartition(" ")
-
-
 def _counted(lines: list[str]) -> tuple[tuple[int, int, str], ...]:
-    """The ``COUNT LAST TEXT`` of these lines."""
+    """Count, number of the last line, and text in each ``COUNT LAST TEXT``."""
     matches = (re.match(r"([0-9]{1,18}) ([0-9]{1,18}) (.*)", line, re.S) for line in lines)
     return tuple((int(m[1]), int(m[2]), m[3]) for m in matches if m)
 
@@ -280,7 +276,10 @@ def _scans(output: Output) -> list[_Scan]:
             else:
                 values.setdefault(name, value)
         recovered, rings = (
-            {device.lower(): _number(at) for device, _, at in map(_last_word, lists[name])}
+            {
+                device.lower(): _number(line_number)
+                for device, _, line_number in (entry.rpartition(" ") for entry in lists[name])
+            }
             for name in ("recovered", "ring")
         )
         scans.append(_Scan(source, values, _counted(lists["fault"]), recovered, rings))
@@ -340,7 +339,7 @@ def _fault(scan: _Scan, count: int, last: int, text: str) -> KernelFault | None:
     if xid:
         code = int(xid[2])
         action = action_of(code, text)
-        # A new load of the driver initialises the devices: graver faults than that outlast it.
+        # A new load of the driver repairs a fault, unless the fault needs a reboot or hands.
         over = not action or (reloaded and action not in (REBOOT, ISOLATE))
         return None if over else KernelFault("xid", code, address, text[:_TEXT], action, count)
     rule = find_rule(text)
@@ -357,8 +356,8 @@ def _fault(scan: _Scan, count: int, last: int, text: str) -> KernelFault | None:
     action = rule.after_reset if was_reset else rule.action
     if not action:
         return None
-    number = sxid_code(text) if rule.source == "sxid" else None
-    return KernelFault(rule.source, number, address, text[:_TEXT], action, count)
+    sxid = sxid_code(text) if rule.source == "sxid" else None
+    return KernelFault(rule.source, sxid, address, text[:_TEXT], action, count)
 
 
 def parse(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:

@@ -64,10 +64,9 @@ def _addresses(printed: str) -> dict[str, str]:
     addresses = {}
     for node in nodes.values():
         if node.get("gpu_id", "0") != "0" and "location_id" in node:
-            place, domain = int(node["location_id"]), int(node.get("domain", "0"))
-            addresses[node["gpu_id"]] = (
-                f"{domain & 0xFFFF:04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 31:02x}.{place & 7}"
-            )
+            location, domain = int(node["location_id"]), int(node.get("domain", "0")) & 0xFFFF
+            bus, device, function = location >> 8 & 0xFF, location >> 3 & 31, location & 7
+            addresses[node["gpu_id"]] = f"{domain:04x}:{bus:02x}:{device:02x}.{function}"
     return addresses
 
 

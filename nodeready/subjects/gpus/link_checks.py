@@ -10,14 +10,14 @@ from nodeready.subjects.gpus.findings import (
     distinct_values,
     expected_gpus,
     findings_text,
+    first_few,
     judge_each,
     no_gpu_reason,
     unreadable_gpus,
     unshown_reason,
-    vendor_tool_of,
 )
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
-from nodeready.subjects.gpus.nvlink import is_on_board, is_switched
+from nodeready.subjects.gpus.nvlink import FABRIC_JOINED, is_on_board, is_switched
 from nodeready.subjects.result import Result, check, fail, na, ok, unknown, warn
 
 # Gigabytes per second of one link: V100, A100, Hopper, Blackwell (NVIDIA's Health Validation,
@@ -29,6 +29,7 @@ _SPEEDS = (
     (re.compile(r"\bG?B[123]00\b"), 53.125),
 )
 
+#: Part of the nominal speed below which a link is slow: tools round speeds.
 _ROUNDED = 0.98
 # A bridge between two cards carries four links of each (H100 NVL and PCIe, A100 PCIe product
 # briefs: three bridges, twelve links).
@@ -52,39 +53,35 @@ def _is_fully_linked(observed: Gpus, gpu: Gpu) -> bool:
     """
     if gpu.mig == "on":
         return False
-    if observed.nvswitches or gpu.fabric_state in ("completed", "in progress"):
+    if observed.nvswitches or gpu.fabric_state in FABRIC_JOINED:
         return True
-    several = len(observed.nvidia) > 1
-    if several and is_switched(gpu):
-        return True
+    if len(observed.nvidia) == 1:
+        return False
     # A board of four P100 links each to the three others and leaves one link unused.
-    return several and not gpu.virtual and is_on_board(gpu) and "P100" not in (gpu.model or "")
+    is_full_board = not gpu.virtual and is_on_board(gpu) and "P100" not in (gpu.model or "")
+    return is_switched(gpu) or is_full_board
 
 
 def _down(observed: Gpus, gpu: Gpu) -> str:
+    """The links of the GPU that are down and should be up, in words; "": none."""
     down = [link.index for link in gpu.links if link.state == "inactive"]
     if gpu.vendor == "amd":
         return f"{len(down)} of {len(gpu.links)} links down" if down else ""
     if any(field == "links" for field, _ in gpu.unread):
         return ""
+    fully_linked = _is_fully_linked(observed, gpu)
     if not _active(gpu) and gpu.mig != "on" and is_on_board(gpu):
         # Even a part of a board in a virtual machine has links between its GPUs.
-        return (
-            "all links inactive"
-            if _is_fully_linked(observed, gpu) or len(observed.nvidia) > 1
-            else ""
-        )
-    if not _is_fully_linked(observed, gpu):
+        return "all links inactive" if fully_linked or len(observed.nvidia) > 1 else ""
+    if not fully_linked:
         return ""
     if not gpu.links:
         return "all links inactive"
-    names = ", ".join(str(index) for index in down[:4])
-    names += f" and {len(down) - 4} more" if len(down) > 4 else ""
-    return f"link {names} inactive" if down else ""
+    return f"link {first_few(map(str, down))} inactive" if down else ""
 
 
 def _nominal_speed(observed: Gpus, gpu: Gpu) -> float:
-    """The nominal speed of the model's links, rounded down a little; 0 where it is unknown.
+    """The speed below which a link of this model is slow; 0 where it is unknown.
 
     Where the GPUs of a node have different names, the names are the finding.
     """
@@ -117,13 +114,13 @@ def _slow_links(observed: Gpus) -> list[tuple[Gpu, str]]:
         fastest_by_model[gpu.model] = max((*speeds, fastest_by_model.get(gpu.model, 0.0)))
     for gpu in observed.gpus:
         fastest = fastest_by_model[gpu.model]
-        link_speeds = [(x, x.speed_gbps) for x in gpu.links if x.speed_gbps is not None]
         nominal = _nominal_speed(observed, gpu)
-        slow = [x for x, speed in link_speeds if speed < fastest or speed < nominal]
-        if slow:
-            fastest = max(fastest, round(nominal / _ROUNDED, 3))
-            text = f"link {slow[0].index} at {slow[0].speed_gbps:g} of {fastest:g} GB/s"
-            findings.append((gpu, text))
+        for link in gpu.links:
+            speed = link.speed_gbps
+            if speed is not None and speed < max(fastest, nominal):
+                expected = max(fastest, round(nominal / _ROUNDED, 3))
+                findings.append((gpu, f"link {link.index} at {speed:g} of {expected:g} GB/s"))
+                break
     return findings
 
 
@@ -154,53 +151,39 @@ def nvlink(observed: Gpus, policy: Policy) -> Result:
     a part of a bridge's links is active.
     """
     check, expectation = "gpus.nvlink", "all links active at one speed"
-    if no_gpu_reason(observed):
-        return na(check, no_gpu_reason(observed))
+    if reason := no_gpu_reason(observed):
+        return na(check, reason)
+    nvlink_tool = observed.nvlink_tool
     # An A10 and other cards without NVLink: the command prints nothing.
-    empty = (
-        bool(observed.nvidia)
-        and observed.nvlink_tool.state == "missing"
-        and observed.nvidia_tool.works
-    )
-    has_answered = observed.nvlink_tool.works or empty
+    is_empty = nvlink_tool.state == "missing" and observed.nvidia_tool.works
+    has_answered = nvlink_tool.works or (bool(observed.nvidia) and is_empty)
     down = [(gpu, text) for gpu in observed.amd if (text := _down(observed, gpu))]
     if has_answered:
         down += [(gpu, text) for gpu in observed.nvidia if (text := _down(observed, gpu))]
-    findings = down + _slow_links(observed) + _gpus_without_c2c(observed)
-    if findings:
+    if findings := down + _slow_links(observed) + _gpus_without_c2c(observed):
         # Xid 74 is NVIDIA's code for a link.
         amd = all(gpu.vendor == "amd" for gpu, _ in findings)
-        source = (observed.amd_tool if amd else observed.nvlink_tool).name
+        source = (observed.amd_tool if amd else nvlink_tool).name
         word = "amdgpu" if amd else "Xid 74"
         fix = f"reset the GPUs; then reseat the board or the bridge; see dmesg for {word}"
         return fail(check, expectation, findings_text(findings), source, fix)
-    hidden = unshown_reason(observed)
-    if hidden:
+    if hidden := unshown_reason(observed):
         return unknown(check, hidden)
     if observed.nvidia and not has_answered:
-        vendor_tool = observed.nvlink_tool
-        return unknown(
-            check, f"{vendor_tool.name} {vendor_tool.state}: {vendor_tool.detail}".rstrip(": ")
-        )
-    unreadable = unreadable_gpus(observed, _READS)
-    if unreadable:
+        return unknown(check, nvlink_tool.state_text)
+    if unreadable := unreadable_gpus(observed, _READS):
         return unknown(check, findings_text(unreadable))
     linked = [gpu for gpu in observed.gpus if _active(gpu)]
     partial = [(gpu, text) for gpu in observed.nvidia if (text := _bridge_problem(observed, gpu))]
     if partial:
-        return warn(
-            check,
-            expectation,
-            findings_text(partial),
-            observed.nvlink_tool.name,
-            "look at the bridges",
-        )
+        text = findings_text(partial)
+        return warn(check, expectation, text, nvlink_tool.name, "look at the bridges")
     if not linked:
         return na(check, "these GPUs use no links")
     numbers = {(gpu.model, _active(gpu)) for gpu in linked}
     if len(numbers) > len({gpu.model for gpu in linked}):
         text = findings_text((gpu, f"{_active(gpu)} active links") for gpu in linked)
-        return warn(check, expectation, text, observed.nvlink_tool.name, "look at the bridges")
+        return warn(check, expectation, text, nvlink_tool.name, "look at the bridges")
     return ok(check, expectation, f"{distinct_values(linked, _active)} per GPU")
 
 
@@ -211,8 +194,8 @@ _FABRIC_READS = ("fabric_state", "fabric_status", "fabric_faults", "fabric_cliqu
 
 def _unhealthy_gpus(observed: Gpus) -> list[tuple[Gpu, str]]:
     """The GPUs with an unhealthy attachment to the fabric, and those of different cliques."""
-    findings = [(gpu, f"fabric {', '.join(gpu.fabric_faults)}") for gpu in observed.nvidia]
-    findings = [(gpu, text) for gpu, text in findings if gpu.fabric_faults]
+    faulty = [gpu for gpu in observed.nvidia if gpu.fabric_faults]
+    findings = [(gpu, f"fabric {', '.join(gpu.fabric_faults)}") for gpu in faulty]
     cliques = [gpu for gpu in observed.nvidia if gpu.fabric_clique]
     if len({gpu.fabric_clique for gpu in cliques}) > 1:
         # Cliques reach each other only by PCIe (NVIDIA's Multi-Node NVLink guide, cliques).
@@ -257,30 +240,22 @@ def fabric_manager(observed: Gpus, policy: Policy) -> Result:
     if words:
         return fail(check, expectation, "; ".join(words), "nvidia-smi -q", fix)
     hidden = unshown_reason(observed, "nvidia")
-    unreadable = unreadable_gpus(observed, _FABRIC_READS)
-    if unreadable:
+    if unreadable := unreadable_gpus(observed, _FABRIC_READS):
         return unknown(check, findings_text(unreadable))
-    if (
-        states
-        and {gpu.fabric_state for gpu in states} == {"not started"}
-        and not observed.nvswitches
-    ):
+    if not observed.nvswitches and {gpu.fabric_state for gpu in states} == {"not started"}:
         states = []
-    silent = [gpu for gpu in observed.nvidia if states and gpu.fabric_state is None]
-    silent = [gpu for gpu in silent if gpu.model in {peer.model for peer in states}]
+    models = {gpu.model for gpu in states}
+    silent = [gpu for gpu in observed.nvidia if gpu.fabric_state is None and gpu.model in models]
     if silent:
         return unknown(check, findings_text((gpu, "its tool does not say") for gpu in silent))
     if not observed.nvswitches and not states:
         return unknown(check, hidden) if hidden else na(check, "no NVSwitch")
     if observed.nvswitches and observed.fabric_manager != "running":
-        vendor_tool = vendor_tool_of(observed, "nvidia")
-        return unknown(
-            check, f"processes were not looked at: {vendor_tool.name} {vendor_tool.state}"
-        )
+        tool = observed.nvidia_tool
+        return unknown(check, f"processes were not looked at: {tool.name} {tool.state}")
     if hidden:
         return unknown(check, hidden)
-    actual = "running" if observed.nvswitches else "registered"
-    return ok(check, expectation, actual)
+    return ok(check, expectation, "running" if observed.nvswitches else "registered")
 
 
 @check(

@@ -120,8 +120,8 @@ def _version(text: str) -> str | None:
 
 
 def _real_gpus(root: ElementTree.Element, attached_count: int | None) -> list[ElementTree.Element]:
-    """The GPUs. Where there are more than the tool counts, the shortest are part of a process's
-    name.
+    """The GPUs, without those that a process's name imitates: where there are more than the tool
+    counts, the shortest.
     """
     nodes = root.findall("gpu")[:_MAX_GPUS]
     if not attached_count or attached_count >= len(nodes):
@@ -157,13 +157,8 @@ class _Head:
 
 def _head(root: ElementTree.Element) -> _Head:
     log = Element(root)
-    driver, cuda = (
-        log.read(name, _version, name, other)
-        for name, other in (
-            ("driver_version", "kmd_version"),
-            ("cuda_version", "cuda_umd_version"),
-        )
-    )
+    driver = log.read("driver_version", _version, "driver_version", "kmd_version")
+    cuda = log.read("cuda_version", _version, "cuda_version", "cuda_umd_version")
     major = number((driver or "").partition(".")[0])
     attached_count = log.number(
         "attached_gpus", "attached_gpus", since=ANY_DRIVER, among=range(_MAX_GPUS + 1)
@@ -258,15 +253,15 @@ def _from_template(template: ParsedTemplate[Gpu], lines: list[str]) -> Gpu | Non
     # The slow-down temperature follows from the degrees left, where it is not printed.
     printed = _SLOWDOWN in template.context
     if current is not None and degrees_left is not None and slow is not None and not printed:
-        later = fields.get("temperature_c", current) + fields.get(
-            "temperature_left_c", degrees_left
-        )
-        fields["temperature_slowdown_c"] = later - (current + degrees_left - slow)
+        slow -= current + degrees_left
+        slow += fields.get("temperature_c", current)
+        slow += fields.get("temperature_left_c", degrees_left)
+        fields["temperature_slowdown_c"] = slow
     return fast_replace(gpu, **fields)
 
 
 def _varying(lines: list[str]) -> dict[int, tuple[str, str]]:
-    """Number of a line with a value that may differ -> the text before the value, and its path.
+    """Index of a line with a value that may differ -> the text before the value, and its path.
 
     {} where the form of the text is strange. Only the first element of a path is read. A line
     whose value is not plain here may not differ.
@@ -274,7 +269,7 @@ def _varying(lines: list[str]) -> dict[int, tuple[str, str]]:
     varying: dict[int, tuple[str, str]] = {}
     inside: list[str] = []
     observed: set[str] = set()
-    for at, line in enumerate(lines):
+    for index, line in enumerate(lines):
         leaf, opening, closing = (
             pattern.fullmatch(line) for pattern in (_LEAF, _OPENING, _CLOSING)
         )
@@ -282,7 +277,7 @@ def _varying(lines: list[str]) -> dict[int, tuple[str, str]]:
             path = "/".join((*inside, leaf[1]))
             row = _VARIES.get(path)
             if row and path not in observed and row[0].fullmatch(leaf[2]):
-                varying[at] = (line[: leaf.start(2)], path)
+                varying[index] = (line[: leaf.start(2)], path)
             observed.add(path)
         elif opening:
             inside.append(opening[1])
@@ -293,7 +288,7 @@ def _varying(lines: list[str]) -> dict[int, tuple[str, str]]:
             observed.add(path)
         elif closing and inside and inside[-1] == closing[1]:
             inside.pop()
-        elif "<" in line and at:
+        elif "<" in line and index:
             return {}
     return varying if not inside else {}
 
@@ -376,8 +371,7 @@ def parse(output: Output) -> NvidiaSmi:
         manager = re.search("^nr_fabric_manager=[0-9]", script_lines, re.M) is not None
     if unasked := unasked_tool(NAME, output):
         return NvidiaSmi((), unasked)
-    stuck = re.search(r"^nr_stuck=([0-9]{1,9}) ([0-9]{1,9})$", script_lines, re.M)
-    if stuck:
+    if stuck := re.search(r"^nr_stuck=([0-9]{1,9}) ([0-9]{1,9})$", script_lines, re.M):
         words = f"pid {stuck[1]} hangs in the kernel for {stuck[2]} s"
         return NvidiaSmi((), Tool(NAME, "stuck", words), fabric_manager=manager)
     answer = _parse_blocks(text) or _parse_whole(text)
@@ -394,19 +388,17 @@ def parse(output: Output) -> NvidiaSmi:
             tool = Tool(NAME, "nonsense", f"no whole XML: {text.strip()[:100]!r}")
         return NvidiaSmi((), tool, fabric_manager=manager)
     head, shown_gpus = answer
-    driver = head.driver
     gpus = tuple(gpu for gpu in shown_gpus if gpu is not None)
-    tool = Tool(NAME, "ok", driver or "")
+    tool = Tool(NAME, "ok", head.driver or "")
     if head.unread:
         tool = Tool(NAME, "nonsense", head.unread)
     if output.rc != 0 or len(gpus) < len(shown_gpus):
         around = text[: text.find("<nvidia_smi_log")] + text[text.rfind("</nvidia_smi_log>") :]
         words = f"exit status {output.rc}"
         if output.rc == 0:
-            words = (
-                f"{len(shown_gpus) - len(gpus)} of {len(shown_gpus)} GPUs without a PCI address"
-            )
+            addressless = len(shown_gpus) - len(gpus)
+            words = f"{addressless} of {len(shown_gpus)} GPUs without a PCI address"
         tool = Tool(NAME, "failed", message(around) or words)
         if output.rc is None:
             tool = Tool(NAME, "timed out", f"after {SECTION.timeout_s} s, its answer was whole")
-    return NvidiaSmi(gpus, tool, driver, head.cuda, manager)
+    return NvidiaSmi(gpus, tool, head.driver, head.cuda, manager)

@@ -26,15 +26,9 @@ from nodeready.subjects.gpus.nvidia_xml import (
     plain_word,
 )
 
-_REASONS = (
-    "hw_slowdown",
-    "hw_thermal_slowdown",
-    "hw_power_brake_slowdown",
-    "sw_thermal_slowdown",
-)
+_REASONS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 
 _MAX_PROCESSES = 1024
-
 
 #: The first major versions of the driver whose every answer has these parts, by recordings of 470
 #: (MIG alone), 515 (rows) and 535 (fabric, reset).
@@ -96,6 +90,10 @@ def _faults(gpu: Element) -> tuple[str, ...]:
     return tuple(faults)
 
 
+def _performance_state(text: str) -> str | None:
+    return text if re.fullmatch(r"P(1[0-5]|[0-9])", text) else None
+
+
 def _throttle(gpu: Element) -> tuple[tuple[str, ...], bool | None, bool | None]:
     """The active reasons for a slow-down, whether there is one, and whether the GPU is idle."""
     active = {}
@@ -116,18 +114,17 @@ def _slowdown(gpu: Element, current: int | None, degrees_left: int | None) -> in
     Ada and later print no such temperature. They print the degrees left to the limit, and the
     degrees left at which the slow-down begins, usually -2 (T.Limit; nvidia-smi(1)).
     """
-    slow, at = "temperature/gpu_temp_slow_threshold", "temperature/gpu_temp_slow_tlimit_threshold"
+    limit = "temperature/gpu_temp_slow_threshold"
+    left_at_limit = "temperature/gpu_temp_slow_tlimit_threshold"
     name = "temperature_slowdown_c"
-    if gpu.node.find(slow) is not None or gpu.node.find(at) is None:
-        return gpu.number(name, slow, among=DEGREES)
-    begins = gpu.number(name, at, among=DEGREES_LEFT)
+    if gpu.node.find(limit) is not None or gpu.node.find(left_at_limit) is None:
+        return gpu.number(name, limit, among=DEGREES)
+    begins = gpu.number(name, left_at_limit, among=DEGREES_LEFT)
     if degrees_left is None and gpu.node.find("temperature/gpu_temp_tlimit") is None:
         gpu.note_unread(name, "gpu_temp_tlimit", "not shown")
-    return (
-        None
-        if current is None or degrees_left is None or begins is None
-        else current + degrees_left - begins
-    )
+    if current is None or degrees_left is None or begins is None:
+        return None
+    return current + degrees_left - begins
 
 
 def _recovery_word(text: str) -> str | None:
@@ -136,8 +133,7 @@ def _recovery_word(text: str) -> str | None:
 
 def _recovery(gpu: Element) -> str | None:
     """The driver's recovery action: v13 names it, v12 tells whether a reset is needed."""
-    raw = gpu.node.find("gpu_recovery_action")
-    if raw is not None:
+    if gpu.node.find("gpu_recovery_action") is not None:
         action = gpu.read("recovery", _recovery_word, "gpu_recovery_action")
         return None if action is None else action.replace("gpu ", "")[:40]
     reset, drain = (
@@ -166,13 +162,12 @@ def _note_stray_errors(gpu: Element) -> None:
 
 def parse_processes(gpu: Element) -> Iterator[GpuProcess]:
     process_list = gpu.node.find("processes")
-    words = (
-        "" if process_list is None or len(process_list) else plain_word(process_list.text or "")
-    )
     if process_list is None:
         gpu.note_unread("processes", "processes", "not shown")
-    elif words not in ("", "none", *ABSENT):
-        gpu.note_unread("processes", "processes", process_list.text or "")
+    elif not len(process_list):
+        text = process_list.text or ""
+        if plain_word(text) not in ("", "none", *ABSENT):
+            gpu.note_unread("processes", "processes", text)
     for index, node in enumerate(gpu.node.iterfind("processes/process_info")):
         process = Element(node)
         pid = process.read("pid", number, "pid", needed=True)
@@ -289,7 +284,7 @@ def parse_gpu(index: int, gpu: Element) -> Gpu | None:
         persistence=gpu.word("persistence", SWITCH, "persistence_mode"),
         mig=gpu.word("mig", SWITCH, "mig_mode/current_mig", since=_MIG),
         processes=tuple(parse_processes(gpu)),
-        performance_state=gpu.read("performance_state", _state, "performance_state"),
+        performance_state=gpu.read("performance_state", _performance_state, "performance_state"),
         idle=idle,
         virtual=bool(virtual),
         memory_temperature_max_c=gpu.number(
@@ -330,7 +325,3 @@ def parse_gpu(index: int, gpu: Element) -> Gpu | None:
         recovery=_recovery_by_error(gpu) or parsed_gpu.recovery,
         unread=tuple(gpu.unread.items()),
     )
-
-
-def _state(text: str) -> str | None:
-    return text if re.fullmatch(r"P(1[0-5]|[0-9])", text) else None

@@ -222,15 +222,13 @@ def _escaped(text: str) -> str:
 
 def _without_processes(text: str) -> str:
     """The text without its processes."""
-    kept_sections = []
+    sections = []
     for section in text.split("<gpu id="):
-        start, end = (
-            section.find("<processes>") + len("<processes>"),
-            section.rfind("</processes>"),
-        )
-        cut = start >= len("<processes>") and end >= start
-        kept_sections.append(f"{section[:start]}left out{section[end:]}" if cut else section)
-    return "<gpu id=".join(kept_sections)
+        before, opening, rest = section.partition("<processes>")
+        _, closing, after = rest.rpartition("</processes>")
+        cut = f"{before}{opening}left out{closing}{after}"
+        sections.append(cut if opening and closing else section)
+    return "<gpu id=".join(sections)
 
 
 def tree(text: str) -> ElementTree.Element | None:

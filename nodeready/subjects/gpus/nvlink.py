@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _BOARD = re.compile(r"\bSXM[0-9]?\b|\bHBM3\b|\bG?B[123]00\b|\bH(?:20|20-3e|100|200|800)\b")
 _CARD = re.compile(r"\bPCIe\b|\bNVL\b|\bHBM2e\b")
 _SWITCHED = re.compile(r"\bG?B[123]00\b")
-_FABRIC_JOINED = ("completed", "in progress")
+FABRIC_JOINED = ("completed", "in progress")
 
 
 def is_on_board(gpu: Gpu) -> bool:
@@ -34,7 +34,7 @@ def is_switched(gpu: Gpu) -> bool:
     """Whether each of the GPU's NVLinks leads to a switch, visible to the host or not."""
     model = gpu.model or ""
     return (
-        gpu.fabric_state in _FABRIC_JOINED
+        gpu.fabric_state in FABRIC_JOINED
         or gpu.peer == "switch connected"
         or (_SWITCHED.search(model) is not None and not _CARD.search(model))
     )
@@ -72,7 +72,7 @@ class NvLinks:
     unread: dict[str, str] = field(default_factory=dict)
 
 
-# Thousands of nodes have equal links: each is kept once.
+# The GPUs of thousands of nodes have equal links: each is kept once.
 @lru_cache(maxsize=4096)
 def _link(number: str, text: str) -> GpuLink | None:
     """The link; None if its state is unknown."""
@@ -85,10 +85,7 @@ def _link(number: str, text: str) -> GpuLink | None:
 
 @lru_cache(maxsize=256)
 def _links(text: str) -> tuple[tuple[GpuLink, ...], str, bool]:
-    """The links of one GPU; the first unknown state; whether there are lines of another kind.
-
-    The GPUs of thousands of nodes have the same links.
-    """
+    """The links of one GPU; the first unknown state; whether there are lines of another kind."""
     links, unread, strange = [], "", False
     for line in text.splitlines():
         link = _LINK.match(line)
@@ -138,9 +135,9 @@ def parse_nvlink(output: Output) -> NvLinks:
         read = _links if len(lines) <= 4096 else _links.__wrapped__
         links, reason, strange = read(lines)
         if uuid:
-            links_by_uuid[uuid] = (
-                (*links_by_uuid[uuid], *links)[:_MAX_LINKS] if uuid in links_by_uuid else links
-            )
+            if earlier := links_by_uuid.get(uuid):
+                links = (*earlier, *links)[:_MAX_LINKS]
+            links_by_uuid[uuid] = links
             if reason:
                 unread.setdefault(uuid, reason)
         has_other_lines = has_other_lines or (bool(strange or links or reason) and not uuid)

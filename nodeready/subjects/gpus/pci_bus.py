@@ -158,9 +158,9 @@ def parse_pci(output: Output) -> Pci:
     return _parse_pci(output.require())
 
 
+# The bus of thousands of nodes is the same.
 @lru_cache(maxsize=16)
 def _parse_pci(text: str) -> Pci:
-    # The bus of thousands of nodes is the same.
     lines = text.split("\n")
     devices: dict[str, dict[str, str]] = {}
     errors: dict[str, dict[str, list[str]]] = {}
@@ -176,22 +176,18 @@ def _parse_pci(text: str) -> Pci:
             values.setdefault(name, words.strip()[:80])
         elif words.startswith("DRIVER="):
             values["driver"] = words[len("DRIVER=") :].strip()[:80]
-    gpus_and_switches = {a: v for a, v in devices.items() if v.get("vendor") in VENDORS}
-    gpus = [
-        _gpu(a, v, errors.get(a, {}))
-        for a, v in sorted(gpus_and_switches.items())
-        if v.get("class", "")[2:6] in CLASSES
-    ]
-    switches = [
-        values
-        for values in gpus_and_switches.values()
-        if values["vendor"] == "0x10de" and values.get("class", "")[2:6] == _SWITCH_CLASS
-    ]
-    findings_text = re.finditer(
+    gpus, nvswitches = [], 0
+    for address, values in sorted(devices.items()):
+        vendor, pci_class = values.get("vendor"), values.get("class", "")[2:6]
+        if vendor in VENDORS and pci_class in CLASSES:
+            gpus.append(_gpu(address, values, errors.get(address, {})))
+        elif vendor == "0x10de" and pci_class == _SWITCH_CLASS:
+            nvswitches += 1
+    listed_files = re.finditer(
         # Without a slash and bounded: a line of blanks would be tried in all ways.
         r"^(c[rwxsStT-]{9})[.+@]? +[0-9]+ +([0-9]{1,10}) +([0-9]{1,10}) [^/\n]{1,200} (/dev/\S+)$",
         text,
         re.M,
     )
-    files = tuple(DeviceFile(m[4], m[1], int(m[2]), int(m[3])) for m in findings_text)
-    return Pci(tuple(gpus), len(switches), _driver(lines), files)
+    files = tuple(DeviceFile(m[4], m[1], int(m[2]), int(m[3])) for m in listed_files)
+    return Pci(tuple(gpus), nvswitches, _driver(lines), files)
