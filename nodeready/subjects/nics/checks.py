@@ -97,7 +97,7 @@ def flaps(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     since = _since(before.seconds)
     if not grown:
         return ok(check, "no change of a link", f"none {since}")
-    actual = f"{join_first([f'{name}: {count} changes' for name, count in grown.items()])} {since}"
+    actual = f"{join_first(f'{name}: {count} changes' for name, count in grown.items())} {since}"
     source = f"/sys/class/net/{next(iter(grown))}/carrier_changes"
     fix = "look into dmesg and the switch's log; replace cable or transceiver if it goes on"
     # The rate per day counts also when the last audit was long ago.
@@ -154,7 +154,7 @@ _SLOWEST_MBPS = 1000
 def _policy_values(policy: Policy, column: str) -> dict[str, str | int]:
     """Interface -> the policy's value in this column."""
     table = rows(policy.nics)
-    return {name: columns[column] for name, columns in table.items() if column in columns}
+    return {name: values[column] for name, values in table.items() if column in values}
 
 
 def _source(names: Iterable[str], attribute: str) -> str:
@@ -175,14 +175,13 @@ def _slaves(observed: Nics) -> dict[str, list[Nic]]:
     }
 
 
-@check(
-    "nics.expected",
-    settings=("nics",),
-    fix=(
-        "look for the adapter in lspci and dmesg; a renamed interface needs its udev rule or "
-        "the new name in the policy",
-    ),
+_FIND_ADAPTER = (
+    "look for the adapter in lspci and dmesg; a renamed interface needs its udev rule or "
+    "the new name in the policy"
 )
+
+
+@check("nics.expected", settings=("nics",), fix=(_FIND_ADAPTER,))
 def expected(observed: Nics, policy: Policy) -> Result:
     """The interfaces of the policy exist: a dead or renamed adapter is missing."""
     check, names = "nics.expected", list(rows(policy.nics))
@@ -192,14 +191,8 @@ def expected(observed: Nics, policy: Policy) -> Result:
     if not missing:
         return ok(check, _names(names))
     ports = [name for name, nic in observed.interfaces.items() if nic.physical]
-    return fail(
-        check,
-        _names(names),
-        f"no {_names(missing)}; there: {_names(ports) or 'no hardware port'}",
-        NET,
-        "look for the adapter in lspci and dmesg; a renamed interface needs its udev rule or "
-        "the new name in the policy",
-    )
+    actual = f"no {_names(missing)}; there: {_names(ports) or 'no hardware port'}"
+    return fail(check, _names(names), actual, NET, _FIND_ADAPTER)
 
 
 @check(
@@ -222,8 +215,8 @@ def link(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     """
     check = "nics.link"
     judged = observed.configured(fleet, rows(policy.nics))
-    down = {n: nic for n, nic in observed.interfaces.items() if nic.kind == "loopback"}
-    switched_off = [name for name, nic in {**judged, **down}.items() if nic.admin_up is False]
+    loopback = {n: nic for n, nic in observed.interfaces.items() if nic.kind == "loopback"}
+    switched_off = [name for name, nic in {**judged, **loopback}.items() if nic.admin_up is False]
     if not judged and not switched_off:
         return na(check, "no interface is configured")
     no_link = [
@@ -235,25 +228,18 @@ def link(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
         if nic.operstate in ("dormant", "testing") and name not in (*switched_off, *no_link)
     ]
     if switched_off or no_link or not_admitted:
-        texts = [f"{name}: no link" for name in no_link] + [
-            f"{name}: switched off" for name in switched_off
-        ]
-        texts += [f"{name}: {judged[name].operstate}" for name in not_admitted]
-        fixes = (
-            [f"check cable, transceiver and switch port of {_names(no_link)}"] if no_link else []
-        )
-        fixes += [f"ip link set {quote(name)} up" for name in switched_off]
-        fixes += [
-            f"see why the switch does not let {quote(name)} in (802.1X)" for name in not_admitted
-        ]
+        texts, fixes = [f"{name}: no link" for name in no_link], []
+        if no_link:
+            fixes.append(f"check cable, transceiver and switch port of {_names(no_link)}")
+        for name in switched_off:
+            texts.append(f"{name}: switched off")
+            fixes.append(f"ip link set {quote(name)} up")
+        for name in not_admitted:
+            texts.append(f"{name}: {judged[name].operstate}")
+            fixes.append(f"see why the switch does not let {quote(name)} in (802.1X)")
         expectation = f"a link on {_names(judged or switched_off)}"
-        return fail(
-            check,
-            expectation,
-            join_first(texts),
-            _source(no_link or switched_off or not_admitted, "carrier"),
-            join_first(fixes),
-        )
+        source = _source(no_link or switched_off or not_admitted, "carrier")
+        return fail(check, expectation, join_first(texts), source, join_first(fixes))
     silent = [name for name, nic in judged.items() if nic.carrier is None]
     if silent:
         return unknown(check, f"the kernel does not say whether {_names(silent)} has a link")
@@ -278,13 +264,10 @@ def _judge_policy_values(
     if deviating:
         expected = by_value({name: policy_values[name] for name in deviating}, unit)
         return fail(check, expected, by_value(deviating, unit), _source(deviating, attribute), fix)
-    silent = [
-        n
-        for n, v in actual.items()
+    silent = [name for name, value in actual.items() if value is None]
+    if column == "speed_mbps":
         # Without a link there is no speed: `link` judges that.
-        if v is None
-        and not (column == "speed_mbps" and observed.interfaces[n].carrier is not True)
-    ]
+        silent = [name for name in silent if observed.interfaces[name].carrier is True]
     if silent:
         return unknown(check, f"{_names(silent)} does not tell its {column.partition('_')[0]}")
     return None
@@ -324,18 +307,15 @@ def speed(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     )
     if verdict is not None and verdict.status == "fail":
         return verdict
-    named = _policy_values(policy, "speed_mbps")
-    speeds = {
-        name: nic.speed_mbps
-        for name, nic in _connected_ports(observed, policy, fleet).items()
-        if nic.speed_mbps
-    }
+    policy_speeds = _policy_values(policy, "speed_mbps")
+    ports = _connected_ports(observed, policy, fleet)
+    speeds = {name: nic.speed_mbps for name, nic in ports.items() if nic.speed_mbps}
     # On InfiniBand the checks of rdma judge the rate; the IP interface only repeats it.
     slow = {
         name: value
         for name, value in speeds.items()
         if value < _SLOWEST_MBPS
-        and name not in named
+        and name not in policy_speeds
         and observed.interfaces[name].kind == "ethernet"
     }
     if slow:
@@ -344,25 +324,19 @@ def speed(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     for bond, slaves in _slaves(observed).items():
         slave_speeds = {slave.name: speeds[slave.name] for slave in slaves if slave.name in speeds}
         if len(set(slave_speeds.values())) > 1:
-            lacp = observed.bonds[bond].lacp
             expected, actual = f"one speed in {bond}", by_value(slave_speeds, " Mbit/s")
-            judge = fail if lacp else warn
+            judge = fail if observed.bonds[bond].lacp else warn
             return judge(check, expected, actual, _source(slave_speeds, "speed"), fix)
     if verdict is not None:
         return verdict
-    silent = _without_value(_connected_ports(observed, policy, fleet), "speed_mbps")
-    if silent:
+    if silent := _without_value(ports, "speed_mbps"):
         return unknown(check, f"{_names(silent)} does not tell its speed, as its equals do")
-    speeds_named = {
-        n: observed.interfaces[n].speed_mbps for n in named if n in observed.interfaces
-    }
-    known_speeds = {
-        **speeds,
-        **{name: value for name, value in speeds_named.items() if value is not None},
-    }
-    if not known_speeds:
+    for name in policy_speeds:
+        if name in observed.interfaces and (value := observed.interfaces[name].speed_mbps):
+            speeds[name] = value
+    if not speeds:
         return na(check, "no hardware port with a link tells its speed")
-    return ok(check, by_value(known_speeds, " Mbit/s"), source=_source(known_speeds, "speed"))
+    return ok(check, by_value(speeds, " Mbit/s"), source=_source(speeds, "speed"))
 
 
 @check(
@@ -381,8 +355,7 @@ def duplex(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     if half:
         fix = "set autonegotiation on both ends of the link (ethtool -s DEVICE autoneg on)"
         return fail(check, "full", f"half on {_names(half)}", _source(half, "duplex"), fix)
-    silent = _without_value(ports, "duplex")
-    if silent:
+    if silent := _without_value(ports, "duplex"):
         return unknown(check, f"{_names(silent)} does not tell its duplex mode, as its equals do")
     if not modes:
         return na(check, "no hardware port with a link tells its duplex mode")
@@ -410,12 +383,10 @@ def mtu(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
         return verdict
     for bond, slaves in _slaves(observed).items():
         bond_mtu = observed.interfaces[bond].mtu if bond in observed.interfaces else None
-        deviating = {
-            slave.name: slave.mtu for slave in slaves if slave.mtu not in (None, bond_mtu)
-        }
+        deviating = {s.name: s.mtu or 0 for s in slaves if s.mtu not in (None, bond_mtu)}
         if bond_mtu is not None and deviating:
-            actual = by_value({name: value or 0 for name, value in deviating.items()})
-            return fail(check, f"{bond_mtu}, as {bond}", actual, _source(deviating, "mtu"), fix)
+            expected, source = f"{bond_mtu}, as {bond}", _source(deviating, "mtu")
+            return fail(check, expected, by_value(deviating), source, fix)
     for name, nic in judged.items():
         bridge = observed.interfaces.get(nic.master or "")
         if bridge is None or bridge.kind != "bridge" or not bridge.addressed:
@@ -433,13 +404,9 @@ def mtu(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     ]
     if unread:
         return unknown(check, f"{_names(unread)} does not tell its mtu")
-    named = {
-        n: observed.interfaces[n].mtu
-        for n in _policy_values(policy, "mtu")
-        if n in observed.interfaces
-    }
-    if named or observed.bonds:
-        values = {name: value or 0 for name, value in named.items()}
+    names = [name for name in _policy_values(policy, "mtu") if name in observed.interfaces]
+    if names or observed.bonds:
+        values = {name: observed.interfaces[name].mtu or 0 for name in names}
         return ok(check, by_value(values) or "a bond's slaves as the bond")
     return na(check, "the policy sets no MTU and there is no bond")
 
@@ -526,22 +493,18 @@ def bond(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
         *observed.configured(fleet, rows(policy.nics)),
         *(nic.master for nic in observed.interfaces.values()),
     }
-    bonds = [
-        candidate for name, candidate in observed.bonds.items() if candidate.slaves or name in used
-    ]
+    bonds = [bond for name, bond in observed.bonds.items() if bond.slaves or name in used]
     if not bonds:
         return na(check, "no bond")
-    problems = [text for item in bonds for text in _bond_problems(item)]
+    problems = [(bond.name, text) for bond in bonds for text in _bond_problems(bond)]
     if problems:
-        bond_name = next(item.name for item in bonds if _bond_problems(item))
+        texts, source = [text for _, text in problems], f"/proc/net/bonding/{problems[0][0]}"
         fix = "check cables and switch ports of the slaves, and LACP on the switch"
-        return fail(
-            check, "all slaves in use", join_first(problems), f"/proc/net/bonding/{bond_name}", fix
-        )
-    silent = [slave.name for item in bonds for slave in item.slaves if slave.mii is None]
+        return fail(check, "all slaves in use", join_first(texts), source, fix)
+    silent = [slave.name for bond in bonds for slave in bond.slaves if slave.mii is None]
     if silent:
         return unknown(check, f"the kernel does not say whether {_names(silent)} is in use")
-    return ok(check, "all slaves in use", _names(item.name for item in bonds))
+    return ok(check, "all slaves in use", _names(bond.name for bond in bonds))
 
 
 SUBJECT = Subject(

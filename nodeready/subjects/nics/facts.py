@@ -127,27 +127,20 @@ def _interfaces_in_use(observed: Nics) -> frozenset[str | None]:
     named = {observed.default_interface}
     named |= {name for name, bond in observed.bonds.items() if bond.slaves}
     named |= {slave.name for bond in observed.bonds.values() for slave in bond.slaves}
-    ports = {
-        n: interface
-        for n, interface in observed.interfaces.items()
-        if interface.physical or interface.kind == "bond"
-    }
+    interfaces = observed.interfaces
+    ports = {n: port for n, port in interfaces.items() if port.physical or port.kind == "bond"}
     addressed = {name for name, port in ports.items() if port.addressed}
     if not addressed:
-        named |= {
-            name
-            for name, interface in observed.interfaces.items()
-            if interface.kind == "virtual"
-            and interface.addressed
-            and not _NOT_FOR_PEERS.match(name)
-        }
+        virtual = {n: nic for n, nic in interfaces.items() if nic.kind == "virtual"}
+        named |= {n for n, nic in virtual.items() if nic.addressed and not _NOT_FOR_PEERS.match(n)}
     named |= addressed | {name for name, port in ports.items() if port.upper}
     on_top = {name for port in ports.values() for name in port.upper}
-    named |= {n for n in on_top if n in observed.interfaces and observed.interfaces[n].addressed}
+    named |= {name for name in on_top if name in interfaces and interfaces[name].addressed}
     return frozenset(named)
 
 
 def _pairs(values: Iterable[str]) -> dict[str, list[str]]:
+    """First word -> the rest, of each "WORD REST"."""
     values_by_name: dict[str, list[str]] = {}
     for value in values:
         name, space, other = value.partition(" ")
@@ -293,7 +286,7 @@ def socket_interface(observed: Nics, fleet: FleetFacts) -> tuple[str | None, str
 
 
 class NicsInFleet(TypedDict):
-    """The facts that need the fleet.
+    """The result of `derived`.
 
     peers_via:          see `peer_interfaces`
     nccl_socket_ifname: the interface for NCCL_SOCKET_IFNAME; None: not known
@@ -330,11 +323,8 @@ def counters(observed: Nics, fleet: FleetFacts = ALONE) -> dict[str, int]:
 def compared(observed: Nics, fleet: FleetFacts = ALONE) -> dict[str, str | int]:
     """The values that a group's nodes should share: ports, and the settings of those in use."""
     configured = observed.configured(fleet)
-    facts_by_name: dict[str, str | int] = {
-        "interfaces": ",".join(
-            sorted(n for n, interface in observed.interfaces.items() if interface.physical)
-        )
-    }
+    ports = sorted(n for n, interface in observed.interfaces.items() if interface.physical)
+    facts_by_name: dict[str, str | int] = {"interfaces": ",".join(ports)}
     for name, interface in observed.interfaces.items():
         facts = ["driver", "firmware"] if interface.physical else []
         if name in configured or (interface.physical and interface.carrier):

@@ -89,17 +89,16 @@ def _attribute_of(path: str) -> tuple[str, str]:
         return name, "firmware"
     if attribute.endswith("uevent"):
         return name, "device.uevent" if attribute.startswith("device/") else "uevent"
-    key = attribute.rpartition("/")[2]
-    if attribute.startswith("bonding"):
-        key = attribute
-    return name, "device.numa_node" if key == "numa_node" else key
+    if attribute == "device/numa_node":
+        return name, "device.numa_node"
+    return name, attribute if attribute.startswith("bonding") else attribute.rpartition("/")[2]
 
 
 def attributes(text: str) -> dict[str, dict[str, str]]:
     """Interface -> attribute -> value. Every line of a uevent file is an attribute: "DEVTYPE"."""
     attributes_by_name: dict[str, dict[str, str]] = {}
     start = f"{NET}/"
-    length, visited = len(start), set[str]()
+    visited = set[str]()
     for line in text.split("\n"):
         # No path here contains a PCI address, and so none contains a colon.
         path, colon, value = line.partition(":")
@@ -107,7 +106,7 @@ def attributes(text: str) -> dict[str, dict[str, str]]:
             continue
         # Thousands of nodes have the same paths; a long path is not cached.
         read = _attribute_of if len(path) < 200 else _attribute_of.__wrapped__
-        name, key = read(path[length:])
+        name, key = read(path[len(start) :])
         values = attributes_by_name.setdefault(name, {})
         if key in _EVENTS:
             values.setdefault(key, "")
@@ -148,10 +147,9 @@ _NO_SPEED = 0xFFFF
 
 
 def _kind(values: Mapping[str, str], hardware: bool) -> str:
-    named = _KIND_BY_DEVTYPE.get(values.get("DEVTYPE", ""))
     if values.get("type") == _LOOPBACK:
         return "loopback"
-    if named is not None:
+    if named := _KIND_BY_DEVTYPE.get(values.get("DEVTYPE", "")):
         return named
     if not hardware or _REPRESENTOR.fullmatch(values.get("phys_port_name", "")):
         return "virtual"
@@ -161,11 +159,7 @@ def _kind(values: Mapping[str, str], hardware: bool) -> str:
 
 
 def parse(
-    name: str,
-    values: Mapping[str, str],
-    *,
-    master: str | None,
-    upper: tuple[str, ...],
+    name: str, values: Mapping[str, str], *, master: str | None, upper: tuple[str, ...]
 ) -> Nic:
     """The interface of these attributes: "mtu", "DEVTYPE" of uevent, "device.DRIVER" and so on.
     Its addresses come from `routes`.

@@ -26,12 +26,10 @@ def link_local(network: str) -> bool:
 def by_path(text: str, start: str) -> dict[str, list[str]]:
     """Path below ``start`` -> its lines, from the output of ``grep -H``."""
     lines_by_path: dict[str, list[str]] = {}
-    length = len(start)
     for line in text.split("\n"):
-        if line.startswith(start):
-            path, colon, line_text = line.partition(":")
-            if colon:
-                lines_by_path.setdefault(path[length:], []).append(line_text.rstrip("\r"))
+        path, colon, content = line.partition(":")
+        if colon and path.startswith(start):
+            lines_by_path.setdefault(path[len(start) :], []).append(content.rstrip("\r"))
     return lines_by_path
 
 
@@ -214,14 +212,13 @@ def _own_v4(routes: Iterable[Route], fib_trie: Iterable[str]) -> Iterator[Addres
         for route in routes
         if not route.default and ":" not in route.destination
     ]
-    observed = set()
-    leaf = ""
+    leaf, leaves = "", set[str]()
     for line in fib_trie:
         words = line.split()
         if len(words) == 2 and words[0] == "|--":
             leaf = words[1]
-        elif words == ["/32", "host", "LOCAL"] and leaf not in observed:
-            observed.add(leaf)
+        elif words == ["/32", "host", "LOCAL"] and leaf not in leaves:
+            leaves.add(leaf)
             try:
                 number = int(ipaddress.IPv4Address(leaf))
             except ValueError:

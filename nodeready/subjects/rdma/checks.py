@@ -52,16 +52,12 @@ def policy_column(policy: Policy, column: str) -> dict[str, object]:
     }
 
 
+@cached_last
 def adapter_ports(observed: Rdma) -> Ports:
     """The ports of this node's adapters, without software devices and idle virtual functions.
 
     An unused virtual function on its host has no link.
     """
-    return dict(_find_adapter_ports(observed))
-
-
-@cached_last
-def _find_adapter_ports(observed: Rdma) -> Ports:
     return {
         port.name: (device, port)
         for device in observed.devices.values()
@@ -113,17 +109,16 @@ def configured(observed: Rdma, policy: Policy) -> Ports:
     whose ports are all switched off is not in use.
     """
     if policy.rdma_ports:
-        named = rows(policy.rdma_ports)
         # The policy may name an idle virtual function.
-        firmware_by_board = {p.name: (d, p) for d in observed.devices.values() for p in d.ports}
-        return {name: firmware_by_board[name] for name in named if name in firmware_by_board}
-    return dict(_in_use(observed))
+        ports = {port.name: (d, port) for d in observed.devices.values() for port in d.ports}
+        return {name: ports[name] for name in rows(policy.rdma_ports) if name in ports}
+    return _in_use(observed)
 
 
 @cached_last
 def _in_use(observed: Rdma) -> Ports:
     cards: dict[str, Ports] = {}
-    for name, (device, port) in _find_adapter_ports(observed).items():
+    for name, (device, port) in adapter_ports(observed).items():
         cards.setdefault(device.slot, {})[name] = (device, port)
     ports: Ports = {}
     for card in cards.values():
@@ -214,9 +209,8 @@ def errors(observed: Rdma, policy: Policy, fleet: FleetFacts) -> Result:
         return unknown(check, f"cannot be read: {join_first(unread, ', ')}")
     if flapping:
         actual = f"full, so that no more shows: {join_first(flapping, ', ')}"
-        return warn(
-            check, expectation, actual, "", "reset the counters with perfquery -R, then look"
-        )
+        fix = "reset the counters with perfquery -R, then look"
+        return warn(check, expectation, actual, "", fix)
     silent = f" (full before: {join_first(full, ', ')})" if full else ""
     return ok(check, expectation, f"none in {span}{silent}")
 
@@ -244,13 +238,9 @@ def expected(observed: Rdma, policy: Policy) -> Result:
     missing = [name for name in named if name not in observed.ports]
     if missing:
         present = join_first(observed.ports, ", ") or "no RDMA port"
-        return fail(
-            check,
-            f"{len(named)} ports",
-            f"missing: {join_first(missing, ', ')} (there: {present})",
-            "/sys/class/infiniband",
-            "look for the adapter in lspci and for its driver in dmesg",
-        )
+        actual = f"missing: {join_first(missing, ', ')} (there: {present})"
+        fix = "look for the adapter in lspci and for its driver in dmesg"
+        return fail(check, f"{len(named)} ports", actual, "/sys/class/infiniband", fix)
     return ok(check, f"{len(named)} ports")
 
 
@@ -535,11 +525,11 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
     if not adapter_ports(observed):
         return na(check, _NONE)
     devices = _linked(observed, policy)
-    links = {name: linked.pcie for name, linked in devices.items() if linked.pcie is not None}
+    links = {name: device.pcie for name, device in devices.items() if device.pcie is not None}
     readable = {name: link for name, link in links.items() if link.is_readable}
     broken: dict[str, str] = {}
     doubtful: dict[str, str] = {}
-    places: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     for name, link in readable.items():
         device = devices[name]
         equal = [
@@ -549,24 +539,21 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
         ]
         able_text = f"{name}: {link.text}, able to do"
         if _usable_lanes(link) < link.lanes:
-            broken[name], places[name] = f"{able_text} {link.lanes} lanes", "current_link_width"
+            broken[name] = f"{able_text} {link.lanes} lanes"
+            attributes[name] = "current_link_width"
         elif link.speed and link.speed < link.possible:
-            places[name] = "current_link_speed"
+            attributes[name] = "current_link_speed"
             if max(equal) > link.speed:
                 broken[name] = f"{able_text} {link.possible:g} GT/s as equal cards do"
             elif link.slot_speed_max:
                 doubtful[name] = f"{able_text} {link.possible:g} GT/s"
-        if (
-            name not in broken
-            and name not in doubtful
-            and (slow := _slot_problem(observed, device, link))
-        ):
-            doubtful[name], places[name] = slow, "current_link_speed"
-    findings = broken or doubtful
-    if findings:
+        slow = "" if name in broken or name in doubtful else _slot_problem(observed, device, link)
+        if slow:
+            doubtful[name], attributes[name] = slow, "current_link_speed"
+    if findings := broken or doubtful:
         first = devices[next(iter(findings))]
         root = "cxi" if first.kind == "cxi" else "infiniband"
-        path = f"/sys/class/{root}/{first.name}/device/{places[first.name]}"
+        path = f"/sys/class/{root}/{first.name}/device/{attributes[first.name]}"
         if broken:
             card = f"{first.name} at {first.pci_address}" if first.pci_address else first.name
             fix = f"reseat the card of {card}, then look with lspci -vv (LnkSta)"
@@ -594,9 +581,7 @@ def link_layer(observed: Rdma, policy: Policy) -> Result:
     check, policy_values = "rdma.link_layer", policy_column(policy, "link_layer")
     if not policy_values:
         return na(check, "the policy names no link_layer")
-    used = {
-        name: pair for name, pair in configured(observed, policy).items() if name in policy_values
-    }
+    used = {n: pair for n, pair in configured(observed, policy).items() if n in policy_values}
     if not used:
         return na(check, "none of the policy's ports is there")
     deviating = {n: p.link_layer for n, (_, p) in used.items() if p.link_layer != policy_values[n]}
@@ -649,31 +634,20 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
         if device.kind != "software":
             board = firmware_by_board.setdefault(device.board, {})
             board[device.name] = device.firmware
-    boards = [
-        {name: text for name, text in board.items() if text}
-        for board in firmware_by_board.values()
-        if any(board.values())
-    ]
+    boards = [board for board in firmware_by_board.values() if any(board.values())]
     if not boards:
         return na(check, "no firmware to compare" if observed.devices else _NONE)
-    mixed = [board for board in boards if len({*board.values()}) > 1]
+    expectation = "equal on boards of a kind"
+    readable = [{name: text for name, text in board.items() if text} for board in boards]
+    mixed = [board for board in readable if len({*board.values()}) > 1]
     if mixed:
-        source_path = path.format(next(iter(mixed[0])))
-        fix = "flash all to one version"
-        return warn(
-            check, "equal on boards of a kind", join_first(map(by_value, mixed)), source_path, fix
-        )
-    unread = [
-        name
-        for board in firmware_by_board.values()
-        if any(board.values())
-        for name in board
-        if not board[name]
-    ]
+        source_path, fix = path.format(next(iter(mixed[0]))), "flash all to one version"
+        return warn(check, expectation, join_first(map(by_value, mixed)), source_path, fix)
+    unread = [name for board in boards for name, text in board.items() if not text]
     if unread:
         return unknown(check, f"no firmware version of {join_first(unread, ', ')}")
-    texts = by_value({n: text for board in boards for n, text in board.items()})
-    return ok(check, "equal on boards of a kind", texts)
+    texts = by_value({name: text for board in readable for name, text in board.items()})
+    return ok(check, expectation, texts)
 
 
 #: The words of drivers/infiniband/core/sysfs.c, without "Unknown".
@@ -693,15 +667,16 @@ def gids(observed: Rdma, policy: Policy) -> Result:
     such GIDs.
     """
     check, expectation = "rdma.gids", "a RoCE v2 GID"
+    active = {n: (d, p) for n, (d, p) in configured(observed, policy).items() if p.active}
     roce = {
         name: port
-        for name, (device, port) in configured(observed, policy).items()
-        if port.active and port.link_layer == "Ethernet" and device.node_type != "RNIC"
+        for name, (device, port) in active.items()
+        if port.link_layer == "Ethernet" and device.node_type != "RNIC"
     }
     layerless = [
         name
-        for name, (device, port) in configured(observed, policy).items()
-        if port.active and port.link_layer not in _LAYERS and device.kind not in ("efa", "cxi")
+        for name, (device, port) in active.items()
+        if port.link_layer not in _LAYERS and device.kind not in ("efa", "cxi")
     ]
     if layerless:
         return unknown(check, f"no link layer of {join_first(layerless, ', ')}")
@@ -712,14 +687,9 @@ def gids(observed: Rdma, policy: Policy) -> Result:
     without_v2 = [name for name in without if name not in untyped]
     if without_v2:
         kinds = {n: ", ".join({g.type: 0 for g in roce[n].gids}) or "no GID" for n in without_v2}
+        path = source(roce[without_v2[0]], "gid_attrs/types")
         fix = "give its interface an address, and see cma_roce_mode"
-        return fail(
-            check,
-            expectation,
-            by_value(kinds),
-            source(roce[without_v2[0]], "gid_attrs/types"),
-            fix,
-        )
+        return fail(check, expectation, by_value(kinds), path, fix)
     if untyped:
         return unknown(check, f"no type of the GIDs of {join_first(untyped, ', ')}")
     return ok(check, expectation, f"{len(roce)} ports with a RoCE v2 GID")

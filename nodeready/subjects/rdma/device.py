@@ -344,12 +344,14 @@ def parse_device(name: str, files: Files, cxi: bool, virtual: bool, uverbs: bool
         for directory, attributes in files.items()
         if directory.startswith(_NET)
     )
-    ports = {int(match[1]) for directory in files if (match := _PORT_LINE.match(directory))}
+    indexes = {int(match[1]) for directory in files if (match := _PORT_LINE.match(directory))}
+    ports = tuple(_port(name, index, files) for index in sorted(indexes))
     software = not driver and re.match(r"rxe|siw", name)
     kind = "cxi" if cxi else "software" if software else _KINDS.get(driver, driver)
     firmware = values.get("fw_ver", "")
     model, board = values.get("hca_type", ""), values.get("board_id", "")
     if cxi:
+        ports = (_slingshot(name, netdevs, files),)
         firmware = files.get("device/uc", {}).get("qspi_blob_version", "")
         board = files.get("device/fru", {}).get("part_number", "")
     # Every model and board id has a digit, and no word for "unknown" has one.
@@ -369,9 +371,7 @@ def parse_device(name: str, files: Files, cxi: bool, virtual: bool, uverbs: bool
         virtual=virtual,
         uverbs=uverbs,
         netdevs=netdevs,
-        ports=(_slingshot(name, netdevs, files),)
-        if cxi
-        else tuple(_port(name, index, files) for index in sorted(ports)),
+        ports=ports,
         image_guid=values.get("sys_image_guid", ""),
         pcie=_pcie(files),
     )

@@ -145,11 +145,8 @@ def _devices(lines: Iterable[str]) -> dict[str, dict[str, dict[str, dict[str, st
     """Root -> device -> directory below the device's -> file -> first line. A key of uevent is
     "DRIVER=".
     """
-    files_by_root: dict[str, dict[str, dict[str, dict[str, str]]]] = {
-        _IB: {},
-        _CXI: {},
-        _VERBS: {},
-    }
+    files_by_root: dict[str, dict[str, dict[str, dict[str, str]]]]
+    files_by_root = {_IB: {}, _CXI: {}, _VERBS: {}}
     for line in lines:
         # No path here contains a colon: only links lead to a PCI address.
         path, _, value = line.partition(":")
@@ -253,9 +250,9 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
     verbs = _openable(infiniband, files_by_root[_VERBS])
     virtual = set(output.all("virtual"))
     devices = {
-        name: parse_device(name, files, of is cxi, name in virtual, name in verbs)
-        for of in (infiniband, cxi)
-        for name, files in of.items()
+        name: parse_device(name, files, files_by_name is cxi, name in virtual, name in verbs)
+        for files_by_name in (infiniband, cxi)
+        for name, files in files_by_name.items()
     }
     addresses = {device.pci_address for device in devices.values()}
     without = []
@@ -329,7 +326,7 @@ def is_bond(device: RdmaDevice, port: RdmaPort) -> bool:
 
 
 class RdmaInFleet(TypedDict):
-    """The facts that need the fleet. before: the counters of an earlier audit, or None"""
+    """The result of `derived`. before: the counters of an earlier audit; None: there was none"""
 
     before: Counters | None
 
