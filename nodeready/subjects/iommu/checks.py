@@ -97,8 +97,7 @@ def _source(observed: Iommu, tokens: tuple[str, ...], default: str) -> str:
 def _next_boot(observed: Iommu, args: tuple[str, ...]) -> tuple[str, str, bool]:
     """The problem of the next boot, its source, and whether GRUB's generated file has it."""
     for entry in observed.boot:
-        problem = _problem(entry.tokens, args)
-        if problem:
+        if problem := _problem(entry.tokens, args):
             bad = contradicting(entry.tokens, args)
             return f"next boot: {problem}", _source(observed, bad, entry.source), True
     if observed.family != "redhat" and not is_own_line_last(observed, args):
@@ -106,8 +105,7 @@ def _next_boot(observed: Iommu, args: tuple[str, ...]) -> tuple[str, str, bool]:
         if grub.tokens is None:
             source = grub.last.source if grub.last else ""
             return "next update of GRUB: cannot be foretold", source, False
-        problem = _problem(grub.tokens, args)
-        if problem:
+        if problem := _problem(grub.tokens, args):
             bad = contradicting(grub.tokens, args)
             source = grub.last.source if grub.last else ""
             return f"next update of GRUB: {problem}", _source(observed, bad, source), False
@@ -144,34 +142,24 @@ def args(observed: Iommu, policy: Policy) -> Result:
     if not observed.boot and not _problem(observed.live, arguments):
         return ok(check, expected, f"{expected}; the boot loader is not on this node")
     command = tool(observed)
-    if observed.boot:
-        problem, source, stale = _next_boot(observed, arguments)
-        if not problem:
-            return ok(check, expected, expected, source)
-    else:
-        problem, source, stale = (
-            f"no boot loader configuration ({_problem(observed.live, arguments)})",
-            "",
-            False,
-        )
+    problem, source, stale = _next_boot(observed, arguments)
+    if not observed.boot:
+        problem = f"no boot loader configuration ({_problem(observed.live, arguments)})"
+        source = ""
+    elif not problem:
+        return ok(check, expected, expected, source)
     if not command or not observed.boot:
         fix = f"set {expected} on the kernel's command line by hand (boot loader, PXE or image)"
-        shown = problem or f"running kernel: {_problem(observed.live, arguments)}"
-        return fail(check, expected, f"{shown}; no supported boot loader", source, fix)
-    foreign = stale and observed.boot[0].script not in GENERATED
-    if foreign:
-        script = f"/etc/grub.d/{observed.boot[0].script}"
-        fix = f"look in /etc/grub.d for what writes {observed.boot[0].source}"
-        return fail(check, expected, f"{problem}, in the entry of {script}", source, fix)
+        return fail(check, expected, f"{problem}; no supported boot loader", source, fix)
+    entry = observed.boot[0]
+    fix = f"look in /etc/grub.d for what writes {entry.source}"
+    if stale and entry.script not in GENERATED:
+        actual = f"{problem}, in the entry of /etc/grub.d/{entry.script}"
+        return fail(check, expected, actual, source, fix)
     if stale and observed.generated and is_own_line_last(observed, arguments):
         # grub.cfg was generated from nodeready's file and is wrong: another run changes nothing.
-        return fail(
-            check,
-            expected,
-            f"{problem}, though {observed.own_line.path if observed.own_line else ''} is in place",
-            observed.boot[0].source,
-            f"look in /etc/grub.d for what writes {observed.boot[0].source}",
-        )
+        path = observed.own_line.path if observed.own_line else ""
+        return fail(check, expected, f"{problem}, though {path} is in place", entry.source, fix)
     return fixable(check, expected, problem, source)
 
 
@@ -189,12 +177,8 @@ def live(observed: Iommu, policy: Policy) -> Result:
     if not problem:
         return ok(check, expected, expected, PROC)
     if args(observed, policy).status == "ok":
-        return warn(
-            check, expected, f"pending reboot: {problem}", "/proc/cmdline", "reboot the node"
-        )
-    return warn(
-        check, expected, problem, "/proc/cmdline", "repair iommu.args, then reboot the node"
-    )
+        return warn(check, expected, f"pending reboot: {problem}", PROC, "reboot the node")
+    return warn(check, expected, problem, PROC, "repair iommu.args, then reboot the node")
 
 
 @check(
@@ -209,29 +193,21 @@ def off(observed: Iommu, policy: Policy) -> Result:
     hangs, so a deploy keeps it, and this check reports it. iommu.args replaces a token of an
     option that iommu.args sets.
     """
-    check, arguments = "iommu.off", required_arguments(observed, policy)
+    check, expectation = "iommu.off", "the IOMMU is not switched off"
+    arguments = required_arguments(observed, policy)
     if isinstance(arguments, str):
         return na(check, arguments)
     options = {name for token in arguments for name, _ in words(token)}
-    tokens_off: list[tuple[str, str]] = []
-    for place, tokens in [
-        *((e.source, e.tokens) for e in observed.boot),
-        ("/proc/cmdline", observed.live),
-    ]:
+    command_lines = [(entry.source, entry.tokens) for entry in observed.boot]
+    for default, tokens in [*command_lines, (PROC, observed.live)]:
         for token in tokens:
-            off = {name for name, word in words(token) if (name, word) in OFF}
-            if off - options:
-                tokens_off.append((token, _source(observed, (token,), place)))
-    if not tokens_off:
-        return ok(check, "the IOMMU is not switched off")
-    token, place = tokens_off[0]
-    pending = "pending reboot: " if place == "/proc/cmdline" and observed.boot else ""
-    fix = (
-        "reboot the node"
-        if pending
-        else f"remove {token} from {place}, unless it is there for a reason"
-    )
-    return warn(check, "the IOMMU is not switched off", f"{pending}{token}", place, fix)
+            if any(pair in OFF and pair[0] not in options for pair in words(token)):
+                source = _source(observed, (token,), default)
+                pending = "pending reboot: " if source == PROC and observed.boot else ""
+                fix = f"remove {token} from {source}, unless it is there for a reason"
+                fix = "reboot the node" if pending else fix
+                return warn(check, expectation, f"{pending}{token}", source, fix)
+    return ok(check, expectation)
 
 
 SUBJECT = Subject(

@@ -175,13 +175,13 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
     config = [line for path in (DEFAULT_GRUB, *dropins) for line in files.get(path, ())]
     own_lines = [line for line in config if line.text.startswith(f"{OWN_VARIABLE}=")]
     newer = tuple(pair.partition(" ")[0] for pair in output.all("newer"))
-    boot = find_next_boot(files, family)
+    next_entry, other_entries = find_next_boot(files, family)
     return Iommu(
         devices=tuple(sorted(output.all("device"))),
         cpus=_count(values["cpus"]) if "cpus" in values else 0,
         cpu_vendor=values.get("cpu", ""),
         live=kernel_arguments(values["live"]),
-        boot=(boot.entry,) if boot.entry else (),
+        boot=(next_entry,) if next_entry else (),
         config=tuple(line for line in config if "GRUB_CMDLINE_LINUX" in line.text),
         family=family,
         tools=tuple(output.all("have")),
@@ -190,7 +190,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
         generated=bool(own_lines) and own_lines[-1].path in newer,
         unreadable=tuple(output.all("unreadable")),
         default_grub=section.files().get(DEFAULT_GRUB),
-        entries=boot.other_entries,
+        entries=other_entries,
     )
 
 

@@ -91,11 +91,7 @@ def _boot_menu(lines: Iterable[Line]) -> list[_Item]:
 
 
 def _chosen(menu: list[_Item], name: str) -> Entry | None:
-    """The entry that GRUB boots.
-
-    name: a value of ``default``
-    None: the entry has no kernel
-    """
+    """The entry that GRUB boots with this ``default``; None: the entry has no kernel."""
     first, _, submenu = name.replace(">>", "\0").partition(">")
     first, submenu = first.replace("\0", ">"), submenu.replace("\0", ">>")
     item = next((candidate for candidate in menu if first and first in candidate.names), None)
@@ -120,16 +116,12 @@ def _newest_first(path: str) -> list[tuple[int, int, str]]:
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]
 
 
-@dataclass(frozen=True)
-class _BootEntries:
-    """The entry of the next boot, and the other entries."""
-
-    entry: Entry | None
-    other_entries: tuple[Entry, ...] = ()
-
-
-def find_next_boot(files: Mapping[str, list[Line]], family: str) -> _BootEntries:
-    """The command line of the next boot. On RHEL's family the boot loader entries decide."""
+def find_next_boot(
+    files: Mapping[str, list[Line]], family: str
+) -> tuple[Entry | None, tuple[Entry, ...]]:
+    """The entry of the next boot, and the other boot loader entries, which decide on RHEL's
+    family.
+    """
     variables: dict[str, str] = {}
     env: dict[str, str] = {}
     default, bls = "", False
@@ -178,5 +170,5 @@ def find_next_boot(files: Mapping[str, list[Line]], family: str) -> _BootEntries
             if re.fullmatch(r"\d{1,6}", default) and int(default) < len(paths):
                 first = paths[int(default)]
         other_paths = (path for path in paths if path != first and "-rescue" not in path)
-        return _BootEntries(entries[first], tuple(entries[path] for path in other_paths))
-    return _BootEntries(_chosen(menu, default) or next(iter(kernels), None))
+        return entries[first], tuple(entries[path] for path in other_paths)
+    return _chosen(menu, default) or next(iter(kernels), None), ()

@@ -68,7 +68,7 @@ def booting(family: str, files: dict[str, str]) -> tuple[str, str]:
         for path, content in files.items()
         if content
     }
-    entry = next_boot.find_next_boot(lines, family).entry
+    entry, _ = next_boot.find_next_boot(lines, family)
     assert entry is not None
     return entry.tokens[-1], entry.script
 
