@@ -145,10 +145,7 @@ def _metric(index: int, gpu: Mi300x) -> dict[str, Any]:
         },
         "perf_level": "AMDSMI_DEV_PERF_LEVEL_AUTO",
         "xgmi_err": "N/A",
-        "mem_usage": {
-            "total_vram": _value(196592, "MB"),
-            "used_vram": _value(gpu.used_mb, "MB"),
-        },
+        "mem_usage": {"total_vram": _value(196592, "MB"), "used_vram": _value(gpu.used_mb, "MB")},
         "throttle": {
             f"{kind}_violation_status": "ACTIVE" if kind == gpu.violation else "NOT ACTIVE"
             for kind in kinds

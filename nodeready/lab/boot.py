@@ -349,8 +349,7 @@ def start_batch(directory: str, switch: int, specs: list[Spec]) -> dict[str, int
         with contextlib.suppress(BrokenPipeError):
             os.write(node.go, b"g")
     for node in waiting:
-        problem = node.read_status()
-        if problem:
+        if problem := node.read_status():
             report(node=node.name, error=problem.decode())
         else:
             running[node.name] = node.pid

@@ -51,8 +51,7 @@ def check_needs(slurm: bool = False) -> None:
     """Raise LabUnavailable, in one line, unless this machine can run a lab (with Slurm)."""
     if os.geteuid() != 0:
         raise LabUnavailable("the lab makes namespaces and mounts: run it as root (sudo)")
-    missing = missing_programs(slurm)
-    if missing:
+    if missing := missing_programs(slurm):
         path = environment()["PATH"]
         installers = [item for item in _INSTALLERS if shutil.which(item[0], path=path)]
         installer, column = installers[0] if installers else ("", 0)

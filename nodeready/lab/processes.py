@@ -118,11 +118,7 @@ Done = subprocess.CompletedProcess[str]
 
 
 def spec(
-    index: int,
-    node: NodeState,
-    files: Files,
-    gone: Sequence[str] = (),
-    freezer: str = "",
+    index: int, node: NodeState, files: Files, gone: Sequence[str] = (), freezer: str = ""
 ) -> dict[str, Any]:
     """The helper's plan for a node of lab number `index`, with the files that it has and lacks."""
     return {

@@ -47,8 +47,7 @@ def clean(directory: Path) -> None:
     """End all processes of the lab, and empty its directory."""
     groups = freezer.group_path(directory.name)
     with contextlib.suppress(LabError):
-        lab = state.load(directory.name)
-        if lab:
+        if lab := state.load(directory.name):
             network.delete_interface(lab.index)
         if not lab or not lab.slurm:
             groups = ""
