@@ -18,11 +18,12 @@ namespace separates stays this machine's: the kernel's real Yama and core_patter
 profiles   the kinds of node: hardware and adapters as data, nvidia, amd
 faults     the faults of nodes by name;  culprits: processes that are a fault
 state      /run/nodeready/lab/NAME, and the errors;  needs: what a machine needs for a lab
+programs   runs a program on this machine
 network    subnets, addresses
 image      the layer that makes an overlay a fresh node, with its /proc, /sys and kernel log
 slurm      the files for Slurm, and the running Slurm
 boot       the process that starts nodes;  freezer: cgroups;  syscalls
-processes  the processes of a lab, and programs that its commands run
+processes  the processes of a lab, the helper that starts nodes, and programs in a node
 machines   starts and stops nodes;  disk: a node's disk, before and after a fault
 running    a running lab;  node: LabNode;  cluster: Lab;  removal: ends a lab
 """

@@ -140,30 +140,30 @@ def ib_tree(devices: Iterable[Device], **changes: Mapping[str, Any]) -> dict[str
     }
 
 
-def _guid(at: int) -> str:
-    return f"946d:ae03:00f4:{at:02x}a6"
+def _guid(index: int) -> str:
+    return f"946d:ae03:00f4:{index:02x}a6"
 
 
-def _infiniband(at: int, bus: str, **fields: Any) -> Device:
-    """The compute port number `at` of a node, in an InfiniBand fabric with a subnet manager."""
+def _infiniband(index: int, bus: str, **fields: Any) -> Device:
+    """The compute port `index` of a node, in an InfiniBand fabric with a subnet manager."""
     return Device(
-        name=f"mlx5_{at}",
+        name=f"mlx5_{index}",
         pci_address=f"0000:{bus}:00.0",
-        guid=_guid(at),
-        numa_node=at // 4,
-        lid=f"{0x2A0 + at:#x}",
+        guid=_guid(index),
+        numa_node=index // 4,
+        lid=f"{0x2A0 + index:#x}",
         sm_lid="0x1",
-        netdev=f"ib{at}",
-        gids=((f"fe80:0000:0000:0000:{_guid(at)}", "IB/RoCE v1"),),
-        uverbs=f"uverbs{at}",
+        netdev=f"ib{index}",
+        gids=((f"fe80:0000:0000:0000:{_guid(index)}", "IB/RoCE v1"),),
+        uverbs=f"uverbs{index}",
         **fields,
     )
 
 
-def _roce_gids(at: int, subnet: int) -> tuple[tuple[str, str], ...]:
+def _roce_gids(index: int, subnet: int) -> tuple[tuple[str, str], ...]:
     """The four GIDs of a port with one IPv4 address."""
-    local = f"fe80:0000:0000:0000:966d:aeff:fef4:{at:02x}a6"
-    ipv4 = f"0000:0000:0000:0000:0000:ffff:0a{subnet:02x}:{at:02x}0b"
+    local = f"fe80:0000:0000:0000:966d:aeff:fef4:{index:02x}a6"
+    ipv4 = f"0000:0000:0000:0000:0000:ffff:0a{subnet:02x}:{index:02x}0b"
     return tuple((gid, kind) for gid in (local, ipv4) for kind in ("IB/RoCE v1", "RoCE v2"))
 
 
@@ -187,7 +187,7 @@ def ib_bond() -> Device:
 def h100() -> tuple[Device, ...]:
     """Eight ConnectX-7 with InfiniBand NDR, and the management bond."""
     buses = ("18", "40", "4f", "5e", "9a", "c0", "ce", "dc")
-    return (*(_infiniband(at, bus) for at, bus in enumerate(buses)), ib_bond())
+    return (*(_infiniband(index, bus) for index, bus in enumerate(buses)), ib_bond())
 
 
 _CONNECTX_6 = {"hca_type": "MT4123", "firmware": "20.35.1012"}
@@ -197,7 +197,7 @@ def a100() -> tuple[Device, ...]:
     """Eight ConnectX-6 with InfiniBand HDR."""
     buses = ("0c", "12", "4b", "54", "8d", "94", "ba", "cc")
     fields = {**_CONNECTX_6, "board_id": "MT_0000000222", "rate": "200 Gb/sec (4X HDR)"}
-    return tuple(_infiniband(at, bus, **fields) for at, bus in enumerate(buses))
+    return tuple(_infiniband(index, bus, **fields) for index, bus in enumerate(buses))
 
 
 def l40s() -> tuple[Device, ...]:
@@ -211,16 +211,16 @@ def mi300x() -> tuple[Device, ...]:
     buses = ("09", "2d", "4d", "69", "89", "a9", "c9", "e9")
     return tuple(
         Device(
-            name=f"mlx5_{at}",
+            name=f"mlx5_{index}",
             pci_address=f"0000:{bus}:00.0",
-            guid=_guid(at),
-            numa_node=at // 4,
+            guid=_guid(index),
+            numa_node=index // 4,
             link_layer="Ethernet",
-            netdev=f"eth{at + 1}",
-            gids=_roce_gids(at, at + 1),
-            uverbs=f"uverbs{at}",
+            netdev=f"eth{index + 1}",
+            gids=_roce_gids(index, index + 1),
+            uverbs=f"uverbs{index}",
         )
-        for at, bus in enumerate(buses)
+        for index, bus in enumerate(buses)
     )
 
 
@@ -289,7 +289,7 @@ def of_device(device: Device, index: int) -> NetDevice:
     """The interface of an RDMA device, in the state of its port."""
     is_infiniband = device.link_layer == "InfiniBand"
     mac = device.guid.replace(":", "")
-    pairs = [mac[at : at + 2] for at in range(0, 16, 2)]
+    pairs = [mac[start : start + 2] for start in range(0, 16, 2)]
     if is_infiniband:
         address = ":".join(["00:00:10:29:fe:80:00:00:00:00:00:00", *pairs])
     else:
@@ -322,7 +322,7 @@ def bond(
             name, "", address, speed_mbps=200000, index=30, uevent=uevent, extra_files=bond_files
         )
     ]
-    for at, slave in enumerate(slaves):
+    for index, slave in enumerate(slaves):
         files: dict[str, str | Link] = {
             "master": Link(f"../{name}"),
             f"upper_{name}": Link(f"../{name}"),
@@ -330,7 +330,7 @@ def bond(
             "bonding_slave/state": "active\n",
         }
         port = NetDevice(
-            slave, pci[at], address, speed_mbps=100000, index=31 + at, extra_files=files
+            slave, pci[index], address, speed_mbps=100000, index=31 + index, extra_files=files
         )
         interfaces.append(port)
     return interfaces
@@ -377,13 +377,13 @@ def adapters(
 def interfaces(devices: Iterable[Device]) -> list[NetDevice]:
     """Their netdevs: one for each port, and for a bond its two ports as well."""
     nics: list[NetDevice] = []
-    for at, device in enumerate(devices):
+    for index, device in enumerate(devices):
         if device.netdev.startswith("bond"):
             second = f"{device.pci_address[:-1]}1"
             mac = of_device(device, 0).address
             nics += bond(device.netdev, mac, _BOND_PORTS, (device.pci_address, second))
         elif device.netdev:
-            nics.append(of_device(device, 10 + at))
+            nics.append(of_device(device, 10 + index))
     return nics
 
 

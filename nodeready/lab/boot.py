@@ -29,6 +29,7 @@ import socket
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -256,33 +257,34 @@ def report(**line: Any) -> None:
     print(json.dumps(line), flush=True)
 
 
-def fork_in_pid_namespace() -> int:
-    """Fork a child that is process 1 of a new PID namespace, and dies with this process."""
+def fork_in_pid_namespace(become: Callable[[], NoReturn], status: int) -> int:
+    """Fork process 1 of a new PID namespace, which dies with this process and calls `become`.
+
+    It writes an error of `become` to `status`, which this process closes.
+    """
     own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
         syscalls.unshare(syscalls.NEWPID)
         pid = os.fork()
         if pid == 0:
-            syscalls.die_with_parent(signal.SIGKILL)
-        else:
-            syscalls.setns(own_namespace, syscalls.NEWPID)
-        return pid
+            try:
+                syscalls.die_with_parent(signal.SIGKILL)
+                become()
+            except Exception as error:  # noqa: BLE001 - the caller reports any error
+                os.write(status, str(error).encode())
+            finally:
+                os._exit(1)
+        syscalls.setns(own_namespace, syscalls.NEWPID)
     finally:
         os.close(own_namespace)
+    os.close(status)
+    return pid
 
 
 def start_switch(directory: str, plan: Spec) -> int:
     """Start the lab's bridge, and the interface of the lab on this machine. Raises OSError."""
-    status, child = os.pipe()
-    pid = fork_in_pid_namespace()
-    if pid == 0:
-        try:
-            become_switch(directory)
-        except Exception as error:  # noqa: BLE001 - the caller reports any error
-            os.write(child, str(error).encode())
-        finally:
-            os._exit(1)
-    os.close(child)
+    status, child_status = os.pipe()
+    pid = fork_in_pid_namespace(lambda: become_switch(directory), child_status)
     problem = os.read(status, 4096)
     os.close(status)
     if problem:
@@ -311,17 +313,13 @@ def fork_node(directory: str, spec: Spec) -> StartingNode:
     """Fork a node; it stops before its network and waits for `go`."""
     status, child_status = os.pipe()
     child_go, go = os.pipe()
-    pid = fork_in_pid_namespace()
-    if pid == 0:
-        try:
-            # With a copy of the caller's end, the child would not notice the caller's death.
-            os.close(go)
-            become_node(directory, spec, child_status, child_go)
-        except Exception as error:  # noqa: BLE001 - the caller reports any error
-            os.write(child_status, str(error).encode())
-        finally:
-            os._exit(1)
-    os.close(child_status)
+
+    def become() -> NoReturn:
+        # With a copy of the caller's end, the child would not notice the caller's death.
+        os.close(go)
+        become_node(directory, spec, child_status, child_go)
+
+    pid = fork_in_pid_namespace(become, child_status)
     os.close(child_go)
     return StartingNode(spec["name"], pid, status, go, spec["port"], spec["mac"])
 

@@ -18,15 +18,15 @@ from nodeready.lab.image import new_key
 from nodeready.lab.machines import Progress, grow, new_controller
 from nodeready.lab.needs import check_kernel, check_needs
 from nodeready.lab.node import LabNode
-from nodeready.lab.processes import Done, Files
+from nodeready.lab.processes import Files
 from nodeready.lab.profiles import PROFILES
+from nodeready.lab.programs import Done
 from nodeready.lab.removal import clean, down, remove, remove_empty
 from nodeready.lab.running import RunningLab
 from nodeready.lab.slurm import client_conf_path, configure, new_slurm, run_command
 from nodeready.lab.state import LabError, LabState
 
-# The size of all nodes' writes together, in part of this machine's memory. The tmpfs is empty at
-# first and grows with them.
+# The maximum of all nodes' writes together, as a part of this machine's memory.
 _FS_SIZE = "50%"
 
 
@@ -80,16 +80,7 @@ class Lab(RunningLab):
                 if fault:
                     faults.find(fault, profile)
                 if lab:
-                    differs = ""
-                    if lab.profile != profile:
-                        differs = f"with profile {lab.profile}"
-                    elif slurm and not lab.slurm:
-                        differs = "without Slurm"
-                    if differs:
-                        raise LabError(
-                            f"the lab {name} runs {differs}; end it first: "
-                            f"nodeready lab down --name {name}"
-                        )
+                    lab._check_kind(profile, slurm)
                     lab.started = grow(lab.state, nodes, files, progress, fault)
                     return lab
                 try:
@@ -107,9 +98,19 @@ class Lab(RunningLab):
             remove_empty(directory)
             raise
 
+    def _check_kind(self, profile: str, slurm: bool) -> None:
+        """Raise LabError unless the lab has this profile, and Slurm where it is wanted."""
+        differs = "without Slurm" if slurm and not self.slurm else ""
+        if self.profile != profile:
+            differs = f"with profile {self.profile}"
+        if differs:
+            raise LabError(
+                f"the lab {self.name} runs {differs}; end it first: "
+                f"nodeready lab down --name {self.name}"
+            )
+
     @property
     def nodes(self) -> list[LabNode]:
-        """Its nodes, in order."""
         return [LabNode(self, node) for node in self.state.nodes]
 
     def node(self, name: str) -> LabNode:
@@ -141,7 +142,6 @@ class Lab(RunningLab):
 
     @property
     def slurm(self) -> bool:
-        """Whether it has Slurm."""
         return self.state.slurm is not None
 
     @property

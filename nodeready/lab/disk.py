@@ -16,9 +16,10 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from nodeready.lab import processes, state
+from nodeready.lab import state
 from nodeready.lab.boot import STASH
 from nodeready.lab.processes import Files, encoded
+from nodeready.lab.programs import run
 from nodeready.lab.state import LabState, NodeState
 
 
@@ -118,7 +119,7 @@ def _states(disk: Path) -> dict[str, list[Any]]:
 
 def _copy(source: Path, target: Path) -> None:
     """Copy with all attributes: some say what of the layers below is hidden (overlayfs)."""
-    processes.run(["cp", "-a", "-T", str(source), str(target)]).check_returncode()
+    run(["cp", "-a", "-T", str(source), str(target)]).check_returncode()
 
 
 def _copy_owner(source: Path, target: Path) -> None:

@@ -19,7 +19,8 @@ from nodeready.lab.boot import STASH
 from nodeready.lab.hardware import Hardware
 from nodeready.lab.processes import Content
 from nodeready.lab.profiles import PROFILES
-from nodeready.lab.state import LabError, environment
+from nodeready.lab.programs import environment
+from nodeready.lab.state import LabError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -139,10 +140,8 @@ def _paths(hardware: Hardware) -> set[str]:
         paths.add(str(top))
         for name in contents:
             path = top / name
-            paths |= {
-                str(path),
-                *(str(parent) for parent in path.parents if top in parent.parents),
-            }
+            paths.add(str(path))
+            paths |= {str(parent) for parent in path.parents if top in parent.parents}
     if hardware.start:
         paths.add(f"{STASH}/start")
     return paths

@@ -7,11 +7,11 @@ go with it. Each command mounts the freezer in its own mount namespace.
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 from nodeready.lab import syscalls
-from nodeready.lab.state import LabError, environment
+from nodeready.lab.programs import Done, run
+from nodeready.lab.state import LabError
 
 # The directory of a node's cgroups (cgroup.conf(5), CgroupMountpoint).
 CGROUP_ROOT = "/sys/fs/cgroup"
@@ -87,12 +87,6 @@ def remove(path: str) -> None:
         raise LabError(f"the cgroup {path} (v1, freezer) cannot be removed: a process is in it")
 
 
-def _freezer(script: str, path: str) -> subprocess.CompletedProcess[str]:
+def _freezer(script: str, path: str) -> Done:
     """Run a script that finds the freezer at /mnt; exit status 32: it could not be mounted."""
-    return subprocess.run(
-        ["unshare", "--mount", "sh", "-c", _MOUNT + script, "sh", path],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(),
-    )
+    return run(["unshare", "--mount", "sh", "-c", _MOUNT + script, "sh", path], timeout=None)

@@ -3,7 +3,7 @@
 Hardware(
     trees={"/sys/class/infiniband": {"mlx5_0/fw_ver": "28.39.1002\\n"}},
     files={"/usr/bin/tool": File("#!/bin/sh\\n…", 0o755)},
-    devices=("/dev/kfd",),
+    devices={"/dev/kfd": 0o666},
 )
 """
 

@@ -218,16 +218,19 @@ class Image:
             os.setxattr(path_in_layer, "trusted.overlay.opaque", b"y")
         return path_in_layer
 
+    def _path(self, path: str) -> Path:
+        """The path in the layer, in a directory that exists."""
+        return self.directory(os.path.dirname(path)) / os.path.basename(path)
+
     def file(self, path: str, content: str, mode: int = 0o644, owner: int = 0) -> None:
-        """A regular file."""
-        path_in_layer = self.directory(os.path.dirname(path)) / os.path.basename(path)
+        path_in_layer = self._path(path)
         path_in_layer.write_text(content)
         path_in_layer.chmod(mode)
         os.chown(path_in_layer, owner, owner)
 
     def link(self, path: str, target: str) -> None:
         """A symbolic link, unless the path exists."""
-        path_in_layer = self.directory(os.path.dirname(path)) / os.path.basename(path)
+        path_in_layer = self._path(path)
         if not os.path.lexists(path_in_layer):
             path_in_layer.symlink_to(target)
 
@@ -244,13 +247,13 @@ class Image:
 
     def device(self, path: str, mode: int = 0o666) -> None:
         """A device file that behaves as /dev/null."""
-        path_in_layer = self.directory(os.path.dirname(path)) / os.path.basename(path)
+        path_in_layer = self._path(path)
         os.mknod(path_in_layer, stat.S_IFCHR, os.makedev(*DEVICES["null"]))
         path_in_layer.chmod(mode)
 
     def hide(self, path: str) -> None:
         """Hide a path of this machine by a whiteout."""
-        path_in_layer = self.directory(os.path.dirname(path)) / os.path.basename(path)
+        path_in_layer = self._path(path)
         if not os.path.lexists(path_in_layer):
             os.mknod(path_in_layer, stat.S_IFCHR, os.makedev(0, 0))
 
@@ -293,8 +296,8 @@ def kernel_log(*lines: tuple[float, str]) -> str:
 
 def trees(profile: Profile) -> dict[str, Tree]:
     """The trees over directories of /sys and /proc, by path."""
-    over: dict[str, Tree] = {path: {} for path in _HIDDEN if os.path.isdir(path)}
-    return {**over, **profile.hardware.trees}
+    empty: dict[str, Tree] = {path: {} for path in _HIDDEN if os.path.isdir(path)}
+    return {**empty, **profile.hardware.trees}
 
 
 def targets(profile: Profile) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from nodeready.lab import faults, freezer, network, processes, slurm, state
 from nodeready.lab.disk import NodeDisk
 from nodeready.lab.image import new_key
-from nodeready.lab.processes import Files
+from nodeready.lab.processes import Files, is_alive
 from nodeready.lab.state import LabError, LabState, NodeState
 
 # Gets the number of nodes that are ready, and of all that start.
@@ -30,13 +30,8 @@ Host *
 """
 
 
-def is_alive(node: NodeState) -> bool:
-    """Whether its process 1 lives."""
-    return node.pid > 0 and processes.started_at(node.pid) == node.started
-
-
 def kill(node: NodeState) -> None:
-    """Cut its power."""
+    """Cut its power: end its process 1, and with it all of its processes."""
     if is_alive(node):
         group = freezer.group_of(node.pid)
         processes.end(node.pid, meanwhile=lambda: freezer.thaw(group) if group else None)
@@ -92,9 +87,8 @@ def grow(
     dead = [node for node in old if not is_alive(node)]
     # A controller that never ran has no disk to keep.
     new_controllers = [machine for machine in controllers if not machine.pid]
-    dead_controllers = [
-        machine for machine in controllers if machine.pid and not is_alive(machine)
-    ]
+    old_controllers = [machine for machine in controllers if machine.pid]
+    dead_controllers = [machine for machine in old_controllers if not is_alive(machine)]
     new = [new_node(lab, number) for number in range(len(old) + 1, count + 1)]
     if new and fault:
         new[-1].fault = fault
@@ -109,10 +103,7 @@ def grow(
             slurm.spread(lab)
         start(lab, new, files, progress)
         if new:
-            _add_hosts(
-                [*old, *(machine for machine in controllers if machine not in new_controllers)],
-                new,
-            )
+            _add_hosts([*old, *old_controllers], new)
     except BaseException:
         if new:
             processes.end_all(state.directory(lab.name), [node.name for node in new])

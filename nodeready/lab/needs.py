@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-import subprocess
 from pathlib import Path
 
-from nodeready.lab.state import LabUnavailable, environment
+from nodeready.lab.programs import environment, run
+from nodeready.lab.state import LabUnavailable
 
 # Program: its package on Debian and Ubuntu, on Fedora and RHEL, on SUSE.
 _PROGRAMS = {
@@ -53,8 +53,8 @@ def check_needs(slurm: bool = False) -> None:
         raise LabUnavailable("the lab makes namespaces and mounts: run it as root (sudo)")
     if missing := missing_programs(slurm):
         path = environment()["PATH"]
-        installers = [item for item in _INSTALLERS if shutil.which(item[0], path=path)]
-        installer, column = installers[0] if installers else ("", 0)
+        installed = (item for item in _INSTALLERS if shutil.which(item[0], path=path))
+        installer, column = next(installed, ("", 0))
         packages_by_program = {**_PROGRAMS, **_SLURM_PROGRAMS}
         packages = sorted({packages_by_program[name][column] for name in missing})
         how = f"{installer} install" if installer else "install"
@@ -64,13 +64,7 @@ def check_needs(slurm: bool = False) -> None:
 def check_kernel() -> None:
     """Raise LabUnavailable unless the kernel allows all parts of a node."""
     flags = ["--mount", "--pid", "--net", "--uts", "--ipc", "--fork"]
-    done = subprocess.run(
-        ["unshare", *flags, "sh", "-c", _TRIAL],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(),
-    )
+    done = run(["unshare", *flags, "sh", "-c", _TRIAL], timeout=None)
     if done.returncode:
         refusal = done.stdout.strip() or "make namespaces"
         errors = done.stderr.strip().splitlines()

@@ -6,12 +6,12 @@ import contextlib
 import ipaddress
 import json
 import socket
-import subprocess
 import zlib
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from nodeready.lab.state import ROOT, LabError, environment, locked, write
+from nodeready.lab.programs import run
+from nodeready.lab.state import ROOT, LabError, locked, write
 
 # Private (RFC 1918), and none that Docker, libvirt and home routers use by default.
 _RANGE = ipaddress.IPv4Network("10.213.0.0/16")
@@ -112,7 +112,7 @@ def restore_neighbour_limit() -> None:
 
 def delete_interface(index: int) -> None:
     """Remove the lab's interface from this machine; no error when it is not there."""
-    _run("link", "delete", interface(index))
+    run(["ip", "link", "delete", interface(index)], timeout=None)
 
 
 def ip(commands: Iterable[str], namespace_of: int = 0, force: bool = False) -> None:
@@ -124,14 +124,7 @@ def ip(commands: Iterable[str], namespace_of: int = 0, force: bool = False) -> N
     argv = ["ip", *(["-force"] if force else []), "-batch", "-"]
     if namespace_of:
         argv = ["nsenter", "-t", str(namespace_of), "-n", *argv]
-    done = subprocess.run(
-        argv,
-        input="\n".join(commands) + "\n",
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(),
-    )
+    done = run(argv, "\n".join(commands) + "\n", timeout=None)
     if done.returncode and not force:
         raise OSError(f"ip: {done.stderr.strip().splitlines()[0]}")
 
@@ -146,14 +139,9 @@ def listening(pid: int) -> bool:
     return ":0016 00000000:0000 0A" in sockets
 
 
-def _run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["ip", *words], capture_output=True, text=True, check=False, env=environment()
-    )
-
-
 def _ip(*words: str) -> list[dict[str, str]]:
-    done = _run("-4", "-json", *words)
+    """What `ip` shows of IPv4. Raises LabError."""
+    done = run(["ip", "-4", "-json", *words], timeout=None)
     if done.returncode:
         raise LabError(f"ip {' '.join(words)}: {done.stderr.strip()}")
     answer: list[dict[str, str]] = json.loads(done.stdout or "[]")

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from nodeready.lab import processes
-from nodeready.lab.machines import is_alive, kill
+from nodeready.lab.machines import kill
 from nodeready.lab.network import listening, port
-from nodeready.lab.processes import Content, Done
+from nodeready.lab.processes import Content, is_alive
+from nodeready.lab.programs import Done, run
 from nodeready.lab.running import RunningLab
 from nodeready.lab.state import LabError, NodeState
 
 
 class LabNode:
-    """A node, by its name in the lab; `name`, `address` and `number` never change."""
+    """A node of a lab; `name`, `address` and `number` never change."""
 
     def __init__(self, lab: RunningLab, node: NodeState) -> None:
         self.lab = lab
@@ -74,7 +75,7 @@ class LabNode:
         subprocess.TimeoutExpired after `timeout` seconds.
         """
         argv = ["ssh", "-F", str(self.lab.ssh_config), "-l", user, self.name, "--", command]
-        return self._checked(command, processes.run(argv, input or "", timeout), check)
+        return self._checked(command, run(argv, input or "", timeout), check)
 
     def enter(
         self,
@@ -95,7 +96,6 @@ class LabNode:
         return done
 
     def read(self, path: str) -> str:
-        """A file's content."""
         return self.enter(["cat", "--", path]).stdout
 
     def write(self, path: str, content: str | bytes, mode: int | None = None) -> None:
@@ -117,12 +117,12 @@ class LabNode:
         }
         return self.name, data
 
-    def testinfra(self, user: str = "root") -> Any:
+    def testinfra(self) -> Any:
         """A testinfra host for this node, over plain ssh."""
         import testinfra
 
         # A shared connection would outlive the test, and keep the limits of its login.
-        spec = f"ssh://{user}@{self.name}?controlpersist=0"
+        spec = f"ssh://root@{self.name}?controlpersist=0"
         return testinfra.get_host(spec, ssh_config=str(self.lab.ssh_config))
 
     def kill(self) -> None:

@@ -318,10 +318,9 @@ def _element(name: str, value: object, depth: int) -> str:
     return f"{indent}<{name}>{value}</{name}>"
 
 
-def query(gpus: Iterable[Mapping[str, Any]], model: str = "h100", driver: str = "") -> str:
+def query(gpus: Iterable[Mapping[str, Any]], model: str = "h100") -> str:
     """``nvidia-smi -q -x`` of a node with these GPUs: each has its ``address`` and `CHANGES`."""
     board = BOARDS[model]
-    driver = driver or board.driver
     shown = []
     for index, gpu in enumerate(gpus):
         changes = {name: value for name, value in gpu.items() if name != "address"}
@@ -330,7 +329,7 @@ def query(gpus: Iterable[Mapping[str, Any]], model: str = "h100", driver: str = 
 <!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">
 <nvidia_smi_log>
 \t<timestamp>Mon Jan  6 09:00:00 2025</timestamp>
-\t<driver_version>{driver}</driver_version>
+\t<driver_version>{board.driver}</driver_version>
 \t<cuda_version>{board.cuda}</cuda_version>
 \t<attached_gpus>{len(shown)}</attached_gpus>{"".join(shown)}
 

@@ -1,7 +1,4 @@
-"""The processes of a lab, recognised by their command lines, and those that its commands run.
-
-The commands run the helper that starts nodes (nodeready.lab.boot), nsenter and other programs.
-"""
+"""The processes of a lab, recognised by their command lines, and the helper that starts nodes."""
 
 from __future__ import annotations
 
@@ -21,13 +18,14 @@ from typing import Any
 from nodeready.lab import image, network, state
 from nodeready.lab.boot import MARK
 from nodeready.lab.profiles import PROFILES
-from nodeready.lab.state import LabError, LabState, NodeState, environment
+from nodeready.lab.programs import Done, environment, run
+from nodeready.lab.state import LabError, LabState, NodeState
 
 # A killed init takes its node along; the kernel needs milliseconds, a loaded machine more.
 DEATH_S = 20.0
 
 
-# --- Those that belong to a lab.
+# --- The processes of a lab.
 
 
 def detach() -> None:
@@ -52,6 +50,11 @@ def started_at(pid: int) -> int | None:
         return None
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def is_alive(node: NodeState) -> bool:
+    """Whether its process 1 lives."""
+    return node.pid > 0 and started_at(node.pid) == node.started
 
 
 def of_lab(directory: Path, names: Collection[str] = ()) -> list[int]:
@@ -107,27 +110,30 @@ def end(pid: int, wait_s: float = DEATH_S, meanwhile: Callable[[], None] = lambd
         os.close(handle)
 
 
-# --- Those that the lab's commands run.
+# --- The helper (nodeready.lab.boot), and programs in a node's namespaces.
 
 # The content of a file of a node: text, bytes, or either with its mode.
 Content = str | bytes | tuple[str | bytes, int]
 Files = Mapping[str, Content]
 # The helper's standard error, in the lab's directory.
 LOG = "boot.log"
-Done = subprocess.CompletedProcess[str]
 
 
 def spec(
     index: int, node: NodeState, files: Files, gone: Sequence[str] = (), freezer: str = ""
 ) -> dict[str, Any]:
     """The helper's plan for a node of lab number `index`, with the files that it has and lacks."""
+    contents = {path: encoded(item) for path, item in files.items()}
     return {
         "name": node.name,
         "address": str(network.address(index, node.number)),
         "mac": network.mac(index, node.number),
         "port": network.port(node.number),
         "generation": f"g{node.generation}",
-        "files": {path: _json_file(item) for path, item in files.items()},
+        "files": {
+            path: {"data": base64.b64encode(data).decode(), "mode": mode}
+            for path, (data, mode) in contents.items()
+        },
         "gone": list(gone),
         "freezer": freezer,
     }
@@ -137,28 +143,6 @@ def enter(pid: int, argv: Sequence[str], data: str = "", timeout: float = 60) ->
     """Run a program as root in the namespaces of the node whose process 1 this is."""
     into = ["nsenter", "-t", str(pid), "-m", "-u", "-i", "-n", "-p", "-w", "--"]
     return run([*into, *argv], data, timeout)
-
-
-def run(
-    argv: Sequence[str],
-    data: str = "",
-    timeout: float = 60,
-    env: Mapping[str, str] | None = None,
-    cwd: str | None = None,
-) -> Done:
-    """Run a program here; its output is text, with surrogates for invalid bytes."""
-    return subprocess.run(
-        argv,
-        input=data,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        errors="surrogateescape",
-        timeout=timeout,
-        check=False,
-        env=env or environment(),
-        cwd=cwd,
-    )
 
 
 def module(name: str, *words: str) -> Done:
@@ -217,8 +201,3 @@ def encoded(item: Content) -> tuple[bytes, int]:
     content, mode = item if isinstance(item, tuple) else (item, 0o644)
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     return data, mode
-
-
-def _json_file(item: Content) -> dict[str, Any]:
-    data, mode = encoded(item)
-    return {"data": base64.b64encode(data).decode(), "mode": mode}

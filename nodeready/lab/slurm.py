@@ -16,8 +16,8 @@ from pathlib import Path
 
 from nodeready.lab import freezer, processes, state
 from nodeready.lab.boot import STASH
-from nodeready.lab.processes import Done
-from nodeready.lab.state import LabError, LabState, NodeState, SlurmState, environment
+from nodeready.lab.programs import Done, environment, run
+from nodeready.lab.state import LabError, LabState, NodeState, SlurmState
 
 CONF = "/etc/slurm/slurm.conf"
 SCRIPT = f"{STASH}/slurm"
@@ -163,7 +163,14 @@ def group(lab: LabState, node: NodeState) -> str:
 # A node registers within a moment; the rest is for a machine that is loaded.
 READY_S = 60.0
 
-NONE = "the lab {lab} has no Slurm; start one that has: nodeready lab up --slurm"
+
+def _slurm_of(lab: LabState) -> SlurmState:
+    """The lab's Slurm. Raises LabError without one."""
+    if lab.slurm is None:
+        raise LabError(
+            f"the lab {lab.name} has no Slurm; start one that has: nodeready lab up --slurm"
+        )
+    return lab.slurm
 
 
 def client_conf_path(lab: str) -> Path:
@@ -173,16 +180,15 @@ def client_conf_path(lab: str) -> Path:
 
 def run_command(lab: LabState, argv: Sequence[str], timeout: float = 60) -> Done:
     """Run one of Slurm's commands of this machine on the lab. Raises LabError."""
-    if lab.slurm is None:
-        raise LabError(NONE.format(lab=lab.name))
+    _slurm_of(lab)
     # Variables of a job or of its user are not about the lab.
     env = {name: value for name, value in environment().items() if not _is_slurms(name)}
     env["SLURM_CONF"] = str(client_conf_path(lab.name))
-    return processes.run(argv, timeout=timeout, env=env)
+    return run(argv, timeout=timeout, env=env)
 
 
 def wait_until_known(lab: LabState, started: Collection[NodeState]) -> None:
-    """These machines have just started: wait until Slurm knows them. Raises LabError."""
+    """Wait until Slurm knows these machines, which have just started. Raises LabError."""
     if lab.slurm is None:
         return
     state.write(client_conf_path(lab.name), client_conf(lab, lab.slurm))
@@ -208,13 +214,12 @@ def wait_until_known(lab: LabState, started: Collection[NodeState]) -> None:
 
 def configure(lab: LabState, lines: Sequence[str]) -> None:
     """Add these lines to slurm.conf. Raises LabError when Slurm refuses them; it keeps the old."""
-    if lab.slurm is None:
-        raise LabError(NONE.format(lab=lab.name))
-    old, lab.slurm.lines = lab.slurm.lines, checked(lines)
+    slurm = _slurm_of(lab)
+    old, slurm.lines = slurm.lines, checked(lines)
     try:
         spread(lab)
     except LabError:
-        lab.slurm.lines = old
+        slurm.lines = old
         spread(lab)
         raise
     finally:
@@ -225,11 +230,7 @@ def spread(lab: LabState) -> None:
     """Give slurm.conf to all running machines, and restart Slurm there. Raises LabError."""
     if lab.slurm is None:
         return
-    alive = [
-        machine
-        for machine in lab.machines()
-        if processes.started_at(machine.pid) == machine.started
-    ]
+    alive = [machine for machine in lab.machines() if processes.is_alive(machine)]
     controller = lab.slurm.controller
     state.write(client_conf_path(lab.name), client_conf(lab, lab.slurm))
     content = conf(lab, lab.slurm)

@@ -37,7 +37,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 # A user who can read a directory could hold its lock; its files have their own modes.
 _MODE = 0o711
 
-# The time in which 256 nodes start on a slow machine.
+# 256 nodes start in this time on a slow machine.
 LOCK_S = 120.0
 
 
@@ -62,8 +62,12 @@ class NodeState:
 
 @dataclass
 class SlurmState:
-    """Slurm on a lab: the machine of its controller, munge's key (base64), the lines that are
-    added to slurm.conf, and whether the nodes have the v1 freezer.
+    """Slurm on a lab.
+
+    controller: the machine of its controller
+    key:        munge's key, base64
+    freezer:    the nodes have the v1 freezer
+    lines:      the lines that are added to slurm.conf
     """
 
     controller: NodeState
@@ -181,12 +185,12 @@ def is_locked(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def locked(path: Path, wait_s: float = LOCK_S) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Make the directory, and hold its lock. Raises LabError when another command keeps it.
 
     `down` removes the directory while it holds the lock: a waiting command then makes a new one.
     """
-    deadline = time.monotonic() + wait_s
+    deadline = time.monotonic() + LOCK_S
     while True:
         path.mkdir(mode=_MODE, parents=True, exist_ok=True)
         try:
@@ -204,8 +208,8 @@ def locked(path: Path, wait_s: float = LOCK_S) -> Iterator[None]:
             if time.monotonic() > deadline:
                 os.close(handle)
                 raise LabError(
-                    f"another command has been changing the lab {path.name} for {wait_s:.0f} s; "
-                    "see who with `fuser -v " + str(path) + "`"
+                    f"another command has been changing the lab {path.name} for {LOCK_S:.0f} s; "
+                    f"see who with `fuser -v {path}`"
                 ) from None
             time.sleep(0.05)
         except FileNotFoundError:
@@ -215,9 +219,3 @@ def locked(path: Path, wait_s: float = LOCK_S) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def environment() -> dict[str, str]:
-    """The environment, with the administrator's programs on the path also after a plain `su`."""
-    path = os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin"
-    return {**os.environ, "PATH": path, "LC_ALL": "C"}

@@ -18,7 +18,7 @@ import pytest
 from pyinfra.api import Config
 
 from nodeready.inventory import load as inventory_load
-from nodeready.lab import Lab, LabNode, processes
+from nodeready.lab import Lab, LabNode, programs
 from nodeready.transport.base import Answer, Failure, Reply, Request, Transport, once
 from nodeready.transport.clush.transport import Clush
 from tests.command import ours, wait_for
@@ -103,7 +103,7 @@ class Cluster:
 
     def left(self) -> list[str]:
         """What there still is of a run: its processes on a node, or an ssh here."""
-        here = processes.run(["ps", "-eo", "args"]).stdout
+        here = programs.run(["ps", "-eo", "args"]).stdout
         addresses = "|".join(map(re.escape, self.addresses))
         found = re.findall(rf"^.*ssh .* (?:{addresses}) .*$", here, re.M)
         for node in self.nodes:

@@ -11,7 +11,8 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from nodeready.lab.state import LabError, environment
+from nodeready.lab.programs import environment
+from nodeready.lab.state import LabError
 
 # Added to what the boot loader says: the console goes to our log, a panic ends
 # the machine at once, and no timer is measured, which fails on a busy machine
