@@ -259,7 +259,7 @@ class NetDevice:
     extra_files: Tree = field(default_factory=dict)
 
     def content(self) -> dict[str, str | Link]:
-        """Its directory."""
+        """The files of its directory in /sys/class/net: path -> text or link."""
         lines: dict[str, object] = {
             "type": self.kind,
             "flags": "0x1003",
@@ -388,7 +388,7 @@ def interfaces(devices: Iterable[Device]) -> list[NetDevice]:
 
 
 def pci(devices: Sequence[Device], nics: Sequence[NetDevice]) -> list[PciDevice]:
-    """The PCI functions; the second port of a bond has its own."""
+    """The PCI functions; the second port of a bond has a function of its own."""
     functions = [
         _function(device, device.pci_address, nics, _pci_files(device)) for device in devices
     ]

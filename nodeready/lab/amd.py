@@ -104,8 +104,11 @@ def _static(index: int, bus: str, gpu: Mi300x) -> dict[str, Any]:
             "bad_page_threshold": 256,
             "ecc_block_state": dict.fromkeys(blocks, gpu.ecc),
         },
-        "partition": {"accelerator_partition": "SPX", "memory_partition": "NPS1"}
-        | {"partition_id": "0"},
+        "partition": {
+            "accelerator_partition": "SPX",
+            "memory_partition": "NPS1",
+            "partition_id": "0",
+        },
         "numa": {"node": index // 4, "affinity": index // 4},
         "vram": {"type": "HBM", "size": _value(196592, "MB")},
     }

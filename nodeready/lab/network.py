@@ -22,8 +22,8 @@ _SUBNETS = list(_RANGE.subnets(new_prefix=_PREFIX))
 
 MAX_NODES = 500
 
-# A route as wide as this is a VPN's for all private addresses (10.0.0.0/8); the lab's narrower
-# route wins for its own addresses. A narrower route is a network in use.
+# A route with a prefix of at most this length is a VPN's for all private addresses (10.0.0.0/8);
+# the lab's narrower route wins for its own addresses. A narrower route is a network in use.
 _BROAD = 12
 
 # The hard limit of the kernel's table of neighbours, which a container may not see; its old value.

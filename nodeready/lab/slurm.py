@@ -16,6 +16,7 @@ from pathlib import Path
 
 from nodeready.lab import freezer, processes, state
 from nodeready.lab.boot import STASH
+from nodeready.lab.processes import Content
 from nodeready.lab.programs import Done, environment, run
 from nodeready.lab.state import LabError, LabState, NodeState, SlurmState
 
@@ -59,9 +60,9 @@ _REPEATED = {"nodename", "partitionname", "downnodes", "nodeset"}
 
 _SETTING = re.compile(r"([A-Za-z]+)=[^\n]*")
 
-# Starts the daemons, or restarts Slurm's; then the daemon is no child of process 1 and has to join
-# the group. A fault may make the root read-only, which needs mounts for directories with open
-# files. The limits are those of Debian's slurmd.service.
+# Starts the daemons, or restarts Slurm's. After a restart the daemon is no child of process 1, and
+# has to join the group itself. A fault may make the root read-only, which needs mounts for
+# directories with open files. The limits are those of Debian's slurmd.service.
 _SCRIPT = """\
 daemon={daemon}
 cd /
@@ -136,7 +137,7 @@ def client_conf(lab: LabState, slurm: SlurmState) -> str:
     return conf(lab, slurm) + f"AuthInfo=socket={socket}\n"
 
 
-def files(lab: LabState, machine: NodeState) -> dict[str, str | tuple[str | bytes, int]]:
+def files(lab: LabState, machine: NodeState) -> dict[str, Content]:
     """A machine's files for Slurm, at every start; none in a lab without it."""
     slurm = lab.slurm
     if slurm is None:

@@ -116,6 +116,20 @@ def _newest_first(path: str) -> list[tuple[int, int, str]]:
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]
 
 
+def _chosen_path(paths: list[str], titles: Mapping[str, str], default: str) -> str:
+    """The boot loader entry that this default names, by file, title, pattern or number; else the
+    newest. The paths are sorted, the newest first.
+    """
+    for path in paths:
+        stem = path.rpartition("/")[2].removesuffix(".conf")
+        named = stem == default or titles.get(path) == default
+        if named or (default and fnmatch.fnmatchcase(stem, default.removesuffix(".conf"))):
+            return path
+    if re.fullmatch(r"\d{1,6}", default) and int(default) < len(paths):
+        return paths[int(default)]
+    return next((path for path in paths if "-rescue" not in path), paths[0])
+
+
 def find_next_boot(
     files: Mapping[str, list[Line]], family: str
 ) -> tuple[Entry | None, tuple[Entry, ...]]:
@@ -142,8 +156,10 @@ def find_next_boot(
             env.update({name: value for name, _, value in pairs})
         elif path == LOADER_CONF:
             words = [line.text.split(None, 1) for line in lines]
-            chosen = [pair[1].strip() for pair in words if pair[0] == "default" and len(pair) == 2]
-            default = default or (chosen[-1] if chosen else "")
+            defaults = [
+                pair[1].strip() for pair in words if pair[0] == "default" and len(pair) == 2
+            ]
+            default = default or (defaults[-1] if defaults else "")
     variables.update(env)
     default = env.get("next_entry", "") or expand(default, env)
     entries: dict[str, Entry] = {}
@@ -159,16 +175,7 @@ def find_next_boot(
     kernels = tuple(_kernels(menu))
     if entries and (not kernels or bls or (family == "redhat" and not menu[0].names)):
         paths = sorted(entries, key=_newest_first, reverse=True)
-        first = next((path for path in paths if "-rescue" not in path), paths[0])
-        for path in paths:
-            stem = path.rpartition("/")[2].removesuffix(".conf")
-            named = stem == default or titles.get(path) == default
-            if named or (default and fnmatch.fnmatchcase(stem, default.removesuffix(".conf"))):
-                first = path
-                break
-        else:
-            if re.fullmatch(r"\d{1,6}", default) and int(default) < len(paths):
-                first = paths[int(default)]
-        other_paths = (path for path in paths if path != first and "-rescue" not in path)
-        return entries[first], tuple(entries[path] for path in other_paths)
+        chosen = _chosen_path(paths, titles, default)
+        other_paths = (path for path in paths if path != chosen and "-rescue" not in path)
+        return entries[chosen], tuple(entries[path] for path in other_paths)
     return _chosen(menu, default) or next(iter(kernels), None), ()

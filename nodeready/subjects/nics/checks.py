@@ -43,7 +43,7 @@ _HOUR_S = 3600
 _NO_EARLIER = "no earlier look to compare with"
 
 
-def _since(seconds: float) -> str:
+def _span_text(seconds: float) -> str:
     """``in 25 minutes``."""
     for unit, size in (("days", _DAY_S), ("hours", _HOUR_S), ("minutes", 60)):
         if seconds >= 2 * size:
@@ -56,7 +56,7 @@ def _growth(observed: Nics, fleet: FleetFacts, before: Counters, counter: str) -
 
     A counter below its earlier value was reset with its driver: its whole value is growth.
     """
-    grown = {}
+    growths = {}
     judged = observed.configured(fleet)
     for name, nic in observed.interfaces.items():
         current, earlier = getattr(nic, counter), before.values.get(f"{name}.{counter}")
@@ -64,8 +64,8 @@ def _growth(observed: Nics, fleet: FleetFacts, before: Counters, counter: str) -
             continue
         growth = current - earlier if current >= earlier else current
         if growth > 0:
-            grown[name] = growth
-    return grown
+            growths[name] = growth
+    return growths
 
 
 def _share_counter(observed: Nics, before: Counters, *counters: str) -> bool:
@@ -93,16 +93,16 @@ def flaps(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
         return na(check, _NO_EARLIER)
     if not _share_counter(observed, before, "carrier_changes"):
         return na(check, "the earlier look saw none of these interfaces")
-    grown = _growth(observed, fleet, before, "carrier_changes")
-    since = _since(before.seconds)
-    if not grown:
-        return ok(check, "no change of a link", f"none {since}")
-    actual = f"{join_first(f'{name}: {count} changes' for name, count in grown.items())} {since}"
-    source = f"/sys/class/net/{next(iter(grown))}/carrier_changes"
+    changes = _growth(observed, fleet, before, "carrier_changes")
+    span = _span_text(before.seconds)
+    if not changes:
+        return ok(check, "no change of a link", f"none {span}")
+    actual = f"{join_first(f'{name}: {count} changes' for name, count in changes.items())} {span}"
+    source = f"/sys/class/net/{next(iter(changes))}/carrier_changes"
     fix = "look into dmesg and the switch's log; replace cable or transceiver if it goes on"
     # The rate per day counts also when the last audit was long ago.
     days = max(before.seconds / _DAY_S, 1.0)
-    judge = fail if max(grown.values()) / days >= _FLAPPING else warn
+    judge = fail if max(changes.values()) / days >= _FLAPPING else warn
     return judge(check, "no change of a link", actual, source, fix)
 
 
@@ -135,14 +135,14 @@ def errors(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
             if other / hours > _ERRORS_PER_HOUR:
                 texts.append(f"{name}: {other} {word}")
                 names.append(name)
-    since = _since(before.seconds)
+    span = _span_text(before.seconds)
     expected = f"no CRC errors, at most {_ERRORS_PER_HOUR} others an hour"
     if not texts:
-        return ok(check, expected, f"none that count {since}")
+        return ok(check, expected, f"none that count {span}")
     source = f"/sys/class/net/{names[0]}/statistics"
     fix = f"ethtool -S {quote(names[0])} names the kind; clean or replace cable and transceiver"
     judge = fail if bad else warn
-    return judge(check, expected, f"{join_first(texts)} {since}", source, fix)
+    return judge(check, expected, f"{join_first(texts)} {span}", source, fix)
 
 
 # --- The interfaces as they are now.
@@ -151,10 +151,13 @@ def errors(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
 _SLOWEST_MBPS = 1000
 
 
-def _policy_values(policy: Policy, column: str) -> dict[str, str | int]:
-    """Interface -> the policy's value in this column."""
-    table = rows(policy.nics)
-    return {name: values[column] for name, values in table.items() if column in values}
+def _policy_values(observed: Nics, policy: Policy, column: str) -> dict[str, str | int]:
+    """Interface -> the policy's value in this column; `expected` judges missing interfaces."""
+    return {
+        name: values[column]
+        for name, values in rows(policy.nics).items()
+        if column in values and name in observed.interfaces
+    }
 
 
 def _source(names: Iterable[str], attribute: str) -> str:
@@ -249,14 +252,9 @@ def link(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
 def _judge_policy_values(
     check: str, observed: Nics, policy: Policy, *, column: str, attribute: str, fix: str
 ) -> Result | None:
-    """Judge the policy's values in one column; None when all are right, or the policy has none.
-
-    `expected` judges missing interfaces.
-    """
+    """Judge the policy's values in one column; None when all are right, or the policy has none."""
     unit = " Mbit/s" if column == "speed_mbps" else ""
-    policy_values = {
-        n: value for n, value in _policy_values(policy, column).items() if n in observed.interfaces
-    }
+    policy_values = _policy_values(observed, policy, column)
     actual = {name: getattr(observed.interfaces[name], column) for name in policy_values}
     if column == "driver":
         actual = {name: "none" if value is None else value for name, value in actual.items()}
@@ -307,7 +305,7 @@ def speed(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     )
     if verdict is not None and verdict.status == "fail":
         return verdict
-    policy_speeds = _policy_values(policy, "speed_mbps")
+    policy_speeds = _policy_values(observed, policy, "speed_mbps")
     ports = _connected_ports(observed, policy, fleet)
     speeds = {name: nic.speed_mbps for name, nic in ports.items() if nic.speed_mbps}
     # On InfiniBand the checks of rdma judge the rate; the IP interface only repeats it.
@@ -332,7 +330,7 @@ def speed(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     if silent := _without_value(ports, "speed_mbps"):
         return unknown(check, f"{_names(silent)} does not tell its speed, as its equals do")
     for name in policy_speeds:
-        if name in observed.interfaces and (value := observed.interfaces[name].speed_mbps):
+        if value := observed.interfaces[name].speed_mbps:
             speeds[name] = value
     if not speeds:
         return na(check, "no hardware port with a link tells its speed")
@@ -404,7 +402,7 @@ def mtu(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     ]
     if unread:
         return unknown(check, f"{_names(unread)} does not tell its mtu")
-    names = [name for name in _policy_values(policy, "mtu") if name in observed.interfaces]
+    names = _policy_values(observed, policy, "mtu")
     if names or observed.bonds:
         values = {name: observed.interfaces[name].mtu or 0 for name in names}
         return ok(check, by_value(values) or "a bond's slaves as the bond")
@@ -437,16 +435,15 @@ def firmware(observed: Nics, policy: Policy) -> Result:
 def _judge_policy_only(
     column: str, observed: Nics, policy: Policy, attribute: str, fix: str
 ) -> Result:
+    """Judge a column that is only judged where the policy has values for it."""
     check = f"nics.{column}"
     verdict = _judge_policy_values(
         check, observed, policy, column=column, attribute=attribute, fix=fix
     )
     if verdict is not None:
         return verdict
-    named = {
-        n: value for n, value in _policy_values(policy, column).items() if n in observed.interfaces
-    }
-    return ok(check, by_value(named)) if named else na(check, f"the policy names no {column}")
+    values = _policy_values(observed, policy, column)
+    return ok(check, by_value(values)) if values else na(check, f"the policy names no {column}")
 
 
 def _is_outside_aggregate(bond: Bond, slave: Slave) -> bool:

@@ -382,6 +382,34 @@ def state(observed: Rdma, policy: Policy) -> Result:
 _ONE_LANE = re.compile(r"\(1X (DDR|QDR|FDR10|FDR|EDR|HDR)\)")
 
 
+def _peer_rates(ports: Ports) -> tuple[dict[str, object], list[str]]:
+    """The rate in Gb/s of each InfiniBand port's fastest equal port; and the ports with an
+    unreadable model or board that are slower than a port that may be of the same board.
+    """
+    expectation: dict[str, object] = {}
+    boardless: list[str] = []
+    rates_by_board: dict[tuple[str, str], dict[str, float]] = {}
+    for name, (device, port) in ports.items():
+        if port.link_layer == "InfiniBand":
+            rates_by_board.setdefault(device.board, {})[name] = port.rate_gbps or 0.0
+    for (model, board), rates in rates_by_board.items():
+        fastest = max(rates.values())
+        if len(rates) > 1 and fastest:
+            expectation.update(dict.fromkeys(rates, fastest))
+        if model and board:
+            continue
+        fastest = max(
+            max(other_rates.values())
+            for other, other_rates in rates_by_board.items()
+            if model in ("", other[0]) and board in ("", other[1])
+        )
+        boardless += [name for name, rate in rates.items() if rate < fastest]
+    for name, (_, port) in ports.items():
+        if port.link_layer == "InfiniBand" and _ONE_LANE.search(port.rate_text):
+            expectation[name] = 4 * (port.rate_gbps or 0.0)
+    return expectation, boardless
+
+
 @check(
     "rdma.rate",
     settings=("rdma_ports",),
@@ -400,34 +428,13 @@ def rate(observed: Rdma, policy: Policy) -> Result:
     used = {n: (d, p) for n, (d, p) in configured(observed, policy).items() if p.active}
     if not adapter_ports(observed):
         return na(check, _NONE)
-    expectation: dict[str, object] = {}
-    # Ports with an unreadable model or board, slower than a port that may be of the same board.
-    boardless: list[str] = []
     if policy.rdma_ports:
         if not policy_values:
             return na(check, "the policy names no rate_gbps")
         expectation = {name: policy_values[name] for name in used if name in policy_values}
+        boardless: list[str] = []
     else:
-        kinds: dict[tuple[str, str], dict[str, float]] = {}
-        for name, (device, port) in used.items():
-            if port.link_layer == "InfiniBand":
-                kind = kinds.setdefault(device.board, {})
-                kind[name] = port.rate_gbps or 0.0
-        for (model, board), kind in kinds.items():
-            fastest = max(kind.values())
-            if len(kind) > 1 and fastest:
-                expectation.update(dict.fromkeys(kind, fastest))
-            if model and board:
-                continue
-            fastest = max(
-                max(rates.values())
-                for other, rates in kinds.items()
-                if model in ("", other[0]) and board in ("", other[1])
-            )
-            boardless += [name for name, value in kind.items() if value < fastest]
-        for name, (_, port) in used.items():
-            if port.link_layer == "InfiniBand" and _ONE_LANE.search(port.rate_text):
-                expectation[name] = 4 * (port.rate_gbps or 0.0)
+        expectation, boardless = _peer_rates(used)
     slow = {n: used[n][1].rate_gbps for n in expectation if used[n][1].rate_gbps != expectation[n]}
     if not expectation and not boardless:
         return na(check, "no port to compare with, and the policy names no rate_gbps")
