@@ -42,7 +42,7 @@ from nodeready.lab.network import ip, listening
 # All nodes of a lab share one read-only layer, `base` (see nodeready.lab.image); a node's writes
 # go to `nodes/NAME/GENERATION/upper0`.
 
-# A process of the lab has this as argument 3 of its shell, and the lab's directory as argument 4.
+# The shell of each init has this as argument 3, and the lab's directory as argument 4.
 MARK = "nodeready-lab"
 
 # Process 1 of a node. It applies the persisted sysctls as a boot does, with the distribution's
@@ -129,8 +129,8 @@ def _exec_init(script: str, directory: str, name: str, log: int) -> NoReturn:
     os.umask(0o022)
     for number, target in enumerate((os.open("/dev/null", os.O_RDWR), log, log)):
         os.dup2(target, number)
-    # Python ignores SIGPIPE, and a script's shell SIGINT and SIGQUIT of its background jobs. The
-    # whole node would inherit an ignored signal.
+    # Python ignores SIGPIPE, and a script's shell ignores SIGINT and SIGQUIT in its background
+    # jobs. The whole node would inherit an ignored signal.
     for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     for limit, soft_hard in LIMITS.items():

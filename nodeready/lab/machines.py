@@ -141,7 +141,7 @@ def start(
     progress: Progress | None = None,
     keep_disk: bool = False,
 ) -> None:
-    """Start these nodes, all of them new or dead, and wait until one can log in to each.
+    """Start these nodes, all of them new or dead, and wait until each accepts logins.
 
     On an exception none of them runs.
     """

@@ -80,8 +80,8 @@ def _belongs(words: list[str], directory: str, names: Collection[str]) -> bool:
 def end_all(directory: Path, names: Collection[str] = ()) -> None:
     """Kill every process of the lab (or of these nodes), and wait until none is left.
 
-    A process may fork meanwhile, so only a search that finds none ends it. Raises LabError when
-    one does not end.
+    A process may fork in the meantime, so the search is repeated until it finds none. Raises
+    LabError when a process does not end.
     """
     deadline = time.monotonic() + DEATH_S
     while pids := [pid for pid in of_lab(directory, names) if started_at(pid) is not None]:

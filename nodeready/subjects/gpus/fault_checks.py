@@ -11,7 +11,8 @@ from nodeready.subjects.gpus.findings import expected_gpus, first_few, no_gpu_re
 from nodeready.subjects.gpus.gpu import Gpus, KernelFault
 from nodeready.subjects.result import Result, check, fail, na, ok, unknown, warn
 
-_NODE = (xids.ISOLATE, xids.REBOOT, xids.RESET)
+#: The actions for faults of the node; the others need none, or are an application's.
+_NODE_ACTIONS = (xids.ISOLATE, xids.REBOOT, xids.RESET)
 _VENDOR = "open a case with the vendor if it comes back"
 _RELOAD = "load the driver's module anew, or reboot: programs of another version asked for it"
 _NO_ADDRESS = "set Above 4G Decoding in the firmware's setup, or pci=realloc=on, then reboot"
@@ -19,7 +20,7 @@ _KEEP_LOG = (
     "read the older lines by hand (/var/log/kern.log, a log server); from the next boot on: "
     "systemd-journald, or log_buf_len=16M on the kernel's command line"
 )
-_LENGTH = 70
+_MAX_CHARACTERS = 70
 
 
 def _describe(fault: KernelFault) -> str:
@@ -34,7 +35,7 @@ def _describe(fault: KernelFault) -> str:
         fault.text,
     )
     text = re.sub(r"^GPU [0-9a-f:.]+:\s*", "", text)
-    return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 1]}…"
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…"
 
 
 def _device_name(observed: Gpus, fault: KernelFault) -> str:
@@ -138,7 +139,9 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
         and fault.pci_address not in unjudged
     ]
     node_faults = [
-        fault for fault in faults if fault.action in _NODE and not _is_cleared(observed, fault)
+        fault
+        for fault in faults
+        if fault.action in _NODE_ACTIONS and not _is_cleared(observed, fault)
     ]
     if node_faults:
         text = faults_in_words(observed, node_faults)

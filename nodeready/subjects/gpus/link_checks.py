@@ -34,7 +34,7 @@ _ROUNDED = 0.98
 # A bridge between two cards carries four links of each (H100 NVL and PCIe, A100 PCIe product
 # briefs: three bridges, twelve links).
 _BRIDGED = re.compile(r"\b[AH]100\b.*\b(?:PCIe|NVL)\b")
-_BRIDGE = 4
+_LINKS_PER_BRIDGE = 4
 _PAIRED = re.compile(r"\bH100 NVL\b")
 _READS = ("links", "uuid", "virtual")
 
@@ -129,8 +129,8 @@ def _bridge_problem(observed: Gpus, gpu: Gpu) -> str:
     model, active = gpu.model or "", _active(gpu)
     if gpu.mig == "on" or not _BRIDGED.search(model):
         return ""
-    if active % _BRIDGE:
-        return f"{active} active links, {_BRIDGE} to a bridge"
+    if active % _LINKS_PER_BRIDGE:
+        return f"{active} active links, {_LINKS_PER_BRIDGE} to a bridge"
     pair = _PAIRED.search(model) and len(observed.nvidia) > 1
     return "all links inactive: a pair without its bridges" if pair and not active else ""
 

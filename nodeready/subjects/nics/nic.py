@@ -207,8 +207,8 @@ _VARIES = {
 
 
 def find_varying(lines: Iterable[str]) -> Callable[[str], bool]:
-    """A function: whether a file's value may differ between otherwise equal interfaces, and no
-    other file sets the same attribute.
+    """Whether a path's value may differ between otherwise equal interfaces, as a function of the
+    path: no other file sets its attribute.
     """
     start = f"{NET}/"
     paths = {line.partition(":")[0] for line in lines if line.startswith(start)}

@@ -36,6 +36,7 @@ def by_path(text: str, start: str) -> dict[str, list[str]]:
 #: Maximum number of routes, the widest first: wide routes lead to nodes, and a network for
 #: containers makes thousands of narrow routes.
 MOST_ROUTES = 256
+#: Flags of a route (include/uapi/linux/route.h and ipv6_route.h).
 _UP, _REJECT = 0x1, 0x200
 _LOCAL_V6, _ANYCAST_V6 = 0x80000000, 0x100000
 #: Flags of an address (include/uapi/linux/if_addr.h): temporary (RFC 8981: it changes every day),
