@@ -24,7 +24,8 @@ from nodeready.node.users_file import ROOT, follow, open_regular
 #: The length of an ELF file's header.
 EHDR_BYTES = 64
 _PHDR = struct.Struct("<IIQQQQQQ")
-_CORE, _MACHINES = 4, {62: "x86_64", 183: "aarch64"}
+_CORE = 4
+_MACHINES = (62, 183)  # x86_64, aarch64
 _LOAD, _NOTE = 1, 4
 _PRSTATUS, _PRPSINFO, _AUXV, _FILE = 1, 3, 6, 0x46494C45
 _AT_ENTRY, _AT_EXECFN = 9, 31
@@ -46,17 +47,6 @@ class Segment:
     offset: int
     address: int
     size: int
-
-
-@dataclass(frozen=True)
-class Header:
-    """The ELF header of a core.
-
-    table: offset and size of the program headers
-    """
-
-    machine: str
-    table: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -93,8 +83,8 @@ def text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-def header(head: bytes) -> Header:
-    """The file's header, from its first bytes. Raises NoCore."""
+def program_headers(head: bytes) -> tuple[int, int]:
+    """Offset and size of the program headers, from a core's first bytes. Raises NoCore."""
     if not head:
         raise NoCore("it is empty")
     if head[:4] != b"\x7fELF":
@@ -112,7 +102,7 @@ def header(head: bytes) -> Header:
         raise NoCore(f"it is of another machine (ELF number {machine})")
     if size != _PHDR.size:
         raise NoCore("its program headers make no sense")
-    return Header(_MACHINES[machine], (offset, count * size))
+    return offset, count * size
 
 
 def segments(table: bytes) -> tuple[list[Segment], list[Segment]]:
@@ -233,8 +223,7 @@ class CoreReader:
     def __init__(self, number: int) -> None:
         self.number = number
         head = os.pread(number, EHDR_BYTES, 0)
-        program_headers = header(head)
-        offset, size = program_headers.table
+        offset, size = program_headers(head)
         table = _read(number, size, offset)
         memory, notes = segments(table)
         self.memory: list[Segment] = memory

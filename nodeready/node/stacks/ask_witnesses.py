@@ -204,9 +204,8 @@ class Witnesses:
             lambda target: flight_recorder.ask_for_dump(*_rank_values(target)),
         ):
             reason = "asking for it hangs" if error is HANGS else error
-            if reason != "":
-                reason = (reason or "no time left")[:_MAX_ERROR]
-                target.add_note(f"no dump of its flight recorder: {reason}")
+            reason = "no time left" if reason is None else reason[:_MAX_ERROR]
+            target.add_note(f"no dump of its flight recorder: {reason}" if reason else "")
 
     def finish(self) -> dict[str, Answer]:
         """Read the ports again, after the last sample; returns the answers about the node."""

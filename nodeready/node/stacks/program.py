@@ -346,10 +346,8 @@ def _capture(
         _observe_sample(supervisor, targets)
         is_last = number >= samples - 1
         mode = py_spy.LOCALS if is_last and config.locals else py_spy.PLAIN
-        plan = _DumpPlan(
-            path, kept_characters, supervisor.left_s / max(1, samples - number), mode=mode
-        )
-        dumped_s = _take_dumps(supervisor, targets, plan)
+        limit_s = supervisor.left_s / max(1, samples - number)
+        dumped_s = _take_dumps(supervisor, targets, path, kept_characters, limit_s, mode=mode)
         if number == 0:
             _observe_threads(supervisor, targets)
             witnesses.ask()
@@ -364,8 +362,8 @@ def _capture(
     for target in targets:
         target.note_interpreter_lock(seconds)
     deadline = time.monotonic() + max(_DESCENDANTS_S, dumped_s)
-    plan = _DumpPlan(path, kept_characters, supervisor.left_s / 2, deadline)
-    _take_dumps(supervisor, descendants.dump_order(targets), plan)
+    started, limit_s = descendants.dump_order(targets), supervisor.left_s / 2
+    _take_dumps(supervisor, started, path, kept_characters, limit_s, until=deadline)
     return witnesses.finish(), seconds / number if number else config.interval_s
 
 
@@ -488,9 +486,17 @@ def _observe_descendants(
     return calls
 
 
-@dataclass(frozen=True)
-class _DumpPlan:
-    """How py-spy dumps some processes.
+def _take_dumps(
+    supervisor: ProcessSupervisor,
+    targets: Sequence[StackTarget],
+    path: str,
+    kept_characters: Counter[str],
+    limit_s: float,
+    *,
+    until: float = float("inf"),
+    mode: str = py_spy.PLAIN,
+) -> float:
+    """Add py-spy's dump of each target, several at a time; returns the seconds that this took.
 
     path:    path of py-spy
     kept_characters: owner -> characters of all frames of the owner's processes so far; updated
@@ -498,32 +504,20 @@ class _DumpPlan:
     until:   a moment of time.monotonic() after which no dump is begun
     mode:    see `py_spy.take`
     """
-
-    path: str
-    kept_characters: Counter[str]
-    limit_s: float
-    until: float = float("inf")
-    mode: str = py_spy.PLAIN
-
-
-def _take_dumps(
-    supervisor: ProcessSupervisor, targets: Sequence[StackTarget], plan: _DumpPlan
-) -> float:
-    """Add py-spy's dump of each target, several at a time; the seconds that this took."""
     began = time.monotonic()
 
     def dump(target: StackTarget) -> py_spy.Dump:
         reason = target.refusal(os.geteuid())
         target.add_note(reason)
-        if not reason and plan.until < time.monotonic():
+        if not reason and until < time.monotonic():
             reason = _NO_TIME_LEFT
         if reason or supervisor.deadline < time.monotonic():
             return py_spy.Dump(error=reason or NO_TIME)
-        return py_spy.take(supervisor, plan.path, target.pid, supervisor.left_s, plan.mode)
+        return py_spy.take(supervisor, path, target.pid, supervisor.left_s, mode)
 
     workers = max(1, (os.cpu_count() or 1) // _CORES_PER_DUMP)
     # The last dump may take all of its limit.
-    available_s = max(plan.limit_s / 2, plan.limit_s - py_spy.LIMIT_S)
+    available_s = max(limit_s / 2, limit_s - py_spy.LIMIT_S)
     turns = ranks.Turns([target.rank for target in targets], available_s * workers)
     dump_by_index: dict[int, py_spy.Dump] = {}
 
@@ -532,8 +526,8 @@ def _take_dumps(
             index, owner = turn
             started = time.monotonic()
             dumped = dump(targets[index])
-            plan.kept_characters[owner] += dumped.characters
-            is_too_large = plan.kept_characters[owner] > _MAX_CHARACTERS
+            kept_characters[owner] += dumped.characters
+            is_too_large = kept_characters[owner] > _MAX_CHARACTERS
             dump_by_index[index] = py_spy.Dump(error=_TOO_LARGE) if is_too_large else dumped
             turns.give_back(owner, time.monotonic() - started)
 

@@ -152,16 +152,16 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
     if not dumps:
         return Recording(absent="; ".join(reasons) or f"{NO_DUMP} ({_for_any_rank(paths[0])})")
     start, refused = _process_start(pid), Recording()
-    for path, written, data, cut in sorted(dumps, key=lambda row: -row[1]):
-        age = max(0, min(int(time.time() - written), 1 << 31))
+    for path, written_s, data, is_cut in sorted(dumps, key=lambda row: -row[1]):
+        age_s = max(0, min(int(time.time() - written_s), 1 << 31))
         try:
-            if start is not None and written + _CLOCK_S < start:
+            if start is not None and written_s + _CLOCK_S < start:
                 raise NoDumpError("the dump is older than the process")
             recording = parse(data, start)
-            return replace(recording, path=path, age_s=age, partial=recording.partial or cut)
+            return replace(recording, path=path, age_s=age_s, partial=recording.partial or is_cut)
         except NoDumpError as problem:
             # The reason for the newest dump is reported.
-            refused = refused if refused.absent else Recording(f"{path}: {problem}", age_s=age)
+            refused = refused if refused.absent else Recording(f"{path}: {problem}", age_s=age_s)
     return refused
 
 

@@ -116,9 +116,8 @@ def _hung_process(words: re.Pattern[str], until: float) -> int:
 
     def look(pid: int) -> str:
         # The read may hang, too: the process may hang on its own memory.
-        return " ".join(
-            processes.contents(f"/proc/{pid}/{name}", 512) for name in ("comm", "cmdline")
-        )
+        paths = (f"/proc/{pid}/comm", f"/proc/{pid}/cmdline")
+        return " ".join(processes.contents(path, 512) for path in paths)
 
     texts = processes.probe_each(look, trusted, until)
     hung = (pid for pid, text in texts.items() if text is processes.HANGS or words.search(text))

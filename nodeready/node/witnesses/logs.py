@@ -414,18 +414,18 @@ def open_logs(pid: int, uid: int) -> Iterator[list[_LogFile]]:
 
 def _log(files: Sequence[_LogFile]) -> RankLog:
     """The lines of the file that was written last, and the reports of all files."""
-    read = []
+    lines_by_file: dict[_LogFile, list[str] | None] = {}
     for file in files:
         with contextlib.suppress(OSError):
-            read.append((file, *_read(file)))
-    if not read:
+            lines_by_file[file] = _read(file)
+    if not lines_by_file:
         return RankLog(absent="its log cannot be read")
-    last = last_written([file for file, *_ in read])
-    lines = next(lines for file, _, lines in read if file is last)
+    last = last_written(list(lines_by_file))
+    lines = lines_by_file[last]
     if lines is None:
         return RankLog(absent=f"what it writes is no text: {last.path[:MAX_CHARACTERS]}")
     age = max(0, min(int(time.time() - last.file_stat.st_mtime), 1 << 31))
-    watchdog_reports = reports(line for _, _, rows in read for line in rows or ())
+    watchdog_reports = reports(line for rows in lines_by_file.values() for line in rows or ())
     shown = tuple(line[:MAX_CHARACTERS] for line in lines[-MAX_LINES:])
     return RankLog("", last.path, age, shown, watchdog_reports)
 
@@ -435,14 +435,13 @@ def last_written(files: Sequence[_LogFile]) -> _LogFile:
     return max(files, key=lambda file: (file.file_stat.st_size > 0, file.file_stat.st_mtime_ns))
 
 
-def _read(log_file: _LogFile) -> tuple[int, list[str] | None]:
-    """The size of a log, and the lines at its end; None: it is no text."""
-    size = os.fstat(log_file.number).st_size
-    start = max(0, size - TAIL_BYTES)
+def _read(log_file: _LogFile) -> list[str] | None:
+    """The lines at the end of a log; None: it is no text."""
+    start = max(0, os.fstat(log_file.number).st_size - TAIL_BYTES)
     rows = text_lines(os.pread(log_file.number, TAIL_BYTES, start), is_whole=start == 0)
     if rows is None:
-        return size, None
-    return size, [row[: 4 * _LONGEST].decode("utf-8", "replace").rstrip() for row in rows]
+        return None
+    return [row[: 4 * _LONGEST].decode("utf-8", "replace").rstrip() for row in rows]
 
 
 def _files(pid: int, uid: int, descriptor: int) -> list[_LogFile]:
@@ -541,7 +540,7 @@ def _output_descriptors(reader: _PipeReader, error: bool) -> list[list[int]]:
     A filter such as tee writes to its output, or to files. A launcher such as mpirun writes output
     to its own output, and errors to its own errors.
     """
-    other_descriptors = _descriptors(reader.pid)
+    other_descriptors = _other_descriptors(reader.pid)
     if reader.number == 0:
         return [[1], other_descriptors, [2]]
     return [[2], [1], other_descriptors] if error else [[1], [2], other_descriptors]
@@ -563,10 +562,9 @@ def _open_written_log(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> lis
                 if _access(pid, number) != os.O_RDONLY and stat.S_ISREG(os.stat(link).st_mode):
                     written_files.append(open_written(link, shown, uid))
         if written_files:
-            last = max(written_files, key=lambda file: file.file_stat.st_mtime_ns)
-            for file in written_files:
-                if file is not last:
-                    os.close(file.number)
+            last, *older = sorted(written_files, key=lambda file: -file.file_stat.st_mtime_ns)
+            for file in older:
+                os.close(file.number)
             return [last]
     return []
 
@@ -584,7 +582,7 @@ def _open_srun_log(pid: int, uid: int, sruns: Iterable[int], *, error: bool) -> 
         if not job or _slurm_job(srun) != job:
             continue
         # srun has the file of --output open in addition to its own output.
-        files = _open_written_log(srun, uid, [_descriptors(srun)])
+        files = _open_written_log(srun, uid, [_other_descriptors(srun)])
         if not files:
             with contextlib.suppress(NoLogError):
                 files = _files(srun, uid, 2 if error else 1)
@@ -617,8 +615,8 @@ def _below_slurmstepd(pid: int) -> bool:
     return False
 
 
-def _descriptors(pid: int) -> list[int]:
-    """The descriptors of a process without the first three."""
+def _other_descriptors(pid: int) -> list[int]:
+    """The descriptors of a process without standard input, output and error."""
     return sorted(number for number in descriptors(pid) if number > 2)
 
 

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from nodeready.subjects import wire
@@ -18,6 +19,8 @@ from nodeready.subjects import wire
 _MAX_COST = 400 << 20
 #: Maximum members listed of all communicators; maximum communicators.
 _MAX_MEMBERS, _MAX_COMMUNICATORS = 4096, 1024
+#: Members that are listed of each communicator if not all can be; more if more deviate.
+_MIN_SHOWN = 64
 #: Maximum kinds of collectives that are listed of a member.
 _MAX_COLLECTIVES = 16
 
@@ -126,13 +129,9 @@ _NO_COMMA = re.compile(r'([0-9"}\]el])([ \t\r]*\n\s*)(?=["{])')
 
 #: ncclResult_t of nccl.h.
 _RESULTS = {
-    1: "unhandled CUDA error",
-    2: "system error",
-    3: "internal error",
-    4: "invalid argument",
-    5: "invalid usage",
-    6: "remote process error",
-}
+    1: "unhandled CUDA error", 2: "system error", 3: "internal error", 4: "invalid argument",
+    5: "invalid usage", 6: "remote process error",
+}  # fmt: skip
 _IN_PROGRESS = 7
 
 
@@ -227,27 +226,21 @@ def _missing(rank: Mapping[str, Any]) -> str:
 def within_limits(groups: Sequence[Communicator]) -> tuple[Communicator, ...]:
     """The communicators, with deviating members first, and within the maximum of both."""
 
-    def plain(member: Member, group: Communicator) -> bool:
+    def plain(group: Communicator, member: Member) -> bool:
         return not member.missing and not member.problem and member.counts == group.usual
 
-    sorted_ = [
-        replace(
-            group, members=tuple(sorted(group.members, key=lambda member: plain(member, group)))
-        )
-        for group in groups
-    ]
-    odd = [sum(not plain(member, group) for member in group.members) for group in groups]
+    odd = [sum(not plain(group, member) for member in group.members) for group in groups]
     order = sorted(range(len(groups)), key=lambda index: (not odd[index], -groups[index].size))
     shown: dict[int, Communicator] = {}
     remaining = _MAX_MEMBERS
+    has_room = sum(len(group.members) for group in groups) <= _MAX_MEMBERS
     for index in order[:_MAX_COMMUNICATORS]:
-        # Each communicator has a share, in which its deviating members come first.
-        share = max(odd[index], min(len(groups[index].members), 64))
-        members = sorted_[index].members[: min(remaining, share)]
-        if sum(len(group.members) for group in groups) <= _MAX_MEMBERS:
-            members = sorted_[index].members
+        group = groups[index]
+        members = sorted(group.members, key=partial(plain, group))
+        if not has_room:
+            members = members[: min(remaining, max(odd[index], _MIN_SHOWN))]
         remaining -= len(members)
-        shown[index] = replace(sorted_[index], members=members)
+        shown[index] = replace(group, members=tuple(members))
     return tuple(shown[index] for index in sorted(shown))
 
 

@@ -111,13 +111,12 @@ def test_hostile_notes_tell_nothing():
 ])  # fmt: skip
 def test_why_a_file_is_no_core_of_ours(head, why):
     with pytest.raises(NoCore, match=re.escape(why)):
-        core_file.header(head)
+        core_file.program_headers(head)
 
 
 def test_the_header_says_where_the_rest_is():
-    known = [core_file.header(header(machine)) for machine in (62, 183)]
-    names = [(head.machine, head.table) for head in known]
-    assert names == [("x86_64", (64, 112)), ("aarch64", (64, 112))]
+    tables = [core_file.program_headers(header(machine)) for machine in (62, 183)]
+    assert tables == [(64, 112), (64, 112)]
 
 
 def segment(kind: int, offset: int, address: int, size: int) -> bytes:
