@@ -79,7 +79,7 @@ def _unseen(observed: Ports | Unknown, first: int, last: int) -> str:
         return "/proc/net/tcp cannot be read"
     sockets = (*observed.listeners, *observed.connections)
     count = sum(first <= socket.port <= last for socket in sockets)
-    is_incomplete = observed.is_cut and count >= ports_facts.MOST
+    is_incomplete = observed.is_cut and count >= ports_facts.MOST_SOCKETS
     return "more sockets in the range than are looked at" if is_incomplete else ""
 
 

@@ -29,8 +29,8 @@ from nodeready.subjects.ports.port_ranges import (
 )
 from nodeready.subjects.result import Result, Subject, check, fail, join_first, ok, unknown, warn
 
-#: Maximum of holders of ports, and of ranges of ports, that are named.
-_MOST = 4
+#: Maximum of ranges of ports that are named.
+_MOST_RANGES = 4
 # The users of services: below the first user of login.defs(5), systemd's dynamic users
 # (systemd.exec(5), DynamicUser=), and the user nobody.
 _FIRST_USER = 1000
@@ -47,29 +47,28 @@ def _is_service(socket: Socket) -> bool:
     return socket.uid < _FIRST_USER or dynamic or socket.uid == _NOBODY
 
 
-def _holder(holder: Socket) -> str:
+def _holder_text(socket: Socket) -> str:
     """``python3 (pid 4711, user ada, job 42)``."""
-    user = holder.user or f"uid {holder.uid}"
-    pid = f"pid {holder.pid}, " if holder.pid is not None else ""
-    job = f", job {holder.job}" if holder.job else ""
-    return f"{holder.process or 'a process'} ({pid}user {user}{job})"
+    user = socket.user or f"uid {socket.uid}"
+    pid = f"pid {socket.pid}, " if socket.pid is not None else ""
+    job = f", job {socket.job}" if socket.job else ""
+    return f"{socket.process or 'a process'} ({pid}user {user}{job})"
 
 
-def _holders_text(holders: Iterable[Socket]) -> str:
+def _holders_text(sockets: Iterable[Socket]) -> str:
     """``29500-29503 by python3 (...)``: the ports of each holder."""
     by_holder: dict[str, set[int]] = {}
-    for holder_socket in holders:
-        by_holder.setdefault(_holder(holder_socket), set()).add(holder_socket.port)
+    for socket in sockets:
+        by_holder.setdefault(_holder_text(socket), set()).add(socket.port)
     texts = (f"{ports_text(ports)} by {holder}" for holder, ports in by_holder.items())
-    return join_first(texts, maximum=_MOST)
+    return join_first(texts)
 
 
 def ports_text(ports: Iterable[int]) -> str:
     """``29500-29502, 29507``."""
     runs = join_ranges((port, port) for port in ports)
-    return ", ".join(range_text(*run) for run in runs[:_MOST]) + (
-        ", ..." if len(runs) > _MOST else ""
-    )
+    texts = [range_text(*run) for run in runs[:_MOST_RANGES]]
+    return ", ".join(texts + ["..."] * (len(runs) > _MOST_RANGES))
 
 
 @check(
@@ -106,10 +105,10 @@ def range(observed: Ports, policy: Policy) -> Result:
     held_sockets = {socket.port: socket for socket in observed.connections}
     if held_sockets:
         texts = (
-            f"{port} by {_holder(socket)}, {socket.state} to {socket.peer or 'nobody'}"
+            f"{port} by {_holder_text(socket)}, {socket.state} to {socket.peer or 'nobody'}"
             for port, socket in sorted(held_sockets.items())
         )
-        actual = join_first(texts, maximum=_MOST)
+        actual = join_first(texts)
         fix = "wait for the connection to end; see ports.ephemeral"
         return warn(check, expected, actual, "/proc/net/tcp", fix)
     return ok(check, expected)
@@ -163,7 +162,7 @@ def ephemeral(observed: Ports, policy: Policy) -> Result:
 def _opening(observed: Firewall, ports: str) -> str:
     """How to open the ports to the cluster's network with the tool that made the rules."""
     first, _, last = ports.partition("-")
-    both_ends, manager = f"{first}:{last or first}", observed.manager
+    colon_range, manager = f"{first}:{last or first}", observed.manager
     if observed.how != "dropped by":
         return f"take {ports} out of that rule, or give jobs another port_range"
     if any(word in observed.packets_text for word in ("answers", "later packets")):
@@ -173,16 +172,16 @@ def _opening(observed: Firewall, ports: str) -> str:
         return "in front of that rule: ct state established,related accept"
     if "connections" in observed.packets_text:
         if manager == "ufw":
-            return f"ufw allow out proto tcp to CLUSTER_NETWORK port {both_ends}"
+            return f"ufw allow out proto tcp to CLUSTER_NETWORK port {colon_range}"
         if manager == "iptables":
-            return f"iptables -I OUTPUT -p tcp -d CLUSTER_NETWORK --dport {both_ends} -j ACCEPT"
+            return f"iptables -I OUTPUT -p tcp -d CLUSTER_NETWORK --dport {colon_range} -j ACCEPT"
         return f"in front of that rule: ip daddr CLUSTER_NETWORK tcp dport {ports} accept"
     if manager == "firewalld":
         return f"firewall-cmd --permanent --add-port={ports}/tcp; firewall-cmd --reload"
     if manager == "ufw":
-        return f"ufw allow proto tcp from CLUSTER_NETWORK to any port {both_ends}"
+        return f"ufw allow proto tcp from CLUSTER_NETWORK to any port {colon_range}"
     if manager == "iptables":
-        return f"iptables -I INPUT -p tcp -s CLUSTER_NETWORK --dport {both_ends} -j ACCEPT"
+        return f"iptables -I INPUT -p tcp -s CLUSTER_NETWORK --dport {colon_range} -j ACCEPT"
     return f"in front of that rule: ip saddr CLUSTER_NETWORK tcp dport {ports} accept"
 
 
@@ -242,8 +241,8 @@ def firewall(observed: Ports, policy: Policy, fleet: FleetFacts) -> Result:
             check, expected, f"{ports} {rules.how} {rules.rule}{peers}{other_rule}", source, fix
         )
     if rules.verdict == "cannot tell":
-        let_in = f", open to {', '.join(rules.networks)}" if rules.networks else ""
-        actual = f"{ports} depends on {rules.rule}{let_in}"
+        open_networks = f", open to {', '.join(rules.networks)}" if rules.networks else ""
+        actual = f"{ports} depends on {rules.rule}{open_networks}"
         if rules.varies:
             tried = "passed, but they do" if rules.tried else "do"
             actual += f": a few connections (proof.mesh) {tried} not show what it does to a job's"

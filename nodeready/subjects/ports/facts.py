@@ -36,7 +36,7 @@ from nodeready.subjects.ports.port_ranges import (
 # bound and neither listens nor is connected.
 
 #: Maximum of sockets of each kind that are printed; further ones are counted.
-MOST = 500
+MOST_SOCKETS = 500
 
 #: Maximum of addresses from /etc/hosts, which often lists a fleet's nodes.
 MOST_HOSTS = 512
@@ -105,7 +105,7 @@ function socket(kind, line,  word, port, inside, name) {{
     inside = port >= first "" && port <= last ""
     if (!inside && word[4] != "0A" || word[4] == "06") return
     name = inside ? "held" : "socket"
-    if (count[name]++ < {MOST})
+    if (count[name]++ < {MOST_SOCKETS})
         print name "=" kind " " word[2] " " word[3] " " word[4] " " word[8] " " word[10]
 }}
 function table(kind,  n, line) {{
@@ -120,7 +120,7 @@ function table(kind,  n, line) {{
 END {{
     table("tcp")
     table("tcp6")
-    if (count["held"] > {MOST} || count["socket"] > {MOST})
+    if (count["held"] > {MOST_SOCKETS} || count["socket"] > {MOST_SOCKETS})
         print "more=" count["held"] + count["socket"]
 }}
 """
@@ -234,7 +234,7 @@ class Socket:
     job: str = ""
 
 
-def _end(text: str) -> tuple[str, int]:
+def _parse_endpoint(text: str) -> tuple[str, int]:
     """``0100007F:1F90`` as ("127.0.0.1", 8080): 32-bit words in the order of the host's bytes."""
     address, _, port = text.partition(":")
     words = [int(address[start : start + 8], 16) for start in range(0, len(address), 8)]
@@ -242,7 +242,7 @@ def _end(text: str) -> tuple[str, int]:
     return str(ipaddress.ip_address(raw)), int(port, 16)
 
 
-def _owners(output: Output) -> dict[str, tuple[int, str, str]]:
+def _parse_owners(output: Output) -> dict[str, tuple[int, str, str]]:
     """Inode -> (pid, job, process name): the lowest pid, usually the parent."""
     owners: dict[str, tuple[int, str, str]] = {}
     for text in output.all("owner"):
@@ -260,7 +260,7 @@ def parse_sockets(output: Output) -> tuple[Socket, ...] | None:
     """
     if not output.all("read"):
         return None
-    owners = _owners(output)
+    owners = _parse_owners(output)
     users = dict(text.partition(" ")[::2] for text in output.all("user"))
     sockets = []
     for text in (*output.all("held"), *output.all("socket")):
@@ -272,7 +272,10 @@ def parse_sockets(output: Output) -> tuple[Socket, ...] | None:
         if match is None:
             raise ProbeError("a socket that makes no sense", text)
         try:
-            (address, port), (peer_address, peer_port) = _end(match[2]), _end(match[3])
+            (address, port), (peer_address, peer_port) = (
+                _parse_endpoint(match[2]),
+                _parse_endpoint(match[3]),
+            )
         except ValueError:
             raise ProbeError("an address that makes no sense", text) from None
         pid, job, process = owners.get(match[6], (None, "", None))
@@ -340,7 +343,7 @@ def ranges_text(ranges: tuple[Range, ...]) -> str:
     return ",".join(range_text(*ports) for ports in ranges)
 
 
-def _addresses(output: Output) -> tuple[str, ...]:
+def _parse_addresses(output: Output) -> tuple[str, ...]:
     """The node's addresses without loopback. The script prints IPv6 as 32 digits."""
     addresses = []
     for text in dict.fromkeys(output.all("local")):
@@ -354,7 +357,7 @@ def _addresses(output: Output) -> tuple[str, ...]:
     return tuple(addresses)
 
 
-def _networks(output: Output) -> tuple[tuple[str, str], ...]:
+def _parse_networks(output: Output) -> tuple[tuple[str, str], ...]:
     """(interface, network) of the node's networks, without containers' and link-local networks.
 
     /proc/net/route has networks in the byte order of the host, /proc/net/if_inet6 the node's
@@ -381,7 +384,7 @@ def _networks(output: Output) -> tuple[tuple[str, str], ...]:
     return tuple(dict.fromkeys(networks))
 
 
-def _hosts(output: Output) -> tuple[str, ...]:
+def _parse_hosts(output: Output) -> tuple[str, ...]:
     """The addresses of /etc/hosts (hosts(5))."""
     addresses = []
     for text in dict.fromkeys(output.all("host")):
@@ -452,9 +455,9 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
         firewall=firewall.parse(
             outputs["firewall"],
             policy,
-            _addresses(output),
-            _networks(output),
-            peers=_hosts(output),
+            _parse_addresses(output),
+            _parse_networks(output),
+            peers=_parse_hosts(output),
             sources=without(ephemeral or KERNEL_EPHEMERAL, reserved or ()),
         ),
     )

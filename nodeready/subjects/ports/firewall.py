@@ -136,7 +136,7 @@ def _manager(rules: Ruleset) -> str:
     return "iptables" if iptables else "nftables"
 
 
-def _worst(port_fates: tuple[Fate, ...]) -> tuple[str, str, Fate | None]:
+def _worst_verdict(port_fates: tuple[Fate, ...]) -> tuple[str, str, Fate | None]:
     """The worst verdict of all ports, its ports, and the fate of one of them."""
     for verdict in ("dropped", "cannot tell"):
         bad = [fate for fate in port_fates if fate.verdict == verdict]
@@ -147,7 +147,7 @@ def _worst(port_fates: tuple[Fate, ...]) -> tuple[str, str, Fate | None]:
     return "open", "", None
 
 
-def _unknown(reason: str, tools: tuple[ListingTool, ...] = ()) -> Firewall:
+def _unknown(reason: str, tools: tuple[ListingTool, ...]) -> Firewall:
     return Firewall("unknown", reason=reason, tools=tools)
 
 
@@ -266,19 +266,18 @@ class Filter:
             # Rarely needed: most rules accept all hosts.
             return [span for span in spans if span not in self.own_spans]
 
-        families = [
-            family
-            for family in (4, 6)
-            if any(span and span[0] == family for span in self.own_spans)
-        ]
-        result = self._family(families[0] if families else 4, other_hosts, is_complete)
+        families = sorted({span[0] for span in self.own_spans if span})
+        result = self._judge_family(families[0] if families else 4, other_hosts, is_complete)
         if result.verdict == "open" and families == [4, 6]:
-            by_name = {family for family, first, _ in other_hosts()
-                       if self._smallest_network(family, first) is not None}  # fmt: skip
-            over_ipv6 = self._family(6, other_hosts, is_complete)
-            if over_ipv6.verdict == "dropped" and by_name != {4}:
-                result = replace(over_ipv6, verdict="cannot tell",
-                                ports=f"{over_ipv6.ports} over IPv6", networks=())  # fmt: skip
+            peer_families = {
+                family
+                for family, first, _ in other_hosts()
+                if self._smallest_network(family, first) is not None
+            }
+            over_ipv6 = self._judge_family(6, other_hosts, is_complete)
+            if over_ipv6.verdict == "dropped" and peer_families != {4}:
+                ports = f"{over_ipv6.ports} over IPv6"
+                result = replace(over_ipv6, verdict="cannot tell", ports=ports, networks=())
         return replace(result, manager=_manager(self.rules))
 
     def _packet(self, family: int) -> Packet:
@@ -294,12 +293,12 @@ class Filter:
         ]
         return min(inside)[1] if inside else None
 
-    def _family(
+    def _judge_family(
         self, family: int, other_hosts: Callable[[], list[tuple[int, int, int]]], is_complete: bool
     ) -> Firewall:
         """The verdict for one version of IP."""
         generic_packet = self._packet(family)
-        generic = self._packet_fate(generic_packet)
+        generic = self._judge_packet(generic_packet)
         if generic.verdict == "open":
             return self._firewall(generic)
         peers = [first for version, first, _ in other_hosts() if version == family]
@@ -312,25 +311,23 @@ class Filter:
         fates_by_network: dict[str, _NetworkFate] = {}
         for index in peers_by_network or indexes:
             name, text, _ = self.networks[index]
-            fates_by_network[f"{text} on {name}"] = self._network(
+            fates_by_network[f"{text} on {name}"] = self._judge_network(
                 index, generic_packet, peers_by_network.get(index, []), is_complete
             )
         if not fates_by_network and peers:
             name = self.networks[indexes[0]][0] if len(indexes) == 1 else ""
             packet = fast_replace(generic_packet, interface=name, is_near=False)
-            fates_by_network["other networks"] = self._hosts(
+            fates_by_network["other networks"] = self._judge_hosts(
                 packet, self._host_groups(family, peers), is_complete
             )
         if not fates_by_network:
             return self._firewall(generic)
-        let_in = tuple(
-            network
-            for network, network_fate in fates_by_network.items()
-            if network_fate.verdict == "open"
+        open_networks = tuple(
+            network for network, fate in fates_by_network.items() if fate.verdict == "open"
         )
-        if len(let_in) == len(fates_by_network):
+        if len(open_networks) == len(fates_by_network):
             # The rules only drop packets of the other version of IP, or of no known host.
-            return Firewall("open", range_text(*self.ports), networks=let_in)
+            return Firewall("open", range_text(*self.ports), networks=open_networks)
         dropped_fates = [fate for fate in fates_by_network.values() if fate.verdict == "dropped"]
         if len(dropped_fates) == len(fates_by_network):
             # The ports that are shut for all networks, where there are such ports.
@@ -338,33 +335,29 @@ class Filter:
             general = generic.fate.cause if generic.fate else None
             text = general.text if general and general.text != result.rule else ""
             return replace(result, other_rule=text)
-        doubtful_fates = [
-            fate for fate in fates_by_network.values() if fate.verdict == "cannot tell"
-        ]
-        doubtful = doubtful_fates[0] if doubtful_fates else generic
-        return replace(self._firewall(doubtful), verdict="cannot tell", networks=let_in)
+        doubtful = next(
+            (fate for fate in fates_by_network.values() if fate.verdict == "cannot tell"), generic
+        )
+        return replace(self._firewall(doubtful), verdict="cannot tell", networks=open_networks)
 
-    def _network(
+    def _judge_network(
         self, index: int, generic_packet: Packet, peers: list[int], is_complete: bool
     ) -> _NetworkFate:
         name, _, (family, first, last) = self.networks[index]
         own_addresses = [span[1] for span in self.own_spans if span and span[0] == family]
         inside = [address for address in own_addresses if first <= address <= last]
-        other_interfaces = tuple(
-            interface for interface, _, _ in self.networks if interface != name
-        )
         packet = fast_replace(
             generic_packet,
             interface=name,
             own_address=inside[0] if inside else None,
-            other_interfaces=other_interfaces,
+            other_interfaces=tuple(other for other, _, _ in self.networks if other != name),
         )
         if peers:
-            return self._hosts(packet, self._host_groups(family, peers), is_complete)
-        hosts = self._any_hosts(family, first, last, own_addresses)
-        return self._hosts(packet, [(1, host) for host in hosts], False)
+            return self._judge_hosts(packet, self._host_groups(family, peers), is_complete)
+        hosts = self._sample_hosts(family, first, last, own_addresses)
+        return self._judge_hosts(packet, [(1, host) for host in hosts], False)
 
-    def _any_hosts(
+    def _sample_hosts(
         self, family: int, first: int, last: int, own_addresses: list[int]
     ) -> list[int]:
         """One address of the network for each group of addresses that the rules treat alike."""
@@ -389,36 +382,32 @@ class Filter:
             groups.setdefault(bisect_right(starts, peer), []).append(peer)
         return [(len(group), group[0]) for group in groups.values()][:_MOST_PEERS]
 
-    def _hosts(
+    def _judge_hosts(
         self, packet: Packet, hosts: list[tuple[int, int]], is_complete: bool
     ) -> _NetworkFate:
         """The verdict of some hosts together."""
         host_fates = [
-            (count, self._packet_fate(replace(packet, peer_address=host))) for count, host in hosts
+            (count, self._judge_packet(replace(packet, peer_address=host)))
+            for count, host in hosts
         ]
-        verdicts = {host_fate.verdict for _, host_fate in host_fates}
         if not host_fates:
-            return self._packet_fate(packet)
+            return self._judge_packet(packet)
+        verdicts = {fate.verdict for _, fate in host_fates}
         if len(verdicts) == 1:
             # The ports that are shut for each host, where there are such ports.
-            return min((host_fate for _, host_fate in host_fates), key=_port_count)
-        worst = next(
-            host_fate for verdict in ("dropped", "cannot tell") for _, host_fate in host_fates
-            if host_fate.verdict == verdict
-        )  # fmt: skip
+            return min((fate for _, fate in host_fates), key=_port_count)
+        worst_verdict = "dropped" if "dropped" in verdicts else "cannot tell"
+        worst = next(fate for _, fate in host_fates if fate.verdict == worst_verdict)
         if worst.verdict == "dropped" and not is_complete:
             # It is unknown which hosts of the network are nodes of the fleet.
-            doubt = self._packet_fate(packet)
+            doubt = self._judge_packet(packet)
             return doubt if doubt.verdict != "open" else replace(worst, verdict="cannot tell")
-        affected_count = sum(
-            count for count, host_fate in host_fates if host_fate.verdict == worst.verdict
-        )
-        return replace(
-            worst, peer_share=f"{affected_count} of {sum(count for count, _ in host_fates)}"
-        )
+        affected = sum(count for count, fate in host_fates if fate.verdict == worst.verdict)
+        total = sum(count for count, _ in host_fates)
+        return replace(worst, peer_share=f"{affected} of {total}")
 
-    def _packet_fate(self, packet: Packet) -> _NetworkFate:
-        return _NetworkFate(*_worst(tuple(fates(self.rules, packet))))
+    def _judge_packet(self, packet: Packet) -> _NetworkFate:
+        return _NetworkFate(*_worst_verdict(tuple(fates(self.rules, packet))))
 
     def _firewall(self, network_fate: _NetworkFate) -> Firewall:
         cause = network_fate.fate.cause if network_fate.fate else None

@@ -131,13 +131,13 @@ _PLAIN_MODULES = {
     "tcp", "udp", "conntrack", "state", "multiport", "addrtype", "pkttype", "mark", "comment",
     "set", "limit", "icmp", "icmp6", "ipv6-icmp", "iprange", "connmark", "owner", "mac", "ttl",
     "hl", "length", "dscp", "tos", "ecn", "tcpmss", "hashlimit", "connlimit", "recent", "string",
-    "geoip", "physdev", "policy", "realm", "helper", "connlabel", "devgroup", "ipvs",
-    "nfacct",
+    "geoip", "physdev", "policy", "realm", "helper", "connlabel", "devgroup", "ipvs", "nfacct",
 }  # fmt: skip
 #: Modules for headers that the packet does not have, and for traffic that no job makes.
-_FOREIGN_MODULES = {"rt", "frag", "hbh", "dst", "mh", "ah", "esp", "sctp", "dccp", "srh", "ipcomp",
-"psd",
-           "lscan", "l2tp"}  # fmt: skip
+_FOREIGN_MODULES = {
+    "rt", "frag", "hbh", "dst", "mh", "ah", "esp", "sctp", "dccp", "srh", "ipcomp", "psd",
+    "lscan", "l2tp",
+}  # fmt: skip
 #: Options that only modify another option -> how many values they take.
 _MODIFIERS = {
     "--hashlimit-mode": 1, "--hashlimit-name": 1, "--hashlimit-srcmask": 1, "--name": 1,
@@ -170,14 +170,14 @@ def parse_ipsets(text: str) -> Sets:
         if words[:1] == ["create"] and len(words) > 2:
             kinds[words[1]], members[words[1]] = words[2], []
         elif words[:1] == ["add"] and len(words) > 2:
-            members_of_set = members.get(words[1])
+            elements = members.get(words[1])
             if "nomatch" in words[3:]:
                 members[words[1]] = None
-            elif members_of_set is not None:
-                members_of_set.append(words[2])
+            elif elements is not None:
+                elements.append(words[2])
     return {
-        name: (kinds[name], tuple(members_of_set)) if members_of_set is not None else None
-        for name, members_of_set in members.items()
+        name: (kinds[name], tuple(elements)) if elements is not None else None
+        for name, elements in members.items()
     }
 
 
@@ -186,11 +186,11 @@ def _in_set(name: str, sides: str, ip: str, sets: Sets, depth: int = 0) -> RuleM
     ipset = sets.get(name)
     if ipset is None or depth > 2:
         return UNCERTAIN
-    kind, members_of_set = ipset
+    kind, elements = ipset
     parts = kind.partition(":")[2].split(",")
     directions = sides.split(",")
     if kind == "list:set":
-        inner = [_in_set(inner_name, sides, ip, sets, depth + 1) for inner_name in members_of_set]
+        inner = [_in_set(member_set, sides, ip, sets, depth + 1) for member_set in elements]
         if any(not match.selectors for match in inner) or len({m.selectors for m in inner}) > 1:
             return UNCERTAIN if inner else NEVER
         together = tuple(value for match in inner for value in match.values)
@@ -205,7 +205,7 @@ def _in_set(name: str, sides: str, ip: str, sets: Sets, depth: int = 0) -> RuleM
             "iface": "iifname" if source else "oifname",
         }.get(part, f"{ip} {'saddr' if source else 'daddr'}"))  # fmt: skip
     values = []
-    for member in members_of_set:
+    for member in elements:
         value = member.split(",")
         ports = value[-1].partition(":") if parts[-1] == "port" else ("", "", "")
         if ports[1] and ports[0] != "tcp":
@@ -229,9 +229,9 @@ def _option_value(words: list[str], option: str) -> str:
     return words[index] if index < len(words) else ""
 
 
-def _rate(words: list[str], value: str, burst: str, over: bool) -> RuleMatch:
+def _rate(words: list[str], value: str, burst_option: str, over: bool) -> RuleMatch:
     """A limit of iptables, ``5/sec``; a limit of bytes, ``512kb/s``, varies."""
-    return rate_limit(nft.rate(value, _option_value(words, burst)), over)
+    return rate_limit(nft.rate(value, _option_value(words, burst_option)), over)
 
 
 def _recent(words: list[str]) -> RuleMatch:
@@ -285,7 +285,7 @@ def _option(word: str, following: str, words: list[str], ip: str) -> tuple[RuleM
     return UNCERTAIN, 0
 
 
-def _matches(words: list[str], ip: str, sets: Sets) -> Iterator[RuleMatch]:
+def _parse_matches(words: list[str], ip: str, sets: Sets) -> Iterator[RuleMatch]:
     """The conditions among a rule's words, which come without the rule's target."""
     index, negated, module = 0, False, ""
     while index < len(words):
@@ -319,9 +319,8 @@ def _matches(words: list[str], ip: str, sets: Sets) -> Iterator[RuleMatch]:
             condition = _in_set(following, third, ip, sets)
             index += 2
         elif word == "--mark":
-            condition = RuleMatch(
-                ("ct mark" if module == "connmark" else "mark",), ((following,),)
-            )
+            selector = "ct mark" if module == "connmark" else "mark"
+            condition = RuleMatch((selector,), ((following,),))
             index += 1
         else:
             if word == "-p" and not negated and following not in ("tcp", "6", "all"):
@@ -334,7 +333,7 @@ def _matches(words: list[str], ip: str, sets: Sets) -> Iterator[RuleMatch]:
         negated = False
 
 
-def _bits(text: str) -> tuple[int, int]:
+def _value_and_mask(text: str) -> tuple[int, int]:
     """``0x1/0xff`` as value and mask."""
     value, _, mask = text.partition("/")
     return number(value) or 0, (number(mask) or 0) if mask else ALL_BITS
@@ -355,7 +354,7 @@ def _change_state(target: str, words: list[str]) -> tuple[str, str] | None:
         ("--xor-mark", lambda v, m: ALL_BITS, lambda v, m: v),
     ):
         if option in words:
-            value, mask = _bits(_option_value(words, option))
+            value, mask = _value_and_mask(_option_value(words, option))
             return verdict, f"{keep(value, mask) & ALL_BITS:x}/{flip(value, mask) & ALL_BITS:x}"
     for option, word in (("--restore-mark", "restore"), ("--save-mark", "save")):
         if option in words:
@@ -370,7 +369,7 @@ def _change_state(target: str, words: list[str]) -> tuple[str, str] | None:
     return verdict, "?"
 
 
-def _divert_fate(target: str, words: list[str]) -> str:
+def _divert_target(target: str, words: list[str]) -> str:
     """The target of NAT, in the form of `rules.Rule`."""
     if target == "REDIRECT":
         port = _option_value(words, "--to-ports")
@@ -378,7 +377,7 @@ def _divert_fate(target: str, words: list[str]) -> str:
     return nat_target(_option_value(words, "--to-destination") or "?")
 
 
-def _rule(words: list[str], ip: str, sets: Sets, text: str) -> Rule | None:
+def _parse_rule(words: list[str], ip: str, sets: Sets, text: str) -> Rule | None:
     """The rule in the words after ``-A CHAIN``; None for a rule without an effect."""
     while "--comment" in words:
         index = words.index("--comment")
@@ -390,7 +389,7 @@ def _rule(words: list[str], ip: str, sets: Sets, text: str) -> Rule | None:
             break
     else:
         return None
-    matches = tuple(_matches(words[:index], ip, sets))
+    matches = tuple(_parse_matches(words[:index], ip, sets))
     if option == "-g":
         return Rule(matches, "goto", target, text)
     change = _change_state(target, words[index:])
@@ -398,7 +397,7 @@ def _rule(words: list[str], ip: str, sets: Sets, text: str) -> Rule | None:
         return Rule(matches, *change, text)
     verdict = _TARGETS.get(target, "jump")
     if verdict == "divert":
-        return Rule(matches, verdict, _divert_fate(target, words[index:]), text)
+        return Rule(matches, verdict, _divert_target(target, words[index:]), text)
     if verdict == "mark":
         return Rule(matches, verdict, "?", text)
     return Rule(matches, verdict, target if verdict == "jump" else "", text)
@@ -423,7 +422,7 @@ def parse_iptables_rules(text: str, family: int, sets: Sets | None = None) -> Ru
         if line.startswith("*"):
             table_lines = [line]
         elif line == "COMMIT":
-            chains.update(_table(table_lines, ip, sets or {}))
+            chains.update(_parse_table(table_lines, ip, sets or {}))
             table_lines = []
         elif not line.startswith("#"):
             table_lines.append(line)
@@ -432,7 +431,7 @@ def parse_iptables_rules(text: str, family: int, sets: Sets | None = None) -> Ru
     return Ruleset(chains)
 
 
-def _table(lines: list[str], ip: str, sets: Sets) -> Iterator[tuple[tuple[str, str], Chain]]:
+def _parse_table(lines: list[str], ip: str, sets: Sets) -> Iterator[tuple[tuple[str, str], Chain]]:
     """The chains of one table."""
     if not lines or not lines[0].startswith("*"):
         return
@@ -454,7 +453,7 @@ def _table(lines: list[str], ip: str, sets: Sets) -> Iterator[tuple[tuple[str, s
                 words[1:1] = ["--unreadable"]
             if not words:
                 continue
-            rule = _rule(words[1:], ip, sets, " ".join(words[1:])[:160])
+            rule = _parse_rule(words[1:], ip, sets, " ".join(words[1:])[:160])
             if rule is not None:
                 rules.setdefault(words[0], []).append(rule)
     for chain, chain_rules in rules.items():
@@ -462,5 +461,7 @@ def _table(lines: list[str], ip: str, sets: Sets) -> Iterator[tuple[tuple[str, s
         policy = "drop" if hook and policies[chain] == "drop" else "accept"
         is_nat = name == "nat"
         priority = 100 if is_nat and hook == "postrouting" else _PRIORITIES.get(name, 0)
-        key = (table, chain)
-        yield key, Chain(table, chain, tuple(chain_rules), hook, policy, priority, is_nat)
+        yield (
+            (table, chain),
+            Chain(table, chain, tuple(chain_rules), hook, policy, priority, is_nat),
+        )

@@ -33,6 +33,8 @@ from nodeready.subjects.ports.rules import (
 Tokens = list[str]
 #: An element of a set, one part per selector, and the verdict that a map gives for it.
 Element = tuple[tuple[str, ...], Tokens]
+#: The current elements of a set or map.
+Elements = tuple[Element, ...]
 
 _TOKEN = re.compile(r'"[^"\n]*"|# xt_\w+|#[^\n]*|[{}(),;\n]|[^\s{}(),;"]+|"')
 #: The words that may follow an element of a set.
@@ -42,13 +44,6 @@ _ELEMENT_END = {"timeout", "expires", "comment", "counter", "limit", "quota", "l
 def tokens(text: str) -> Tokens:
     """The words, brackets and line ends of the text."""
     return _TOKEN.findall(text)
-
-
-@dataclass(frozen=True)
-class SetOf:
-    """A set or map, as it is now."""
-
-    elements: tuple[Element, ...]
 
 
 def statements(words: Tokens) -> Iterator[Tokens]:
@@ -67,7 +62,7 @@ def statements(words: Tokens) -> Iterator[Tokens]:
         yield current
 
 
-def rule_block(statement: Tokens) -> tuple[Tokens, Tokens] | None:
+def split_block(statement: Tokens) -> tuple[Tokens, Tokens] | None:
     """``chain input {...}`` as its words and what is inside; None for a plain statement."""
     if "{" not in statement or statement[-1] != "}":
         return None
@@ -88,38 +83,39 @@ def _split(words: Tokens, by: str) -> list[Tokens]:
     return [part for part in parts if part]
 
 
-def key(words: Tokens) -> tuple[str, ...]:
-    """One element, ``10.0.0.1 . tcp . 80``, as its parts."""
+def element_key(words: Tokens) -> tuple[str, ...]:
+    """One element, ``10.0.0.1 . tcp . 80``, as its parts; "?" for an unknown part."""
     parts = []
     for part_words in _split(words, "."):
         words = list(takewhile(lambda word: word not in _ELEMENT_END, part_words))
-        # Flags: ``syn | ack``.
-        flags = len(words) > 2 and set(words[1::2]) == {"|"}
-        parts.append("|".join(words[::2]) if flags else words[0].strip('"') if len(words) == 1
-                     else "?")  # fmt: skip
+        if len(words) > 2 and set(words[1::2]) == {"|"}:
+            # Flags: ``syn | ack``.
+            parts.append("|".join(words[::2]))
+        else:
+            parts.append(words[0].strip('"') if len(words) == 1 else "?")
     return tuple(parts)
 
 
-def elements(inside: Tokens) -> tuple[Element, ...]:
+def parse_elements(inside: Tokens) -> Elements:
     """The elements between the braces of a set or map."""
-    listed_elements: list[Element] = []
+    elements = []
     for part in _split(inside, ","):
         halves = _split(part, ":")
         if halves:
-            listed_elements.append((key(halves[0]), halves[1] if len(halves) > 1 else []))
-    return tuple(listed_elements)
+            elements.append((element_key(halves[0]), halves[1] if len(halves) > 1 else []))
+    return tuple(elements)
 
 
-def read_set(inside: Tokens) -> SetOf:
-    """The set or map of this block."""
-    listed_elements: tuple[Element, ...] = ()
+def parse_set(inside: Tokens) -> Elements:
+    """The elements of the set or map of this block."""
+    elements: Elements = ()
     for statement in statements(inside):
         if statement[0] == "elements" and "{" in statement:
-            listed_elements = elements(statement[statement.index("{") + 1 : -1])
-    return SetOf(listed_elements)
+            elements = parse_elements(statement[statement.index("{") + 1 : -1])
+    return elements
 
 
-def group(words: Tokens, start: int) -> int:
+def end_of_bracket(words: Tokens, start: int) -> int:
     """The index after the bracket that closes the bracket at ``start``."""
     depth = 0
     for index in range(start, len(words)):
@@ -129,10 +125,10 @@ def group(words: Tokens, start: int) -> int:
     return len(words)
 
 
-def listed(words: Tokens, index: int) -> tuple[Tokens, int]:
+def value_list(words: Tokens, index: int) -> tuple[Tokens, int]:
     """The words of ``a,b,c``, or of ``(a | b | c)``, and the index after them."""
     if words[index : index + 1] == ["("]:
-        end = group(words, index)
+        end = end_of_bracket(words, index)
         return [t for t in words[index + 1 : end - 1] if t != "|"], end
     values = words[index : index + 1]
     index += 1
@@ -169,14 +165,13 @@ _CT = {
     "l3proto", "protocol", "bytes", "packets", "avgpkt", "saddr", "daddr", "proto-src",
     "proto-dst", "event", "timeout", "expectation", "secmark",
 }  # fmt: skip
-_SETS = ("set", "map")
 #: Selectors with a list of flags as value: one flag must be set.
-_BITS = ("ct state", "ct status", "tcp flags", "ct label")
+_FLAG_SELECTORS = ("ct state", "ct status", "tcp flags", "ct label")
 #: The words of a log statement that have a value.
-_LOG = ("prefix", "group", "snaplen", "queue-threshold", "level", "flags")
+_LOG_OPTIONS = ("prefix", "group", "snaplen", "queue-threshold", "level", "flags")
 _LOG_FLAGS = {"tcp", "sequence", "options", "ip", "skuid", "ether", "all", ","}
 #: Targets of iptables that do not decide about the packet (iptables-extensions(8)).
-HARMLESS = {
+_HARMLESS = {
     "LOG", "NFLOG", "ULOG", "CT", "TCPMSS", "AUDIT", "SET", "TOS", "CHECKSUM", "CLASSIFY", "DSCP",
     "TTL", "HL", "TRACE", "RATEEST", "SECMARK", "CONNSECMARK", "TEE", "IDLETIMER", "LED", "ECN",
     "TCPOPTSTRIP", "ACCOUNT", "NOTRACK", "MARK", "CONNMARK",
@@ -186,8 +181,6 @@ _SECONDS |= {"sec": 1, "min": 60, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTES = {"bytes": 1, "kbytes": 1024, "mbytes": 1 << 20, "gbytes": 1 << 30}
 #: A rate of bytes as high as this is no rate limit for a rendezvous.
 _MANY_BYTES = 1 << 20
-
-Values = tuple[tuple[str, ...], ...]
 
 
 def rate(text: str, burst: str = "") -> float | None:
@@ -226,39 +219,36 @@ def _selector(tokens: Tokens, index: int) -> tuple[str, int]:
             return f"fib {sides[0]} type", end + 1
         return ("reverse path" if sides == ["saddr"] and kind else "fib"), end + 1
     if word == "tcp" and following == "option":
-        end = (
-            index
-            + 3
-            + (tokens[index + 3 : index + 4] in (["size"], ["count"], ["left"], ["right"]))
-        )
+        end = index + 3
+        if tokens[end : end + 1] in (["size"], ["count"], ["left"], ["right"]):
+            end += 1
         name = " ".join(tokens[index:end])
         return _RENAMED.get(name, name), end
     if word == "exthdr":
         return "extension", index + 2
     if word == "socket":
-        return f"socket {following}", index + (
-            4 if tokens[index + 2 : index + 3] == ["level"] else 2
-        )
+        has_level = tokens[index + 2 : index + 3] == ["level"]
+        return f"socket {following}", index + (4 if has_level else 2)
     if word in _HEADERS and re.fullmatch(r"[a-z][a-z0-9_-]*", following):
         name = f"{word} {following}"
         return _RENAMED.get(name, name), index + 2
     return "", index + 1
 
 
-def _comparison(operator: str, value: str) -> str:
+def _comparison_range(operator: str, value: str) -> str:
     """``< 1024`` as a range, also of addresses; "?" for another value."""
-    number: int | None = int(value) if re.fullmatch(r"\d{1,19}", value) else None
-    span = None if number is not None else span_of(value)
+    bound: int | None = int(value) if re.fullmatch(r"\d{1,19}", value) else None
+    span = None if bound is not None else span_of(value)
     if span:
-        number = span[1]
-    if number is None:
+        bound = span[1]
+    if bound is None:
         return "?"
     maximum = 2 ** (63 if not span else 32 if span[0] == 4 else 128) - 1
     low, high = {
-        "<": (0, number - 1),
-        "<=": (0, number),
-        ">": (number + 1, maximum),
-        ">=": (number, maximum),
+        "<": (0, bound - 1),
+        "<=": (0, bound),
+        ">": (bound + 1, maximum),
+        ">=": (bound, maximum),
     }[operator]
     if not 0 <= low <= high:
         return "?"
@@ -272,7 +262,7 @@ def _comparison(operator: str, value: str) -> str:
 class NamedObjects:
     """The named objects of a table: its sets and maps, and its limits."""
 
-    sets: Mapping[str, SetOf]
+    sets: Mapping[str, Elements]
     limits: Mapping[str, RuleMatch]
 
 
@@ -284,7 +274,7 @@ class _RuleReader:
         self.named = named
         self.matches: list[RuleMatch] = []
         self.rules: list[Rule] = []
-        self.text = _text(self.tokens)
+        self.text = _rule_text(self.tokens)
 
     def read(self) -> list[Rule]:
         index = 0
@@ -295,23 +285,23 @@ class _RuleReader:
     def _token_at(self, index: int) -> str:
         return self.tokens[index] if index < len(self.tokens) else ""
 
-    def _rule(
+    def _add_rule(
         self, verdict: str, target: str = "", extra_matches: tuple[RuleMatch, ...] = ()
     ) -> None:
         self.rules.append(Rule((*self.matches, *extra_matches), verdict, target, self.text))
 
-    def _verdict(self, words: Tokens, extra_matches: tuple[RuleMatch, ...] = ()) -> None:
+    def _add_verdict(self, words: Tokens, extra_matches: tuple[RuleMatch, ...] = ()) -> None:
         word = words[0] if words else ""
         target = words[1] if word in ("jump", "goto") and len(words) > 1 else ""
         verdict = {"reject": "drop"}.get(word, "elsewhere" if word in _ELSEWHERE else word)
         if verdict in ("accept", "drop", "return", "jump", "goto", "elsewhere"):
-            self._rule(verdict, target, extra_matches)
+            self._add_rule(verdict, target, extra_matches)
 
     def _statement(self, index: int) -> int:
         """Read the statement at ``index``. Returns the index of the next one."""
         word, following = self.tokens[index], self._token_at(index + 1)
         if word in _VERDICTS or word in _ELSEWHERE:
-            self._verdict(self.tokens[index:])
+            self._add_verdict(self.tokens[index:])
             # The words after a verdict only describe it.
             return len(self.tokens)
         if word in _NAT:
@@ -329,13 +319,15 @@ class _RuleReader:
         if word == "xt" and following in ("match", "target"):
             return self._extension(self._token_at(index + 2).strip('"'), index + 3)
         if word == "notrack":
-            self._rule("notrack")
+            self._add_rule("notrack")
             return index + 1
         if word == "limit":
             return self._limit(index + 1)
         if word == "ct" and following == "count":
             over = self._token_at(index + 2) == "over"
-            return self._count(self._token_at(index + 2 + over), over, index + 3 + over)
+            return self._add_connection_limit(
+                self._token_at(index + 2 + over), over, index + 3 + over
+            )
         if word in ("add", "update", "delete", "meter") or (
             word == "set" and following in ("add", "update", "delete")
         ):
@@ -367,17 +359,17 @@ class _RuleReader:
         if not name.isupper():
             self.matches.append(VARYING if name in VARYING_MODULES else UNCERTAIN)
         elif name in ("MARK", "CONNMARK"):
-            self._rule(name.lower().replace("conn", "ct_"), "?")
+            self._add_rule(name.lower().replace("conn", "ct_"), "?")
         elif name in ("DNAT", "REDIRECT", "NETMAP"):
-            self._rule("divert", "?")
+            self._add_rule("divert", "?")
         elif name in ("SNAT", "MASQUERADE"):
-            self._rule("accept")
-        elif name not in HARMLESS:
-            self._verdict(["reject" if name in ("REJECT", "TARPIT") else "queue"])
+            self._add_rule("accept")
+        elif name not in _HARMLESS:
+            self._add_verdict(["reject" if name in ("REJECT", "TARPIT") else "queue"])
         return index
 
     def _log(self, index: int) -> int:
-        while self._token_at(index) in _LOG:
+        while self._token_at(index) in _LOG_OPTIONS:
             flags = self._token_at(index) == "flags"
             index += 2
             while flags and self._token_at(index) in _LOG_FLAGS and self._token_at(index) != "ip":
@@ -387,15 +379,14 @@ class _RuleReader:
     def _limit(self, index: int) -> int:
         """``rate over 10/second burst 5 packets``, or a limit's name."""
         if self._token_at(index) == "name":
-            self.matches.append(
-                self.named.limits.get(self._token_at(index + 1).strip('"'), VARYING)
-            )
+            name = self._token_at(index + 1).strip('"')
+            self.matches.append(self.named.limits.get(name, VARYING))
             return index + 2
-        match, index = read_limit(self.tokens, index + (self._token_at(index) == "rate"))
+        match, index = parse_limit(self.tokens, index + (self._token_at(index) == "rate"))
         self.matches.append(match)
         return index
 
-    def _count(self, maximum: str, over: bool, index: int) -> int:
+    def _add_connection_limit(self, maximum: str, over: bool, index: int) -> int:
         self.matches.append(connection_limit(maximum, over))
         return index
 
@@ -405,15 +396,15 @@ class _RuleReader:
             index += 1
         if self._token_at(index) != "{":
             return index
-        end = group(self.tokens, index)
+        end = end_of_bracket(self.tokens, index)
         inside = self.tokens[index + 1 : end - 1]
         if "limit" in inside:
-            match, _ = read_limit(inside, inside.index("limit") + 2)
+            match, _ = parse_limit(inside, inside.index("limit") + 2)
             self.matches.append(match)
         elif "count" in inside:
             words = inside[inside.index("count") + 1 :]
             over = words[:1] == ["over"]
-            self._count("".join(words[over : over + 1]), over, 0)
+            self._add_connection_limit("".join(words[over : over + 1]), over, 0)
         elif "quota" in inside:
             self.matches.append(VARYING)
         return end
@@ -421,7 +412,7 @@ class _RuleReader:
     def _nat(self, word: str, index: int) -> int:
         """``dnat ip to 10.0.0.1:80``, ``redirect to :8080``; no other statement follows."""
         if word in ("snat", "masquerade"):
-            self._rule("accept")
+            self._add_rule("accept")
             return len(self.tokens)
         words = self.tokens[index:]
         target = ""
@@ -435,30 +426,29 @@ class _RuleReader:
             target = nat_target(target)
         elif word == "dnat":
             target = "?"
-        self._rule("divert", target)
+        self._add_rule("divert", target)
         return len(self.tokens)
 
     def _skip(self, index: int) -> int:
         """Pass over the words of a statement, up to a verdict."""
         while index < len(self.tokens) and self.tokens[index] not in _VERDICTS:
             if self.tokens[index] == "vmap" and self._token_at(index + 1):
-                end = (
-                    group(self.tokens, index + 1)
-                    if self._token_at(index + 1) == "{"
-                    else index + 2
-                )
-                self._lookup((), "vmap", self._set_at(index + 1, end))
+                elements, end = self._set_at(index + 1)
+                self._lookup((), "vmap", elements)
                 return end
-            index = group(self.tokens, index) if self.tokens[index] == "{" else index + 1
+            is_bracket = self.tokens[index] == "{"
+            index = end_of_bracket(self.tokens, index) if is_bracket else index + 1
         return index
 
-    def _set_at(self, index: int, end: int) -> SetOf | None:
-        """The set at ``index``: in braces, or by name."""
+    def _set_at(self, index: int) -> tuple[Elements | None, int]:
+        """The set at ``index``, in braces or by name (None: unknown), and the index after it."""
         if self.tokens[index] == "{":
-            return SetOf(elements(self.tokens[index + 1 : end - 1]))
-        return self.named.sets.get(self.tokens[index].lstrip("@"))
+            end = end_of_bracket(self.tokens, index)
+            return parse_elements(self.tokens[index + 1 : end - 1]), end
+        return self.named.sets.get(self.tokens[index].lstrip("@")), index + 1
 
     def _condition(self, index: int) -> int:
+        """Read a condition, or a statement that changes a field."""
         selectors = []
         while True:
             selector, index = _selector(self.tokens, index)
@@ -467,21 +457,21 @@ class _RuleReader:
                 break
             index += 1
         if self._token_at(index) == "set":
-            return self._set(selectors[0], index + 1)
+            return self._set_field(selectors[0], index + 1)
         if not all(selectors):
             self.matches.append(UNCERTAIN)
             return index
         return self._value(tuple(selectors), index)
 
-    def _set(self, selector: str, index: int) -> int:
+    def _set_field(self, selector: str, index: int) -> int:
         """A statement that changes a field of the packet."""
         if selector in ("mark", "ct mark"):
             return self._mark(selector, index)
         if selector in ("tcp dport", "th dport", "ip daddr", "ip6 daddr", "ip saddr", "ip6 saddr"):
-            self._rule("elsewhere")
+            self._add_rule("elsewhere")
         if self._token_at(index) in ("rt", "ip", "ip6", "ct", "meta", "numgen", "jhash"):
             return self._skip(index)
-        _, index = listed(self.tokens, index)
+        _, index = value_list(self.tokens, index)
         return self._skip(index) if self._token_at(index) in ("map", ".", "&", "|") else index
 
     def _mark(self, selector: str, index: int) -> int:
@@ -515,19 +505,19 @@ class _RuleReader:
             else:
                 break
         if not has_value or self._token_at(index) in (*_OPERATORS, "map", "<<", ">>"):
-            self._rule(verdict, "?")
+            self._add_rule(verdict, "?")
             return self._skip(index)
         if source and source != selector:
-            self._rule("restore" if selector == "mark" else "save")
+            self._add_rule("restore" if selector == "mark" else "save")
         if (keep, flip) != (ALL_BITS, 0):
-            self._rule(verdict, f"{keep & ALL_BITS:x}/{flip & ALL_BITS:x}")
+            self._add_rule(verdict, f"{keep & ALL_BITS:x}/{flip & ALL_BITS:x}")
         return index
 
     def _value(self, selectors: tuple[str, ...], index: int) -> int:
         """Read the operator and value of a condition, or the map that gives the verdict."""
         mask: Tokens | None = None
         if self._token_at(index) == "&":
-            mask, index = listed(self.tokens, index + 1)
+            mask, index = value_list(self.tokens, index + 1)
         operator = ""
         if self._token_at(index) in ("==", "!=", "<", ">", "<=", ">=", "!", "vmap"):
             operator = self.tokens[index]
@@ -537,15 +527,15 @@ class _RuleReader:
             return index
         token = self.tokens[index]
         if token == "{" or token.startswith("@"):
-            end = group(self.tokens, index) if token == "{" else index + 1
-            self._lookup(selectors, operator, self._set_at(index, end), mask)
+            elements, end = self._set_at(index)
+            self._lookup(selectors, operator, elements, mask)
             return end
         if len(selectors) > 1:
             end = index + 2 * len(selectors) - 1
-            values: Values = (key(self.tokens[index:end]),)
+            values = (element_key(self.tokens[index:end]),)
             self.matches.append(RuleMatch(selectors, values, operator == "!="))
             return end
-        words, index = listed(self.tokens, index)
+        words, index = value_list(self.tokens, index)
         while self._token_at(index) == "|" and self._token_at(index + 1):
             words.append(self.tokens[index + 1])
             index += 2
@@ -554,48 +544,45 @@ class _RuleReader:
             index += 2 if self._token_at(index) == "-" else 1
             words = ["?"]
         if self._token_at(index) == "/":
-            mask, index = listed(self.tokens, index + 1)
+            mask, index = value_list(self.tokens, index + 1)
             operator = operator or "=="
-        self.matches.append(_plain(selectors[0], operator, words, mask))
+        self.matches.append(_value_match(selectors[0], operator, words, mask))
         return index
 
     def _lookup(
         self,
         selectors: tuple[str, ...],
         operator: str,
-        set_given: SetOf | None,
+        elements: Elements | None,
         mask: Tokens | None = None,
     ) -> None:
-        set_elements = set_given.elements if set_given else None
-        if set_elements is not None and selectors in (("tcp flags",), ("mark",), ("ct mark",)):
-            full_mask = (
-                ",".join(mask) if mask else ",".join(_FLAGS) if "flags" in selectors[0] else ""
-            )
-            set_elements = tuple(
+        """Add the condition on a set, or a rule for each verdict of a map; None: unknown."""
+        if elements is not None and selectors in (("tcp flags",), ("mark",), ("ct mark",)):
+            full_mask = ",".join(mask or (_FLAGS if "flags" in selectors[0] else ()))
+            elements = tuple(
                 ((_masked(parts[0], full_mask),) if len(parts) == 1 else parts, verdict)
-                for parts, verdict in set_elements
+                for parts, verdict in elements
             )
         elif mask is not None:
             selectors = ()
         if operator != "vmap":
-            is_known = set_elements is not None and selectors
-            keys = tuple(parts for parts, _ in set_elements or ())
-            self.matches.append(
-                RuleMatch(selectors, keys, operator == "!=") if is_known else UNCERTAIN
-            )
+            is_known = elements is not None and selectors
+            keys = tuple(parts for parts, _ in elements or ())
+            match = RuleMatch(selectors, keys, operator == "!=") if is_known else UNCERTAIN
+            self.matches.append(match)
             return
-        if set_elements is None:
-            self._rule("elsewhere", "", (UNCERTAIN,))
+        if elements is None:
+            self._add_rule("elsewhere", "", (UNCERTAIN,))
             return
         # The keys of a map exclude each other: a map equals a rule for each key, and a last rule
         # for all other values.
         wildcard = ("*",)
-        keys = tuple(parts for parts, _ in set_elements if parts != wildcard)
-        for parts, verdict in sorted(set_elements, key=lambda element: element[0] == wildcard):
+        keys = tuple(parts for parts, _ in elements if parts != wildcard)
+        for parts, verdict in sorted(elements, key=lambda element: element[0] == wildcard):
             match = RuleMatch(selectors, (parts,))
             if parts == wildcard:
                 match = RuleMatch(selectors, keys, negated=True)
-            self._verdict(verdict, (match if selectors else UNCERTAIN,))
+            self._add_verdict(verdict, (match if selectors else UNCERTAIN,))
 
 
 _OPERATORS = ("and", "or", "xor", "&", "|", "^")
@@ -608,7 +595,7 @@ def _masked(value: str, mask: str) -> str:
     return f"{value}/{mask}" if mask else value
 
 
-def read_limit(words: Tokens, index: int) -> tuple[RuleMatch, int]:
+def parse_limit(words: Tokens, index: int) -> tuple[RuleMatch, int]:
     """``over 10/second burst 5 packets``, ``10 mbytes/second``, and the index after it."""
     over = words[index : index + 1] == ["over"]
     index += over
@@ -627,7 +614,7 @@ def read_limit(words: Tokens, index: int) -> tuple[RuleMatch, int]:
     return rate_limit(rate(text, burst), over), index
 
 
-def _plain(selector: str, operator: str, words: Tokens, mask: Tokens | None) -> RuleMatch:
+def _value_match(selector: str, operator: str, words: Tokens, mask: Tokens | None) -> RuleMatch:
     """A condition on one value, or on a list of flags: one of them must be set."""
     values = [word.strip('"') for word in words]
     negated = operator == "!="
@@ -640,9 +627,9 @@ def _plain(selector: str, operator: str, words: Tokens, mask: Tokens | None) -> 
             return RuleMatch((selector,), ((f"{flags}/{','.join(mask)}",),), negated)
         if selector in ("mark", "ct mark"):
             return RuleMatch((selector,), ((f"{values[0]}/{mask[0]}",),), negated)
-        if selector in _BITS and zero:
+        if selector in _FLAG_SELECTORS and zero:
             return RuleMatch((selector,), tuple((flag,) for flag in mask), not negated)
-        if selector in _BITS and values == mask and len(mask) == 1:
+        if selector in _FLAG_SELECTORS and values == mask and len(mask) == 1:
             return RuleMatch((selector,), ((mask[0],),), negated)
         if selector in ("ip frag-off", "ip6 frag-off") and zero:
             # The packet is no fragment; only the flag "don't fragment" (0x4000) may be set.
@@ -653,7 +640,7 @@ def _plain(selector: str, operator: str, words: Tokens, mask: Tokens | None) -> 
             return RuleMatch((selector,), ((net,),), negated) if span_of(net) else UNCERTAIN
         return UNCERTAIN
     if operator in ("<", ">", "<=", ">="):
-        return RuleMatch((selector,), ((_comparison(operator, values[0]),),))
+        return RuleMatch((selector,), ((_comparison_range(operator, values[0]),),))
     if operator == "!":
         return RuleMatch((selector,), tuple((value,) for value in values), negated=True)
     if selector == "tcp flags" and operator:
@@ -662,7 +649,7 @@ def _plain(selector: str, operator: str, words: Tokens, mask: Tokens | None) -> 
     return RuleMatch((selector,), tuple((value,) for value in values), negated)
 
 
-def _text(tokens: Tokens) -> str:
+def _rule_text(tokens: Tokens) -> str:
     """A rule in one line, without its counters."""
     line = re.sub(r" ([,;])", r"\1", " ".join(tokens))
     return re.sub(r" ?counter( packets \d+ bytes \d+)?", "", line).strip()[:160]
@@ -683,7 +670,7 @@ def _priority(words: Tokens) -> int:
     return _PRIORITIES.get(match[1], 0) + offset
 
 
-def _chain(table: str, name: str, inside: Tokens, named: NamedObjects) -> Chain:
+def _parse_chain(table: str, name: str, inside: Tokens, named: NamedObjects) -> Chain:
     hook, policy, is_nat, priority = "", "accept", False, 0
     devices: tuple[str, ...] = ()
     rules: list[Rule] = []
@@ -711,14 +698,14 @@ def _chain(table: str, name: str, inside: Tokens, named: NamedObjects) -> Chain:
     return Chain(table, name, tuple(rules), hook, policy, priority, is_nat, devices)
 
 
-def _limits(inner: list[tuple[Tokens, Tokens]]) -> Iterator[tuple[str, RuleMatch]]:
+def _named_limits(inner: list[tuple[Tokens, Tokens]]) -> Iterator[tuple[str, RuleMatch]]:
     """The named limits of a table."""
     for head, body in inner:
         words = [token for token in body if token not in "\n;"]
         if head[0] == "limit" and "rate" in words:
-            yield head[1], read_limit(words, words.index("rate") + 1)[0]
+            yield head[1], parse_limit(words, words.index("rate") + 1)[0]
         elif head[0] == "limit" and words:
-            yield head[1], read_limit(words, 0)[0]
+            yield head[1], parse_limit(words, 0)[0]
 
 
 def parse(text: str) -> Ruleset:
@@ -733,17 +720,17 @@ def parse(text: str) -> Ruleset:
     if all_statements and not tables:
         raise ValueError("no table in what nft printed")
     for statement in tables:
-        block = rule_block(statement)
+        block = split_block(statement)
         if block is None or len(block[0]) != 3 or statement.count("{") != statement.count("}"):
             raise ValueError("a table that makes no sense")
         table = " ".join(block[0][1:])
         parts = list(statements(block[1]))
         if any(part[0] == "flags" and "dormant" in part for part in parts):
             continue
-        inner = [block for part in parts if (block := rule_block(part)) and len(block[0]) > 1]
-        sets = {head[1]: read_set(body) for head, body in inner if head[0] in _SETS}
-        named = NamedObjects(sets, dict(_limits(inner)))
+        inner = [block for part in parts if (block := split_block(part)) and len(block[0]) > 1]
+        sets = {head[1]: parse_set(body) for head, body in inner if head[0] in ("set", "map")}
+        named = NamedObjects(sets, dict(_named_limits(inner)))
         for head, body in inner:
             if head[0] == "chain":
-                chains[table, head[1]] = _chain(table, head[1], body, named)
+                chains[table, head[1]] = _parse_chain(table, head[1], body, named)
     return Ruleset(chains)

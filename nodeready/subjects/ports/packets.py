@@ -24,7 +24,6 @@ ALL_BITS = 0xFFFFFFFF
 #: Whether a packet meets a condition; in this order min is "and", max is "or".
 NO, MAYBE, YES = 0, 1, 2
 
-
 #: Selectors of a header that the packet does not have: such a condition is never met.
 _OTHER_PROTOCOLS = re.compile(
     r"(udp|udplite|icmp|icmpv6|sctp|dccp|esp|ah|comp|igmp|arp|vlan|gre|gretap|vxlan|geneve|hbh|"
@@ -200,13 +199,13 @@ def is_virtual(interface: str) -> bool:
     return _VIRTUAL.fullmatch(interface) is not None
 
 
-def _range_answer(actual: Range, expected: Range) -> int:
+def _range_matches(actual: Range, expected: Range) -> int:
     if expected[0] <= actual[0] and actual[1] <= expected[1]:
         return YES
     return NO if actual[1] < expected[0] or expected[1] < actual[0] else MAYBE
 
 
-def _interface(value: str, packet: Packet) -> int:
+def _interface_matches(value: str, packet: Packet) -> int:
     """``eth0``, or a beginning of names: ``eth*`` of nft, ``eth+`` of iptables."""
     if value == "lo" or is_virtual(value):
         return NO
@@ -230,7 +229,7 @@ def is_own_side(selector: str, packet: Packet) -> bool:
     return (words[-1] == "saddr") != kind.inbound
 
 
-def _address(selector: str, value: str, packet: Packet) -> int:
+def _address_matches(selector: str, value: str, packet: Packet) -> int:
     span = span_of(value)
     if span is None:
         return MAYBE
@@ -247,15 +246,15 @@ def _address(selector: str, value: str, packet: Packet) -> int:
     low = (ipaddress.IPv4Address if family == 4 else ipaddress.IPv6Address)(first)
     if low.is_loopback or low.is_multicast or low.is_unspecified or first == maximum:
         return NO
-    own_numbers = [int(address) for address in map(ipaddress.ip_address, packet.addresses)
-           if address.version == family]  # fmt: skip
+    own_addresses = map(ipaddress.ip_address, packet.addresses)
+    own_numbers = [int(address) for address in own_addresses if address.version == family]
     if not is_own:
         return NO if first == last and first in own_numbers else MAYBE
     inside = [first <= address <= last for address in own_numbers]
     return MAYBE if not inside else YES if all(inside) else MAYBE if any(inside) else NO
 
 
-def _flags(value: str, packet: Packet) -> int:
+def _flags_match(value: str, packet: Packet) -> int:
     """``syn``: the flag is set. ``syn/fin,syn,rst,ack``: of the latter, only syn is set."""
     flag_names, slash, mask = value.lower().partition("/")
     flag_names, mask = (_ALL_FLAGS if text == "all" else text for text in (flag_names, mask))
@@ -272,7 +271,7 @@ def _flags(value: str, packet: Packet) -> int:
     return YES if is_met else NO
 
 
-def _mark(value: str, mark: Range) -> int:
+def _mark_matches(value: str, mark: Range) -> int:
     """``0x8000/0x8000``: value and mask; ``0x1-0xff``: a range."""
     have, known_bits = mark
     if "-" in value:
@@ -297,13 +296,13 @@ _DSCP = {"cs0": 0, "be": 0, "ef": 46, "lephb": 1, "df": 0, "va": 44} | {
 }
 
 
-def _length(packet: Packet) -> Range:
+def _length_range(packet: Packet) -> Range:
     """The bytes of the packet with its IP header; a frame is the maximum."""
     header = 0 if packet.family == 4 else 20
     return (44 + header, 60 + header) if packet.kind.syn else (40 + header, 1500)
 
 
-def _numbers(selector: str, packet: Packet) -> Range | None:
+def _field_range(selector: str, packet: Packet) -> Range | None:
     """The numbers that the field may have; None when unknown."""
     kind = packet.kind
     service, chosen = (packet.first, packet.last), (packet.sources[0][0], packet.sources[-1][1])
@@ -319,9 +318,9 @@ def _numbers(selector: str, packet: Packet) -> Range | None:
         # Linux sends 64 (net.ipv4.ip_default_ttl), and every router subtracts 1.
         return (64, 64) if packet.is_near or not kind.inbound else (40, 64)
     if selector in ("length", "ip length"):
-        return _length(packet)
+        return _length_range(packet)
     if selector == "ip6 length":
-        low, high = _length(packet)
+        low, high = _length_range(packet)
         return low - 40, high - 40
     if selector == "tcp option maxseg size":
         return (1220, 9180)
@@ -346,8 +345,8 @@ _ZERO = {
 _NAMES = {"not-ect": 0, "default": 0, "none": 0, "cosmos": 0}
 
 
-def _number(selector: str, value: str, packet: Packet) -> int:
-    actual = _numbers(selector, packet)
+def _number_matches(selector: str, value: str, packet: Packet) -> int:
+    actual = _field_range(selector, packet)
     if actual is None:
         return MAYBE
     if value in _DSCP and selector.endswith("dscp"):
@@ -363,23 +362,23 @@ def _number(selector: str, value: str, packet: Packet) -> int:
     if expected is None:
         # The name of a value other than the default, such as a class of packets.
         return NO if selector in _ZERO and re.fullmatch(r"[a-z][\w:-]*", value) else MAYBE
-    return _range_answer(actual, expected)
+    return _range_matches(actual, expected)
 
 
 # Accounts of services, which run no jobs, as Debian and RHEL name them.
-_SERVICES = re.compile(
+_SERVICE_ACCOUNTS = re.compile(
     r"root|daemon|bin|sys|adm|lp|mail|news|www-data|apache|nginx|nobody|nogroup|sshd|ntp|chrony|"
     r"postfix|systemd-.*|_.*|dnsmasq|bind|named|unbound|polkitd|dbus|messagebus|debian-tor|tor|"
     r"squid|proxy|clamav|munge|slurm|avahi|rpc|rpcuser|statd|tss|uuidd|syslog|redis|postgres|mysql"
 )
 
 
-def _account(value: str) -> int:
+def _account_matches(value: str) -> int:
     """Users below 1000 (login.defs(5)) run no jobs; a higher user may run jobs."""
     low, dash, high = value.partition("-")
     first, last = number(low), number(high if dash else low)
     if first is None or last is None:
-        return NO if _SERVICES.fullmatch(value) else MAYBE
+        return NO if _SERVICE_ACCOUNTS.fullmatch(value) else MAYBE
     if last < 1000:
         return NO
     return YES if first <= 1000 and last >= 60000 else MAYBE
@@ -424,13 +423,13 @@ def field_matches(selector: str, value: str, packet: Packet) -> int:
     if selector == "ct direction":
         return YES if value.lower() == ("reply" if kind.reply else "original") else NO
     if selector == "tcp flags":
-        return _flags(value, packet)
+        return _flags_match(value, packet)
     if selector in ("iifname", "oifname"):
         if (selector == "iifname") == kind.inbound:
-            return _interface(value, packet)
+            return _interface_matches(value, packet)
         return NO
     if selector.endswith(("saddr", "daddr")) and not selector.startswith("ether"):
-        return _address(selector, value, packet)
+        return _address_matches(selector, value, packet)
     if selector == "ether daddr":
         return NO if value.lower() == "ff:ff:ff:ff:ff:ff" else MAYBE
     if selector == "ether saddr":
@@ -448,15 +447,13 @@ def field_matches(selector: str, value: str, packet: Packet) -> int:
         is_present = _OPTIONS[selector] or kind.syn
         return YES if (value in ("exists", "1")) == is_present else NO
     if selector == "mark":
-        return _mark(value, packet.state.mark)
+        return _mark_matches(value, packet.state.mark)
     if selector == "ct mark":
-        return _mark(value, packet.state.ct_mark)
+        return _mark_matches(value, packet.state.ct_mark)
     if selector in ("skuid", "skgid"):
-        return _account(value)
+        return _account_matches(value)
     if selector == "mss":
-        return _number("tcp option maxseg size", value, packet) if kind.syn else NO
+        return _number_matches("tcp option maxseg size", value, packet) if kind.syn else NO
     if selector == "either port":
-        return max(
-            _number(f"tcp {port_field}", value, packet) for port_field in ("dport", "sport")
-        )
-    return _number(selector, value, packet)
+        return max(_number_matches(f"tcp {port}", value, packet) for port in ("dport", "sport"))
+    return _number_matches(selector, value, packet)

@@ -297,14 +297,11 @@ _OPTIONAL = ("nft-nat", "ipset")
 
 def split_listing(output: Output) -> tuple[tuple[ListingTool, ...], list[tuple[str, str]]]:
     """The tools, and (name, text) of each tool that ended well."""
-    mark = re.escape(f"@{output.nonce}")
     tools, texts = [], []
-    for section in re.split(rf"^{mark} tool ", output.text, flags=re.M)[1:]:
-        name, _, listing = section.partition("\n")
-        body, ended, status = listing.rpartition(f"\n@{output.nonce} status ")
-        if not ended and listing.startswith(f"@{output.nonce} status "):
-            body, status = "", listing[len(f"@{output.nonce} status ") :]
-            ended = "yes"
+    for section in f"\n{output.text}".split(f"\n@{output.nonce} tool ")[1:]:
+        name, newline, listing = section.partition("\n")
+        listing, ended, status = (newline + listing).rpartition(f"\n@{output.nonce} status ")
+        body = listing.removeprefix("\n")
         word = status.strip().partition("\n")[0] if ended else ""
         message = next((line for line in body.splitlines() if line.strip()), "")[:160]
         if not ended:

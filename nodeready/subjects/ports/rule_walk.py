@@ -29,7 +29,7 @@ from nodeready.subjects.ports.port_ranges import Range
 from nodeready.subjects.ports.rules import CHANGES, CONNTRACK_PRIORITY, Chain, Rule, Ruleset
 
 #: Maximum of pieces of a range of ports that are evaluated one by one.
-MOST_PIECES = 64
+_MOST_PIECES = 64
 #: Maximum of a packet's states that are distinguished; with more states, the marks are unknown.
 _MOST_STATES = 16
 
@@ -70,10 +70,8 @@ def _change_state(verdict: str, target: str, state: State) -> State:
         new, old = state.ct_mark, state.mark
         if verdict == "save":
             new, old = old, new
-        mixed = ((old[0] & ~mask) | (new[0] & mask), (old[1] & ~mask) | (new[1] & mask))
-        return (
-            replace(state, mark=mixed) if verdict == "restore" else replace(state, ct_mark=mixed)
-        )
+        new = ((old[0] & ~mask) | (new[0] & mask), (old[1] & ~mask) | (new[1] & mask))
+        return _with_mark(state, new, is_ct=verdict == "save")
     old = state.mark if verdict == "mark" else state.ct_mark
     keep_text, _, flip_text = target.partition("/")
     if not flip_text:
@@ -82,7 +80,11 @@ def _change_state(verdict: str, target: str, state: State) -> State:
         keep, flip = int(keep_text, 16), int(flip_text, 16)
         known_bits = (old[1] | ~keep) & ALL_BITS
         new = (((old[0] & keep) ^ flip) & known_bits, known_bits)
-    return replace(state, mark=new) if verdict == "mark" else replace(state, ct_mark=new)
+    return _with_mark(state, new, is_ct=verdict == "ct_mark")
+
+
+def _with_mark(state: State, mark: Range, *, is_ct: bool) -> State:
+    return replace(state, ct_mark=mark) if is_ct else replace(state, mark=mark)
 
 
 def _bound_states(states: Collection[State]) -> list[State]:
@@ -102,21 +104,21 @@ class _PacketWalk:
         self.depth = 0
         self.doubt: RuleCause | None = None
 
-    def chain(self, chain: Chain, state: State, tracked: bool) -> _Fates:
+    def fates_in_chain(self, chain: Chain, state: State, tracked: bool) -> _Fates:
         """The packet's possible fates in the chain."""
         key = (chain.table, chain.name, state, tracked)
         # The kernel refuses loops and more than 16 levels: a ruleset in force has neither.
         if key not in self.fates:
-            lost = RuleCause(chain.name, "jumps without end", False)
+            endless = RuleCause(chain.name, "jumps without end", False)
             if self.depth > 16:
-                return {("elsewhere", state): lost}
-            self.fates[key] = {("elsewhere", state): lost, ("end", state): lost}
+                return {("elsewhere", state): endless}
+            self.fates[key] = {("elsewhere", state): endless, ("end", state): endless}
             self.depth += 1
-            self.fates[key] = self._rules(chain, state, tracked)
+            self.fates[key] = self._fates_by_rules(chain, state, tracked)
             self.depth -= 1
         return self.fates[key]
 
-    def _rules(self, chain: Chain, start: State, tracked: bool) -> _Fates:
+    def _fates_by_rules(self, chain: Chain, start: State, tracked: bool) -> _Fates:
         fates: _Fates = {}
         name = f"{chain.table} {chain.name}"
         undecided = [start]
@@ -140,7 +142,11 @@ class _PacketWalk:
                     target = self.rules.chains.get((chain.table, rule.target))
                     if target:
                         self._keep_doubt(rule, name, is_certain)
-                    inner = self.chain(target, state, tracked) if target else {("end", state): end}
+                    inner = (
+                        self.fates_in_chain(target, state, tracked)
+                        if target
+                        else {("end", state): end}
+                    )
                     for (fate, after), cause in inner.items():
                         if fate == "end" and rule.verdict == "jump":
                             continuing[after] = None
@@ -183,7 +189,7 @@ class _PacketWalk:
             return "drop"
         return "accept" if not address or address in packet.addresses else "drop"
 
-    def base(self, chain: Chain, state: State) -> _Fates:
+    def fates_in_base_chain(self, chain: Chain, state: State) -> _Fates:
         """The packet's possible fates in a base chain."""
         packet = self._packet(state, True)
         passage = chain.passage(packet)
@@ -196,13 +202,10 @@ class _PacketWalk:
         )
         fates: _Fates = {}
         end = RuleCause(name, f"policy {chain.policy}", True)
-        for (fate, after), cause in self.chain(chain, state, tracked).items():
-            fate_name, fate_cause = (chain.policy, end) if fate == "end" else (fate, cause)
-            _keep_cause(
-                fates,
-                (fate_name, after),
-                replace(fate_cause, is_certain=fate_cause.is_certain and passage == YES),
-            )
+        for (fate, after), cause in self.fates_in_chain(chain, state, tracked).items():
+            final, decider = (chain.policy, end) if fate == "end" else (fate, cause)
+            is_certain = decider.is_certain and passage == YES
+            _keep_cause(fates, (final, after), replace(decider, is_certain=is_certain))
         if passage == MAYBE:
             _keep_cause(fates, ("accept", state), passed)
         return fates
@@ -229,7 +232,7 @@ class Fate:
         return self.cause is not None and self.cause.varies
 
 
-def _fate(rules: Ruleset, packet: Packet) -> tuple[Fate, list[State]]:
+def _packet_fate(rules: Ruleset, packet: Packet) -> tuple[Fate, list[State]]:
     """The packet's fate, and its possible states after the last chain."""
     walk = _PacketWalk(rules, packet)
     doubt: RuleCause | None = None
@@ -237,11 +240,12 @@ def _fate(rules: Ruleset, packet: Packet) -> tuple[Fate, list[State]]:
     for chain in rules.base_chains(packet):
         chain_fates: _Fates = {}
         for state in states:
-            for fate, cause in walk.base(chain, state).items():
+            for fate, cause in walk.fates_in_base_chain(chain, state).items():
                 _keep_cause(chain_fates, fate, cause)
-        drops = [cause for (fate, _), cause in chain_fates.items() if fate == "drop"]
-        accepts = [cause for (fate, _), cause in chain_fates.items() if fate == "accept"]
-        elsewhere = [cause for (fate, _), cause in chain_fates.items() if fate == "elsewhere"]
+        drops, accepts, elsewhere = (
+            [cause for (fate, _), cause in chain_fates.items() if fate == name]
+            for name in ("drop", "accept", "elsewhere")
+        )
         if drops and not accepts and not elsewhere:
             return Fate(packet.first, packet.last, "dropped", drops[0], packet.kind), []
         if drops or elsewhere:
@@ -259,7 +263,7 @@ def _fate(rules: Ruleset, packet: Packet) -> tuple[Fate, list[State]]:
     return Fate(packet.first, packet.last, verdict, doubt, packet.kind), states
 
 
-def alike_ranges(rules: Ruleset, first: int, last: int) -> list[Range]:
+def _alike_ranges(rules: Ruleset, first: int, last: int) -> list[Range]:
     """The pieces of the range within which every rule treats all ports alike."""
     starts: Sequence[int] = [first, *(port for port in rules.ports if first < port <= last)]
     return [(start, end - 1) for start, end in zip(starts, [*starts[1:], last + 1])]
@@ -270,11 +274,11 @@ def fates(rules: Ruleset, packet: Packet) -> Iterable[Fate]:
 
     A fate is that of the first packet that does not pass for certain.
     """
-    ranges = alike_ranges(rules, packet.first, packet.last)
-    if len(ranges) > MOST_PIECES:
+    ranges = _alike_ranges(rules, packet.first, packet.last)
+    if len(ranges) > _MOST_PIECES:
         many = RuleCause("", f"{len(ranges)} pieces of it", False)
         return (Fate(packet.first, packet.last, "cannot tell", many),)
-    most_sources = MOST_PIECES // len(ranges)
+    most_sources = _MOST_PIECES // len(ranges)
     return [
         _range_fate(rules, fast_replace(packet, first=first, last=last), most_sources)
         for first, last in ranges
@@ -289,7 +293,7 @@ def _range_fate(rules: Ruleset, packet: Packet, most_sources: int) -> Fate:
     fate = _worst_fate(rules, packet)
     if fate.verdict != "cannot tell":
         return fate
-    sources = _source_pieces(rules, packet)
+    sources = _source_ranges(rules, packet)
     if len(sources) > most_sources:
         return fate
     piece_fates = []
@@ -304,11 +308,11 @@ def _range_fate(rules: Ruleset, packet: Packet, most_sources: int) -> Fate:
     return piece_fates[0]
 
 
-def _source_pieces(rules: Ruleset, packet: Packet) -> list[Range]:
+def _source_ranges(rules: Ruleset, packet: Packet) -> list[Range]:
     """One range for each group of source ports that the rules treat alike."""
     ranges_by_rules: dict[int, Range] = {}
     for first, last in packet.sources:
-        for alike_range in alike_ranges(rules, first, last):
+        for alike_range in _alike_ranges(rules, first, last):
             ranges_by_rules.setdefault(bisect_right(rules.ports, alike_range[0]), alike_range)
     return list(ranges_by_rules.values())
 
@@ -321,7 +325,7 @@ def _worst_fate(rules: Ruleset, packet: Packet) -> Fate:
         if kind.first:
             lost, mark = False, State().ct_mark
         kind_packet = fast_replace(packet, kind=kind, lost=lost, state=State(ct_mark=mark))
-        fate, states = _fate(rules, kind_packet)
+        fate, states = _packet_fate(rules, kind_packet)
         if fate.verdict == "dropped":
             return fate
         if fate.verdict == "cannot tell" and (worst.verdict == "open" or fate.varies):

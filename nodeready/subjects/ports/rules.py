@@ -25,8 +25,7 @@ from nodeready.subjects.ports.port_ranges import Range, join_ranges
 #: The hooks for incoming packets, in their order, and those for outgoing packets.
 HOOKS_IN = ("ingress", "prerouting", "input")
 HOOKS_OUT = ("output", "postrouting", "egress")
-#: Above this priority of prerouting and of output, packets are tracked
-#: (NF_IP_PRI_CONNTRACK).
+#: Above this priority of prerouting and of output, packets are tracked (NF_IP_PRI_CONNTRACK).
 CONNTRACK_PRIORITY = -200
 
 
@@ -84,9 +83,8 @@ class RuleMatch:
         """The answer by `spans`, where the packet's address is known."""
         if self.spans is None:
             return None
-        address = (
-            packet.own_address if is_own_side(self.selectors[0], packet) else packet.peer_address
-        )
+        is_own = is_own_side(self.selectors[0], packet)
+        address = packet.own_address if is_own else packet.peer_address
         if address is None:
             # A long list may contain a peer.
             return MAYBE if len(self.values) > _LONG_LIST else None
