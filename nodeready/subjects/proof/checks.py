@@ -16,9 +16,7 @@ from nodeready.subjects.proof.mesh import mesh, ports
 from nodeready.subjects.proof.resources import resources
 from nodeready.subjects.proof.session import user
 from nodeready.subjects.proof.session_limits import limits
-from nodeready.subjects.result import (
-    Subject,
-)
+from nodeready.subjects.result import Subject
 
 SUBJECT = Subject(
     "proof",

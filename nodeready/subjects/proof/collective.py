@@ -5,36 +5,24 @@ from __future__ import annotations
 from nodeready.policy import Policy
 from nodeready.subjects.proof.facts import COLLECTIVE, Proved, ProvedCollective
 from nodeready.subjects.proof.preconditions import observation
-from nodeready.subjects.result import (
-    Result,
-    check,
-    fail,
-    join_first,
-    na,
-    ok,
-    unknown,
-    warn,
+from nodeready.subjects.result import Result, check, fail, join_first, na, ok, unknown, warn
+
+_SMOKE_FIX = (
+    "nodeready smoke INVENTORY --exclude-out FILE looks longer, and writes who is left out"
 )
+_COUNTERS_FIX = "look at what these count with gpus.*, nics.* and rdma.*"
 
 
-@check(
-    "proof.collective",
-    proof=COLLECTIVE,
-    opt_in=True,
-    fix=(
-        "nodeready smoke INVENTORY --exclude-out FILE looks longer, and writes who is left out",
-        "look at what these count with gpus.*, nics.* and rdma.*",
-    ),
-)
+@check("proof.collective", proof=COLLECTIVE, opt_in=True, fix=(_SMOKE_FIX, _COUNTERS_FIX))
 def collective(observed: Proved, policy: Policy) -> Result:
     """A collective over all nodes passes, with right results, as `nodeready smoke` makes one.
 
     It takes minutes and the idle GPUs, so it runs only by its full name, ``--only
     proof.collective``, with a budget to match (``--budget 300``). The engine is the best that most
     nodes have: the job's own PyTorch (policy smoke_python, smoke_prefix, smoke_environment), else
-    a plain ring over TCP. A node fails with the evidence against it, also when it fails with one
-    other node alone, or at that number of nodes alone. New errors of a GPU or a port on a node
-    that passed are a warning.
+    a plain ring over TCP. A node fails with the evidence against it, also when it fails only with
+    one other node, or only at that number of nodes. New errors of a GPU or a port on a node that
+    passed are a warning.
     """
     check, expected = "proof.collective", "all nodes together pass"
     result = observation(check, observed, "collective", ProvedCollective)
@@ -43,13 +31,9 @@ def collective(observed: Proved, policy: Policy) -> Result:
     if result.nodes < 2:
         return na(check, "one node alone")
     if result.against:
-        fix = (
-            "nodeready smoke INVENTORY --exclude-out FILE looks longer, and writes who is left out"
-        )
-        return fail(check, expected, join_first(result.against), result.engine, fix)
+        return fail(check, expected, join_first(result.against), result.engine, _SMOKE_FIX)
     if result.untested:
         return (na if result.lacking else unknown)(check, result.untested)
     if result.warnings:
-        fix = "look at what these count with gpus.*, nics.* and rdma.*"
-        return warn(check, expected, join_first(result.warnings), result.engine, fix)
+        return warn(check, expected, join_first(result.warnings), result.engine, _COUNTERS_FIX)
     return ok(check, expected, f"{result.engine}: {result.proves}")

@@ -15,23 +15,10 @@ from nodeready.subjects.proof.core_facts import (
     ProvedCore,
 )
 from nodeready.subjects.proof.facts import Proved
-from nodeready.subjects.proof.preconditions import (
-    DEPLOY_ONLY,
-    observation,
-    other_sessions,
-)
+from nodeready.subjects.proof.preconditions import DEPLOY_ONLY, observation, other_sessions
 from nodeready.subjects.proof.session_facts import SessionLimits
 from nodeready.subjects.proof.session_limits import limit_text, low_limits
-from nodeready.subjects.result import (
-    Result,
-    check,
-    deploy,
-    fail,
-    fixable,
-    na,
-    ok,
-    warn,
-)
+from nodeready.subjects.result import Result, check, deploy, fail, fixable, na, ok, warn
 
 
 def _follows_policy(core: ProvedCore, policy: Policy) -> bool:
@@ -41,8 +28,8 @@ def _follows_policy(core: ProvedCore, policy: Policy) -> bool:
     return core.pattern == policy.core_pattern
 
 
-def _limit(check: str, expected: str, observed: Proved, policy: Policy) -> Result:
-    """The result where the session's limit costs the core: who sets that limit."""
+def _cut_by_limit(check: str, expected: str, observed: Proved, policy: Policy) -> Result:
+    """The result where the session's limit costs the core: what sets that limit."""
     assert isinstance(observed.core, ProvedCore)
     core, name = observed.core, observed.user_name
     limit = core.limit_bytes or 0
@@ -54,18 +41,18 @@ def _limit(check: str, expected: str, observed: Proved, policy: Policy) -> Resul
     elif core.handler:
         actual = f"none: {core.handler} heeds the session's core limit, {limit} bytes"
     if policy.limit_core.isdigit() and int(policy.limit_core) * ITEMS["core"] <= limit:
-        fix = "limit_core: 'unlimited' in the policy"
-        return fail(check, expected, actual, "", fix)
+        return fail(check, expected, actual, "", "limit_core: 'unlimited' in the policy")
     if isinstance(observed.limits, SessionLimits):
-        has = observed.limits
-        least = {"core": max(limit + 1, MIN_CORE_LIMIT)}
-        low = low_limits(has.opener, {"core": limit_text(has.core, "core")}, has, least, observed)
+        limits = observed.limits
+        text = {"core": limit_text(limits.core, "core")}
+        minimum = {"core": max(limit + 1, MIN_CORE_LIMIT)}
+        low = low_limits(limits.opener, text, limits, minimum, observed)
         if low.fix:
             return fail(check, expected, f"{actual}: {low.cause}", low.source, low.fix)
     return fixable(check, expected, actual, "", f"{DEPLOY_ONLY} limits")
 
 
-def _directory(place: CoreDirectory, name: str, missing: int) -> tuple[str, str]:
+def _directory(place: CoreDirectory, name: str, missing_bytes: int) -> tuple[str, str]:
     """What is wrong with the core's directory, and the fix where no deploy repairs it."""
     if place.error:
         return f"{place.path}: {place.error}", ""
@@ -73,12 +60,12 @@ def _directory(place: CoreDirectory, name: str, missing: int) -> tuple[str, str]
         return f"{place.path} is on a read-only file system", f"mount {place.path} read-write"
     if not place.writable:
         return f"{place.path} (mode {place.mode:o}) is not writable for {name}", ""
-    if place.free_bytes < missing or place.free_files == 0:
+    if place.free_bytes < missing_bytes or place.free_files == 0:
         return f"no space left on {place.path}", f"remove old cores from {place.path}"
     return "", ""
 
 
-def _handler(core: ProvedCore) -> str:
+def _handler_failure(core: ProvedCore) -> str:
     """Why the program in core_pattern got no core, or kept none."""
     if not core.dumped:
         failure = "does not start" if core.handler_there else "is no program that can be run"
@@ -106,7 +93,7 @@ def _cause(core: ProvedCore, name: str) -> tuple[str, str]:
             on_host,
         )
     if core.handler and not core.path:
-        return f"none: {_handler(core)}", ""
+        return f"none: {_handler_failure(core)}", ""
     if core.dumped and not core.path:
         reason = "what is shown here as core_pattern may not be the kernel's"
         return f"none at {core.expected}, and the kernel says that it dumped: {reason}", on_host
@@ -143,21 +130,21 @@ def core(observed: Proved, policy: Policy) -> Result:
 
     A shell of our own crashes there. The kernel's word that it dumped (WCOREDUMP) is not enough:
     the kernel says so of a truncated core, and of a pipe that leads nowhere (core(5)). That core
-    is removed again; systemd-coredump's own rule removes a core that it keeps. It is tried in the
-    user's session and, where the user's key opens one, in a session of ssh's.
+    is removed again; systemd-coredump's own rule removes a core that it keeps. The crash is tried
+    in the user's session and, where the user's key opens one, in a session of ssh.
     """
-    result = _crashed(observed, policy)
+    result = _judge_crash(observed, policy)
     for name, session in other_sessions(observed) if result.status == "ok" else ():
-        # A limit of another way in is for proof.limits to tell.
+        # proof.limits reports a limit of a further session.
         if session.core and not session.core.skipped and not session.core.is_cut_by_limit:
-            again = _crashed(replace(observed, core=session.core), policy)
-            if again.status == "fail":
-                return replace(again, actual=f"by {name}: {again.actual}")
+            further = _judge_crash(replace(observed, core=session.core), policy)
+            if further.status == "fail":
+                return replace(further, actual=f"by {name}: {further.actual}")
     return result
 
 
-def _crashed(observed: Proved, policy: Policy) -> Result:
-    """What one crash left."""
+def _judge_crash(observed: Proved, policy: Policy) -> Result:
+    """The result of one crash."""
     check = "proof.core"
     expected = f"a whole core in {core_directory(policy)}"
     if policy.core_handler == PROGRAM:
@@ -166,7 +153,7 @@ def _crashed(observed: Proved, policy: Policy) -> Result:
     if isinstance(crash, Result):
         return crash
     if crash.is_cut_by_limit:
-        return _limit(check, expected, observed, policy)
+        return _cut_by_limit(check, expected, observed, policy)
     if crash.skipped or crash.stray or not crash.is_complete:
         actual, fix = _cause(crash, observed.user_name)
         judged = fail if fix else fixable

@@ -9,10 +9,14 @@ from nodeready.subjects import wire
 
 #: Seconds that the kernel may take to write the core of a shell, some 400 kB.
 DUMP_S = 10
-
-
+#: The program of core_pattern that keeps cores in its own store.
+PROGRAM = "systemd-coredump"
 #: The programs of core_pattern that store crash reports and notify a person.
 REPORTERS = ("apport", "abrt-hook-ccpp")
+#: Bytes of a core limit below which the kernel writes no core: most machines' ELF_EXEC_PAGESIZE.
+MIN_CORE_LIMIT = 4096
+#: Minimum bytes of a core of /bin/sh, where the core's headers do not give its size.
+SHELL_CORE_BYTES = 65536
 
 
 @dataclass(frozen=True)
@@ -103,15 +107,3 @@ class ProvedCore:
         if not self.dumped:
             return not self.handler and limit < MIN_CORE_LIMIT
         return bool(self.path) and limit < (self.whole_bytes or SHELL_CORE_BYTES)
-
-
-#: The program of core_pattern that keeps cores in its own store.
-PROGRAM = "systemd-coredump"
-
-
-#: Bytes of a core limit below which the kernel writes no core: most machines' ELF_EXEC_PAGESIZE.
-MIN_CORE_LIMIT = 4096
-
-
-#: Minimum bytes of a core of /bin/sh, where the core's headers do not give its size.
-SHELL_CORE_BYTES = 65536

@@ -9,8 +9,6 @@ from nodeready.subjects import wire
 
 #: A shell's exit status for a program that is there and cannot be started.
 NO_START = 126
-
-
 #: Why a program does not start on a file system that is mounted so (mount(8)).
 NOEXEC = "its file system is mounted noexec"
 

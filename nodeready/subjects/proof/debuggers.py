@@ -16,22 +16,9 @@ from nodeready.subjects.proof.debugger_facts import (
     Tracers,
 )
 from nodeready.subjects.proof.facts import UNFINISHED, Proved
-from nodeready.subjects.proof.preconditions import (
-    DEPLOY_ONLY,
-    observation,
-    other_sessions,
-)
+from nodeready.subjects.proof.preconditions import DEPLOY_ONLY, observation, other_sessions
 from nodeready.subjects.proof.session_facts import User
-from nodeready.subjects.result import (
-    Result,
-    check,
-    deploy,
-    fail,
-    fixable,
-    na,
-    ok,
-    unknown,
-)
+from nodeready.subjects.result import Result, check, deploy, fail, fixable, na, ok, unknown
 
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 
@@ -113,10 +100,8 @@ def _broken(
     after = _after(attempt)
     fix = f"run {tool} by hand on the node, on a process that may be lost"
     if attempt.rc == NO_START:
-        actual, fix = (
-            f"{attempt.tool} does not start: {attempt.complaint}",
-            f"{DEPLOY_ONLY} debug_tools",
-        )
+        actual = f"{attempt.tool} does not start: {attempt.complaint}"
+        fix = f"{DEPLOY_ONLY} debug_tools"
         if attempt.complaint == NOEXEC:
             fix = MAY_EXECUTE.format(attempt.tool)
         elif tool != "py-spy" and not attempt.tool.startswith(tuple(f"{d}/" for d in PACKAGED)):
@@ -136,7 +121,7 @@ def _judge(
 ) -> Result:
     """The result of one tool's attempt.
 
-    of: the tool, the field of `Proved` with its attempts, and the attempt among them
+    selection: the tool, the field of `Proved` with its attempts, and the attempt among them
     """
     tool, field, mode = selection
     kind: type[Attach | Tracers] = Attach if field == "attach" else Tracers
@@ -145,9 +130,8 @@ def _judge(
         return attempts
     attempt: DebuggerAttempt | None = getattr(attempts, mode)
     if attempt is None:
-        return unknown(
-            check, f"no process to look at: {attempts.error}" if attempts.error else UNFINISHED
-        )
+        error = attempts.error
+        return unknown(check, f"no process to look at: {error}" if error else UNFINISHED)
     if not attempt.tool:
         return _missing(check, expected, tool, policy)
     if attempt.good and not _after(attempt):
@@ -156,9 +140,8 @@ def _judge(
         return _refused(check, expected, attempts.guards, observed, policy)
     if attempt.rc is None and not attempt.full:
         return unknown(check, UNFINISHED)
-    return _broken(
-        check, expected, tool, attempt, _root_can(observed) if tool == "py-spy" else None
-    )
+    root = _root_can(observed) if tool == "py-spy" else None
+    return _broken(check, expected, tool, attempt, root)
 
 
 def _judge_sessions(
@@ -166,14 +149,14 @@ def _judge_sessions(
 ) -> Result:
     """The result of one tool's attempts: in the first session, then in the further ones."""
     result = _judge(check, expected, observed, policy, selection)
+    field = selection[1]
     for name, session in other_sessions(observed) if result.status == "ok" else ():
-        attempts = getattr(session, selection[1])
+        attempts = getattr(session, field)
         if attempts is not None:
-            result_there = _judge(
-                check, expected, replace(observed, **{selection[1]: attempts}), policy, selection
-            )
-            if result_there.status == "fail":
-                return replace(result_there, actual=f"by {name}: {result_there.actual}")
+            there = replace(observed, **{field: attempts})
+            further = _judge(check, expected, there, policy, selection)
+            if further.status == "fail":
+                return replace(further, actual=f"by {name}: {further.actual}")
     return result
 
 
@@ -182,11 +165,12 @@ def attach(observed: Proved, policy: Policy) -> Result:
     """py-spy shows the stack of a process of the job's user, to that user, without sudo.
 
     The process is a sibling of py-spy, as a rank is a sibling of a person's debugger: at Yama's
-    scope 1 a parent may attach, and proves nothing. The process must run on afterwards. It is
-    tried in the user's session and, where the user's key opens one, in a session of ssh's.
+    scope 1 a parent may attach, which proves nothing. The process must run on afterwards. py-spy
+    is tried in the user's session and, where the user's key opens one, in a session of ssh.
     """
-    check, expected = "proof.attach", "a stack by py-spy dump"
-    return _judge_sessions(check, expected, observed, policy, ("py-spy", "attach", "blocking"))
+    selection = ("py-spy", "attach", "blocking")
+    expected = "a stack by py-spy dump"
+    return _judge_sessions("proof.attach", expected, observed, policy, selection)
 
 
 @check("proof.attach_nonblocking", settings=_SETTINGS, fix=_FIXES, proof="attach")
@@ -201,9 +185,8 @@ def attach_nonblocking(observed: Proved, policy: Policy) -> Result:
 def attach_native(observed: Proved, policy: Policy) -> Result:
     """py-spy shows the frames of C libraries too: a collective hangs in NCCL, not in Python."""
     selection = ("py-spy", "attach", "native")
-    return _judge(
-        "proof.attach_native", "a stack by py-spy dump --native", observed, policy, selection
-    )
+    expected = "a stack by py-spy dump --native"
+    return _judge("proof.attach_native", expected, observed, policy, selection)
 
 
 @check("proof.gdb", settings=_SETTINGS, fix=_FIXES, proof="tracers")
@@ -217,6 +200,5 @@ def gdb(observed: Proved, policy: Policy) -> Result:
 def strace(observed: Proved, policy: Policy) -> Result:
     """strace shows the system calls of a process of the same user, and leaves it running."""
     selection = ("strace", "tracers", "strace")
-    return _judge_sessions(
-        "proof.strace", "system calls by strace -p", observed, policy, selection
-    )
+    expected = "system calls by strace -p"
+    return _judge_sessions("proof.strace", expected, observed, policy, selection)

@@ -18,10 +18,10 @@ from nodeready.subjects.proof.session_facts import Logins, Resources, SessionLim
 class SessionProof:
     """The observations of a further session beside the first one.
 
-    error:  why nothing is proved in it, one line; "": something is
+    error:  why the session proves nothing, one line; "": it does
     closed: the login was begun, and the node refused or ended it
     ended:  the user's shell was started, and ended before its command
-    attach: py-spy's blocking dump alone
+    attach: only py-spy's blocking dump
     core:   without a backtrace; None also where two cores at once would have one name
     """
 
@@ -34,12 +34,9 @@ class SessionProof:
     core: ProvedCore | None = None
 
 
-# --- A collective over all nodes (`nodeready smoke`).
-
-
 @dataclass(frozen=True)
 class ProvedCollective:
-    """The outcome of a collective over all nodes for one node.
+    """The outcome of a collective over all nodes (`nodeready smoke`) for one node.
 
     nodes:    the number of nodes in the test; 1: this node alone
     engine:   the program of the collective, ``torch 2.13.0 over nccl``; "": none
@@ -121,10 +118,10 @@ class Proved:
     user:    the user in whose session the proofs ran
     control: root's attempt to attach; None also where the login was not root's
     logins:  how this node opens sessions
-    ssh:     the way in by ssh, from the node to itself; None also where the session is ssh's
-    shell:   the user's shell, started by root as sshd starts it; None also where ssh's tells it
-    login:   a login shell of the user's, in a session that ssh opened; None also elsewhere
-    step:    the way in by a step of Slurm; None also where slurmd's own limits tell enough
+    ssh:     a session by ssh, from the node to itself; None also where the first session is ssh's
+    shell:   the user's shell, started by root as sshd starts it; None also where ``ssh`` shows it
+    login:   a login shell of the user, in a session that ssh opened; None also elsewhere
+    step:    a session by a step of Slurm; None also where slurmd's own limits suffice
     peers:   ssh and pdsh from this node to its peers, as this node saw them
     reach:   ssh and pdsh between the nodes, as all nodes together saw them
     mesh:    the job's ports between the nodes, as all nodes together saw them

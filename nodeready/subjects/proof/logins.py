@@ -1,4 +1,4 @@
-"""Judge whether the job's user gets from node to node unasked, and a job's processes can meet."""
+"""Judge whether the job's user gets from node to node without prompts, by ssh and pdsh."""
 
 from __future__ import annotations
 
@@ -10,24 +10,13 @@ from nodeready.subjects.proof.facts import Proved
 from nodeready.subjects.proof.peer_facts import Peers, RcmdDefault, Reach, Trouble
 from nodeready.subjects.proof.preconditions import observation
 from nodeready.subjects.proof.session_facts import User
-from nodeready.subjects.result import (
-    Result,
-    check,
-    deploy,
-    fail,
-    fixable,
-    join_first,
-    na,
-    ok,
-)
+from nodeready.subjects.result import Result, check, deploy, fail, fixable, join_first, na, ok
 from nodeready.subjects.ssh_client.login_failures import (
     CAUSES,
     message_source,
     named_file,
     offending,
 )
-
-# --- Logins: ssh and pdsh between the nodes.
 
 _ALONE = "no other node to try"
 
@@ -67,7 +56,7 @@ def ssh(observed: Proved, policy: Policy) -> Result:
         worked = reach.to - len(reach.excused)
         return ok(check, expected, f"{worked} of {reach.to} peers{excused}")
     user = observed.user.name if isinstance(observed.user, User) else policy.job_user or "the user"
-    actual = "; ".join(_words(trouble, user) for trouble in reach.ssh)
+    actual = "; ".join(_trouble_text(trouble, user) for trouble in reach.ssh)
     first = reach.ssh[0]
     if CAUSES[first.cause].deploy:
         fix = "nodeready deploy INVENTORY --only ssh_client"
@@ -76,7 +65,7 @@ def ssh(observed: Proved, policy: Policy) -> Result:
     return fail(check, expected, actual, message_source(first.message), fix)
 
 
-def _words(trouble: Trouble, user: str) -> str:
+def _trouble_text(trouble: Trouble, user: str) -> str:
     """One trouble in words: which peers, how many, and the cause."""
     names = ", ".join(trouble.peers)
     cause = CAUSES[trouble.cause].words.format(user=user, said=trouble.message)
@@ -120,9 +109,8 @@ def pdsh(observed: Proved, policy: Policy) -> Result:
     """
     check = "proof.pdsh"
     if isinstance(observed.reach, Reach) and observed.reach.pdsh_by:
-        actual = (
-            f"does not answer the pdsh of {join_first(observed.reach.pdsh_by, ', ')} as itself"
-        )
+        peers_text = join_first(observed.reach.pdsh_by, ", ")
+        actual = f"does not answer the pdsh of {peers_text} as itself"
         fix = "log in by ssh with a command and see what the user's shell makes of it"
         return fail(check, "an answer to every peer", actual, fix=fix)
     peers = observation(check, observed, "peers", Peers)
@@ -154,13 +142,10 @@ def pdsh(observed: Proved, policy: Policy) -> Result:
     if reach.missing:
         lost = ", ".join(f"{peer.name} ({peer.message or 'silent'})" for peer in reach.missing)
         actual = f"{len(reach.missing)} of {reach.pdsh_targets} peers did not answer: {lost}"
-        return fail(
-            check, expected, actual, fix=f"pdsh -R ssh -w {quote(reach.missing[0].name)} true"
-        )
+        fix = f"pdsh -R ssh -w {quote(reach.missing[0].name)} true"
+        return fail(check, expected, actual, fix=fix)
     if reach.same:
-        pairs = "; ".join(
-            f"{' and '.join(group.names)} say {group.answer}" for group in reach.same
-        )
+        pairs = "; ".join(f"{' and '.join(same.names)} say {same.answer}" for same in reach.same)
         actual = f"{reach.pdsh_targets} peers, host names: {reach.distinct}: {pairs}"
         fix = "correct the addresses of these names, in the DNS or in /etc/hosts"
         return fail(check, expected, actual, fix=fix)
@@ -178,21 +163,17 @@ def _wrong_default(
     first = broken[0]
     kinds = [default.kind for default in broken if default.rcmd == first.rcmd]
     shells = f"{' and '.join(kinds)} shell{'s' if len(kinds) > 1 else ''}"
-    failure = (
-        f"pdsh takes {first.rcmd}" if first.rcmd else f"pdsh does not start ({first.messages})"
-    )
-    actual = f"{failure} in {user}'s {shells}"
+    failure = f"takes {first.rcmd}" if first.rcmd else f"does not start ({first.messages})"
+    actual = f"pdsh {failure} in {user}'s {shells}"
+    deploy_fix = "nodeready deploy INVENTORY --only pdsh"
     if first.value is None and not first.set_by:
-        # Nothing sets another one: this is how pdsh was built, or Debian's rcmd_default.
-        return fixable(
-            check, expected, f"{actual}, by default", "", "nodeready deploy INVENTORY --only pdsh"
-        )
+        # No file sets the remote command: this is how pdsh was built, or Debian's rcmd_default.
+        return fixable(check, expected, f"{actual}, by default", "", deploy_fix)
     value_text = f": {VARIABLE} is {first.value}" if first.value not in (None, "ssh") else ""
     by = f" by {first.set_by}" if first.set_by else ""
     directory, _, name = first.set_by.rpartition(":")[0].rpartition("/")
     if f"{directory}/{name}" == ENVIRONMENT or (directory == PROFILE_D and beatable(name)):
-        fix = "nodeready deploy INVENTORY --only pdsh"
-        return fixable(check, expected, f"{actual}{value_text}{by}", first.set_by, fix)
+        return fixable(check, expected, f"{actual}{value_text}{by}", first.set_by, deploy_fix)
     fix = f"remove the line {first.set_by}" if first.set_by else ""
     fix = fix or f"{VARIABLE}=ssh in {user}'s start-up files"
     return fail(check, expected, f"{actual}{value_text}{by}", first.set_by, fix)

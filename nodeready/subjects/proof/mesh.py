@@ -8,37 +8,36 @@ from nodeready.subjects.ports.port_ranges import range_text
 from nodeready.subjects.proof.facts import MESH, Proved
 from nodeready.subjects.proof.mesh_facts import Blocked, Mesh
 from nodeready.subjects.proof.preconditions import observation
-from nodeready.subjects.result import (
-    Result,
-    check,
-    fail,
-    join_first,
-    na,
-    ok,
-    unknown,
-    warn,
-)
+from nodeready.subjects.result import Result, check, fail, join_first, na, ok, unknown, warn
 
 #: Milliseconds of a median handshake above which it is slow; see `mesh`.
 _SLOW_MS = 100
 #: EADDRINUSE, in glibc's words and in musl's: another socket has the port.
 _HELD = {"Address already in use", "Address in use"}
 
+_PERMISSION_FIX = (
+    "ports.privileged says from where on users may listen; else it is a security module"
+)
+_ADDRESS_FIX = "correct /etc/hosts or the name service"
+_CROWD_FIX = "see who connects to them: ss -tnp, and run again"
+_SLOW_FIX = "look for lost packets (nics.*, nstat TcpRetransSegs) and for the route"
+_OWN_NAME_FIX = (
+    "the node's address for its name in /etc/hosts, or the GLOO_SOCKET_IFNAME of `nodeready env`"
+)
+_NAMES_FIX = (
+    "host names in /etc/hosts or the name service of all nodes, or a MASTER_ADDR that is an "
+    "address"
+)
+
 
 def _tried_ports(observed: Mesh) -> str:
     """The ports that were tried: ``29500-29510``, ``32 ports of 20000-30000``."""
-    span, tried = (
-        range_text(observed.first, observed.last),
-        len(observed.listening) + len(observed.busy),
-    )
+    span = range_text(observed.first, observed.last)
+    tried = len(observed.listening) + len(observed.busy)
     return span if tried == observed.last - observed.first + 1 else f"{tried} ports of {span}"
 
 
-@check(
-    "proof.ports",
-    proof=MESH,
-    fix=("ports.privileged says from where on users may listen; else it is a security module",),
-)
+@check("proof.ports", proof=MESH, fix=(_PERMISSION_FIX,))
 def ports(observed: Proved, policy: Policy) -> Result:
     """A program can listen on every port of the range, as torchrun's store would.
 
@@ -60,7 +59,7 @@ def ports(observed: Proved, policy: Policy) -> Result:
     texts = [f"{ports_text(numbers)}: {error}" for error, numbers in errors.items()]
     fix = "ports.range names who holds them; wait for that, or give jobs another port_range"
     if any(port.error == "Permission denied" for port in mesh.busy):
-        fix = "ports.privileged says from where on users may listen; else it is a security module"
+        fix = _PERMISSION_FIX
     judged = warn if _HELD.issuperset(errors) and mesh.listening else fail
     return judged(check, expected, "; ".join(texts[:4]), "", fix)
 
@@ -101,15 +100,7 @@ def _blocked_text(blocked: Blocked) -> str:
 @check(
     "proof.mesh",
     proof=MESH,
-    fix=(
-        "correct /etc/hosts or the name service",
-        "see who connects to them: ss -tnp, and run again",
-        "look for lost packets (nics.*, nstat TcpRetransSegs) and for the route",
-        "the node's address for its name in /etc/hosts, or the GLOO_SOCKET_IFNAME of "
-        "`nodeready env`",
-        "host names in /etc/hosts or the name service of all nodes, or a MASTER_ADDR that is an "
-        "address",
-    ),
+    fix=(_ADDRESS_FIX, _CROWD_FIX, _SLOW_FIX, _OWN_NAME_FIX, _NAMES_FIX),
 )
 def mesh(observed: Proved, policy: Policy) -> Result:
     """The node reaches other nodes, and they reach it, on every port of the range.
@@ -132,12 +123,11 @@ def mesh(observed: Proved, policy: Policy) -> Result:
     if reach.blocked:
         fix = "packet filters here (ports.firewall), on the peers and between them"
         if not any(blocked.ports for blocked in reach.blocked):
-            fix = "correct /etc/hosts or the name service"
+            fix = _ADDRESS_FIX
         return fail(check, expected, join_first(map(_blocked_text, reach.blocked)), "", fix)
     if reach.crowd:
         actual = f"cannot tell who reaches it: {reach.crowd} foreign connections came meanwhile"
-        fix = "see who connects to them: ss -tnp, and run again"
-        return warn(check, expected, actual, "", fix)
+        return warn(check, expected, actual, "", _CROWD_FIX)
     if not reach.to and not reach.by:
         return unknown(check, "no connection was tried in time")
     tried = f"{reach.reached} of {reach.to} peers reached"
@@ -150,21 +140,16 @@ def mesh(observed: Proved, policy: Policy) -> Result:
             f"{tried}, but a handshake takes {reach.median_ms:.0f} ms "
             f"(median; to {reach.worst_peer} {reach.worst_ms:.0f} ms)"
         )
-        fix = "look for lost packets (nics.*, nstat TcpRetransSegs) and for the route"
-        return warn(check, expected, actual, "", fix)
-    return _names(check, expected, reach) or ok(check, expected, tried)
+        return warn(check, expected, actual, "", _SLOW_FIX)
+    return _wrong_names(check, expected, reach) or ok(check, expected, tried)
 
 
-def _names(check: str, expected: str, reach: Mesh) -> Result | None:
+def _wrong_names(check: str, expected: str, reach: Mesh) -> Result | None:
     """The warning where a host name would lead a job astray."""
     if reach.own_name:
         actual = f"on the node itself, {reach.own_name}: gloo would wait there for its peers"
-        fix = "the node's address for its name in /etc/hosts, or the GLOO_SOCKET_IFNAME of "
-        return warn(check, expected, actual, "", f"{fix}`nodeready env`")
+        return warn(check, expected, actual, "", _OWN_NAME_FIX)
     if reach.names:
         actual = "; ".join(_blocked_text(blocked) for blocked in reach.names[:4])
-        fix = (
-            "host names in /etc/hosts or the name service of all nodes, or a MASTER_ADDR that is "
-        )
-        return warn(check, expected, actual, "", f"{fix}an address")
+        return warn(check, expected, actual, "", _NAMES_FIX)
     return None

@@ -5,9 +5,7 @@ from __future__ import annotations
 from nodeready.policy import Policy
 from nodeready.shell import quote
 from nodeready.subjects.proof.facts import Proved
-from nodeready.subjects.proof.preconditions import (
-    observation,
-)
+from nodeready.subjects.proof.preconditions import observation
 from nodeready.subjects.proof.session_facts import SHM, JobDirectory, Resources
 from nodeready.subjects.result import Result, check, fail, join_first, ok, warn
 
@@ -21,8 +19,13 @@ def _unusable(place: JobDirectory, home: str) -> str:
     return ""
 
 
-#: Shared memory uses memory, even in a file system with a larger size.
-_MEMORY = "see what takes the memory: `free -m`, and memory.max of the user's slice"
+_SHM_FIX = "free or enlarge /dev/shm: `df -h /dev/shm`, host.shm"
+# Shared memory uses memory, even in a file system with a larger size.
+_MEMORY_FIX = "see what takes the memory: `free -m`, and memory.max of the user's slice"
+_CACHE_FIX = (
+    "TMPDIR, XDG_CACHE_HOME, TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR elsewhere, or "
+    "remount it with exec, for writing or with room"
+)
 
 
 @check(
@@ -31,24 +34,23 @@ _MEMORY = "see what takes the memory: `free -m`, and memory.max of the user's sl
     settings=("shm_min_mb",),
     fix=(
         "chmod 1777 PATH, or see what is full or read-only there",
-        "free or enlarge /dev/shm: `df -h /dev/shm`, host.shm",
-        _MEMORY,
+        _SHM_FIX,
+        _MEMORY_FIX,
         "add NAME to the file's group, or open it with a rule of udev (NVIDIA: "
         "NVreg_DeviceFileMode=0666)",
-        "TMPDIR, XDG_CACHE_HOME, TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR elsewhere, or "
-        "remount it with exec, for writing or with room",
+        _CACHE_FIX,
     ),
 )
 def resources(observed: Proved, policy: Policy) -> Result:
     """The job's user can use what a job uses: /tmp, shared memory, the home, the device files.
 
-    1 MiB is written and mapped in each directory. What of it cannot be written breaks jobs (NCCL
-    and data loaders share memory, sockets lie in /tmp). shm_min_mb is read, not allocated, as that
-    could cost a running job its memory: /dev/shm has it free, and so have the node's memory and
+    1 MiB is written and mapped in each directory: a failed write breaks jobs (NCCL and data
+    loaders share memory, sockets lie in /tmp). shm_min_mb is not allocated, which could cost a
+    running job its memory: the check reads the free space of /dev/shm, and the free memory and
     swap, within memory.max of the session's cgroups (v2). Where no code can be run, or the home
-    takes no file, PyTorch and Triton need another place for what they compile: a warning. Device
-    files are those of the GPUs and of RDMA: modes that keep this user out. Not judged: quotas of a
-    tmpfs, the cgroup that Slurm gives to a job, devices that a cgroup keeps from a session.
+    takes no file, PyTorch and Triton need another place for compiled code: a warning. A device
+    file of a GPU or of RDMA fails where its mode excludes this user. Not judged: quotas of a
+    tmpfs, the cgroup that Slurm gives to a job, devices that a cgroup withholds from a session.
     """
     check = "proof.resources"
     resources = observation(check, observed, "resources", Resources)
@@ -67,18 +69,13 @@ def resources(observed: Proved, policy: Policy) -> Result:
         return fail(check, expected, actual, broken[0].path, fix)
     free_mb = min(place.free_bytes >> 20 for place in resources.places if place.path == SHM)
     if free_mb < policy.shm_min_mb:
-        fix = "free or enlarge /dev/shm: `df -h /dev/shm`, host.shm"
         actual = f"{free_mb} MiB of shared memory are free, {policy.shm_min_mb} wanted"
-        return warn(check, expected, actual, SHM, fix)
+        return warn(check, expected, actual, SHM, _SHM_FIX)
     if resources.memory_bytes is not None and resources.memory_bytes >> 20 < policy.shm_min_mb:
         free_mb = resources.memory_bytes >> 20
         actual = f"shared memory can grow by {free_mb} MiB of memory, {policy.shm_min_mb} wanted"
-        return warn(check, expected, actual, SHM, _MEMORY)
+        return warn(check, expected, actual, SHM, _MEMORY_FIX)
     costly = [words for place in resources.places if (words := _unusable(place, resources.home))]
     if costly:
-        fix = (
-            "TMPDIR, XDG_CACHE_HOME, TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR elsewhere, or "
-            "remount it with exec, for writing or with room"
-        )
-        return warn(check, expected, "; ".join(costly), "", fix)
+        return warn(check, expected, "; ".join(costly), "", _CACHE_FIX)
     return ok(check, expected)

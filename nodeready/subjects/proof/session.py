@@ -6,19 +6,9 @@ import re
 
 from nodeready.policy import Policy
 from nodeready.subjects.proof.facts import Proved, SessionProof
-from nodeready.subjects.proof.preconditions import (
-    other_sessions,
-    pam_service,
-    unknown_result,
-)
+from nodeready.subjects.proof.preconditions import other_sessions, pam_service, unknown_result
 from nodeready.subjects.proof.session_facts import Logins, SessionLimits, User
-from nodeready.subjects.result import (
-    Result,
-    check,
-    fail,
-    ok,
-    warn,
-)
+from nodeready.subjects.result import Result, check, fail, ok, warn
 
 # A message of su or PAM about a refused session -> the fix: shadow's and util-linux's su,
 # pam_unix(8), pam_limits(8), pam(3).
@@ -61,11 +51,8 @@ def _refusal(error: str, name: str, observed: Proved) -> tuple[str, str, str]:
         words = f"{error}: pam_{line.module} may refuse {name} ({line.source})"
         default_file = "/etc/security/access.conf" if line.module == "access" else line.source
         named_file = re.search(r"\b(?:accessfile|file)=(\S+)", line.words)
-        return (
-            words,
-            line.source,
-            f"let {name} in: {named_file[1] if named_file else default_file}",
-        )
+        fix = f"let {name} in: {named_file[1] if named_file else default_file}"
+        return words, line.source, fix
     return error, "", fix
 
 
@@ -118,9 +105,8 @@ def user(observed: Proved, policy: Policy) -> Result:
         return fail(check, expected, actual, observed.logins.nologin, fix)
     for name, session in other_sessions(observed):
         if session.ended:
-            actual = (
-                f"no session by {name}: {account.name}'s shell ends at its start: {session.error}"
-            )
+            reason = f"{account.name}'s shell ends at its start: {session.error}"
+            actual = f"no session by {name}: {reason}"
             fix = f"look at {account.name}'s ~/.bashrc, or at the start-up files of that shell"
             return fail(check, expected, actual, "", fix)
     return ok(check, f"a session of {account.name}")
@@ -131,14 +117,13 @@ def _closed(observed: Proved, logins: Logins) -> bool:
 
     sshd heeds the file itself where it does not ask PAM (sshd(8), FILES).
     """
-    refused = isinstance(observed.ssh, SessionProof) and bool(observed.ssh.error)
+    failed = isinstance(observed.ssh, SessionProof) and bool(observed.ssh.error)
     closed = isinstance(observed.ssh, SessionProof) and observed.ssh.closed
-    if not logins.nologin or not (refused or observed.ssh is None) or not (logins.sshd or closed):
+    if not logins.nologin or not (failed or observed.ssh is None) or not (logins.sshd or closed):
         return False
     if isinstance(observed.limits, SessionLimits) and observed.limits.opener == "ssh":
         return False
     service = pam_service(observed, "ssh")
-    asks = service is None or not service.is_complete or logins.use_pam is False
-    return asks or (
-        service is not None and any(line.module == "nologin" for line in service.lines)
-    )
+    if service is None or not service.is_complete or logins.use_pam is False:
+        return True
+    return any(line.module == "nologin" for line in service.lines)

@@ -62,8 +62,6 @@ OTHER_ITEMS = {
     "cpu": "Max cpu time", "stack": "Max stack size", "nproc": "Max processes",
     "rttime": "Max realtime timeout",
 }  # fmt: skip
-
-
 #: The kinds of sessions in which a job's processes start -> their names in results.
 SESSION_NAMES = {
     "ssh": "ssh", "su": "su -", "shell": "a shell as sshd starts it", "login": "a login shell",

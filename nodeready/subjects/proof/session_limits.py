@@ -1,4 +1,4 @@
-"""Judge the resource limits of new sessions, in each way in."""
+"""Judge the resource limits of new sessions, for each kind of session."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ from nodeready.subjects.limits.limits_conf import (
 )
 from nodeready.subjects.proof.core_facts import ProvedCore
 from nodeready.subjects.proof.facts import Proved, SessionProof
-from nodeready.subjects.proof.preconditions import (
-    observation,
-    pam_service,
-)
+from nodeready.subjects.proof.preconditions import observation, pam_service
 from nodeready.subjects.proof.session_facts import (
     OTHER_ITEMS,
     SESSION_NAMES,
@@ -33,20 +30,11 @@ from nodeready.subjects.proof.session_facts import (
     Service,
     SessionLimits,
 )
-from nodeready.subjects.result import (
-    Result,
-    check,
-    deploy,
-    fail,
-    fixable,
-    na,
-    ok,
-    warn,
-)
+from nodeready.subjects.result import Result, check, deploy, fail, fixable, na, ok, warn
 from nodeready.subjects.sysctl import BootSetting
 
 
-def _kernel(limit: Limit) -> dict[str, int]:
+def _kernel_units(limit: Limit) -> dict[str, int]:
     """The soft and the hard limit, with UNLIMITED for -1, as the subject limits has it."""
     return {k: UNLIMITED if v == -1 else v for k, v in vars(limit).items()}
 
@@ -78,39 +66,38 @@ class LowLimits:
 
 
 def limit_text(limit: Limit, item: str) -> str:
-    return "/".join(dict.fromkeys(item_text(value, item) for value in _kernel(limit).values()))
+    return "/".join(
+        dict.fromkeys(item_text(value, item) for value in _kernel_units(limit).values())
+    )
 
 
-def _items(values: Mapping[str, str]) -> str:
+def _items_text(values: Mapping[str, str]) -> str:
     return ", ".join(f"{item} {value}" for item, value in values.items())
 
 
-def _by_way(observed: Proved) -> dict[str, SessionLimits]:
-    """Key of WAYS -> the limits of that session; the first session's come first."""
+def _limits_by_opener(observed: Proved) -> dict[str, SessionLimits]:
+    """Key of SESSION_NAMES -> the limits of that session; the first session's come first."""
     assert isinstance(observed.limits, SessionLimits)
     sessions = {observed.limits.opener: observed.limits}
     further = (observed.ssh, observed.shell, observed.login, observed.step)
-    for name, opener in zip(("ssh", "shell", "login", "srun"), further):
-        if isinstance(opener, SessionProof) and opener.limits is not None:
-            sessions.setdefault(name, opener.limits)
-    if (
-        "ssh" not in sessions
-        and isinstance(observed.logins, Logins)
-        and _without_pam(observed, observed.logins)
-    ):
-        sessions["ssh"] = _with(observed.limits, observed.logins.sshd, "ssh")
-    slurmd = observed.logins.slurmd if isinstance(observed.logins, Logins) else ()
-    slurm = pam_service(observed, "slurm")
-    raised = slurm is not None and any(line.module == "limits" for line in slurm.lines)
-    if len(slurmd) == len(ITEMS) and "srun" not in sessions and not raised:
-        # A step's hard limits are slurmd's; which soft ones it has, only a step can tell.
-        hard = tuple(Limit(limit.hard, limit.hard) for limit in slurmd)
-        sessions["slurmd"] = _with(observed.limits, hard, "slurmd")
+    for opener, session in zip(("ssh", "shell", "login", "srun"), further):
+        if isinstance(session, SessionProof) and session.limits is not None:
+            sessions.setdefault(opener, session.limits)
+    logins = observed.logins
+    if not isinstance(logins, Logins):
+        return sessions
+    if "ssh" not in sessions and _without_pam(observed, logins):
+        sessions["ssh"] = _with_limits(observed.limits, logins.sshd, "ssh")
+    raises_limits = bool(_pam_limits(pam_service(observed, "slurm")))
+    if len(logins.slurmd) == len(ITEMS) and "srun" not in sessions and not raises_limits:
+        # A step's hard limits are slurmd's. Only a step shows its soft limits.
+        hard = tuple(Limit(limit.hard, limit.hard) for limit in logins.slurmd)
+        sessions["slurmd"] = _with_limits(observed.limits, hard, "slurmd")
     return sessions
 
 
-def _with(first: SessionLimits, limits: tuple[Limit, ...], opener: str) -> SessionLimits:
-    """The limits of another way in on the same node."""
+def _with_limits(first: SessionLimits, limits: tuple[Limit, ...], opener: str) -> SessionLimits:
+    """The limits of another session on the same node."""
     core, memlock, nofile = limits
     first = replace(first, before=(), opener=opener, further=())
     return replace(first, core=core, memlock=memlock, nofile=nofile)
@@ -127,7 +114,7 @@ def _pam_limits(service: Service | None) -> list[PamLine]:
     return [line for line in service.lines if line.module == "limits"] if service else []
 
 
-def _other_file(service: Service | None) -> tuple[str, str]:
+def _conf_option(service: Service | None) -> tuple[str, str]:
     """The file of pam_limits' option conf= (pam_limits(8)) and the option's line.
 
     "": pam_limits reads limits.conf and limits.d."""
@@ -138,7 +125,7 @@ def _other_file(service: Service | None) -> tuple[str, str]:
     return "", ""
 
 
-def _own_lines(logins: Logins) -> Iterator[tuple[str, str, str, int, str]]:
+def _user_lines(logins: Logins) -> Iterator[tuple[str, str, str, int, str]]:
     """(domain, kind, item, value, line) of the limits for the user's own names; the last counts.
 
     A user's line beats a group's (limits.conf(5)).
@@ -155,23 +142,23 @@ def _own_lines(logins: Logins) -> Iterator[tuple[str, str, str, int, str]]:
         for group in ("@", "")
     }
 
-    def about(domain: str) -> bool:
+    def applies(domain: str) -> bool:
         ids = span(domain)
         if ids is None:
             return domain in domains
         return any(ids[0] <= number <= ids[1] for number in numbers["@" * domain.startswith("@")])
 
-    for at in ("@", ""):
+    for is_group in (True, False):
         for entry in pam.entries:
-            if entry.domain.startswith("@") == bool(at) and about(entry.domain):
+            if entry.domain.startswith("@") == is_group and applies(entry.domain):
                 yield entry.domain, entry.kind, entry.item, entry.value, entry.source
     for domain, source in pam.exempt:
-        if about(domain):
+        if applies(domain):
             yield from ((domain, kind, item, -1, source) for kind in KINDS for item in ITEMS)
 
 
 _RESTART = "systemctl restart slurmd, when idle"
-_RAISE = (
+_RAISE_FIX = (
     "raise or remove it in limits.conf, limits.d, the start-up files of the user's shell, or the "
     "unit of sshd or slurmd"
 )
@@ -180,29 +167,33 @@ _RAISE = (
 def low_limits(
     opener: str,
     low: Mapping[str, str],
-    has: SessionLimits,
+    session: SessionLimits,
     possible: Mapping[str, int],
     observed: Proved,
 ) -> LowLimits:
-    """The cause of too low limits of one kind of session."""
+    """The cause of too low limits of one kind of session.
+
+    low:      item -> the session's limit in words
+    possible: item -> the lowest sufficient limit
+    """
     name = observed.user_name
     if opener in ("srun", "slurmd"):
         fix = f"nodeready deploy INVENTORY --only limits, then {_RESTART}"
         slurmd = observed.logins.slurmd if isinstance(observed.logins, Logins) else ()
         slurmd_limits = dict(zip(ITEMS, slurmd))
         if opener == "srun" and all(
-            min(_kernel(slurmd_limits[item]).values()) >= possible[item]
+            min(_kernel_units(slurmd_limits[item]).values()) >= possible[item]
             for item in low
             if item in slurmd_limits
         ):
             fix = "PropagateResourceLimitsExcept in slurm.conf, or the limits of who submits"
             return LowLimits(low, "slurmd itself has more", "", fix)
         return LowLimits(low, "slurmd's own limits, which its jobs inherit", "", fix)
-    before = dict(zip(ITEMS, has.before))
+    before = dict(zip(ITEMS, session.before))
     lowered = [
         item
         for item in low
-        if item in before and min(_kernel(before[item]).values()) >= possible[item]
+        if item in before and min(_kernel_units(before[item]).values()) >= possible[item]
     ]
     if lowered:
         items = ", ".join(lowered)
@@ -224,17 +215,17 @@ def low_limits(
     if service and service.is_complete and not _pam_limits(service):
         fix = f"add `session required pam_limits.so` to {service.path}"
         return LowLimits(low, f"no pam_limits in {service.path}", service.path, fix)
-    other, source = _other_file(service)
+    other, source = _conf_option(service)
     if other:
         fix = f"take conf={other} off {source}, or set these limits in {other}"
         return LowLimits(low, f"pam_limits reads {other} by {source}", source, fix)
-    decides = {
+    deciding = {
         (kind, item): (value, domain, source)
-        for domain, kind, item, value, source in _own_lines(logins)
+        for domain, kind, item, value, source in _user_lines(logins)
     }
     for item in low:
         for kind in KINDS:
-            value, domain, source = decides.get((kind, item), (UNLIMITED, "", ""))
+            value, domain, source = deciding.get((kind, item), (UNLIMITED, "", ""))
             if value == -1 or value < possible[item]:
                 words = f"{domain} has limits of its own ({source})"
                 if value == -1:
@@ -243,8 +234,8 @@ def low_limits(
     return LowLimits(low)
 
 
-def _unlike(opener: str, low: LowLimits, observed: Proved) -> LowLimits:
-    """The fix for a session with lower limits than another, where no cause is known yet."""
+def _with_fix(opener: str, low: LowLimits, observed: Proved) -> LowLimits:
+    """The limits with a fix for a session with lower limits than another, if no cause is known."""
     if low.fix or low.cause or not isinstance(observed.logins, Logins):
         return low
     if opener == "ssh":
@@ -278,14 +269,14 @@ def _unlike(opener: str, low: LowLimits, observed: Proved) -> LowLimits:
         f"nodeready deploy INVENTORY --only limits, then {_RESTART}",
         "PropagateResourceLimitsExcept in slurm.conf, or the limits of who submits",
         "compare FILES",
-        _RAISE,
+        _RAISE_FIX,
     ),
 )
 def limits(observed: Proved, policy: Policy) -> Result:
     """A new session of the job's user has the policy's limits, after PAM and after its profile.
 
     limit_core, limit_memlock and limit_nofile of the policy, or more; soft and hard. Each kind of
-    session is tried: ``su -``, ssh from the node to itself where the user's key opens that, else
+    session is tried: ``su -``, ssh from the node to itself where the user's key opens one, else
     the user's shell as sshd starts it, and slurmd's limits, which its jobs inherit. A login can
     miss the limits of the files: by a pam.d file without pam_limits or with another ``conf=``, a
     ulimit in a profile, an sshd that does not ask PAM. Sessions that differ are a warning where
@@ -303,14 +294,14 @@ def limits(observed: Proved, policy: Policy) -> Result:
         possible.pop("core", None)
     if not possible:
         return na(check, "none of the policy's limits can be had here, or proof.core tells")
-    expected = _items({item: item_text(limit, item) for item, limit in possible.items()})
-    sessions = _by_way(observed)
+    expected = _items_text({item: item_text(limit, item) for item, limit in possible.items()})
+    sessions = _limits_by_opener(observed)
     findings: dict[str, LowLimits] = {}
     for opener, has in sessions.items():
         low = {
             item: limit_text(getattr(has, item), item)
             for item, limit in possible.items()
-            if min(_kernel(getattr(has, item)).values()) < limit
+            if min(_kernel_units(getattr(has, item)).values()) < limit
         }
         if low:
             findings[opener] = low_limits(opener, low, has, possible, observed)
@@ -318,10 +309,10 @@ def limits(observed: Proved, policy: Policy) -> Result:
         doubt = _unnamed_limits(check, expected, sessions)
         doubt = doubt or _differing(check, expected, sessions, possible)
         doubt = doubt or _not_seen(check, expected, sessions, observed)
-        return doubt or ok(check, expected, _not_proved(expected, observed))
+        return doubt or ok(check, expected, _with_unproved(expected, observed))
     logins = [opener for opener in sessions if opener not in ("srun", "slurmd")]
     if len(logins) > 1 and len([opener for opener in logins if opener in findings]) == 1:
-        findings = {opener: _unlike(opener, low, observed) for opener, low in findings.items()}
+        findings = {opener: _with_fix(opener, low, observed) for opener, low in findings.items()}
     return _too_low(check, expected, sessions, findings)
 
 
@@ -343,14 +334,14 @@ def _too_low(
         openers = [opener for opener, other in findings.items() if other == low]
         names = [SESSION_NAMES.get(opener, "this login") for opener in openers]
         by = "" if is_everywhere else f" by {' and '.join(names)}"
-        texts.append(f"{_items(low.items)}{by}" + (f": {low.cause}" if low.cause else ""))
+        texts.append(f"{_items_text(low.items)}{by}" + (f": {low.cause}" if low.cause else ""))
     other = next(
         (opener for opener in sessions if opener not in findings and opener in ("su", "ssh")), None
     )
     if other is not None:
         items = dict.fromkeys(item for low in kinds for item in low.items)
         has = {item: limit_text(getattr(sessions[other], item), item) for item in items}
-        texts.append(f"{_items(has)} by {SESSION_NAMES[other]}")
+        texts.append(f"{_items_text(has)} by {SESSION_NAMES[other]}")
     actual = "; ".join(texts)
     first = next((low for low in kinds if low.fix), None)
     if first is None:
@@ -372,7 +363,7 @@ _LEAST = {
 def _unnamed_limits(
     check: str, expected: str, sessions: Mapping[str, SessionLimits]
 ) -> Result | None:
-    """The failure of a limit that no policy names and that ends a job."""
+    """The failure of a limit that the policy does not name and that ends a job."""
     low: dict[str, list[str]] = {}
     for opener, has in sessions.items():
         values = dict(zip(OTHER_ITEMS, has.further))
@@ -386,8 +377,7 @@ def _unnamed_limits(
     if not low:
         return None
     actual = "; ".join(f"{words} by {' and '.join(names)}" for words, names in low.items())
-    fix = _RAISE
-    return fail(check, expected, f"too little for a job: {actual}", "", fix)
+    return fail(check, expected, f"too little for a job: {actual}", "", _RAISE_FIX)
 
 
 def _differing(
@@ -404,7 +394,7 @@ def _differing(
     if not differing:
         return None
     actual = "; ".join(
-        f"{_items({item: limit_text(getattr(has, item), item) for item in differing})} by "
+        f"{_items_text({item: limit_text(getattr(has, item), item) for item in differing})} by "
         f"{SESSION_NAMES.get(opener, 'this login')}"
         for opener, has in logins.items()
     )
@@ -416,19 +406,19 @@ def _not_seen(
     check: str, expected: str, sessions: Mapping[str, SessionLimits], observed: Proved
 ) -> Result | None:
     """The warning where ssh's sessions have other limits, and no key of the user's opens one."""
-    other, source = _other_file(pam_service(observed, "ssh"))
-    if not other or "ssh" in sessions or other == _other_file(pam_service(observed, "su"))[0]:
+    other, source = _conf_option(pam_service(observed, "ssh"))
+    if not other or "ssh" in sessions or other == _conf_option(pam_service(observed, "su"))[0]:
         return None
     actual = f"not seen by ssh, where pam_limits reads {other}"
     fix = f"take conf={other} off {source}, or set these limits in {other}"
     return warn(check, expected, actual, source, fix)
 
 
-def _not_proved(expected: str, observed: Proved) -> str:
+def _with_unproved(expected: str, observed: Proved) -> str:
     """The expected limits, and the sessions that could not be opened."""
     texts = [expected]
-    for name, opener in (("ssh", observed.ssh), ("srun", observed.step)):
-        if isinstance(opener, SessionProof) and opener.error:
+    for opener, session in (("ssh", observed.ssh), ("srun", observed.step)):
+        if isinstance(session, SessionProof) and session.error:
             # Without the names of user and host, nodes share one result.
-            texts.append(f"not proved by {name}: {re.sub(r'^[^ ]+@[^ ]+: ', '', opener.error)}")
+            texts.append(f"not proved by {opener}: {re.sub(r'^[^ ]+@[^ ]+: ', '', session.error)}")
     return "; ".join(texts)
