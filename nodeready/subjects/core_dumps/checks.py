@@ -61,9 +61,8 @@ def pattern(observed: CoreDumps, policy: Policy) -> Result:
     source = winner.source if winner else ""
     live = observed.live or "empty"
     if not expected:
-        return fail(
-            check, "|systemd-coredump", live, source, "install the package systemd-coredump"
-        )
+        fix = "install the package systemd-coredump"
+        return fail(check, "|systemd-coredump", live, source, fix)
     is_right = winner is not None and winner.value == expected
     if observed.live == expected and is_right:
         return ok(check, expected, expected, source)
@@ -133,13 +132,8 @@ def directory(observed: CoreDumps, policy: Policy) -> Result:
     actual = "no such directory" if mode is None else f"mode {mode:o}"
     if kind:
         reason, remedy = _BLOCKED[kind]
-        return fail(
-            check,
-            expected,
-            f"{blocked_path}: {reason.format(uid)}",
-            blocked_path,
-            remedy.format(quote(blocked_path)),
-        )
+        actual, fix = f"{blocked_path}: {reason.format(uid)}", remedy.format(quote(blocked_path))
+        return fail(check, expected, actual, blocked_path, fix)
     if observed.closed:
         names, quoted = " ".join(observed.closed), " ".join(map(quote, observed.closed))
         return fail(check, expected, f"users cannot enter {names}", names, f"chmod o+x {quoted}")
@@ -226,8 +220,7 @@ def size(observed: CoreDumps, policy: Policy) -> Result:
     check = "core_dumps.size"
     if policy.core_handler != "systemd-coredump":
         return na(check, "cores are written by path")
-    differences = []
-    source = ""
+    differences, source = [], ""
     for name in SIZE_LIMITS:
         setting = observed.coredump.get(name)
         if setting is None or setting.value != "infinity":

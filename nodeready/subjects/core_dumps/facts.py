@@ -19,11 +19,8 @@ _UNIT_DIRECTORIES = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/sys
 _TMPFILES = ("/etc/tmpfiles.d", "/run/tmpfiles.d", "/usr/lib/tmpfiles.d")
 # Highest priority first (coredump.conf(5)).
 _COREDUMP_DIRECTORIES = (
-    "/etc/systemd",
-    "/run/systemd",
-    "/usr/local/lib/systemd",
-    "/usr/lib/systemd",
-)
+    "/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd",
+)  # fmt: skip
 _COREDUMP = tuple(
     f"{directory}/{name}"
     for directory in _COREDUMP_DIRECTORIES
@@ -210,9 +207,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> CoreDumps:
         directory_owner=owner,
         blocked=blocked[0] if blocked and "root" in values else ("", "", 0),
         closed=tuple(sorted(path for path, (bits, _) in modes.items() if not bits & 0o1)),
-        retention=_retention(
-            tuple(line for line in lines if "/tmpfiles.d/" in line.path), core_directory(policy)
-        ),
+        retention=_retention(lines, directory),
         rewriters=tuple(unit for unit in REWRITERS if unit in installed and unit not in masked),
         in_place=tuple(output.all("inplace")),
         systemd="systemd" in values,

@@ -110,10 +110,9 @@ def _kernel_refuses(item: str, reason: str, observed: Limits, policy: Policy) ->
         if entry.item == item and is_ours and entry.value > highest_possible(observed, item):
             actual = f"{item_text(entry.value, item)} breaks logins: {reason}"
             return fixable(check, "no limit that this node refuses", actual, entry.source)
-    least = f"sysctl {NR_OPEN}={policy.limit_nofile} here, or " if NR_OPEN in reason else ""
-    return fail(
-        check, expected, f"not set: {reason}", "", f"{least}a lower limit_{item} in the policy"
-    )
+    raise_first = f"sysctl {NR_OPEN}={policy.limit_nofile} here, or " if NR_OPEN in reason else ""
+    fix = f"{raise_first}a lower limit_{item} in the policy"
+    return fail(check, expected, f"not set: {reason}", "", fix)
 
 
 def _breaks_logins(observed: Limits, entry: LimitEntry) -> bool:
@@ -132,7 +131,7 @@ def _line_problem(observed: Limits, entry: LimitEntry, limit: int) -> str:
     return "" if is_enough(entry.value, limit) else item_text(entry.value, entry.item)
 
 
-def _logins(item: str, observed: Limits, policy: Policy) -> Result:
+def _judge_logins(item: str, observed: Limits, policy: Policy) -> Result:
     """One limit, soft and hard, for every domain of the policy."""
     check, limit = f"limits.{item}", _policy_limit(policy, item)
     expected = f"{requested(limit, item)} for {', '.join(policy.limit_domains)}"
@@ -154,18 +153,17 @@ def _logins(item: str, observed: Limits, policy: Policy) -> Result:
                 problems.setdefault(value, []).append((domain, kind))
                 line = entry.source if entry else ""
                 source = source or line
-                unbeatable = unbeatable or (
-                    line if _cannot_be_overridden(line.rpartition(":")[0]) else ""
-                )
+                is_last = _cannot_be_overridden(line.rpartition(":")[0])
+                unbeatable = unbeatable or (line if is_last else "")
     if unbeatable:
         fix = f"rename {unbeatable.rpartition(':')[0]}: no file can be read after it"
-        return fail(check, expected, _by_value(problems), unbeatable, fix)
+        return fail(check, expected, _problems_text(problems), unbeatable, fix)
     if problems:
-        return fixable(check, expected, _by_value(problems), source)
+        return fixable(check, expected, _problems_text(problems), source)
     return ok(check, expected, source=source)
 
 
-def _by_value(problems: dict[str, list[tuple[str, str]]]) -> str:
+def _problems_text(problems: dict[str, list[tuple[str, str]]]) -> str:
     """``unset for *, root``: one entry for a domain whose soft and hard limits are equal."""
     texts = []
     for value, places in problems.items():
@@ -186,7 +184,7 @@ def _by_value(problems: dict[str, list[tuple[str, str]]]) -> str:
 )
 def core(observed: Limits, policy: Policy) -> Result:
     """New logins may write a complete core file: 0, the usual default, allows no core file."""
-    return _logins("core", observed, policy)
+    return _judge_logins("core", observed, policy)
 
 
 @check(
@@ -198,7 +196,7 @@ def core(observed: Limits, policy: Policy) -> Result:
 )
 def memlock(observed: Limits, policy: Policy) -> Result:
     """New logins may lock their memory: RDMA registers its buffers; the usual limit is 8 MiB."""
-    return _logins("memlock", observed, policy)
+    return _judge_logins("memlock", observed, policy)
 
 
 @check(
@@ -214,7 +212,7 @@ def nofile(observed: Limits, policy: Policy) -> Result:
     The kernel refuses more than fs.nr_open (setrlimit(2)), and pam_limits then refuses the login.
     So a deploy does not write such a value, and removes it from nodeready's file.
     """
-    return _logins("nofile", observed, policy)
+    return _judge_logins("nofile", observed, policy)
 
 
 @check(
@@ -268,11 +266,9 @@ def _shortfall(observed: Limits, policy: Policy, limits_of_file: PamLimits) -> s
     for item, limit in possible_limits(observed, policy).items():
         for domain in policy.limit_domains:
             values = [limits_of_file.effective(domain, kind, item) for kind in KINDS]
-            short = [
-                entry for entry in values if entry is None or not is_enough(entry.value, limit)
-            ]
-            if short:
-                value = next((item_text(entry.value, item) for entry in short if entry), "unset")
+            low = [v for v in values if v is None or not is_enough(v.value, limit)]
+            if low:
+                value = next((item_text(v.value, item) for v in low if v), "unset")
                 shortfalls.append(f"{item} {value} for {domain}")
     return join_first(shortfalls, ", ")
 
@@ -309,19 +305,17 @@ def pam(observed: Limits, policy: Policy) -> Result:
         source = stack.limits[-1].source
         fix = f"remove conf= from {source}, or give {stack.conf} these limits"
         limits_of_file = observed.confs.get(stack.conf)
-        short = (
-            _shortfall(observed, policy, limits_of_file)
-            if limits_of_file is not None
-            else "which is not read"
-        )
-        if short:
-            judged = judged if limits_of_file is not None else warn
-            actual = f"{name} reads {stack.conf} alone: {short}"
+        if limits_of_file is None:
+            judged, shortfall = warn, "which is not read"
+        else:
+            shortfall = _shortfall(observed, policy, limits_of_file)
+        if shortfall:
+            actual = f"{name} reads {stack.conf} alone: {shortfall}"
             findings.append(judged(check, expected, actual, source, fix))
+    if not observed.stacks:
+        return na(check, "no PAM stack of ssh or su here")
     if not findings:
-        return (
-            ok(check, expected) if observed.stacks else na(check, "no PAM stack of ssh or su here")
-        )
+        return ok(check, expected)
     first = next((finding for finding in findings if finding.status == "fail"), findings[0])
     return replace(first, actual="; ".join(finding.actual for finding in findings))
 
@@ -350,27 +344,24 @@ def services(observed: Limits, policy: Policy) -> Result:
     """
     check, limits = "limits.services", possible_limits(observed, policy)
     if not observed.units:
-        return na(
-            check, f"none of {', '.join(policy.limit_services) or 'the services'} is installed"
-        )
+        names = ", ".join(policy.limit_services) or "the services"
+        return na(check, f"none of {names} is installed")
     expected = ", ".join(f"{item} {requested(limit, item)}" for item, limit in limits.items())
     low, source, unbeatable = [], "", ""
     for service, unit in observed.units.items():
         for item, limit in limits.items():
             unit_limit = unit.limits.get(item, observed.defaults.get(item))
-            if unit_limit is not None and all(
-                is_enough(bound, limit) for bound in (unit_limit.soft, unit_limit.hard)
-            ):
+            if unit_limit is None:
+                low.append(f"{service} {item} unset")
                 continue
-            value = "unset"
-            if unit_limit is not None:
-                value = "/".join(
-                    dict.fromkeys(item_text(v, item) for v in (unit_limit.soft, unit_limit.hard))
-                )
-                source = source or unit_limit.source
-                path = unit_limit.source.rpartition(":")[0]
-                unbeatable = unbeatable or (path if _cannot_be_overridden(path) else "")
+            bounds = unit_limit.soft, unit_limit.hard
+            if all(is_enough(bound, limit) for bound in bounds):
+                continue
+            value = "/".join(dict.fromkeys(item_text(bound, item) for bound in bounds))
             low.append(f"{service} {item} {value}")
+            source = source or unit_limit.source
+            path = unit_limit.source.rpartition(":")[0]
+            unbeatable = unbeatable or (path if _cannot_be_overridden(path) else "")
     if unbeatable:
         fix = f"rename {unbeatable}: no drop-in can be read after it"
         return fail(check, expected, ", ".join(low), source, fix)
@@ -389,9 +380,8 @@ def _low_processes(observed: Limits, limits: dict[str, int]) -> dict[str, str]:
             if item in process.limits and min(process.limits[item]) < limit
         ]
         if short:
-            findings.setdefault(process.service, []).append(
-                f"pid {process.pid}: {', '.join(short)}"
-            )
+            text = f"pid {process.pid}: {', '.join(short)}"
+            findings.setdefault(process.service, []).append(text)
     return {service: "; ".join(texts) for service, texts in findings.items()}
 
 
@@ -400,11 +390,8 @@ def restarts(observed: Limits, policy: Policy) -> list[str]:
     if not observed.systemd:
         return []
     low_processes = _low_processes(observed, possible_limits(observed, policy))
-    return [
-        name
-        for name in low_processes
-        if name in policy.restart_services and name in observed.units
-    ]
+    restartable = observed.units.keys() & policy.restart_services
+    return [name for name in low_processes if name in restartable]
 
 
 @check(
@@ -422,32 +409,19 @@ def running(observed: Limits, policy: Policy) -> Result:
     """
     check, limits = "limits.running", possible_limits(observed, policy)
     if not observed.running:
-        return na(
-            check, f"none of {', '.join(policy.limit_services) or 'the services'} is running"
-        )
+        names = ", ".join(policy.limit_services) or "the services"
+        return na(check, f"none of {names} is running")
     expected = ", ".join(f"{item} {requested(limit, item)}" for item, limit in limits.items())
     low_processes = _low_processes(observed, limits)
     if not low_processes:
         return ok(check, expected)
     actual = "; ".join(f"restart of {service} ({text})" for service, text in low_processes.items())
-    source: str | None = next(
-        (
-            f"/proc/{process.pid}/limits"
-            for process in observed.running
-            if process.service in low_processes
-        ),
-        "",
-    )
+    low_pid = next(p.pid for p in observed.running if p.service in low_processes)
+    source = f"/proc/{low_pid}/limits"
     if restarts(observed, policy):
-        return fixable(check, expected, f"pending: {actual}", source or "")
-    names = " ".join(low_processes)
-    return warn(
-        check,
-        expected,
-        f"pending: {actual}",
-        source or "",
-        f"systemctl restart {names}, when idle",
-    )
+        return fixable(check, expected, f"pending: {actual}", source)
+    fix = f"systemctl restart {' '.join(low_processes)}, when idle"
+    return warn(check, expected, f"pending: {actual}", source, fix)
 
 
 SUBJECT = Subject(

@@ -89,21 +89,18 @@ class PamLimits:
         last: dict[tuple[str, str, str], tuple[int, LimitEntry]] = {}
         for index, entry in enumerate(self.entries):
             last[entry.kind, entry.item, entry.domain] = index, entry
-        ranges_by_kind: dict[tuple[str, str], list[tuple[int, LimitEntry]]] = {}
+        ranges_by_item: dict[tuple[str, str], list[tuple[int, LimitEntry]]] = {}
         for index, entry in last.values():
             if span(entry.domain) is not None:
-                ranges_by_kind.setdefault((entry.kind, entry.item), []).append((index, entry))
-        return [
-            entry
-            for index, entry in last.values()
-            if entry.domain not in policy_domains
-            and not any(
-                _wins(other, entry, later > index)
-                for later, other in ranges_by_kind.get((entry.kind, entry.item), [])[
-                    -_MOST_RANGES:
-                ]
-            )
-        ]
+                ranges_by_item.setdefault((entry.kind, entry.item), []).append((index, entry))
+        winners = []
+        for index, entry in last.values():
+            ranges = ranges_by_item.get((entry.kind, entry.item), [])[-_MOST_RANGES:]
+            if entry.domain not in policy_domains and not any(
+                _wins(other, entry, is_later=other_index > index) for other_index, other in ranges
+            ):
+                winners.append(entry)
+        return winners
 
 
 #: Maximum ranges that are compared with each line: a hostile node may have millions.
@@ -150,18 +147,15 @@ def _rank(domain: str) -> int:
     return 2 if domain == "*" else 1 if domain.startswith("@") else 0
 
 
-def _wins(ranges_by_kind: LimitEntry, entry: LimitEntry, later: bool) -> bool:
+def _wins(range_entry: LimitEntry, entry: LimitEntry, *, is_later: bool) -> bool:
     """Whether a range's line beats another line, for all people of that line."""
-    if ranges_by_kind is entry or _rank(ranges_by_kind.domain) > _rank(entry.domain):
+    range_rank, rank = _rank(range_entry.domain), _rank(entry.domain)
+    if range_entry is entry or range_rank > rank or (range_rank == rank and not is_later):
         return False
-    if _rank(ranges_by_kind.domain) == _rank(entry.domain) and not later:
-        return False
-    first, second = span(ranges_by_kind.domain), span(entry.domain)
-    if first is None:
-        return False
-    if second is not None and _rank(ranges_by_kind.domain) == _rank(entry.domain):
-        return first[0] <= second[0] and second[1] <= first[1]
-    return covers_all_people(ranges_by_kind.domain)
+    ids, beaten_ids = span(range_entry.domain), span(entry.domain)
+    if ids is not None and beaten_ids is not None and range_rank == rank:
+        return ids[0] <= beaten_ids[0] and beaten_ids[1] <= ids[1]
+    return covers_all_people(range_entry.domain)
 
 
 def _value(text: str, item: str) -> int | None:
@@ -212,11 +206,8 @@ def parse_pam_limits(
             item = words[2].lower()
             value = _value(words[3].lower(), item) if item in ITEMS else None
             if value is not None:
-                kinds = KINDS if kind == "-" else (kind,)
-                entries.extend(
-                    LimitEntry(domain, entry_kind, item, value, line.source)
-                    for entry_kind in kinds
-                )
+                for entry_kind in KINDS if kind == "-" else (kind,):
+                    entries.append(LimitEntry(domain, entry_kind, item, value, line.source))
         name = path.rpartition("/")[2]
         is_ours = "/limits.d/" not in path or "nodeready" in name
         if len(entries) > before and not is_ours and beatable(name):

@@ -9,6 +9,7 @@ file. Sshd uses the first of several values of a keyword; without a value it doe
 from __future__ import annotations
 
 import fnmatch
+import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ PAM_INCLUDED = (
 SSHD_CONFIG = ("/etc/ssh/sshd_config", "/usr/etc/ssh/sshd_config")
 SSHD_INCLUDED = ("/etc/ssh/sshd_config.d/*.conf", "/usr/etc/ssh/sshd_config.d/*.conf")
 _PAM_LINE = re.compile(r"-?(\w+)\s+(\[[^]]*\]|\S+)\s+(\S+)\s*(.*)")
-_DEEPEST = 8
+#: Maximum depth of included files.
+_MAX_DEPTH = 8
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def parse_stack(service: str, files: Mapping[str, list[Line]], depth: int = 0) -
     """The stack of a service; None when no file of its name was read."""
     paths = (f"{directory}/{service}" for directory in PAM_DIRECTORIES)
     path = next((path for path in paths if path in files), "")
-    if not path or depth > _DEEPEST:
+    if not path or depth > _MAX_DEPTH:
         return None
     limit_lines: list[Line] = []
     is_complete = True
@@ -100,18 +102,15 @@ def find_disabled_pam(files: Mapping[str, list[Line]]) -> Line | str | None:
 
 def _sshd_lines(path: str, files: Mapping[str, list[Line]], depth: int) -> Iterator[Line]:
     """The lines of sshd's configuration for all connections, in order."""
-    for line in files.get(path, ()) if depth <= _DEEPEST else ():
+    for line in files.get(path, ()) if depth <= _MAX_DEPTH else ():
         words = line.text.replace("=", " ", 1).split()
         keyword = words[0].lower() if words else ""
         if keyword == "match":
             return
         if keyword == "include":
             for pattern in words[1:]:
-                path_pattern = pattern.strip('"')
-                path_pattern = (
-                    path_pattern if path_pattern.startswith("/") else f"/etc/ssh/{path_pattern}"
-                )
-                for included in sorted(files):
-                    if fnmatch.fnmatchcase(included, path_pattern):
-                        yield from _sshd_lines(included, files, depth + 1)
+                # An absolute pattern replaces the directory.
+                path_pattern = posixpath.join("/etc/ssh", pattern.strip('"'))
+                for included in fnmatch.filter(sorted(files), path_pattern):
+                    yield from _sshd_lines(included, files, depth + 1)
         yield line

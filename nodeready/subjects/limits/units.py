@@ -19,12 +19,9 @@ from nodeready.subjects.own_files import beatable
 
 #: Highest priority first, systemd.unit(5), table 1; /lib on a system without merged /usr.
 UNIT_DIRECTORIES = (
-    "/etc/systemd/system",
-    "/run/systemd/system",
-    "/usr/local/lib/systemd/system",
-    "/usr/lib/systemd/system",
-    "/lib/systemd/system",
-)
+    "/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system", "/lib/systemd/system",
+)  # fmt: skip
 _SUFFIXES = {suffix: 1024**power for power, suffix in enumerate(("", *"KMGTPE"))}
 
 
@@ -145,29 +142,18 @@ def parse_unit_limits(
 
 #: The manager's directories, the highest priority first (systemd-system.conf(5)).
 MANAGER_DIRECTORIES = (
-    "/etc/systemd",
-    "/run/systemd",
-    "/usr/local/lib/systemd",
-    "/usr/lib/systemd",
-)
+    "/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd",
+)  # fmt: skip
 
 
 def parse_defaults(lines: Iterable[Line], existing: Iterable[str] = ()) -> dict[str, UnitLimit]:
     """Item -> the limit of services that set none: DefaultLimit… of systemd-system.conf(5)."""
     files = by_path(lines)
-    main = next(
-        (
-            f"{directory}/system.conf"
-            for directory in MANAGER_DIRECTORIES
-            if f"{directory}/system.conf" in files
-        ),
-        "",
-    )
-    names = files_by_name(
-        (f"{directory}/system.conf.d" for directory in MANAGER_DIRECTORIES),
-        dict.fromkeys((*existing, *files)),
-    )
+    main_files = (f"{directory}/system.conf" for directory in MANAGER_DIRECTORIES)
+    main = next((path for path in main_files if path in files), "")
+    dropin_folders = (f"{directory}/system.conf.d" for directory in MANAGER_DIRECTORIES)
+    dropins = files_by_name(dropin_folders, dict.fromkeys((*existing, *files)))
     limits: dict[str, UnitLimit] = {}
-    for path in (main, *names.values()):
+    for path in (main, *dropins.values()):
         _apply_section(files.get(path, ()), limits, "[Manager]", "Default")
     return limits
