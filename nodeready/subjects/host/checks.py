@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from nodeready.policy import Policy
 from nodeready.shell import quote
 from nodeready.subjects.host.facts import (
@@ -17,17 +15,17 @@ from nodeready.subjects.host.facts import (
 )
 from nodeready.subjects.host.mounts import FSTAB, TABLE, Mount, is_network
 from nodeready.subjects.host.processes import StuckProcess
-from nodeready.subjects.result import Result, Subject, check, fail, na, ok, unknown, warn
-
-#: Maximum of findings of one check that are named; further ones are counted.
-_SHOWN = 4
-
-
-def named(words: Sequence[str]) -> str:
-    """The first findings, and how many more there are: ``a; b; c; d; and 3 more``."""
-    remaining = len(words) - _SHOWN
-    return "; ".join(words[:_SHOWN]) + (f"; and {remaining} more" if remaining > 0 else "")
-
+from nodeready.subjects.result import (
+    Result,
+    Subject,
+    check,
+    fail,
+    join_first,
+    na,
+    ok,
+    unknown,
+    warn,
+)
 
 # --- The mounts: whether they are there, answer, can be written and have room.
 
@@ -38,49 +36,48 @@ def named(words: Sequence[str]) -> str:
     fix=("mount QUOTE, and see why it was not", "mount QUOTE, or remove the line"),
 )
 def mounts(observed: Host, policy: Policy) -> Result:
-    """What the policy names is mounted (a failure), and what fstab mounts at boot (a warning).
+    """The policy's mounts are mounted (else a failure), and fstab's, too (else a warning).
 
-    An unmounted /scratch is an empty directory on the root disk: jobs fill that instead.
-    Whether a mount answers is the business of dead_mounts.
+    An unmounted /scratch is an empty directory on the root disk, which jobs then fill. The check
+    dead_mounts judges whether a mount answers.
     """
     check = "host.mounts"
     if not observed.table_seen:
         return unknown(check, NO_TABLE)
     mounted = {mount.path for mount in observed.mounts}
     missing = [path for path in policy.mounts if path not in mounted]
-    late = [
-        e for e in observed.fstab if e.at_boot and not e.mounted and e.path not in policy.mounts
-    ]
-    expected = named(list(policy.mounts)) or f"what {FSTAB} mounts at boot"
+    of_fstab = f"what {FSTAB} mounts at boot"
+    expected = join_first(policy.mounts) or of_fstab
     if missing:
-        actual = f"not mounted: {named(missing)}"
-        return fail(
-            check, expected, actual, TABLE, f"mount {quote(missing[0])}, and see why it was not"
-        )
-    if late:
-        actual = f"not mounted: {named([entry.path for entry in late])}"
-        fix = f"mount {quote(late[0].path)}, or remove the line"
-        return warn(check, f"what {FSTAB} mounts at boot", actual, late[0].source, fix)
+        actual = f"not mounted: {join_first(missing)}"
+        fix = f"mount {quote(missing[0])}, and see why it was not"
+        return fail(check, expected, actual, TABLE, fix)
+    absent = [entry for entry in observed.fstab if entry.at_boot and not entry.mounted]
+    absent = [entry for entry in absent if entry.path not in policy.mounts]
+    if absent:
+        actual = f"not mounted: {join_first(entry.path for entry in absent)}"
+        fix = f"mount {quote(absent[0].path)}, or remove the line"
+        return warn(check, of_fstab, actual, absent[0].source, fix)
     return ok(check, expected, "all mounted", TABLE)
 
 
 @check("host.dead_mounts", fix=("see dmesg for errors of DEVICE",))
 def dead_mounts(observed: Host, policy: Policy) -> Result:
-    """Every mount answers: one whose server is gone hangs each process that looks into it.
+    """Every mount answers: a mount whose server is gone hangs each process that uses it.
 
     Each network mount has 3 seconds for statfs(2), which a healthy server answers within
     milliseconds. ESTALE and ENOTCONN are the answers of a mount that will not come back.
     """
     check = "host.dead_mounts"
-    if observed.looked:
-        return unknown(check, observed.looked)
+    if observed.mounts_unknown:
+        return unknown(check, observed.mounts_unknown)
     if not observed.mounts:
         return na(check, "nothing is mounted that could be asked")
     dead = [m for m in observed.mounts if m.state in ("hung", "stale", "failed")]
     refused = [m for m in dead if m.detail in ("Permission denied", "Operation not permitted")]
     dead = [mount for mount in dead if mount not in refused]
     if dead:
-        actual = named([_words(mount) for mount in dead])
+        actual = join_first(map(_mount_text, dead))
         first = dead[0]
         fix = f"bring back {first.device}, or umount -f -l {quote(first.path)} and mount it again"
         if not first.network:
@@ -88,15 +85,15 @@ def dead_mounts(observed: Host, policy: Policy) -> Result:
         return fail(check, "every mount answers", actual, first.path, fix)
     waiting = [m for m in observed.mounts if m.state == "not asked" and m.fstype not in _NOT_ASKED]
     if refused or waiting:
-        return unknown(check, named([_words(mount) for mount in (*refused, *waiting)]))
+        return unknown(check, join_first(map(_mount_text, (*refused, *waiting))))
     return ok(check, "every mount answers", f"{len(observed.mounts)} answer")
 
 
-#: What the look does not ask: nothing is behind it, or a tmpfs that is read-only by design.
+#: The types that the probe does not ask: nothing is mounted yet, or a tmpfs that is read-only.
 _NOT_ASKED = ("autofs", "tmpfs")
 
 
-def _words(mount: Mount) -> str:
+def _mount_text(mount: Mount) -> str:
     return f"{mount.path} ({mount.device}, {mount.fstype}): {mount.state}, {mount.detail}"
 
 
@@ -104,9 +101,8 @@ def _words(mount: Mount) -> str:
 def read_only(observed: Host, policy: Policy) -> Result:
     """No local file system has become read-only: the kernel does that after an error of the disk.
 
-    Only what fstab mounts for writing can tell that it was not meant, or the kernel's own mark
-    (emergency_ro and shutdown among the options). An image that is read-only by design is left
-    alone.
+    A read-only file system is a fault if fstab mounts it for writing, or if the kernel marks it
+    (emergency_ro or shutdown among the options). An image that is always read-only is none.
     """
     check = "host.read_only"
     if not observed.table_seen:
@@ -121,20 +117,19 @@ def read_only(observed: Host, policy: Policy) -> Result:
             broken.setdefault(mount.path, mount.device)
     if not broken:
         return ok(check, "none", source=TABLE)
-    actual = named([f"{path} ({device}) is read-only" for path, device in broken.items()])
+    actual = join_first(f"{path} ({device}) is read-only" for path, device in broken.items())
     fix = f"see dmesg for errors of {next(iter(broken.values()))}; check or replace the disk"
     return fail(check, "none", actual, TABLE, fix)
 
 
 def _local(observed: Host) -> list[Mount]:
     """The local file systems that are mounted for writing."""
-    excluded = [mount for mount in observed.mounts if mount.network or mount.fstype == "autofs"]
-    return [mount for mount in observed.mounts if not mount.read_only and mount not in excluded]
+    return [m for m in observed.mounts if not (m.read_only or m.network or m.fstype == "autofs")]
 
 
-def _free(check: str, observed: Host, minimum: int, resource: str, field: str) -> Result:
-    if observed.looked:
-        return unknown(check, observed.looked)
+def _judge_free(check: str, observed: Host, minimum: int, resource: str, field: str) -> Result:
+    if observed.mounts_unknown:
+        return unknown(check, observed.mounts_unknown)
     shares = {mount.path: getattr(mount, field) for mount in _local(observed)}
     percents = {path: share for path, share in shares.items() if share is not None}
     scarce = sorted(percents, key=lambda path: (percents[path], path))
@@ -143,10 +138,10 @@ def _free(check: str, observed: Host, minimum: int, resource: str, field: str) -
     if full:
         path = scarce[0]
         fix = f"du -xh{'' if field == 'free_percent' else ' --inodes'} {quote(path)} | sort -h"
-        return fail(check, expected, named(full), path, fix)
+        return fail(check, expected, join_first(full), path, fix)
     silent = [mount.path for mount in _local(observed) if mount.state != "ok"]
     if silent:
-        return unknown(check, f"no answer: {named(silent)}")
+        return unknown(check, f"no answer: {join_first(silent)}")
     if not percents:
         return na(check, f"no local file system that counts {resource}")
     return ok(check, expected, f"{percents[scarce[0]]:g} % on {scarce[0]}", scarce[0])
@@ -155,14 +150,14 @@ def _free(check: str, observed: Host, minimum: int, resource: str, field: str) -
 @check("host.space", settings=("disk_free_percent",), fix=("du -xhFIELD QUOTE | sort -h",))
 def space(observed: Host, policy: Policy) -> Result:
     """Local file systems, tmpfs included, have room: as much as disk_free_percent says."""
-    return _free("host.space", observed, policy.disk_free_percent, "space", "free_percent")
+    return _judge_free("host.space", observed, policy.disk_free_percent, "space", "free_percent")
 
 
 @check("host.inodes", settings=("disk_free_percent",), fix=("du -xhFIELD QUOTE | sort -h",))
 def inodes(observed: Host, policy: Policy) -> Result:
     """Local file systems have inodes left: without one no file is made, however much is free."""
     least = policy.disk_free_percent
-    return _free("host.inodes", observed, least, "inodes", "inodes_free_percent")
+    return _judge_free("host.inodes", observed, least, "inodes", "inodes_free_percent")
 
 
 @check(
@@ -181,8 +176,8 @@ def shm(observed: Host, policy: Policy) -> Result:
     it is too small, they die with a bus error.
     """
     check, shm_mount = "host.shm", observed.shm
-    if observed.looked:
-        return unknown(check, observed.looked)
+    if observed.mounts_unknown:
+        return unknown(check, observed.mounts_unknown)
     if shm_mount is None or shm_mount.fstype != "tmpfs":
         actual = "not mounted" if shm_mount is None else f"a {shm_mount.fstype}"
         return fail(check, "a tmpfs", actual, "/dev/shm", "mount -t tmpfs tmpfs /dev/shm")
@@ -201,8 +196,8 @@ def shm(observed: Host, policy: Policy) -> Result:
 
 # --- Processes that no signal ends, and zombies.
 
-#: Seconds in state D after which a process is taken for hung. Slow disks take seconds; the
-#: kernel's own watchdog speaks after 120 (kernel.hung_task_timeout_secs).
+#: Seconds in state D after which a process counts as hung. Slow disks take seconds; the kernel's
+#: own watchdog reports after 120 (kernel.hung_task_timeout_secs).
 HUNG_S = 60
 #: Seconds that every process of a busy machine may wait for memory, a lock or its disk.
 BUSY_S = 2
@@ -210,7 +205,7 @@ BUSY_S = 2
 ZOMBIES = 50
 
 
-def _shown(process: StuckProcess) -> str:
+def _process_text(process: StuckProcess) -> str:
     owner = ""
     if process.uid is not None:
         owner = f", user {process.user}" if process.user else f", uid {process.uid}"
@@ -240,13 +235,13 @@ def stuck(observed: Host, policy: Policy) -> Result:
     """No process hangs in the kernel (state D), where not even SIGKILL ends it.
 
     A job with such a process cannot be ended, its GPUs stay taken, and Slurm drains the node
-    ("Kill task failed"). After HUNG_S it is a failure, before that a warning: two looks a second
-    apart may both meet a slow disk. Below BUSY_S, where the kernel tells the time, it is nothing.
-    A process that a cgroup has frozen (a suspended job) is a warning for as long as it lasts. So
-    is what any user can do on a healthy node, or one user would keep all others' jobs away: a
-    parent that waits for its child (vfork), a file system that the user's own program serves
-    (FUSE), page faults that the user handles. A person's process fails this check only where the
-    kernel's function (wchan) is one of network storage, a disk, a GPU or RDMA.
+    ("Kill task failed"). After HUNG_S it is a failure, before that a warning, because a slow disk
+    may delay both samples, a second apart. Below BUSY_S, where the kernel tells the time, the
+    process is ignored. A process that a cgroup has frozen (a suspended job) is always a warning.
+    So is a wait that any user can cause on a healthy node, or one user could keep all others' jobs
+    away: a parent that waits for its child (vfork), a file system that the user's own program
+    serves (FUSE), page faults that the user handles. A person's process fails this check only
+    where the kernel's function (wchan) is of network storage, a disk, a GPU or RDMA.
     """
     check = "host.stuck"
     if not observed.processes_looked:
@@ -254,7 +249,7 @@ def stuck(observed: Host, policy: Policy) -> Result:
     waiting = [p for p in observed.stuck if p.frozen or p.seconds is None or p.seconds >= BUSY_S]
     hung = [p for p in waiting if not p.frozen and not p.at_will and (p.seconds or 0) >= HUNG_S]
     pending = [process for process in waiting if process not in hung]
-    actual = named([_shown(process) for process in (*hung, *pending)])
+    actual = join_first(map(_process_text, (*hung, *pending)))
     if observed.stuck_unseen:
         actual = "; ".join(filter(None, (actual, f"{observed.stuck_unseen} not looked at")))
     if hung:
@@ -296,22 +291,21 @@ def zombies(observed: Host, policy: Policy) -> Result:
         return warn(check, few, f"{observed.zombies}", "/proc", fix)
     parent = observed.zombie_parents[0].pid
     fix = f"end or repair pid {parent}: its children go with it"
-    return warn(check, few, f"{observed.zombies}: {named(worst)}", f"/proc/{parent}", fix)
+    actual = f"{observed.zombies}: {join_first(worst)}"
+    return warn(check, few, actual, f"/proc/{parent}", fix)
 
 
 # --- The system, its clock and its kernel's resources.
 
-#: Per cent of a kernel resource in use from which on a fork or an open may fail soon.
-NEARLY_ALL = 90
-#: Per cent of it from which on the next fork or open fails at any moment.
-ALL = 99
+#: Per cent of a kernel resource in use: a fork or an open may fail soon; may fail at any moment.
+NEARLY_ALL, ALL = 90, 99
 #: Milliseconds by which a synchronised clock may be off while it is slewed.
 OFFSET_MS = 1000
 #: munge(7): a credential lives for 300 s, so that a clock which is off by more ends it at once.
 MUNGE_MS = 300_000
 
 
-def _exactly(check: str, expected: str, actual: str, source: str, fix: str) -> Result:
+def _judge_equal(check: str, expected: str, actual: str, source: str, fix: str) -> Result:
     """The value is the policy's; without a policy, any value passes."""
     if not expected:
         return ok(check, "any", actual or "not shown", source)
@@ -327,7 +321,7 @@ def kernel(observed: Host, policy: Policy) -> Result:
     """The kernel's release is the policy's: drivers are built for one (kernel_release)."""
     fix = f"install {policy.kernel_release} and reboot"
     source = "/proc/sys/kernel/osrelease"
-    return _exactly("host.kernel", policy.kernel_release, observed.kernel_release, source, fix)
+    return _judge_equal("host.kernel", policy.kernel_release, observed.kernel_release, source, fix)
 
 
 @check(
@@ -338,7 +332,7 @@ def kernel(observed: Host, policy: Policy) -> Result:
 def os(observed: Host, policy: Policy) -> Result:
     """Distribution and version are the policy's (os_release): libraries come from there."""
     fix = "image the node again, or correct os_release in the policy"
-    return _exactly("host.os", policy.os_release, observed.os_release, "/etc/os-release", fix)
+    return _judge_equal("host.os", policy.os_release, observed.os_release, "/etc/os-release", fix)
 
 
 @check("host.timezone", settings=("timezone",), fix=("timedatectl set-timezone `timezone`",))
@@ -346,7 +340,7 @@ def timezone(observed: Host, policy: Policy) -> Result:
     """The time zone is the policy's: logs of nodes in different zones do not line up."""
     fix = f"timedatectl set-timezone {policy.timezone}"
     expected, actual = same_zone(policy.timezone), same_zone(observed.timezone)
-    return _exactly("host.timezone", expected, actual, "/etc/localtime", fix)
+    return _judge_equal("host.timezone", expected, actual, "/etc/localtime", fix)
 
 
 @check(
@@ -361,11 +355,11 @@ def timezone(observed: Host, policy: Policy) -> Result:
 def clock(observed: Host, policy: Policy) -> Result:
     """The clock is synchronised: logs, certificates, Kerberos and munge compare times.
 
-    munge refuses credentials that are 5 minutes off, so Slurm loses such a node. A node that
-    nothing synchronises may still be right, by its host or by luck: that is a warning. So may one
-    whose time service follows the node's own clock (chrony's "local", ntpd's 127.127.1.0), or has
-    not heard from its servers for so long that the error may exceed a second. One whose time
-    service runs and has reached no server is wrong or will be.
+    munge refuses credentials that are 5 minutes off, so Slurm loses such a node. A clock that
+    nothing synchronises may still be right, by the node's host or by chance: a warning. So may a
+    clock whose time service follows the node's own clock (chrony's "local", ntpd's 127.127.1.0),
+    or has had no answer for so long that the error may exceed a second. A clock whose time service
+    runs and has reached no server is wrong or will be: a failure.
     """
     check, clock_state = "host.clock", observed.clock
     if policy.clock == "any":
@@ -377,26 +371,20 @@ def clock(observed: Host, policy: Policy) -> Result:
         return warn(check, "synchronised", clock_state.detail, "", fix)
     if not clock_state.synchronised:
         fix = f"see why {clock_state.source} reaches no time server"
-        return fail(
-            check,
-            "synchronised",
-            f"not synchronised: {_clock_state(observed)}",
-            clock_state.source,
-            fix,
-        )
+        actual = f"not synchronised: {_clock_state(observed)}"
+        return fail(check, "synchronised", actual, clock_state.source, fix)
     if clock_state.offset_ms is not None and abs(clock_state.offset_ms) > OFFSET_MS:
         actual = f"{clock_state.offset_ms / 1000:+.1f} s off, by {clock_state.source}"
         fix = "wait until it has been corrected, or chronyc makestep while no job runs"
         judge = fail if abs(clock_state.offset_ms) >= MUNGE_MS else warn
         return judge(check, f"at most {OFFSET_MS} ms off", actual, clock_state.source, fix)
     if clock_state.uses_local_clock or (clock_state.error_ms or 0.0) > OFFSET_MS:
-        actual = "follows the node's own clock"
+        actual = f"{clock_state.source} follows the node's own clock"
         if not clock_state.uses_local_clock:
-            actual = f"may be {(clock_state.error_ms or 0.0) / 1000:.1f} s off: no server answers"
+            error_s = (clock_state.error_ms or 0.0) / 1000
+            actual = f"{clock_state.source} may be {error_s:.1f} s off: no server answers"
         fix = f"see why {clock_state.source} reaches no time server"
-        return warn(
-            check, "synchronised", f"{clock_state.source} {actual}", clock_state.source, fix
-        )
+        return warn(check, "synchronised", actual, clock_state.source, fix)
     return ok(check, "synchronised", f"synchronised by {clock_state.source}", clock_state.source)
 
 
@@ -430,9 +418,8 @@ def memory(observed: Host, policy: Policy) -> Result:
 def hugepages(observed: Host, policy: Policy) -> Result:
     """There are as many huge pages as the policy says.
 
-    The kernel makes fewer than vm.nr_hugepages asks for when memory is fragmented, and does not
-    complain (Documentation/admin-guide/mm/hugetlbpage.rst); too many are memory that no one else
-    can use.
+    If memory is fragmented, the kernel makes fewer pages than vm.nr_hugepages, without an error
+    (Documentation/admin-guide/mm/hugetlbpage.rst). No other memory can use the pages.
     """
     check, total = "host.hugepages", observed.hugepages_total
     if total is None:
@@ -449,7 +436,7 @@ def hugepages(observed: Host, policy: Policy) -> Result:
 
 @check("host.swap", settings=("swap",), fix=("swapoff -a, and remove it from /etc/fstab",))
 def swap(observed: Host, policy: Policy) -> Result:
-    """There is no swap where the policy says so: a job that swaps is slow without a word."""
+    """There is no swap where the policy says so: a job that swaps is slow without an error."""
     check, total = "host.swap", observed.swap_total_mb
     if policy.swap != "off":
         return ok(check, "any", "not shown" if total is None else f"{total} MiB")
@@ -471,9 +458,9 @@ def swap(observed: Host, policy: Policy) -> Result:
 def numa_balancing(observed: Host, policy: Policy) -> Result:
     """Automatic NUMA balancing is as the policy says, now and at the next boot.
 
-    Without a word in the policy it should be 0 where AMD Instinct GPUs are: moving pages costs
-    them page faults (ROCm, "Disable NUMA auto-balancing"). That costs speed only, so it is a
-    warning. A next boot that no file decides is the kernel's own default or tuned's: not judged.
+    If the policy has no value, it should be 0 for AMD Instinct GPUs: moved pages cost them page
+    faults (ROCm, "Disable NUMA auto-balancing"). That only costs speed: a warning. Where no file
+    sets the next boot's value, the kernel or tuned does: not judged.
     """
     check, live = "host.numa_balancing", observed.numa_balancing
     expected_value = policy.numa_balancing
@@ -497,7 +484,9 @@ def numa_balancing(observed: Host, policy: Policy) -> Result:
     return judged(check, str(expected_value), actual, source, fix)
 
 
-def _used(check: str, used: int | None, maximum: int | None, source: str, fix: str) -> Result:
+def _judge_used(
+    check: str, used: int | None, maximum: int | None, source: str, fix: str
+) -> Result:
     if used is None or not maximum:
         return unknown(check, f"{source} does not show it")
     expected, actual = f"below {NEARLY_ALL} %", f"{used} of {maximum}"
@@ -511,17 +500,15 @@ def _used(check: str, used: int | None, maximum: int | None, source: str, fix: s
 def file_handles(observed: Host, policy: Policy) -> Result:
     """Open files of the whole node are below fs.file-max: beyond it every open fails (proc(5))."""
     fix = "find who opens them: lsof, or raise fs.file-max"
-    source = "/proc/sys/fs/file-nr"
-    return _used(
-        "host.file_handles", observed.file_handles, observed.file_handles_max, source, fix
-    )
+    used, maximum = observed.file_handles, observed.file_handles_max
+    return _judge_used("host.file_handles", used, maximum, "/proc/sys/fs/file-nr", fix)
 
 
 @check("host.pids", fix=("find who starts them: ps -eLf, or raise kernel.pid_max",))
 def pids(observed: Host, policy: Policy) -> Result:
     """Threads are below kernel.pid_max and kernel.threads-max: beyond them no fork succeeds."""
     fix = "find who starts them: ps -eLf, or raise kernel.pid_max"
-    return _used("host.pids", observed.pids, observed.pids_max, "/proc/loadavg", fix)
+    return _judge_used("host.pids", observed.pids, observed.pids_max, "/proc/loadavg", fix)
 
 
 SUBJECT = Subject(

@@ -34,12 +34,12 @@ from nodeready.subjects.iommu.arguments import option
 from nodeready.subjects.iommu.instincts import MODELS, VENDOR
 
 # timesyncd's directory, which goes when timesyncd stops; its file comes with the first answer.
-TIMESYNC = "/run/systemd/timesync"
+_TIMESYNC = "/run/systemd/timesync"
 _CHRONY = "/run/chrony/chronyd.pid /run/chronyd.pid /run/chrony/chronyd.sock"
 _NTPD = "/run/ntpd.pid /run/ntp.pid /run/ntpd/ntpd.pid /run/ntpsec/ntpd.pid /run/ntp/ntpd.pid"
 
 # A line "clock=PROGRAM" begins what that program printed, "clock_rc=STATUS" ends it.
-CLOCK_SCRIPT = rf"""
+_CLOCK_SCRIPT = rf"""
 nr_ask() {{
     printf 'clock=%s\n' "$1"
     shift
@@ -50,14 +50,14 @@ nr_any() {{
     for nr_file in "$@"; do if [ -e "$nr_file" ]; then return 0; fi; done
     return 1
 }}
-if [ -e {TIMESYNC}/synchronized ]; then
+if [ -e {_TIMESYNC}/synchronized ]; then
     printf 'clock=timesyncd\nsynchronized\nclock_rc=0\n'
 elif nr_any {_CHRONY} && command -v chronyc >/dev/null; then
     nr_ask chronyc chronyc -n tracking
 elif nr_any {_NTPD} && command -v ntpq >/dev/null; then
     nr_ask ntpq ntpq -n -c rv
 else
-    if [ -d {TIMESYNC} ]; then printf 'clock=timesyncd\nwaiting\nclock_rc=0\n'; fi
+    if [ -d {_TIMESYNC} ]; then printf 'clock=timesyncd\nwaiting\nclock_rc=0\n'; fi
     if [ -d /run/systemd/system ] && command -v timedatectl >/dev/null; then
         nr_ask timedatectl timedatectl show -p NTP -p NTPSynchronized
     fi
@@ -65,8 +65,8 @@ else
 fi
 """
 
-#: Characters of a program's output that are looked at.
-_MOST = 8192
+#: Maximum characters of a program's output that are read.
+_MAX_OUTPUT = 8192
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class Clock:
     """A node's clock.
 
     synchronised: None: not known, ``detail`` says why
-    source:       systemd-timesyncd, chrony, ntpd, none, or kernel: by the kernel's flag, some
-                  other service
+    source:       systemd-timesyncd, chrony, ntpd, none, or kernel: another service, by the
+                  kernel's flag
     offset_ms:    how far the clock was from its time server's, where the service tells
     error_ms:     by how much the clock may be off at most, as the service estimates it
-    uses_local_clock: the service follows the node's own clock, and no other
+    uses_local_clock: the service only follows the node's own clock
     detail:       the service's message, in short
     """
 
@@ -105,7 +105,7 @@ def _chrony(text: str, rc: int) -> Clock:
         return Clock(False, "chrony", detail="chronyd does not answer")
     leap = re.search(r"^Leap status *:(.*)$", text, re.M)
     if rc != 0 or leap is None:
-        return Clock(None, "chrony", detail=f"chronyc: {_first(text)}")
+        return Clock(None, "chrony", detail=f"chronyc: {_first_line(text)}")
     status = leap[1].strip()[:100]
     if not status:
         return Clock(None, "chrony", detail="chronyc tells no leap status")
@@ -120,9 +120,8 @@ def _chrony(text: str, rc: int) -> Clock:
         for name in ("delay", "dispersion")
     ]
     bounds = [_milliseconds(part[1], 1000.0) if part else 0.0 for part in parts]
-    synchronised = {"Normal": True, "Insert": True, "Delete": True, "Not": False}.get(
-        status.split()[0]
-    )
+    states = {"Normal": True, "Insert": True, "Delete": True, "Not": False}
+    synchronised = states.get(status.split()[0])
     error_ms = round(bounds[0] / 2 + bounds[1], 3) if all(parts) else None
     uses_local_clock = _OWN_CHRONY.search(text) is not None
     return Clock(synchronised, "chrony", offset_ms, status, error_ms, uses_local_clock)
@@ -135,7 +134,7 @@ def _ntpd(text: str, rc: int) -> Clock:
         return Clock(False, "ntpd", detail="ntpd does not answer")
     leap = re.search(r"\bleap_(\w{1,20})", text)
     if rc != 0 or leap is None:
-        return Clock(None, "ntpd", detail=f"ntpq: {_first(text)}")
+        return Clock(None, "ntpd", detail=f"ntpq: {_first_line(text)}")
     offset = re.search(r"\boffset=([-+]?[0-9.]{1,20})", text)
     offset_ms = _milliseconds(offset[1], 1.0) if offset else None
     synchronised = leap[1] != "alarm" and not re.search(r"\bsync_unspec\b|\bstratum=16\b", text)
@@ -150,19 +149,19 @@ def _milliseconds(text: str, factor: float) -> float:
         return 0.0
 
 
-def _first(text: str) -> str:
+def _first_line(text: str) -> str:
     return (text.strip().splitlines() or ["no output"])[0][:100]
 
 
 def parse_clock(text: str) -> Clock:
-    """The clock in what SCRIPT printed; never raises."""
+    """The clock in the output of `_CLOCK_SCRIPT`; never raises."""
     sections = re.split(r"^clock=(\w+)$", text, flags=re.M)
     answers: dict[str, tuple[str, int]] = {}
     for name, section in zip(sections[1::2], sections[2::2]):
         output, end, rc = section.partition("\nclock_rc=")
         status = re.match(r"\d{1,3}$", rc, re.M)
         if end and status:
-            answers.setdefault(name, (output[:_MOST], int(status[0])))
+            answers.setdefault(name, (output[:_MAX_OUTPUT], int(status[0])))
     if "chronyc" in answers:
         return _chrony(*answers["chronyc"])
     if "ntpq" in answers:
@@ -181,10 +180,8 @@ def parse_clock(text: str) -> Clock:
         if kernel_rc in (124, 137):
             return Clock(None, source, detail="timedatectl timed out")
         return Clock(False, source, detail="nothing synchronises it")
-    sources = sections[1::2]
-    return Clock(
-        None, detail=f"{sources[-1]} did not end" if sources else "could not be looked at"
-    )
+    detail = f"{sections[-2]} did not end" if len(sections) > 1 else "could not be looked at"
+    return Clock(None, detail=detail)
 
 
 NUMA_BALANCING = "kernel.numa_balancing"
@@ -214,7 +211,7 @@ _FILES = (
 
 
 def _script(policy: Policy) -> str:
-    """Everything that stands in a file: one process reads all files, but for the mounts."""
+    """The facts in files: one process reads all files except the table of mounts."""
     return rf"""
     for nr_dir in /sys/bus/pci/devices/*; do
         nr_line=
@@ -241,8 +238,10 @@ def _script(policy: Policy) -> str:
 
 
 def _slow_script(policy: Policy) -> str:
-    """Everything that starts a program that may be slow or hang; the mounts come last."""
-    return "\n".join((VERSIONS_SCRIPT, CLOCK_SCRIPT, processes.SCRIPT, mounts.script(policy), ":"))
+    """The facts from programs that may be slow or hang; the mounts come last."""
+    return "\n".join(
+        (VERSIONS_SCRIPT, _CLOCK_SCRIPT, processes.SCRIPT, mounts.script(policy), ":")
+    )
 
 
 SECTION = Section("host", _script)
@@ -266,10 +265,13 @@ class Host:
     file_handles, pids: in use (every thread has a pid); _max: the most that there can be
     lsm:                selinux enforcing, selinux permissive, apparmor, or none
     timezone:           the zone's name; "" when /etc/localtime is a copy that does not tell
-    looked:             why the mounts could not be looked into; "" when they were
+    mounts_unknown:     why the mounts could not be asked; "" when they were
     table_seen:         whether the kernel's table of mounts could be read
-    stuck_unseen:       processes in state D that were too many to be looked at twice
+    processes_looked:   the probe of the processes was completed
+    stuck_unseen:       processes in state D that were too many to be read twice
     """
+
+    JSON_KEYS: ClassVar = {"mounts_unknown": "looked"}
 
     os_id: str
     os_version: str
@@ -303,7 +305,7 @@ class Host:
     clock: Clock
     mounts: tuple[Mount, ...]
     fstab: tuple[FstabEntry, ...]
-    looked: str
+    mounts_unknown: str
     table_seen: bool
     processes_looked: bool
     stuck: tuple[StuckProcess, ...]
@@ -328,7 +330,7 @@ def _number(text: str) -> int | None:
     return int(text) if re.fullmatch(r"-?\d{1,19}", text.strip()) else None
 
 
-def _listed(ranges: str) -> int | None:
+def _count_listed(ranges: str) -> int | None:
     """How many numbers a kernel list such as ``0-127,256`` holds; None for another text."""
     count = 0
     for part in ranges.strip().split(","):
@@ -361,7 +363,7 @@ def _os_release(lines: list[Line]) -> dict[str, str]:
     return values
 
 
-class _Texts:
+class _FileTexts:
     """Path -> the first line of that file, as the section printed it; "" for a missing file."""
 
     def __init__(self, text: str) -> None:
@@ -371,10 +373,11 @@ class _Texts:
         lines = self.lines.get(path)
         return lines[0].text.strip() if lines else ""
 
-    def of(self, path: str) -> list[Line]:
+    def lines_of(self, path: str) -> list[Line]:
         return self.lines.get(path, [])
 
     def words(self, path: str) -> list[str]:
+        """The words of the first line, and enough empty words for every index that is used."""
         return [*self[path].split(), *[""] * 6]
 
 
@@ -382,23 +385,23 @@ def _mib(kib: int | None) -> int | None:
     return None if kib is None else kib // 1024
 
 
-def _lsm(files: _Texts) -> str:
+def _lsm(files: _FileTexts) -> str:
     enforce = files["/sys/fs/selinux/enforce"]
     if enforce:
         return "selinux enforcing" if enforce == "1" else "selinux permissive"
     return "apparmor" if files["/sys/module/apparmor/parameters/enabled"] == "Y" else "none"
 
 
-_MEMORY = frozenset(
-    ("MemTotal", "MemAvailable", "SwapTotal", "HugePages_Total", "HugePages_Free", "Hugepagesize")
-)
+_MEMORY_FIELDS = {
+    "MemTotal", "MemAvailable", "SwapTotal", "HugePages_Total", "HugePages_Free", "Hugepagesize",
+}  # fmt: skip
 
 
-def _meminfo(files: _Texts) -> dict[str, int | None]:
+def _meminfo(files: _FileTexts) -> dict[str, int | None]:
     values: dict[str, int | None] = {}
-    for line in files.of("/proc/meminfo"):
+    for line in files.lines_of("/proc/meminfo"):
         name, _, value = line.text.partition(":")
-        if name in _MEMORY:
+        if name in _MEMORY_FIELDS:
             values[name] = _number(value.replace("kB", ""))
     return values
 
@@ -407,17 +410,19 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
     """The observation. Raises ProbeError when no file of /proc could be read."""
     output = outputs["host"]
     text = output.require()
-    values, files = output.values(), _Texts(text)
+    values, files = output.values(), _FileTexts(text)
     if not files[f"{_SYS}/kernel/osrelease"] and not files["/proc/meminfo"]:
         raise ProbeError("nothing of /proc could be read", text)
     slow = outputs.get("host_slow", Output("", None))
     mount_answers, process_table = mounts.answers(slow.text), processes.parse(slow.text)
-    system = _os_release(files.of("/etc/os-release") or files.of("/usr/lib/os-release"))
+    system = _os_release(
+        files.lines_of("/etc/os-release") or files.lines_of("/usr/lib/os-release")
+    )
     memory = _meminfo(files)
     load, up = files.words("/proc/loadavg"), files.words("/proc/uptime")
     handles = files.words(f"{_SYS}/fs/file-nr")
     limits = [_number(files[f"{_SYS}/kernel/{name}"]) for name in ("pid_max", "threads-max")]
-    table = files.of(mounts.TABLE)
+    table = files.lines_of(mounts.TABLE)
     thp = re.search(r"\[(\w+)\]", files[THP])
     return Host(
         os_id=system.get("ID", ""),
@@ -430,9 +435,9 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
         boot_id=files[f"{_SYS}/kernel/random/boot_id"],
         uptime_s=_number(up[0].partition(".")[0]),
         load=float(load[0]) if re.fullmatch(r"\d{1,9}\.\d\d", load[0]) else None,
-        cpus=_listed(files["/sys/devices/system/cpu/online"]),
+        cpus=_count_listed(files["/sys/devices/system/cpu/online"]),
         cpu_model=values.get("cpu_model", "").strip(),
-        numa_nodes=_listed(files["/sys/devices/system/node/online"]),
+        numa_nodes=_count_listed(files["/sys/devices/system/node/online"]),
         memory_total_mb=_mib(memory.get("MemTotal")),
         memory_available_mb=_mib(memory.get("MemAvailable")),
         swap_total_mb=_mib(memory.get("SwapTotal")),
@@ -451,10 +456,14 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
         timezone=_zone(values.get("localtime", ""), files["/etc/timezone"]),
         clock=parse_clock(slow.text),
         mounts=mounts.fold(table, mount_answers, policy),
-        fstab=mounts.parse_fstab(files.of(mounts.FSTAB), table),
-        looked=_unknown_reason(slow) if not mount_answers.ended else "" if table else NO_TABLE,
+        fstab=mounts.parse_fstab(files.lines_of(mounts.FSTAB), table),
+        mounts_unknown=_unknown_reason(slow)
+        if not mount_answers.ended
+        else ""
+        if table
+        else NO_TABLE,
         table_seen=bool(table),
-        processes_looked=process_table.looked,
+        processes_looked=process_table.is_complete,
         stuck=process_table.stuck,
         stuck_unseen=process_table.unseen,
         zombies=process_table.zombies,
@@ -463,7 +472,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
     )
 
 
-#: Every node has a mount, /proc: it shows the table itself.
+#: Every node has a mount: /proc, which has the table.
 NO_TABLE = f"{mounts.TABLE} could not be read"
 
 
@@ -481,7 +490,7 @@ PROBE = Probe("host", (SECTION, SLOW, sysctl.SECTION), parse)
 # --- What a host's peers should share with it, and the policy that the host would fit.
 
 #: Kernel options that name one machine's own disk, address or boot.
-_OWN = frozenset(
+_MACHINE_OPTIONS = frozenset(
     (
         "BOOT_IMAGE", "BOOTIF", "bootif", "hostname", "ifname", "initrd", "ip", "ostree",
         "rd.luks.uuid", "rd.lvm.lv", "rd.md.uuid", "resume", "root", "systemd.hostname",
@@ -493,18 +502,15 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-|([0-9a-f]{2}[:-]){5}[0-9a-f]{2}", 
 
 def shared_cmdline(text: str) -> str:
     """The kernel's command line without the options of one machine alone."""
-    words = [
-        word
-        for word in kernel_arguments(text)
-        if option(word) not in _OWN and not _UUID.search(word)
-    ]
-    return " ".join(words)
+    words = (word for word in kernel_arguments(text) if option(word) not in _MACHINE_OPTIONS)
+    return " ".join(word for word in words if not _UUID.search(word))
 
 
 def compared(observed: Host, fleet: FleetFacts = ALONE) -> dict[str, str | int | float]:
     """The facts that nodes of a group should share."""
     network = sorted(mount.path for mount in observed.mounts if mount.network)
     gib = None if observed.memory_total_mb is None else round(observed.memory_total_mb / 1024)
+    swap = None if observed.swap_total_mb is None else "on" if observed.swap_total_mb else "off"
     facts: dict[str, str | int | float | None] = {
         "os": observed.os_release,
         "kernel": observed.kernel_release,
@@ -514,15 +520,13 @@ def compared(observed: Host, fleet: FleetFacts = ALONE) -> dict[str, str | int |
         "cpu_model": observed.cpu_model,
         "numa_nodes": observed.numa_nodes,
         "memory_gib": gib,
-        "swap": None
-        if observed.swap_total_mb is None
-        else ("on" if observed.swap_total_mb else "off"),
+        "swap": swap,
         "hugepages": observed.hugepages_total,
         "transparent_hugepage": observed.transparent_hugepage,
         "numa_balancing": observed.numa_balancing,
         "lsm": observed.lsm,
         "timezone": same_zone(observed.timezone),
-        "network_mounts": None if observed.looked else " ".join(network) or "none",
+        "network_mounts": None if observed.mounts_unknown else " ".join(network) or "none",
         **observed.versions,
     }
     return {name: value for name, value in facts.items() if value is not None and value != ""}
@@ -535,14 +539,14 @@ def learned(observed: Host) -> dict[str, Any]:
         "os_release": observed.os_release,
         "timezone": same_zone(observed.timezone),
     }
-    if not observed.looked:
+    if not observed.mounts_unknown:
         # The paths that a policy accepts (nodeready.policy.fields, PATHS).
         paths = (m.path for m in observed.mounts if m.network and m.fstype != "autofs")
         settings["mounts"] = [path for path in paths if re.fullmatch(r"/[^:\s'\"]*", path)]
     if observed.shm is not None and observed.shm.size_mb:
-        settings["shm_min_mb"] = _rounded(observed.shm.size_mb)
+        settings["shm_min_mb"] = _round_to_gib(observed.shm.size_mb)
     if observed.memory_total_mb:
-        settings["memory_min_mb"] = _rounded(observed.memory_total_mb)
+        settings["memory_min_mb"] = _round_to_gib(observed.memory_total_mb)
     if observed.hugepages_total is not None:
         settings["hugepages"] = observed.hugepages_total
     if observed.swap_total_mb is not None:
@@ -550,6 +554,6 @@ def learned(observed: Host) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if value != ""}
 
 
-def _rounded(size_mb: int) -> int:
+def _round_to_gib(size_mb: int) -> int:
     """Rounded down to whole GiB: nodes of one kind differ by the memory that firmware keeps."""
     return size_mb // 1024 * 1024 if size_mb >= 2048 else size_mb

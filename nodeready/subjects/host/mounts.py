@@ -61,10 +61,10 @@ def unescaped(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8) & 0xFF), text)
 
 
-# What a person has mounted (fusermount) is served by a program of that person's, which may stop
-# answering at will: no part of the node, unless the policy names it. UID_MIN is 1000. A thousand
-# such mounts, each with a path of 4 KB, would fill a look: so they are left out before anything
-# reads the table line by line. An overlay's options name each of its layers: they are cut off.
+# A program of a person serves what that person has mounted (fusermount). It may stop answering at
+# will, so the mount is no part of the node, unless the policy names it. UID_MIN is 1000. A
+# thousand such mounts, each with a path of 4 KB, would fill the probe's output, so they are left
+# out before the table is read line by line. An overlay's options name all layers: they are cut.
 _READ = rf"""awk '
 $3 ~ /^fuse(\.|$)/ && ("," $4) ~ /,user_id=[1-9][0-9][0-9][0-9]/ &&
     !index(ENVIRON["NR_WANTED"], " " $2 " ") {{ next }}
@@ -72,8 +72,9 @@ $3 ~ /^fuse(\.|$)/ && ("," $4) ~ /,user_id=[1-9][0-9][0-9][0-9]/ &&
 
 
 def _read(policy: Policy) -> str:
-    """The shell text that reads the table into nr_table, in the form in which nr_lines prints a
-    file; what an earlier section of the same shell has read is not read again.
+    """The shell text that reads the table into nr_table, in the form of nr_lines.
+
+    A table that an earlier section of the same shell has read is not read again.
     """
     paths = shell.quote(f" {' '.join(map(escaped, policy.mounts))} ")
     return f'if [ -z "$nr_table" ]; then nr_table=$(NR_WANTED={paths} {_READ}); fi\n'
@@ -182,9 +183,7 @@ set +f
 
 
 def script(policy: Policy) -> str:
-    """The shell text. It stands behind that of `nodeready.subjects.host.processes`, which sets
-    nr_hung.
-    """
+    """The shell text. It follows `processes.SCRIPT`, which sets nr_hung."""
     pattern = "|".join(shell.quote(escaped(path)) for path in policy.mounts) or "''"
     return f"{_read(policy)}{_CHOOSE.replace('@WANTED@', pattern)}{_ASK}"
 
@@ -219,8 +218,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of the mounts. The paths of the first three fields are spelt as in the kernel's
-    table.
+    """The answers of the mounts. The first three fields have paths in the table's spelling.
 
     asked_together: the mounts that one process asked, all at once
     asked_separately: the mounts that each had a separate process
@@ -247,7 +245,7 @@ _ERROR = re.compile(r"stat: [^/]{0,80}'(/.*)': ([^':]{1,100})$")
 
 
 def answers(text: str) -> Answers:
-    """The answers in what the script printed; never raises."""
+    """The answers in the script's output; never raises."""
     sizes: dict[str, Size] = {}
     errors: dict[str, str] = {}
     asked_by_phase: dict[str, set[str]] = {"": set(), "begin": set(), "local": set(), "end": set()}
@@ -309,9 +307,8 @@ def fold(lines: Iterable[Line], answers_read: Answers, policy: Policy) -> tuple[
         answers_read.asked_together
         | answers_read.asked_separately
         | answers_read.not_asked
-        | {escaped(path) for path in policy.mounts}
+        | {"/dev/shm", *map(escaped, policy.mounts)}
     )
-    chosen |= {"/dev/shm"}
     mounts: dict[str, Mount] = {}
     for line in lines:
         words = line.text.split(" ")
@@ -319,19 +316,19 @@ def fold(lines: Iterable[Line], answers_read: Answers, policy: Policy) -> tuple[
             continue
         prefix = f"{unescaped(words[1]).rstrip('/')}/"
         if prefix != "/":
-            # The root itself may have been mounted after what stands in it (switch_root(8)).
-            for hidden in [path for path in mounts if path.startswith(prefix)]:
-                if mounts[hidden].detail == "No such file or directory":
-                    del mounts[hidden]
+            # The root itself may have been mounted after the mounts in it (switch_root(8)).
+            for path in [path for path in mounts if path.startswith(prefix)]:
+                if mounts[path].detail == "No such file or directory":
+                    del mounts[path]
         if words[1] not in chosen:
             continue
         path, device, fstype, options = unescaped(words[1]), words[0], words[2], words[3]
         state, detail = _state(words[1], path, answers_read)
         if fstype == "autofs":
             state, detail = "not asked", "mounted when somebody looks into it"
-        size: Size = (
-            answers_read.sizes.get(path, (None, None, None)) if state == "ok" else (None,) * 3
-        )
+        size: Size = (None, None, None)
+        if state == "ok":
+            size = answers_read.sizes.get(path, size)
         read_only = "ro" in options.split(",")
         # A later mount over the same path hides the earlier one.
         mounts[path] = Mount(
@@ -349,8 +346,6 @@ def is_network(fstype: str) -> bool:
 # --- What /etc/fstab mounts at boot (fstab(5)), and whether that is mounted.
 
 FSTAB = "/etc/fstab"
-
-
 #: Options by which systemd mounts at the first access to the directory (systemd.mount(5)).
 _AUTOMOUNT = ("x-systemd.automount", "comment=systemd.automount")
 #: File systems that are always read-only: no error of a disk made them so. A boot image (ostree
@@ -384,7 +379,7 @@ class FstabEntry:
         A local disk with ``nofail`` may be missing (a cloud's temporary disk). A network mount
         with ``nofail`` may not: its server may have been down at boot alone.
         """
-        late = {"noauto", *_AUTOMOUNT, *(() if is_network(self.fstype) else ("nofail",))}
+        late = {"noauto", *_AUTOMOUNT} | (set() if is_network(self.fstype) else {"nofail"})
         return not late & set(self.options)
 
 

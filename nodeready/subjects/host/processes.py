@@ -52,9 +52,9 @@ function first(file, pattern,  line) {
     return line
 }
 """
-# The zombies by their parents, and the processes in state D. PF_KTHREAD of linux/sched.h. Who
-# started them: /proc/PID/status:Uid: REAL EFFECTIVE ... The real one: a setuid program is its
-# user's doing.
+# The zombies by their parents, and the processes in state D. 2097152 is PF_KTHREAD of
+# linux/sched.h. The user is the real uid (Uid: REAL EFFECTIVE ... of /proc/PID/status), because a
+# user also starts a setuid program.
 _SORT = rf"""
 {_FUNCTIONS}
 function keep(pid) {{
@@ -143,7 +143,7 @@ if [ -n "$nr_pids" ]; then
     nr_again || nr_again || nr_again || nr_failed=1
     printf '%s\n' "$nr_found"
     # Another user may give a process any name and any arguments, also one that is setuid root,
-    # whose directory in /proc is root's. So what counts is who started it.
+    # whose directory in /proc is root's. So only the real uid counts.
     for nr_pid in $nr_ours; do
         nr_line=
         {{ read -r nr_line <"/proc/$nr_pid/comm"; }} 2>/dev/null
@@ -160,7 +160,7 @@ if [ -n "$nr_pids" ]; then
         fi
     done
 fi
-# Without awk, or with more arguments than the kernel takes, nothing was looked at.
+# Without awk, or with more arguments than the kernel takes, nothing was read.
 if [ -z "$nr_failed" ]; then printf 'processes=end\n'; fi
 """
 
@@ -169,10 +169,9 @@ _SCHED = re.compile(r"^/proc/(\w+)/sched:se\.exec_start\s*:\s*(\d{1,18})(?:\.\d*
 _WCHAN = re.compile(r"^/proc/(\d+)/wchan:([A-Za-z_][\w.]{0,127})$", re.M)
 # Where a frozen process waits (kernel/freezer.c).
 _FROZEN = ("__refrigerator", "refrigerator")
-# The waits in which any user's process can be at will, on a node that has nothing wrong. SIGKILL
-# ends the first three (TASK_KILLABLE of linux/sched.h), which /proc/PID/stat shows as D all the
-# same; a core that is written is done some time (Linux: kernel/fork.c, fs/userfaultfd.c,
-# fs/fuse/dev.c, fs/coredump.c, kernel/exit.c).
+# The waits that any user's process can cause at will on a healthy node. SIGKILL ends the first
+# three (TASK_KILLABLE of linux/sched.h), which /proc/PID/stat shows as D, too; the writing of a
+# core ends (Linux: kernel/fork.c, fs/userfaultfd.c, fs/fuse/dev.c, fs/coredump.c, kernel/exit.c).
 _AT_WILL = (
     (r"kernel_clone|_?do_fork|wait_for_vfork_done|\w*sys_vfork", "for its own child (vfork)"),
     (r"handle_userfault|userfaultfd_\w+", "for its own page faults (userfaultfd)"),
@@ -236,12 +235,12 @@ class Parent:
 class HostProcesses:
     """What is wrong with the processes of a node.
 
-    looked:  the probe was completed; if not, the fields below mean nothing
-    unseen:  processes in state D that were too many to be looked at twice
+    is_complete: the probe was completed; if not, the fields below mean nothing
+    unseen:  processes in state D that were too many to be read twice
     parents: of the zombies, those with the most first, five at most
     """
 
-    looked: bool
+    is_complete: bool
     stuck: tuple[StuckProcess, ...] = ()
     unseen: int = 0
     zombies: int = 0
@@ -265,7 +264,7 @@ def _stats(text: str) -> Iterator[_ProcessStat]:
 
 
 def parse(text: str) -> HostProcesses:
-    """The processes in what SCRIPT printed; never raises."""
+    """The processes in the output of `SCRIPT`; never raises."""
     sections = re.split(r"^processes=(1|2|end)$", text, flags=re.M)
     parts = dict(zip(sections[1::2], sections[2::2]))
     first_text, second = parts.get("1", ""), parts.get("2", "")
@@ -294,7 +293,7 @@ def parse(text: str) -> HostProcesses:
         )
     counted = set(re.findall(r"^(zombies|unseen|more)=", first_text, re.M))
     return HostProcesses(
-        looked="end" in parts and counted <= counts.keys(),
+        is_complete="end" in parts and counted <= counts.keys(),
         stuck=tuple(stuck),
         unseen=counts.get("unseen", 0) + counts.get("more", 0),
         zombies=counts.get("zombies", 0),

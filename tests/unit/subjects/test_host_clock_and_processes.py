@@ -133,4 +133,4 @@ def test_without_awk_the_processes_are_not_looked_at(shell, tmp_path):
     """A killed awk, or more processes than the kernel takes arguments for, finds none."""
     files = {"bin/awk": "#!/bin/sh\nexit 126\n", "proc/self/status": "Uid:\t0\t0\t0\t0\n"}
     done = run_on(tmp_path, processes.SCRIPT, shell, files)
-    assert not processes.parse(done.stdout).looked
+    assert not processes.parse(done.stdout).is_complete
