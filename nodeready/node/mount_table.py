@@ -50,11 +50,10 @@ def parse_mounts(text: str) -> list[MountRow]:
     mounts = []
     for row in text.splitlines():
         before, _, after = row.partition(" - ")
-        first, right = before.split(" "), after.split(" ")
-        if len(first) >= 6 and len(right) >= 2:
-            mounts.append(
-                MountRow(_decode_octal(first[4]), first[2], right[0], _decode_octal(right[1]))
-            )
+        left, right = before.split(" "), after.split(" ")
+        if len(left) >= 6 and len(right) >= 2:
+            path, source = _decode_octal(left[4]), _decode_octal(right[1])
+            mounts.append(MountRow(path, left[2], right[0], source))
     return mounts
 
 

@@ -91,9 +91,8 @@ class PatternWalk:
                 yield from self._expand_words(hits, remaining)
         else:
             for parent in parents:
-                yield from self._expand_words(
-                    list(self._enter(parent, word, last=not remaining)), remaining
-                )
+                hits = list(self._enter(parent, word, last=not remaining))
+                yield from self._expand_words(hits, remaining)
 
     def _enter(self, parent: PathMatch, name: str, *, last: bool) -> Iterator[PathMatch]:
         """The name in this directory, if it exists; unless it is last, it must be a directory."""
@@ -139,11 +138,8 @@ class PatternWalk:
             self.touch(place.path)
             with contextlib.suppress(FileNotFoundError):
                 status = users_file.linked_status(place)
-                matches.append(
-                    _OwnedName(
-                        name, users_file.main_uid(status.st_uid), users_file.modified_ns(status)
-                    )
-                )
+                owner = users_file.main_uid(status.st_uid)
+                matches.append(_OwnedName(name, owner, users_file.modified_ns(status)))
         return [entry.name for entry in users_file.by_turns(matches)]
 
     def _subdirectories(self, parent: PathMatch, depth: int) -> Iterator[PathMatch]:
@@ -158,28 +154,23 @@ class PatternWalk:
                 continue
             try:
                 self.touch(child.real)
-                directory = stat.S_ISDIR(users_file.linked_status(child.resolved).st_mode)
+                is_directory = stat.S_ISDIR(users_file.linked_status(child.resolved).st_mode)
             except FileNotFoundError:
                 continue
             except OSError as error:
                 self.on_error(child.shown, error)
                 continue
-            if directory:
+            if is_directory:
                 yield from self._subdirectories(child, depth - 1)
 
 
 def login_home() -> str:
     """The home directory of the user who logged in, also under sudo."""
-    user = os.environ.get("SUDO_USER")
-    if user:
-        try:
-            return pwd.getpwnam(user).pw_dir
-        except KeyError:
-            pass
-    try:
+    with contextlib.suppress(KeyError):
+        return pwd.getpwnam(os.environ["SUDO_USER"]).pw_dir
+    with contextlib.suppress(KeyError):
         return pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:
-        return os.environ.get("HOME", "/")
+    return os.environ.get("HOME", "/")
 
 
 def absolute_pattern(pattern: str) -> str:

@@ -35,7 +35,7 @@ __all__ = [
 # --- The modules that a program needs, found by their imports; from files or out of a zip.
 
 
-def _place(name: str) -> Any:
+def _folder(name: str) -> Any:
     """The folder of a package of nodeready, by its dotted name."""
     path: Any = resources.files("nodeready")
     for word in name.split(".")[1:]:
@@ -46,9 +46,8 @@ def _place(name: str) -> Any:
 def _source(name: str) -> str | None:
     """The source of a module of nodeready; None when there is no such module."""
     parent, _, last = name.rpartition(".")
-    files = [_place(name).joinpath("__init__.py")]
-    if parent:
-        files.append(_place(parent).joinpath(f"{last}.py"))
+    files = [_folder(name).joinpath("__init__.py")]
+    files += [_folder(parent).joinpath(f"{last}.py")] if parent else []
     for file in files:
         if file.is_file():
             text: str = file.read_text("utf-8")
@@ -106,8 +105,8 @@ def closure(roots: Iterable[str], without: Iterable[str] = ()) -> dict[str, str]
 
 def is_package(name: str) -> bool:
     """Whether a module of nodeready is a package: a folder with modules in it."""
-    place = _place(name)
-    return place.is_dir() and any(entry.name.endswith(".py") for entry in place.iterdir())
+    folder = _folder(name)
+    return folder.is_dir() and any(entry.name.endswith(".py") for entry in folder.iterdir())
 
 
 # --- The program as one text, and the script that starts it.
@@ -254,6 +253,5 @@ def inner_program(main: str, config: Any, descriptor: int = 3) -> Program:
     It runs ``main(config, inside=True)`` on this program's Python. The data after its text is its
     input.
     """
-    return program(
-        main, config, stdin=True, first=sys.executable, descriptor=descriptor, inside=True
-    )
+    python = sys.executable
+    return program(main, config, stdin=True, first=python, descriptor=descriptor, inside=True)

@@ -46,11 +46,11 @@ MAX_LINE_BYTES = 1 << 20
 #: child's own children keeps the pipe open.
 UNFINISHED_S, BAR_S, SILENCE_S, DRAIN_S = 2.0, 10.0, 0.2, 2.0
 #: Bytes that a single write puts into a pipe without interleaving (PIPE_BUF of pipe(7)).
-_ATOMIC = 4096
-_READ = 1 << 16
+_ATOMIC_BYTES = 4096
+_READ_BYTES = 1 << 16
 #: The header of a block of `printflock`, followed by the block's size and a line break; the
 #: maximum bytes of a block; the variable with the streams (device:inode) that a supervisor reads.
-_MARK, _BLOCK, _STREAMS = b"\x1enodeready-block ", 1 << 20, "NODEREADY_RUN_STREAMS"
+_BLOCK_MARK, _MAX_BLOCK_BYTES, _STREAMS = b"\x1enodeready-block ", 1 << 20, "NODEREADY_RUN_STREAMS"
 #: The exit status if the program is missing, or cannot be executed, as in a shell; of a usage
 #: error.
 NOT_FOUND, NOT_RUN, USAGE = 127, 126, 2
@@ -198,7 +198,7 @@ def _batches(lines: Sequence[bytes]) -> Iterator[bytes]:
     held: list[bytes] = []
     size = 0
     for line in lines:
-        if held and size + len(line) > _ATOMIC:
+        if held and size + len(line) > _ATOMIC_BYTES:
             yield b"".join(held)
             held, size = [], 0
         held.append(line)
@@ -217,20 +217,20 @@ class LineCutter:
     def __init__(self, prefix: bytes, terminal: bool) -> None:
         self._prefix, self._terminal = prefix, terminal
         self._held = b""
-        self._since = self._shown_at = 0.0
-        self._fresh = True
+        self._held_since = self._written_at = 0.0
+        self._is_line_start = True
 
     def add(self, data: bytes, now_s: float) -> list[bytes]:
         """The lines that this data completes."""
         if self._terminal:
-            return self._shown(data)
-        *ends, remaining = (self._held + data).split(b"\n")
-        if ends:
-            self._shown_at = now_s
-        if not self._held or ends:
-            self._since = now_s
+            return self._add_prefixes(data)
+        *lines, remaining = (self._held + data).split(b"\n")
+        if lines:
+            self._written_at = now_s
+        if not self._held or lines:
+            self._held_since = now_s
         self._held = remaining
-        complete = [data for line in ends for data in self._line(line, b"\n")]
+        complete = [part for line in lines for part in self._cut(line)]
         while len(self._held) > MAX_LINE_BYTES:
             complete.append(self._prefix + self._held[:MAX_LINE_BYTES] + b"\n")
             self._held = self._held[MAX_LINE_BYTES:]
@@ -241,40 +241,38 @@ class LineCutter:
 
         A progress bar is written at most every `BAR_S` seconds.
         """
-        if not self._held or now_s - self._since < min_age_s:
+        if not self._held or now_s - self._held_since < min_age_s:
             return []
-        if b"\r" in self._held and now_s - self._shown_at < BAR_S:
+        if b"\r" in self._held and now_s - self._written_at < BAR_S:
             return []
         return self.flush(now_s)
 
     def flush(self, now_s: float) -> list[bytes]:
         """The unfinished line as a separate line."""
         held, self._held = self._held, b""
-        self._since = self._shown_at = now_s
-        if self._terminal or not held.strip(b"\r"):
-            return []
-        return self._line(held, b"\n")
+        self._held_since = self._written_at = now_s
+        return [] if self._terminal or not held.strip(b"\r") else self._cut(held)
 
     @property
     def unfinished(self) -> bool:
         return bool(self._held)
 
-    def _line(self, line: bytes, end: bytes) -> list[bytes]:
+    def _cut(self, line: bytes) -> list[bytes]:
         body = line.rstrip(b"\r")
         if b"\r" in body:
             line = body.rpartition(b"\r")[2]
-        cuts = range(0, max(1, len(line)), MAX_LINE_BYTES)
-        return [self._prefix + line[at : at + MAX_LINE_BYTES] + end for at in cuts]
+        starts = range(0, max(1, len(line)), MAX_LINE_BYTES)
+        return [self._prefix + line[start : start + MAX_LINE_BYTES] + b"\n" for start in starts]
 
-    def _shown(self, data: bytes) -> list[bytes]:
-        blocks = []
+    def _add_prefixes(self, data: bytes) -> list[bytes]:
+        parts = []
+        # bytes.splitlines only splits at \n and \r.
         for part in data.replace(b"\r\n", b"\n").splitlines(keepends=True):
-            # bytes.splitlines knows \n and \r alone.
-            if self._fresh and part != b"\r":
-                blocks.append(self._prefix)
-            self._fresh = part.endswith((b"\n", b"\r"))
-            blocks.append(part)
-        return blocks
+            if self._is_line_start and part != b"\r":
+                parts.append(self._prefix)
+            self._is_line_start = part.endswith((b"\n", b"\r"))
+            parts.append(part)
+        return parts
 
 
 class BlockCutter:
@@ -282,43 +280,48 @@ class BlockCutter:
 
     def __init__(self) -> None:
         self._held = b""
-        self._since = 0.0
+        self._held_since = 0.0
 
     def add(self, data: bytes, now_s: float) -> Iterator[bytes]:
         """The complete blocks, and the output between them."""
         held, self._held = self._held + data, b""
         while held:
-            before, mark, remaining = held.partition(_MARK)
+            before, mark, remaining = held.partition(_BLOCK_MARK)
             if not mark:
-                part = next(n for n in range(len(_MARK), -1, -1) if held.endswith(_MARK[:n]))
-                before, self._held = held[: len(held) - part], held[len(held) - part :]
-                held = b""
+                # The end of the data may be the beginning of a mark.
+                lengths = range(len(_BLOCK_MARK), -1, -1)
+                length = next(n for n in lengths if held.endswith(_BLOCK_MARK[:n]))
+                before, self._held = held[: len(held) - length], held[len(held) - length :]
             if before:
                 yield before
             if not mark:
                 break
             size, end, body = remaining.partition(b"\n")
-            if len(size) > len(str(_BLOCK)) or size.strip(b"0123456789") or (end and not size):
+            if (
+                len(size) > len(str(_MAX_BLOCK_BYTES))
+                or size.strip(b"0123456789")
+                or (end and not size)
+            ):
                 # The mark is not printflock's.
                 yield mark
                 held = remaining
                 continue
-            if not end or len(body) < min(int(size), _BLOCK):
+            if not end or len(body) < min(int(size), _MAX_BLOCK_BYTES):
                 self._held = mark + remaining
                 break
             yield body[: int(size)]
             held = body[int(size) :]
-        self._since = now_s
+        self._held_since = now_s
 
     def overdue(self, now_s: float) -> bytes:
         """The incomplete block, if it is so old that its end may never come; b"": none."""
-        return self.flush() if self._held and now_s - self._since >= UNFINISHED_S else b""
+        return self.flush() if self._held and now_s - self._held_since >= UNFINISHED_S else b""
 
     def flush(self) -> bytes:
         """The incomplete block."""
         held, self._held = self._held, b""
-        if held.startswith(_MARK):
-            size, end, body = held[len(_MARK) :].partition(b"\n")
+        if held.startswith(_BLOCK_MARK):
+            size, end, body = held[len(_BLOCK_MARK) :].partition(b"\n")
             return body if end and size.isdigit() else held
         return held
 
@@ -372,7 +375,9 @@ class RankLogFile:
 class OutputChannel:
     """One stream of the child's output, which is copied to our own stream.
 
-    source: the descriptor to read it; closed if our stream has no reader, as a sign for the child
+    source:     the descriptor to read it; closed if our stream has no reader, so that the child's
+                writes fail
+    read_bytes: the total bytes that have been read
     """
 
     def __init__(self, source: int, target: int, prefix: bytes, log: RankLogFile) -> None:
@@ -380,8 +385,8 @@ class OutputChannel:
         self._lines = LineCutter(prefix, os.isatty(target))
         self._blocks = BlockCutter()
         self._pipe_lock = PipeLock(target)
-        self._lost = False
-        self._read = 0
+        self._has_reader = True
+        self.read_bytes = 0
 
     def expected_bytes(self) -> int:
         """The total bytes after all data that is in the pipe now has been read."""
@@ -392,18 +397,13 @@ class OutputChannel:
         try:
             waiting = fcntl.ioctl(self.source, termios.FIONREAD, b"\0" * 4)
         except OSError:
-            return self._read
-        return self._read + int(struct.unpack("i", waiting)[0])
-
-    @property
-    def read_bytes(self) -> int:
-        """The total bytes that have been read."""
-        return self._read
+            return self.read_bytes
+        return self.read_bytes + int(struct.unpack("i", waiting)[0])
 
     def read(self) -> bool:
         """Copy the available data. Whether more may come."""
         try:
-            data = os.read(self.source, _READ)
+            data = os.read(self.source, _READ_BYTES)
         except BlockingIOError:
             return True
         except OSError:  # A terminal whose other side is closed: EIO.
@@ -411,7 +411,7 @@ class OutputChannel:
         if not data:
             self.end()
             return False
-        self._read += len(data)
+        self.read_bytes += len(data)
         now_s = time.monotonic()
         for block in self._blocks.add(data, now_s):
             self._add(block, now_s)
@@ -435,9 +435,9 @@ class OutputChannel:
     def write_notice(self, lines: Sequence[bytes]) -> None:
         """Write our own lines among the child's lines, and into its log."""
         self._write(self._lines.flush(time.monotonic()))
-        self._log.write(b"".join(line + b"\n" for line in lines))
-        notice_lines = LineCutter(self._lines._prefix, False)
-        self._write(notice_lines.add(b"".join(line + b"\n" for line in lines), 0.0))
+        text = b"".join(line + b"\n" for line in lines)
+        self._log.write(text)
+        self._write(LineCutter(self._lines._prefix, False).add(text, 0.0))
 
     def resize(self) -> None:
         """Give the child's terminal the size of our terminal."""
@@ -455,7 +455,7 @@ class OutputChannel:
             self.source = -1
 
     def _write(self, lines: list[bytes]) -> None:
-        if not lines or self._lost:
+        if not lines or not self._has_reader:
             return
         try:
             with self._pipe_lock:
@@ -466,7 +466,7 @@ class OutputChannel:
 
             # A full disk may get room again. A reader that has ended does not return.
             if error.errno != errno.ENOSPC:
-                self._lost = True
+                self._has_reader = False
                 if self.source >= 0 and not self._log.path:
                     os.close(self.source)
                     self.source = -1
@@ -494,7 +494,7 @@ class SignalProbe:
     def _start(self) -> None:
         import subprocess
 
-        try:
+        with suppress(OSError):
             self._child = subprocess.Popen(
                 ["sleep", "2147483647"],
                 env={"PATH": "/usr/bin:/bin"},
@@ -504,8 +504,6 @@ class SignalProbe:
                 cwd="/",
                 preexec_fn=_block_signals,  # noqa: PLW1509
             )
-        except OSError:
-            self._child = None
 
     def end(self) -> None:
         if self._child is not None:
@@ -527,28 +525,21 @@ class SignalProbe:
         return True
 
     def _pending(self, number: int) -> bool:
-        try:
-            with open(f"/proc/{self._child.pid}/status", "rb") as status:
-                for line in status:
-                    if line.startswith(b"ShdPnd:"):
-                        return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-        except (OSError, ValueError, IndexError):
-            pass
+        path = f"/proc/{self._child.pid}/status"
+        with suppress(OSError, ValueError, IndexError), open(path, "rb") as status:
+            for line in status:
+                if line.startswith(b"ShdPnd:"):
+                    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
         return False
 
 
-def _prctl(option: int, value: int) -> None:
-    try:
+def _end_with_parent() -> None:
+    """End this process when its parent ends in any way (prctl(2))."""
+    # Without ctypes or prctl, the only harm is a possible orphan.
+    with suppress(ImportError, OSError, AttributeError):
         import ctypes
 
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-    except (ImportError, OSError, AttributeError):
-        pass  # Without ctypes or prctl, the only harm is a possible orphan.
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent ends in any way (PR_SET_PDEATHSIG of prctl(2))."""
-    _prctl(1, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 def _block_signals() -> None:
@@ -562,18 +553,14 @@ def forwarded_signals() -> list[int]:
     Excluded are signals of job control and of ended children, signals that our own instructions
     raise, and signals that our starter made us ignore (nohup).
     """
-    variables = {
+    names = {
         "SIGKILL", "SIGSTOP", "SIGCHLD", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGCONT", "SIGPIPE",
         "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGWINCH",
     }  # fmt: skip
-    names = {int(getattr(signal, name)) for name in variables if hasattr(signal, name)}
-    numbers = []
-    for number in sorted(int(number) for number in signal.valid_signals()):
-        if number in names or number in (32, 33):  # The C library's own.
-            continue
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            numbers.append(number)
-    return numbers
+    excluded = {int(getattr(signal, name)) for name in names if hasattr(signal, name)}
+    excluded |= {32, 33}  # The C library's own.
+    numbers = sorted({int(number) for number in signal.valid_signals()} - excluded)
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 # --- The child's environment.
@@ -590,15 +577,11 @@ def recorder_variables(
     A header in the package has the names: TORCH_FR_* since 2.8 (FlightRecorder.hpp), with
     TORCH_NCCL_* as deprecated names. Before 2.7 dumps had to be requested by a variable.
     """
-    header = os.path.join(torch, "include/torch/csrc/distributed/c10d/FlightRecorder.hpp")
-    older = os.path.join(torch, "include/torch/csrc/distributed/c10d/NCCLUtils.hpp")
     names = ""
-    for path in (header, older):
-        try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                names += file.read(1 << 20)
-        except OSError:
-            continue
+    for header in ("FlightRecorder.hpp", "NCCLUtils.hpp"):
+        path = os.path.join(torch, "include/torch/csrc/distributed/c10d", header)
+        with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            names += file.read(1 << 20)
     if not names:
         return {}
     values: dict[str, str] = {}
@@ -631,7 +614,7 @@ def find_torch(command: str, environment: Mapping[str, str]) -> str:
     except OSError:
         first = b""
     if first.startswith(b"#!"):
-        interpreter = os.fsdecode(first[2:].split()[0]) if first[2:].split() else ""
+        interpreter = os.fsdecode((first[2:].split() or [b""])[0])
     if not os.path.basename(interpreter).startswith(("python", "pypy")):
         interpreter = shutil.which("python", path=environment.get("PATH")) or ""
     places = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -708,9 +691,8 @@ def remove_own_rank() -> None:
 
 # --- In the job: the module `nodeready_run`.
 
-#: Bytes of a record: the time, the number of the code object, the line.
-_RECORD = 16
-_HEADER = 64
+#: Bytes of a record: the time, the number of the code object, the line; of a ring's header.
+_RECORD_BYTES, _HEADER_BYTES = 16, 64
 
 
 class LineRing:
@@ -733,8 +715,8 @@ class LineRing:
         # equal code objects. The reference keeps the identity valid.
         self._codes: dict[int, tuple[CodeType, int]] = {}
         self._traced: dict[int, tuple[CodeType, bool]] = {}
-        self._names = -1
-        self._library = _library()
+        self._names_fd = -1
+        self._library = _library_prefixes()
         os.register_at_fork(after_in_child=self._reset_after_fork)
 
     def _reset_after_fork(self) -> None:
@@ -742,7 +724,7 @@ class LineRing:
 
         self._local = threading.local()
         self._lock = threading.Lock()
-        self._codes, self._names = {}, -1
+        self._codes, self._names_fd = {}, -1
 
     def is_traced(self, code: CodeType) -> bool:
         """Whether the code is the user's own, or of a requested package."""
@@ -753,12 +735,12 @@ class LineRing:
         if path.startswith("<"):
             # Code made at run time is not traced, except the program of `python -c`.
             return (path, code.co_name) == ("<string>", "<module>")
-        is_library = not path.startswith(self._library)
+        is_traced = not path.startswith(self._library)
         for part in ("/site-packages/", "/dist-packages/"):
-            if is_library and part in path:
-                is_library = path.rpartition(part)[2].partition("/")[0] in self._packages
-        self._traced[id(code)] = code, is_library
-        return is_library
+            if is_traced and part in path:
+                is_traced = path.rpartition(part)[2].partition("/")[0] in self._packages
+        self._traced[id(code)] = code, is_traced
+        return is_traced
 
     def add(self, code: CodeType, line: int) -> None:
         """Record that this thread executes the line."""
@@ -767,18 +749,18 @@ class LineRing:
         except AttributeError:
             ring = self._local.ring = self._open()
         cached = self._codes.get(id(code))
-        number = self._name(code) if cached is None else cached[1]
+        number = self._write_name(code) if cached is None else cached[1]
         index = ring[1]
-        self._record(ring[0], _HEADER + index * _RECORD, time.time(), number, line)
+        self._record(ring[0], _HEADER_BYTES + index * _RECORD_BYTES, time.time(), number, line)
         ring[1] = (index + 1) % self._size
 
     def _open(self) -> list[Any]:
         import mmap
         import threading
 
-        thread = threading.current_thread().name.encode(errors="replace")[: _HEADER - 1]
+        thread = threading.current_thread().name.encode(errors="replace")[: _HEADER_BYTES - 1]
         path = os.path.join(self._directory, f"{os.getpid()}.{threading.get_native_id()}.ring")
-        length = _HEADER + self._size * _RECORD
+        length = _HEADER_BYTES + self._size * _RECORD_BYTES
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(fd, length)
@@ -788,21 +770,24 @@ class LineRing:
         memory[: len(thread)] = thread
         return [memory, 0]
 
-    def _name(self, code: CodeType) -> int:
+    def _write_name(self, code: CodeType) -> int:
+        """Write a new number and the code's name into the file of names. Returns the number."""
         with self._lock:
-            if self._names < 0:
+            if self._names_fd < 0:
                 path = os.path.join(self._directory, f"{os.getpid()}.names")
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-                self._names = os.open(path, flags, 0o600)
+                self._names_fd = os.open(path, flags, 0o600)
             number = self._codes.setdefault(id(code), (code, len(self._codes) + 1))[1]
             name = getattr(code, "co_qualname", code.co_name)
             text = f"{number}\t{name}\t{os.path.abspath(code.co_filename)}\n"
-            os.write(self._names, text.encode(errors="surrogateescape"))
+            os.write(self._names_fd, text.encode(errors="surrogateescape"))
             return number
 
-    # Python 3.12 and newer: each line of a library is checked only once.
     def monitor(self) -> bool:
-        """Trace by sys.monitoring. Whether it is there and has a free tool id."""
+        """Trace by sys.monitoring, if it is there and has a free tool id. Whether it traces.
+
+        It needs Python 3.12, and checks each line of a library only once.
+        """
         monitoring = getattr(sys, "monitoring", None)
         if monitoring is None:
             return False
@@ -829,19 +814,19 @@ class LineRing:
         """Trace by sys.settrace, which then is not free for a debugger."""
         import threading
 
-        def inside(frame: FrameType, event: str, _: Any) -> Any:
+        def trace_line(frame: FrameType, event: str, _: Any) -> Any:
             if event == "line":
                 self.add(frame.f_code, frame.f_lineno)
-            return inside
+            return trace_line
 
-        def enters(frame: FrameType, event: str, _: Any) -> Any:
-            return inside if self.is_traced(frame.f_code) else None
+        def trace_call(frame: FrameType, event: str, _: Any) -> Any:
+            return trace_line if self.is_traced(frame.f_code) else None
 
-        threading.settrace(enters)
-        sys.settrace(enters)
+        threading.settrace(trace_call)
+        sys.settrace(trace_call)
 
 
-def _library() -> tuple[str, ...]:
+def _library_prefixes() -> tuple[str, ...]:
     """The directories of code that is not the user's: of the standard library and of this file."""
     directory = os.path.dirname(os.path.abspath(__file__))
     standard = os.path.dirname(os.path.abspath(os.__file__))
@@ -895,36 +880,40 @@ def _block_header(fd: int, data: bytes) -> bytes:
 
     b"": no supervisor reads fd, or the block is too large
     """
-    status = os.fstat(fd)
-    terminal = f"{status.st_dev}:{status.st_ino}"
-    if not 0 < len(data) <= _BLOCK or terminal not in os.environ.get(_STREAMS, "").split(","):
+    is_read = _stream_id(fd) in os.environ.get(_STREAMS, "").split(",")
+    if not is_read or not 0 < len(data) <= _MAX_BLOCK_BYTES:
         return b""
-    return _MARK + b"%d\n" % len(data)
+    return _BLOCK_MARK + b"%d\n" % len(data)
+
+
+def _stream_id(fd: int) -> str:
+    status = os.fstat(fd)
+    return f"{status.st_dev}:{status.st_ino}"
 
 
 # --- The supervisor.
 
 
-def _names_of(path: str) -> dict[int, tuple[str, str]]:
-    fields = {}
+def _read_names(path: str) -> dict[int, tuple[str, str]]:
+    """Number of a code object -> (function, file)."""
+    names = {}
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as names:
-            for row in names:
+        with open(path, encoding="utf-8", errors="surrogateescape") as rows:
+            for row in rows:
                 number, _, remaining = row.rstrip("\n").partition("\t")
                 function, _, file = remaining.partition("\t")
-                fields[int(number)] = (function, file)
+                names[int(number)] = (function, file)
     except (OSError, ValueError):
         pass
-    return fields
+    return names
 
 
 def _records(ring: bytes) -> list[tuple[float, int, int]]:
     """The records of a ring, the oldest first."""
     import struct
 
-    body = ring[_HEADER:]
-    samples = [sample for sample in struct.iter_unpack("<dII", body) if sample[1]]
-    return sorted(samples, key=lambda sample: sample[0])
+    records = struct.iter_unpack("<dII", ring[_HEADER_BYTES:])
+    return sorted((record for record in records if record[1]), key=lambda record: record[0])
 
 
 def trace_lines(directory: str, maximum: int = 64) -> Iterator[str]:
@@ -934,7 +923,7 @@ def trace_lines(directory: str, maximum: int = 64) -> Iterator[str]:
     rings = sorted(name for name in os.listdir(directory) if name.endswith(".ring"))
     for name in rings[:maximum]:
         pid, thread = name.split(".")[:2]
-        names = _names_of(os.path.join(directory, f"{pid}.names"))
+        names = _read_names(os.path.join(directory, f"{pid}.names"))
         try:
             with open(os.path.join(directory, name), "rb") as file:
                 ring = file.read()
@@ -943,7 +932,7 @@ def trace_lines(directory: str, maximum: int = 64) -> Iterator[str]:
         records = _records(ring)
         if not records:
             continue
-        title = ring[:_HEADER].partition(b"\0")[0].decode(errors="replace")
+        title = ring[:_HEADER_BYTES].partition(b"\0")[0].decode(errors="replace")
         last = f"the last {len(records)} lines" if len(records) > 1 else "the last line"
         yield f"trace of process {pid}, thread {thread} ({title}), {last}:"
         for when, number, line in records:
@@ -976,10 +965,9 @@ class RankSupervisor:
         self._trace_requested = self._ending = False
 
     def _complain(self, text: str) -> None:
+        line = f"nodeready run: {text}\n".encode(errors="surrogateescape")
         with suppress(OSError):
-            write_all(
-                2, self._prefix + f"nodeready run: {text}\n".encode(errors="surrogateescape")
-            )
+            write_all(2, self._prefix + line)
 
     def run(self) -> int:
         """Run the child. Returns its status in the form of a shell."""
@@ -1046,14 +1034,14 @@ class RankSupervisor:
         Both are the same if ours are the same.
         """
         ends: list[int] = []
-        read: list[str] = []
+        stream_ids: list[str] = []
         for target in (1, 2):
             try:
                 os.fstat(target)
             except OSError:
                 ends.append(-1)
                 continue
-            if target == 2 and ends[0] >= 0 and _is_same_file(1, 2):
+            if target == 2 and ends[0] >= 0 and _stream_id(1) == _stream_id(2):
                 ends.append(ends[0])
                 continue
             if os.isatty(target):
@@ -1066,11 +1054,10 @@ class RankSupervisor:
             else:
                 source, end = os.pipe()
             os.set_blocking(source, False)
-            status = os.fstat(end)
-            read.append(f"{status.st_dev}:{status.st_ino}")
+            stream_ids.append(_stream_id(end))
             self._channels.append(OutputChannel(source, target, self._prefix, self._log))
             ends.append(end)
-        self._environment[_STREAMS] = ",".join(read)
+        self._environment[_STREAMS] = ",".join(stream_ids)
         return ends[0], ends[1]
 
     def _supervise(self, directory: str) -> int:
@@ -1081,12 +1068,12 @@ class RankSupervisor:
         forwarded = forwarded_signals()
         for number in forwarded:
             signal.signal(number, self._forward)
-        signal.signal(signal.SIGCHLD, self._notice)
+        signal.signal(signal.SIGCHLD, self._wake_up)
         signal.signal(signal.SIGWINCH, self._resize)
         os.set_blocking(self._wake[1], False)
         os.set_blocking(self._wake[0], False)
 
-        def first() -> None:
+        def restore_signals() -> None:
             _end_with_parent()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGWINCH, signal.SIG_DFL)
@@ -1102,7 +1089,7 @@ class RankSupervisor:
                 stderr=None if error < 0 else error,
                 env=self._environment,
                 close_fds=False,
-                preexec_fn=first,  # noqa: PLW1509
+                preexec_fn=restore_signals,  # noqa: PLW1509
             )
         except OSError as problem:
             # Popen names the working directory if that is missing.
@@ -1137,13 +1124,11 @@ class RankSupervisor:
                 self._child.send_signal(number)
         # After SIGTERM, launchers send SIGKILL to all: the trace must be written before.
         self._ending = self._ending or number == signal.SIGTERM
-        self._trace_requested = self._trace_requested or number in (
-            self._options.signal,
-            signal.SIGTERM,
-        )
-        self._notice(number, None)
+        if number in (self._options.signal, signal.SIGTERM):
+            self._trace_requested = True
+        self._wake_up(number, None)
 
-    def _notice(self, _: int, __: FrameType | None) -> None:
+    def _wake_up(self, _: int, __: FrameType | None) -> None:
         with suppress(OSError):
             os.write(self._wake[1], b".")
 
@@ -1166,8 +1151,7 @@ class RankSupervisor:
         """Copy the output until the child has ended. Returns its status in the form of Popen."""
         import select
 
-        quiet_since = ended = 0.0
-        requested_since = 0.0
+        quiet_since = ended = requested_since = 0.0
         expected: dict[OutputChannel, int] = {}
         while True:
             status = self._child.poll()
@@ -1177,28 +1161,20 @@ class RankSupervisor:
             }
             if status is not None:
                 if not ended:
-                    ended, expected = (
-                        now_s,
-                        {channel: channel.expected_bytes() for channel in sources.values()},
-                    )
-                behind = any(
-                    channel.read_bytes < expected[channel] for channel in sources.values()
-                )
-                late = now_s - ended > DRAIN_S or now_s - (quiet_since or now_s) > SILENCE_S
-                if not sources or (late and not behind):
+                    ended = now_s
+                    expected = {channel: channel.expected_bytes() for channel in sources.values()}
+                is_behind = any(c.read_bytes < expected[c] for c in sources.values())
+                is_late = now_s - ended > DRAIN_S or now_s - (quiet_since or now_s) > SILENCE_S
+                if not sources or (is_late and not is_behind):
                     return int(status)
-                limit = SILENCE_S / 4
+                timeout_s = SILENCE_S / 4
             else:
-                limit = (
-                    UNFINISHED_S / 4
-                    if any(channel.unfinished for channel in sources.values())
-                    else 60.0
-                )
+                timeout_s = UNFINISHED_S / 4 if self._unfinished else 60.0
             poll = select.poll()
             for source in (*sources, self._wake[0]):
                 poll.register(source, select.POLLIN)
             busy = False
-            for fd, _ in poll.poll(limit * 1000):
+            for fd, _ in poll.poll(timeout_s * 1000):
                 if fd == self._wake[0]:
                     os.read(fd, 4096)
                 elif fd in sources:
@@ -1216,11 +1192,6 @@ class RankSupervisor:
             ):
                 self._trace_requested = False
                 self._write_trace(directory)
-
-
-def _is_same_file(number: int, other: int) -> bool:
-    first, second = os.fstat(number), os.fstat(other)
-    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
 
 
 def _copy_terminal_size(source: int, target: int) -> None:
@@ -1243,12 +1214,11 @@ def signal_number(text: str) -> int:
     if name == "NONE":
         return 0
     number = int(name) if name.isdigit() else int(getattr(signal, "SIG" + name, 0))
-    fixed = (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
-    if number not in {int(number) for number in signal.valid_signals()} or number in (
-        *fixed,
-        4,
-        6,
-    ):
+    valid = {int(number) for number in signal.valid_signals()} - {
+        signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE,
+        signal.SIGILL, signal.SIGABRT,
+    }  # fmt: skip
+    if number not in valid:
         raise ValueError(f"{text} is no signal to ask for stacks: URG, USR2, a number, or none")
     return number
 

@@ -52,21 +52,21 @@ def _process_stat(pid: int) -> tuple[int, int, int]:
 
 def _kill(pid: int, start: int) -> None:
     """Kill the process with this start time, unless another has its pid now. Raises OSError."""
-    held = -1
+    handle = -1
     # Missing in some Pythons and before Linux 5.3. Then the pid may be reused before the signal.
     with contextlib.suppress(AttributeError, OSError):
-        held = os.pidfd_open(pid)
+        handle = os.pidfd_open(pid)
     try:
         if _process_stat(pid)[2] != start:
             return
-        if held < 0:
+        if handle < 0:
             os.kill(pid, signal.SIGKILL)
         else:
-            # The signal reaches the process that had the number when it was opened.
-            signal.pidfd_send_signal(held, signal.SIGKILL)
+            # The signal reaches the process that had the pid when the handle was opened.
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
     finally:
-        if held >= 0:
-            os.close(held)
+        if handle >= 0:
+            os.close(handle)
 
 
 def end_all(pids: set[int]) -> None:
@@ -83,10 +83,10 @@ def end_all(pids: set[int]) -> None:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 processes[int(name)] = _process_stat(int(name))
         family = {pid for pid, (_, session, _) in processes.items() if session in sessions}
-        while (
-            children := {pid for pid, (parent, _, _) in processes.items() if parent in family}
-            - family
-        ):
+        children = family
+        while children:
+            children = {pid for pid, (parent, _, _) in processes.items() if parent in family}
+            children -= family
             family |= children
             sessions |= {processes[pid][1] for pid in children}
         for pid in family - {os.getpid()}:
@@ -191,12 +191,10 @@ def {FRAME}():
 """
 
 # Variables that a Python may need to be found and to load its libraries.
-_CANARY_VARIABLES = ("PATH", "LC_ALL", "LD_LIBRARY_PATH")
+_CANARY_VARIABLES = {"PATH", "LC_ALL", "LD_LIBRARY_PATH"}
 
 #: Gets a process, the stream (1: output, 2: errors), and the data that the process wrote to it.
 OutputHandler = Callable[["subprocess.Popen[bytes]", int, bytes], None]
-
-
 #: The loader's error about a stale /etc/ld.so.preload, which every program then prints.
 _PRELOAD = re.compile(r"^ERROR: ld\.so: object '.*\n?", re.M)
 
@@ -391,12 +389,9 @@ class ProcessSupervisor:
         how: dict[str, object] = {}
         if rights is not None:
             # The user can read the canary's core, so it gets none of our environment.
-            environment = {
-                name: os.environ[name] for name in _CANARY_VARIABLES if name in os.environ
-            }
             how = {"user": rights.uid, "group": rights.gid, "extra_groups": rights.groups}
-            how["env"] = environment
-        process = self.start(argv, stdin=subprocess.PIPE, cwd="/", **how)
+            how["env"] = {name: os.environ[name] for name in _CANARY_VARIABLES & os.environ.keys()}
+        process = self.start(argv, stdin=subprocess.PIPE, **how)
         assert process.stdout is not None
         ready, _, _ = select.select([process.stdout], [], [], min(10, self.left_s))
         if not ready or os.read(process.stdout.fileno(), 5) != b"ready":
@@ -457,31 +452,26 @@ class ProcessSupervisor:
 
 
 def _read(
-    process: subprocess.Popen[bytes],
-    limit_s: float,
-    on_output: OutputHandler | None,
+    process: subprocess.Popen[bytes], limit_s: float, on_output: OutputHandler | None
 ) -> tuple[str, str, bool]:
     """Both outputs, each at most KEPT_BYTES, and whether both streams ended within the limit."""
-    streams = {s.fileno(): bytearray() for s in (process.stdout, process.stderr) if s is not None}
-    open_ = set(streams)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    streams = {process.stdout.fileno(): 1, process.stderr.fileno(): 2}
+    outputs = {1: bytearray(), 2: bytearray()}
+    open_fds = set(streams)
     until = time.monotonic() + limit_s
-    while open_:
-        remaining_s = until - time.monotonic()
-        ready = (
-            select.select(list(open_), [], [], max(0.0, remaining_s))[0] if remaining_s > 0 else []
-        )
-        if not ready:
-            break
-        for number in ready:
-            data = os.read(number, 65536)
-            error = process.stderr is not None and number == process.stderr.fileno()
+    while open_fds and (remaining_s := until - time.monotonic()) > 0:
+        ready, _, _ = select.select(list(open_fds), [], [], remaining_s)
+        for fd in ready:
+            data, stream = os.read(fd, 65536), streams[fd]
             if not data:
-                open_.discard(number)
+                open_fds.discard(fd)
             elif on_output is not None:
-                on_output(process, 2 if error else 1, data)
-            streams[number] += data[: max(0, KEPT_BYTES - len(streams[number]))]
-    texts = [bytes(output).decode("utf-8", "replace") for output in streams.values()]
-    return (*[*texts, "", ""][:2], not open_)  # type: ignore[return-value]
+                on_output(process, stream, data)
+            outputs[stream] += data[: max(0, KEPT_BYTES - len(outputs[stream]))]
+    out, err = (bytes(output).decode("utf-8", "replace") for output in outputs.values())
+    return out, err, not open_fds
 
 
 # --- Work that may hang forever, in a fork that is then left behind.

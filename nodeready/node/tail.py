@@ -49,8 +49,8 @@ class TailConfig:
 
     nonce:     random word with which its line begins
     tag:       ``nodeready:RUN``, by which an interrupt finds the process
-    pattern:   an absolute path, or one that begins with ``~/``; with ``*``,
-               ``?``, ``[...]`` and ``**``
+    pattern:   an absolute path, or a path that begins with ``~/``; with ``*``, ``?``, ``[...]``
+               and ``**``
     lines:     number of lines of each file
     grep:      a regular expression that each line must contain; "": none
     newer_s:   maximum age of a file in seconds; 0: any age
@@ -279,9 +279,8 @@ class TailReader:
             self.touch(match.real)
             # The file may have grown since it was found.
             status = os.fstat(handle)
-            rows = _rows(
-                handle, status.st_size, self.config.lines, is_whole=self.expression is not None
-            )
+            is_whole = self.expression is not None
+            rows = _read_rows(handle, status.st_size, self.config.lines, is_whole=is_whole)
         except OSError as error:
             self.report_error(match.shown, error)
             return
@@ -292,12 +291,11 @@ class TailReader:
             return
         if self.expression:
             self.send({"search": match.shown, "owner": hit.owner})
-        self.send(
-            {"file": asdict(_file(match.shown, status, rows, self.config.lines, self.expression))}
-        )
+        file = _log_tail(match.shown, status, rows, self.config.lines, self.expression)
+        self.send({"file": asdict(file)})
 
 
-def _rows(handle: int, size: int, count: int, *, is_whole: bool) -> list[bytes] | None:
+def _read_rows(handle: int, size: int, count: int, *, is_whole: bool) -> list[bytes] | None:
     """At least the file's last ``count`` lines; None: it is no text.
 
     is_whole: all lines of its last `MAX_BYTES` bytes
@@ -311,7 +309,7 @@ def _rows(handle: int, size: int, count: int, *, is_whole: bool) -> list[bytes] 
     return rows
 
 
-def _file(
+def _log_tail(
     path: str,
     status: os.stat_result,
     rows: list[bytes],
@@ -319,11 +317,9 @@ def _file(
     expression: re.Pattern[str] | None = None,
 ) -> LogTail:
     lines, matches = last_lines(rows, count, expression)
-    age = time.time() - status.st_mtime
-    log_reports = reports(
-        row[:_MAX_LINE_BYTES].decode("utf-8", "replace") for row in _last_rows(rows)
-    )
-    return LogTail(path, status.st_size, status.st_mtime, age, lines, matches, log_reports)
+    age_s = time.time() - status.st_mtime
+    texts = (row[:_MAX_LINE_BYTES].decode("utf-8", "replace") for row in _last_rows(rows))
+    return LogTail(path, status.st_size, status.st_mtime, age_s, lines, matches, reports(texts))
 
 
 # --- The logs of processes, which are found by descriptors and not by names.
@@ -349,11 +345,11 @@ def _read_process_log(pid: int, uid: int, count: int) -> _ProcessLog:
         with logs.open_logs(pid, uid) as files:
             log = logs.last_written(files)
             status = os.fstat(log.number)
-            rows = _rows(log.number, status.st_size, count, is_whole=False)
+            rows = _read_rows(log.number, status.st_size, count, is_whole=False)
             if rows is None:
                 return _ProcessLog(reason=f"{log.path}: is no text")
             key = f"{status.st_dev}:{status.st_ino}"
-            return _ProcessLog(_file(log.path, status, rows, count), key)
+            return _ProcessLog(_log_tail(log.path, status, rows, count), key)
     except (logs.NoLogError, OSError) as problem:
         return _ProcessLog(reason=str(problem))
 
@@ -385,9 +381,8 @@ def read_logs(config: TailConfig) -> NodeTail:
             has_ended = pid in facts and pid not in uids
             reason = "it has ended" if has_ended else "not read in time"
             reason = log["reason"] if isinstance(log, dict) else reason
-            answer.add_message(
-                {"unread": asdict(UnreadFile(f"the log of process {pid}", reason, True))}
-            )
+            unread = UnreadFile(f"the log of process {pid}", reason, True)
+            answer.add_message({"unread": asdict(unread)})
     return answer.tail()
 
 
@@ -471,9 +466,8 @@ class _TailAnswer:
         per_file = max(1, MAX_REPORTS // max(1, len(self.files)))
         for path in self.chosen:
             if path not in self.files and path not in self.unread:
-                self.unread[path] = UnreadFile(
-                    path, f"not read within {self.config.limit_s} s", True
-                )
+                reason = f"not read within {self.config.limit_s} s"
+                self.unread[path] = UnreadFile(path, reason, True)
         return NodeTail(
             os.uname().nodename,
             tuple(replace(file, reports=file.reports[:per_file]) for file in self.files.values()),

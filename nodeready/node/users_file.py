@@ -384,7 +384,6 @@ def modified_ns(status: os.stat_result) -> int:
 
 # --- Too many files: a user with many files must not hide another user's.
 
-
 _SUBUID = "/etc/subuid"
 #: Maximum seconds in this process to look up the accounts of such ids; the seconds used so far.
 _MAX_LOOKUP_S = 1.0
@@ -396,10 +395,8 @@ def _subordinate() -> tuple[tuple[int, int], ...]:
     """The ranges of ids for user namespaces, as (first, last + 1)."""
     with contextlib.suppress(OSError), open(_SUBUID, encoding="utf-8", errors="replace") as file:
         rows = (row.strip().split(":") for row in file.read(1 << 20).splitlines())
-        rows_of_digits = (
-            row[1:] for row in rows if len(row) == 3 and all(map(str.isdigit, row[1:]))
-        )
-        return tuple((int(first), int(first) + int(count)) for first, count in rows_of_digits)
+        numbers = (row[1:] for row in rows if len(row) == 3 and all(map(str.isdigit, row[1:])))
+        return tuple((int(first), int(first) + int(count)) for first, count in numbers)
     return ()
 
 
