@@ -419,7 +419,7 @@ def hugepages(observed: Host, policy: Policy) -> Result:
     """There are as many huge pages as the policy says.
 
     If memory is fragmented, the kernel makes fewer pages than vm.nr_hugepages, without an error
-    (Documentation/admin-guide/mm/hugetlbpage.rst). No other memory can use the pages.
+    (Documentation/admin-guide/mm/hugetlbpage.rst). Too many pages leave too little other memory.
     """
     check, total = "host.hugepages", observed.hugepages_total
     if total is None:
