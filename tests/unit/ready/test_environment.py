@@ -190,8 +190,8 @@ def test_nodes_whose_ports_are_unknown():
     assert choice.unknown == {"gpu1": "timed out", "gpu3": "/proc/net/tcp cannot be read"}
     assert choose(LOST, unread).port is None
     # Sockets of the range itself were cut off, or of others.
-    held = [socket(port) for port in range(20000, 20000 + sockets.MOST)]
+    held = [socket(port) for port in range(20000, 20000 + sockets.MOST_SOCKETS)]
     choice = choose(ports(*held, is_cut=True), span=(20000, 29999))
     assert "more sockets in the range than are looked at" in choice.unknown["gpu1"]
     choice = choose(ports(*held, is_cut=False), span=(20000, 29999))
-    assert choice.port == 20000 + sockets.MOST
+    assert choice.port == 20000 + sockets.MOST_SOCKETS
