@@ -75,7 +75,7 @@ def packages(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     missing = [name for name in policy.packages if name in tools.missing]
     troubles = tuple(unusable(tools, policy))
     closed = dict.fromkeys(
-        trouble.stuck.path for trouble in troubles if trouble.stuck.mend == "chmod"
+        trouble.program.path for trouble in troubles if trouble.program.repair == "chmod"
     )
     yield from (RunCommand(("chmod", "a+rx", path)) for path in closed)
     if not manager:
@@ -86,7 +86,7 @@ def packages(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
             ("nr_packages", manager, str(wait_s), *missing),
             f"install {' '.join(missing)} with {manager}",
         )
-    reinstalled = [trouble for trouble in troubles if trouble.stuck.mend == "reinstall"]
+    reinstalled = [trouble for trouble in troubles if trouble.program.repair == "reinstall"]
     if reinstalled:
         names = " ".join(dict.fromkeys(trouble.package for trouble in reinstalled))
         pairs = [word for trouble in reinstalled for word in (trouble.package, _program(trouble))]
@@ -99,9 +99,9 @@ def packages(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
 
 def _program(trouble: UnusablePackage) -> str:
     """The program's path where it is one that the policy names; "-": another of its package."""
-    folder, _, name = trouble.stuck.path.rpartition("/")
+    folder, _, name = trouble.program.path.rpartition("/")
     packages_ = (trouble.package, *COMPANIONS.get(trouble.package, ()))
-    return trouble.stuck.path if folder in FOLDERS and name in packages_ else "-"
+    return trouble.program.path if folder in FOLDERS and name in packages_ else "-"
 
 
 STEPS = (py_spy, packages)

@@ -72,7 +72,7 @@ def installed(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Let users run ssh; reinstall its package where the program is gone or does not start."""
     client: SshClient = snapshot["ssh_client"]
     trouble = trouble_of(client)
-    if trouble is not None and trouble.mend == "chmod":
+    if trouble is not None and trouble.repair == "chmod":
         yield RunCommand(("chmod", "a+rx", trouble.path))
         return
     wait_s = min(policy.package_lock_wait_s, 540)

@@ -237,22 +237,22 @@ MAY_EXECUTE = (
 
 
 @dataclass(frozen=True)
-class Stuck:
+class UnusableProgram:
     """A program that ordinary users cannot run.
 
     path:   of the program, or of the directory on the way to it
     words:  the problem
-    mend:   ``chmod`` of the path; ``reinstall`` of the file's package; "": a person's work
+    repair: ``chmod`` of the path; ``reinstall`` of the file's package; "": a person's work
     chosen: only the members of a group may run it: an administrator's choice
     """
 
     path: str
     words: str
-    mend: str = ""
+    repair: str = ""
     chosen: bool = False
 
 
-def stuck(access: Access, program: str) -> Stuck | None:
+def unusable_program(access: Access, program: str) -> UnusableProgram | None:
     """Why ordinary users cannot run the program that their shell finds; None: they can.
 
     A shell takes the first file of PATH that its user may run, with any content (execvp(3)).
@@ -266,19 +266,19 @@ def stuck(access: Access, program: str) -> Stuck | None:
         if barrier is not None:
             first, closed = (first, closed) if first else (barrier, path)
             continue
-        mend = "reinstall" if path.rpartition("/")[0] in PACKAGED else ""
+        repair = "reinstall" if path.rpartition("/")[0] in PACKAGED else ""
         if inode is not None and not inode.size_bytes:
-            return Stuck(path, f"{path} is empty", mend)
+            return UnusableProgram(path, f"{path} is empty", repair)
         if path in access.unloaded:
-            return Stuck(path, f"{path} does not start: {access.unloaded[path]}", mend)
+            return UnusableProgram(path, f"{path} does not start: {access.unloaded[path]}", repair)
         return None
     if first is None:
         return None
     folder = closed.rpartition("/")[0]
     if first.dangling:
-        return Stuck(first.path, first.words, "reinstall" if folder in PACKAGED else "")
-    mend = "chmod" if folder in FOLDERS and chmod_mends(first, closed) else ""
-    return Stuck(first.path, first.words, mend, first.members)
+        return UnusableProgram(first.path, first.words, "reinstall" if folder in PACKAGED else "")
+    repair = "chmod" if folder in FOLDERS and chmod_mends(first, closed) else ""
+    return UnusableProgram(first.path, first.words, repair, first.members)
 
 
 def parse_access(outputs: Mapping[str, Output]) -> Access:

@@ -54,13 +54,13 @@ def packages(observed: DebugTools, policy: Policy) -> Result:
         return na(check, "the policy names no package")
     expected, missing = " ".join(policy.packages), " ".join(observed.missing)
     unusable_packages = tuple(unusable(observed, policy))
-    troubles = [program.stuck for program in unusable_packages]
+    troubles = [package.program for package in unusable_packages]
     if not observed.missing and not troubles:
         return ok(check, expected)
     problems = [f"missing: {missing}"] if missing else []
     problems += dict.fromkeys(trouble.words for trouble in troubles)
     actual, source = join_first(problems), troubles[0].path if troubles else ""
-    repairs = {trouble.mend for trouble in troubles}
+    repairs = {trouble.repair for trouble in troubles}
     if "chmod" in repairs or (observed.manager and (missing or "reinstall" in repairs)):
         return fixable(check, expected, actual, source)
     if missing:
@@ -70,7 +70,7 @@ def packages(observed: DebugTools, policy: Policy) -> Result:
     if trouble.chosen:
         fix = f"let every user run {trouble.path}, or name in job_user a member of that group"
         return warn(check, expected, actual, source, fix)
-    if trouble.mend == "reinstall":
+    if trouble.repair == "reinstall":
         fix = f"install {unusable_packages[0].package} again the way this distribution does"
         return fail(check, expected, f"{actual}; none of {', '.join(MANAGERS)}", source, fix)
     paths = {quote(trouble.path): "has mode" in trouble.words for trouble in troubles}

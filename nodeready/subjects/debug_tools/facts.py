@@ -16,9 +16,9 @@ from nodeready.subjects.access import (
     PACKAGED,
     SCRIPT_BYTES,
     Access,
-    Stuck,
+    UnusableProgram,
     parse_access,
-    stuck,
+    unusable_program,
 )
 from nodeready.subjects.base import Output, Probe, ProbeError, Section
 
@@ -276,7 +276,7 @@ class UnusablePackage:
     """A package of the policy with a program that users cannot run."""
 
     package: str
-    stuck: Stuck
+    program: UnusableProgram
 
 
 def unusable(observed: DebugTools, policy: Policy) -> Iterator[UnusablePackage]:
@@ -286,7 +286,7 @@ def unusable(observed: DebugTools, policy: Policy) -> Iterator[UnusablePackage]:
             continue
         reported = set[str]()
         for program in (name, *COMPANIONS.get(name, ())):
-            problem = stuck(observed.access, program) or _missing_companion(
+            problem = unusable_program(observed.access, program) or _missing_companion(
                 observed, name, program
             )
             if problem is not None:
@@ -296,11 +296,11 @@ def unusable(observed: DebugTools, policy: Policy) -> Iterator[UnusablePackage]:
             if broken.package == name and broken.path not in reported:
                 how = "is not executable" if broken.how == "mode" else f"is {broken.how}"
                 yield UnusablePackage(
-                    name, Stuck(broken.path, f"{broken.path} {how}", _repair(broken))
+                    name, UnusableProgram(broken.path, f"{broken.path} {how}", _repair(broken))
                 )
 
 
-def _missing_companion(observed: DebugTools, package: str, program: str) -> Stuck | None:
+def _missing_companion(observed: DebugTools, package: str, program: str) -> UnusableProgram | None:
     """The missing companion of Debian's script; another program of that name needs none."""
     if program == package or observed.access.programs(program):
         return None
@@ -309,7 +309,7 @@ def _missing_companion(observed: DebugTools, package: str, program: str) -> Stuc
     is_debians = package in observed.registered and script == f"/usr/bin/{package}"
     if not is_debians or inode is None or inode.size_bytes >= SCRIPT_BYTES:
         return None
-    return Stuck(f"/usr/bin/{program}", f"/usr/bin/{program} is gone", "reinstall")
+    return UnusableProgram(f"/usr/bin/{program}", f"/usr/bin/{program} is gone", "reinstall")
 
 
 def _repair(broken: BrokenProgram) -> str:

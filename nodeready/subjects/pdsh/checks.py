@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
-from nodeready.subjects.access import COMPANIONS, chmod_mends, stuck
+from nodeready.subjects.access import COMPANIONS, chmod_mends, unusable_program
 from nodeready.subjects.base import Line
 from nodeready.subjects.own_files import beatable
 from nodeready.subjects.pdsh.facts import (
@@ -58,9 +58,10 @@ def installed(observed: Pdsh, policy: Policy) -> Result:
     can run pdsh."""
     check = "pdsh.installed"
     programs = ("pdsh", *COMPANIONS["pdsh"])
-    trouble = next(filter(None, (stuck(observed.access, program) for program in programs)), None)
+    troubles = (unusable_program(observed.access, program) for program in programs)
+    trouble = next(filter(None, troubles), None)
     if observed.installed and trouble is not None:
-        if trouble.mend and "pdsh" in policy.packages:
+        if trouble.repair and "pdsh" in policy.packages:
             words, path = trouble.words, trouble.path
             return fixable(check, "installed", words, path, fix=_DEPLOY_PACKAGES)
         fix = "install pdsh again the way this distribution does"

@@ -268,17 +268,17 @@ def _user(name: str, home: str, read: bytes | None, maximum_bytes: int) -> PdshU
     """One user, from the output of the user's process, which may be any bytes."""
     if read is None:
         return PdshUser(name, home, UNSEEN)
-    if read.endswith(_END) and len(read) <= maximum_bytes + 64:
-        first, _, content = read[: -len(_END)].partition(b"\n")
-        state = first.decode("ascii", "replace").strip()
-        if len(content) > maximum_bytes:
-            return PdshUser(name, home, f"has a ~/.pdshrc of more than {maximum_bytes} bytes")
-        if state not in _STATES:
-            return PdshUser(name, home, UNSEEN)
-        return PdshUser(name, home, _STATES[state], content if state.startswith("file") else None)
-    if len(read) > maximum_bytes:
-        return PdshUser(name, home, f"has a ~/.pdshrc of more than {maximum_bytes} bytes")
-    return PdshUser(name, home, f"{UNSEEN} within {ANSWER_S} s")
+    too_large = f"has a ~/.pdshrc of more than {maximum_bytes} bytes"
+    if not read.endswith(_END) or len(read) > maximum_bytes + 64:
+        is_large = len(read) > maximum_bytes
+        return PdshUser(name, home, too_large if is_large else f"{UNSEEN} within {ANSWER_S} s")
+    first, _, content = read[: -len(_END)].partition(b"\n")
+    state = first.decode("ascii", "replace").strip()
+    if len(content) > maximum_bytes:
+        return PdshUser(name, home, too_large)
+    if state not in _STATES:
+        return PdshUser(name, home, UNSEEN)
+    return PdshUser(name, home, _STATES[state], content if state.startswith("file") else None)
 
 
 def _users(output: Output, policy: Policy) -> tuple[PdshUser, ...]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from nodeready.policy import Policy
 from nodeready.shell import quote
 from nodeready.subjects import managed_block
-from nodeready.subjects.access import UNLOADED, Stuck, chmod_mends, stuck
+from nodeready.subjects.access import UNLOADED, UnusableProgram, chmod_mends, unusable_program
 from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, warn
 from nodeready.subjects.ssh_client.config import DROPIN, MAIN, VENDOR, directive, winner
@@ -571,7 +571,7 @@ def installed(observed: SshClient, policy: Policy) -> Result:
         return judged(check, expected, "not installed", "", fix)
     trouble = trouble_of(observed)
     if trouble is not None:
-        if trouble.mend:
+        if trouble.repair:
             return fixable(check, expected, trouble.words, trouble.path)
         closed = "has mode" in trouble.words
         fix = f"{'chmod a+rx' if closed else 'remove'} {quote(trouble.path)}"
@@ -586,15 +586,15 @@ def installed(observed: SshClient, policy: Policy) -> Result:
     return ok(check, expected)
 
 
-def trouble_of(observed: SshClient) -> Stuck | None:
+def trouble_of(observed: SshClient) -> UnusableProgram | None:
     """Why users cannot start ssh; None: they can."""
-    trouble = stuck(observed.access, "ssh")
+    trouble = unusable_program(observed.access, "ssh")
     if trouble is not None:
         return trouble
     for answer in observed.effective:
         _, mark, reason = answer.error.partition(UNLOADED)
         if mark:
-            return Stuck(SSH, f"{SSH} does not start: {reason}", "reinstall")
+            return UnusableProgram(SSH, f"{SSH} does not start: {reason}", "reinstall")
     return None
 
 

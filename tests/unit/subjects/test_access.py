@@ -6,7 +6,7 @@ import pytest
 
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
-from nodeready.subjects.access import READ, WRITTEN_FOLDERS, parse_access, stuck
+from nodeready.subjects.access import READ, WRITTEN_FOLDERS, parse_access, unusable_program
 from nodeready.subjects.base import Output, ProbeError
 from nodeready.subjects.debug_tools.facts import BrokenProgram, DebugTools, unusable
 from nodeready.subjects.registry import SUBJECTS
@@ -39,11 +39,11 @@ def access(*rows: str):
 @pytest.mark.parametrize("case", cases(__file__, "data/access.json", "run"))
 def test_a_program_as_an_ordinary_user_finds_it(case):
     """What is wrong with gdb, and what mends it (path_resolution(7), execvp(3))."""
-    result = stuck(access(*case["rows"]), "gdb")
+    result = unusable_program(access(*case["rows"]), "gdb")
     assert (result is None) == ("words" not in case)
     if result:
         assert case["words"] in result.words
-        assert result.mend == case.get("mend", "")
+        assert result.repair == case.get("repair", "")
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/access.json", "read"))
@@ -66,7 +66,7 @@ def test_a_registered_package_without_its_program():
             BrokenProgram("gdb", "mode", "/usr/bin/gdb"),
         ),
     )
-    result = {fault.stuck.words: fault.stuck.mend for fault in unusable(observed, want)}
+    result = {fault.program.words: fault.program.repair for fault in unusable(observed, want)}
     assert result == {
         "/usr/bin/other is gone": "reinstall",
         "/usr/bin/gdb is not executable": "chmod",
@@ -74,7 +74,10 @@ def test_a_registered_package_without_its_program():
     debians = access("755 /usr/bin/pdsh 0 0 370")
     want = Policy(packages=("pdsh",))
     (lacks,) = unusable(DebugTools(registered=("pdsh",), access=debians), want)
-    assert (lacks.stuck.words, lacks.stuck.mend) == ("/usr/bin/pdsh.bin is gone", "reinstall")
+    assert (lacks.program.words, lacks.program.repair) == (
+        "/usr/bin/pdsh.bin is gone",
+        "reinstall",
+    )
     # A pdsh of somebody's own needs none.
     assert not list(unusable(DebugTools(access=debians), want))
 
