@@ -236,32 +236,32 @@ class EvidenceCollector:
     def _first_logs(self, node: str) -> Iterable[tuple[str, list[LogWriter]]]:
         return itertools.islice(self.logs[node].items(), _MAX_LOGS)
 
+    def _read_tails(self, node: str) -> Conversation[list[tuple[str, Fetched]]]:
+        """The conversation with one node: path -> its last lines."""
+        tails = []
+        for path, writers in self._first_logs(node):
+            processes = tuple((writer.pid, writer.start_s) for writer in writers)
+            config = TailConfig(
+                "", "", "", _MAX_LINES, limit_s=_LOGS_TIMEOUT_S, processes=processes
+            )
+            result = yield from fetch_tail(node, config, self.transport.tag)
+            tails.append((path, result))
+            if result.kind in OVER:
+                # Each further log would cost the same time.
+                self.hung[node] = Failure(kind=result.kind, error=result.error)
+                break
+        return tails
+
     def take_logs(self, directory: Directory) -> Part:
         """The last lines of the ranks' logs."""
         if self.stacks is None:
             return Part("logs", "missing", reason="the logs are unknown without the stacks")
         if not self.logs:
             return Part("logs", "empty", reason="no rank is known to write into a file")
-
-        def read_logs(name: str) -> Conversation[list[tuple[str, Fetched]]]:
-            tails = []
-            for path, writers in self._first_logs(name):
-                processes = tuple((writer.pid, writer.start_s) for writer in writers)
-                config = TailConfig(
-                    "", "", "", _MAX_LINES, limit_s=_LOGS_TIMEOUT_S, processes=processes
-                )
-                result = yield from fetch_tail(name, config, self.transport.tag)
-                tails.append((path, result))
-                if result.kind in OVER:
-                    # Each further log would cost the same time.
-                    self.hung[name] = Failure(kind=result.kind, error=result.error)
-                    break
-            return tails
-
         directory.make_part("logs")
         errors: dict[str, str] = {}
         written, lost = 0, set[str]()
-        for name, answer in self.converse("logs", read_logs, self.logs).items():
+        for name, answer in self.converse("logs", self._read_tails, self.logs).items():
             tails = {}
             if isinstance(answer, list):
                 tails = dict(answer)
@@ -281,15 +281,15 @@ class EvidenceCollector:
                     files = [(path, (writers[0].pid,), writers[0].lines)]
                 for shown, pids, lines in files:
                     number += 1
-                    if not lines:
-                        continue
-                    found = {writer.rank for writer in writers if writer.pid in pids}
-                    ranks = sorted(rank for rank in found if rank is not None)
-                    head = f"{name}:{shown}" + (f" (ranks {fold_ranks(ranks)})" if ranks else "")
-                    text = [sanitise(line, 100_000) for line in redacted([head, *lines])]
-                    target = f"logs/{incident.log_name(name, ranks, number)}"
-                    directory.write(target, (f"{line}\n" for line in text))
-                    written += 1
+                    if lines:
+                        own_ranks = {writer.rank for writer in writers if writer.pid in pids}
+                        ranks = sorted(rank for rank in own_ranks if rank is not None)
+                        head = f"{name}:{shown}"
+                        head += f" (ranks {fold_ranks(ranks)})" if ranks else ""
+                        text = [sanitise(line, 100_000) for line in redacted([head, *lines])]
+                        target = f"logs/{incident.log_name(name, ranks, number)}"
+                        directory.write(target, (f"{line}\n" for line in text))
+                        written += 1
         errors = {name: reason for name, reason in errors.items() if reason}
         status = "partial" if errors else "kept" if written else "empty"
         summary = f"the last lines of {counted(written, 'log')}"

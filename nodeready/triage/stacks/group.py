@@ -839,6 +839,29 @@ def group(
         return _grouped(reader, errors, started, finished, complete)
 
 
+def _ranks_by_node(buckets: Iterable[Bucket]) -> dict[str, set[int]]:
+    ranks: dict[str, set[int]] = {}
+    for bucket in buckets:
+        for process in bucket.processes:
+            if process.rank is not None:
+                ranks.setdefault(process.node, set()).add(process.rank)
+    return ranks
+
+
+def _other_jobs(job: TracedJob, others: Iterable[TracedJob]) -> tuple[OtherJob, ...]:
+    """The jobs that are not shown."""
+    return tuple(
+        OtherJob(
+            other.name,
+            other.user,
+            other.count,
+            other.name == job.name and bool(other.name),
+            tuple(sorted(other.nodes, key=natural)),
+        )
+        for other in others
+    )
+
+
 def _grouped(
     reader: TraceCollector, errors: Mapping[str, str], started: str, finished: str, complete: bool
 ) -> Stacks:
@@ -861,11 +884,7 @@ def _grouped(
         # Every rank was found, so no rank is on these nodes. The errors name them.
         silent = {}
     pairs += [(silent_group, None) for silent_group in _silent_groups(silent)]
-    by_node: dict[str, set[int]] = {}
-    for bucket in buckets:
-        for process in bucket.processes:
-            if process.rank is not None:
-                by_node.setdefault(process.node, set()).add(process.rank)
+    by_node = _ranks_by_node(buckets)
     empty = order.keys() - by_node.keys() - silent.keys() - reader.elsewhere
     without = [node for node in order if node in empty]
     is_complete = complete and not reader.part
@@ -911,25 +930,15 @@ def _grouped(
         (),
         complete,
         ", ".join(sorted(job.users - {""}, key=natural)),
-        tuple(
-            OtherJob(
-                other_job.name,
-                other_job.user,
-                other_job.count,
-                other_job.name == job.name and bool(other_job.name),
-                tuple(sorted(other_job.nodes, key=natural)),
-            )
-            for other_job in jobs[1:]
-        ),
+        _other_jobs(job, jobs[1:]),
         decided.verdict if ranks else None,
         report.witnesses,
     )
-    different = _different_code(buckets, reader.stacks)
     return advise.with_advice(
         stacks,
         {size: len(ranks) for size, ranks in job.worlds.items()},
         reader.instead,
-        different,
+        _different_code(buckets, reader.stacks),
         by_witness=decided.by_witness,
         disputed=not job.slurm
         and not all(other_job.is_claim for other_job in jobs[1:] if other_job.name == job.name),

@@ -142,13 +142,24 @@ class WitnessReader(CollectiveReader):
                     names = ", ".join(silent[:8])
                     quiet[f"no bytes on {names} in {network.seconds:.0f} s"].append(node)
                 elif carry / network.seconds >= MOVING_BYTES_PER_S:
-                    self.add_statement(
-                        "network",
-                        f"bytes move on its {'RDMA ' if rdma else ''}ports",
-                        nodes=[node],
-                    )
+                    text = f"bytes move on its {'RDMA ' if rdma else ''}ports"
+                    self.add_statement("network", text, nodes=[node])
         for text, nodes in quiet.items():
             self.add_statement("network", text, nodes=nodes)
+        self._port_differences(states, rates)
+        # Ranks of one node communicate by its memory; its ports carry other traffic.
+        if is_measured and len(self.nodes) > 1:
+            self.report.bytes_per_s = total
+
+    def _port_differences(
+        self,
+        states: Mapping[str, dict[str, list[str]]],
+        rates: Mapping[str, Mapping[float, list[str]]],
+    ) -> None:
+        """Note the ports that are down, or slower, on a minority of the nodes.
+
+        states, rates: name of a port -> its state, or its Gb/s -> the nodes with it
+        """
         for name, by_state in states.items():
             up = len(by_state.pop("up", []))
             for state, nodes in by_state.items():
@@ -163,9 +174,6 @@ class WitnessReader(CollectiveReader):
                     peers = counted(len(by_rate[usual]), "other node")
                     text = f"port {name} runs at {rate:g} Gb/s, and at {usual:g} on {peers}"
                     self.add_statement("network", text, nodes=nodes, weight=1)
-        # Ranks of one node communicate by its memory; its ports carry other traffic.
-        if is_measured and len(self.nodes) > 1:
-            self.report.bytes_per_s = total
 
     def kernel(self) -> None:
         logs = self.evidence.kernel_logs.all
