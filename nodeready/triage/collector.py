@@ -67,10 +67,7 @@ class Converse(Protocol):
     """Hold a conversation with each named node, with progress; return each node's result."""
 
     def __call__(
-        self,
-        activity: str,
-        conversation: Callable[[str], Conversation[Any]],
-        names: Iterable[str],
+        self, activity: str, conversation: Callable[[str], Conversation[Any]], names: Iterable[str]
     ) -> Mapping[str, Any]: ...
 
 

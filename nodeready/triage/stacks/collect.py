@@ -17,12 +17,7 @@ from nodeready.node import payload
 from nodeready.node.stacks import program
 from nodeready.node.stacks.processes import FAMILIES
 from nodeready.node.stacks.program import StacksConfig
-from nodeready.node.stacks.py_spy import (
-    ENDED_INTERPRETER,
-    NATIVE_LIMIT_S,
-    NO_CALL,
-    NOT_PYTHON,
-)
+from nodeready.node.stacks.py_spy import ENDED_INTERPRETER, NATIVE_LIMIT_S, NO_CALL, NOT_PYTHON
 from nodeready.node.stacks.ranks import CLAIMS, LAUNCHER, claim_note
 from nodeready.subjects.base import ProbeError
 from nodeready.text import counted
@@ -138,10 +133,7 @@ def trace_of(name: str, answer: Answer, nonce: str) -> Trace:
 
 
 def capture(
-    ask: Asks,
-    nodes: Iterable[str],
-    config: StacksConfig,
-    placement: JobPlacement | None = None,
+    ask: Asks, nodes: Iterable[str], config: StacksConfig, placement: JobPlacement | None = None
 ) -> Captured:
     """Run the program on all nodes at once. An interrupt makes the result incomplete."""
     placement = placement or JobPlacement()
@@ -254,9 +246,7 @@ def unwind(captured: Captured, ask: Asks, stacks: Stacks) -> list[str]:
     pids = choose_native(stacks)
     longest = max(map(len, pids.values()), default=0)
     config = replace(
-        captured.config,
-        nonce=new_nonce(),
-        limit_s=2 * (NATIVE_LIMIT_S + 2) * longest,
+        captured.config, nonce=new_nonce(), limit_s=2 * (NATIVE_LIMIT_S + 2) * longest
     )
     second = Captured(config, list(pids))
     requests = {

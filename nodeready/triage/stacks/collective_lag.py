@@ -15,6 +15,7 @@ from typing import Any
 
 from nodeready.node.witnesses.flight_recorder import ProcessGroup, RecorderEntry
 from nodeready.node.witnesses.logs import WatchdogReport
+from nodeready.node.witnesses.ras_report import Communicator
 from nodeready.text import counted
 from nodeready.triage.stacks.evidence import MAX_LINE, Evidence, KeptLog, KeptRecording
 from nodeready.triage.stacks.statements import (
@@ -46,6 +47,7 @@ class CollectiveReader(StatementBuilder):
     # --- The flight recorder.
 
     def recorder(self) -> None:
+        """Read the dumps of the flight recorder."""
         heads = self.evidence.recording_heads.all
         absent = [head.absent for head in heads]
         dumps: dict[int, KeptRecording] = {}
@@ -328,6 +330,7 @@ class CollectiveReader(StatementBuilder):
     # --- The logs.
 
     def logs(self) -> None:
+        """Read the watchdog's lines in the ranks' logs."""
         heads = self.evidence.log_heads.all
         lists = list(self.evidence.report_lists)
         logs = self.evidence.logs
@@ -444,6 +447,7 @@ class CollectiveReader(StatementBuilder):
     # --- NCCL's RAS port.
 
     def ras(self) -> None:
+        """Read the answers of NCCL's RAS ports."""
         by_name: dict[tuple[str, int], list[int]] = defaultdict(list)
         for (node, pid), rank in self.rank_of.items() if self.evidence.ras else ():
             if rank is not None:
@@ -456,27 +460,8 @@ class CollectiveReader(StatementBuilder):
                 self.absent["nccl_ras"].setdefault(answer.absent, []).append(node)
                 continue
             for communicator in answer.communicators:
-                counts: dict[int, dict[str, int]] = {}
-                for member in communicator.members:
-                    ranks = by_name.get((host_of(member.host), member.pid), [])
-                    if member.world_rank in self.all_ranks:
-                        # NCCL names a node by an address.
-                        ranks = [member.world_rank]
-                    place = f"process {member.pid} on {member.host[:MAX_NAME]}"
-                    if len(ranks) == 1:
-                        counts[ranks[0]] = dict(member.counts)
-                        place = "its process"
-                    host = [node for node in self.nodes if host_of(node) == host_of(member.host)]
-                    for word in filter(None, (member.missing, member.problem)):
-                        strong = word == "dead" and not ranks
-                        self.add_statement(
-                            "nccl_ras",
-                            f"{place} is {word[:MAX_LINE]} for NCCL",
-                            ranks,
-                            host[:1],
-                            weight=2 if strong else 1,
-                        )
-                lags += self._counts(
+                counts = self._launches(communicator, by_name)
+                lags += self._count_lags(
                     counts, dict(communicator.usual), communicator.hash[:MAX_NAME]
                 )
             if answer.timeouts:
@@ -484,7 +469,31 @@ class CollectiveReader(StatementBuilder):
                 self.add_statement("nccl_ras", f"{peers} gave the port no answer")
         self.add_lags(lags)
 
-    def _counts(
+    def _launches(
+        self, communicator: Communicator, by_name: Mapping[tuple[str, int], list[int]]
+    ) -> dict[int, dict[str, int]]:
+        """Rank -> its launches in a communicator. Adds a statement on each faulty member.
+
+        by_name: host and pid -> the ranks of that process
+        """
+        counts: dict[int, dict[str, int]] = {}
+        for member in communicator.members:
+            ranks = by_name.get((host_of(member.host), member.pid), [])
+            if member.world_rank in self.all_ranks:
+                # NCCL names a node by an address.
+                ranks = [member.world_rank]
+            place = f"process {member.pid} on {member.host[:MAX_NAME]}"
+            if len(ranks) == 1:
+                counts[ranks[0]] = dict(member.counts)
+                place = "its process"
+            host = [node for node in self.nodes if host_of(node) == host_of(member.host)]
+            for word in filter(None, (member.missing, member.problem)):
+                strong = word == "dead" and not ranks
+                text, weight = f"{place} is {word[:MAX_LINE]} for NCCL", 2 if strong else 1
+                self.add_statement("nccl_ras", text, ranks, host[:1], weight=weight)
+        return counts
+
+    def _count_lags(
         self, counts: Mapping[int, Mapping[str, int]], usual: Mapping[str, int], name: str
     ) -> Iterator[Lag]:
         """Note ranks with fewer launches than most. Counts of progressing ranks differ anyway.

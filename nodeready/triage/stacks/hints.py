@@ -35,8 +35,7 @@ COLLECTIVE = Hint(
     "elsewhere; when all are here, at the network",
 )
 _PEER = Hint(
-    "peer",
-    "waits for one other rank to send or to receive: look at the stack of that rank",
+    "peer", "waits for one other rank to send or to receive: look at the stack of that rank"
 )
 _START = Hint(
     "start",
@@ -79,19 +78,16 @@ _COMPILE = Hint(
     "at its compiler processes and at the cache directory's file system",
 )
 _CHECKPOINT = Hint(
-    "checkpoint",
-    "saves or loads a checkpoint: look at the file system (space, quota, mount)",
+    "checkpoint", "saves or loads a checkpoint: look at the file system (space, quota, mount)"
 )
 _IMPORT = Hint(
-    "import",
-    "imports Python modules: on many nodes at once that is a shared file system's load",
+    "import", "imports Python modules: on many nodes at once that is a shared file system's load"
 )
 _CHILD = Hint(
     "child", "waits for a process that it started: look at the state and stack of that process"
 )
 _LOCK = Hint(
-    "lock",
-    "waits for a lock or for another thread: look at its other threads (--all-threads)",
+    "lock", "waits for a lock or for another thread: look at its other threads (--all-threads)"
 )
 _EXIT = Hint(
     "exit",

@@ -190,9 +190,8 @@ def _cause(group: Group) -> _RankCause:
     kernel = " ".join((group.no_stack_reason, *group.states, *group.waits_on))
     at = _position(group)
     if group.kind == "uninterruptible":
-        place = (
-            group.no_stack_reason.rpartition(" in ")[2] if ", in " in group.no_stack_reason else ""
-        )
+        reason = group.no_stack_reason
+        place = reason.rpartition(" in ")[2] if ", in " in reason else ""
         action = f"state D{f' in {place}' if place else ''}{f' at {at}' if at else ''}"
         return _RankCause("storage", _cut(action, 80), "look at its mounts, devices and dmesg")
     activity = group.activity
@@ -473,19 +472,15 @@ class _VerdictBuilder:
     def gone(self, named: Sequence[int], gone: Sequence[int]) -> Verdict:
         silent = [at for at in named if _is_silent(self.groups[at])]
         first = next((at for at in named if self._why_gone(at)), named[0])
-        group, reason_group = self.groups[first], self._why_gone(first)
+        group, reason = self.groups[first], self._why_gone(first)
         ranks = sorted({rank for at in named for rank in self.groups[at].ranks})
         nodes = tuple(dict.fromkeys(node for at in named for node in self.groups[at].nodes))
         name = ranks_text(ranks, nodes)
         is_single = len(ranks) == 1 or not ranks
         wait = f"; {self.waits()}" if self.victims else ""
-        if reason_group:
-            place = (
-                f" on {fold(reason_group.nodes)}"
-                if len(reason_group.nodes) == 1 and not nodes
-                else ""
-            )
-            text = f"{name} {'is' if is_single else 'are'} gone: {reason_group.text}{place}{wait}"
+        if reason:
+            place = f" on {fold(reason.nodes)}" if len(reason.nodes) == 1 and not nodes else ""
+            text = f"{name} {'is' if is_single else 'are'} gone: {reason.text}{place}{wait}"
         elif silent or group.no_stack_reason.endswith("without an answer"):
             reason = _cut(self.groups[silent[0]].no_stack_reason, 60) if silent else "no answer"
             text = f"{name}: no answer of the node ({reason}){wait}: see whether it is alive"
@@ -507,7 +502,7 @@ class _VerdictBuilder:
             self.of_group(at) for at, role in enumerate(self.roles)
             if role == "suspect" and at not in gone
         ]  # fmt: skip
-        return self.build("gone", text, suspects, () if reason_group else ("kernel", "logs"))
+        return self.build("gone", text, suspects, () if reason else ("kernel", "logs"))
 
     def ended_others(self, rank: int, gone: Sequence[int]) -> Verdict:
         """A rank has raised an error, and other ranks have ended: those are its victims."""
@@ -688,9 +683,8 @@ class _VerdictBuilder:
             first_lag, other = chained[:2]
             text = (
                 f"{ranks_text(first_lag.waiting)}: in {first_lag.call} for "
-                f"{ranks_text(first_lag.ranks)}, and "
-                f"{ranks_text(other.waiting)} in {other.call} for {ranks_text(other.ranks)}: "
-                "the order differs"
+                f"{ranks_text(first_lag.ranks)}, and {ranks_text(other.waiting)} in {other.call} "
+                f"for {ranks_text(other.ranks)}: the order differs"
             )
             return self.build("disagree", text, [
                 self.suspect(lag.ranks, self.nodes_of(lag.ranks)) for lag in chained[:2]
