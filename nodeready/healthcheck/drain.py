@@ -191,7 +191,7 @@ def update_slurm(
 SCHEMA = "nodeready.node-incident/1"
 #: The incidents of this node. Each is a directory named by its time, so the oldest sorts first.
 INCIDENTS = "/var/lib/nodeready/incidents"
-#: Incidents that are kept.
+#: Incidents that are oldest_first.
 MAX_INCIDENTS = 5
 #: Seconds to keep an incident, and the part of them for the stacks.
 LIMIT_S, STACKS_S = 8, 5
@@ -245,8 +245,8 @@ def write_incident(reasons: Sequence[str], results: Iterable[Result], incidents:
     text = json.dumps(redacted(data), indent=1)
     write_atomically(path / "incident.json", [text, "\n"], 0o600)
     write_atomically(path / "kernel.txt", (f"{row}\n" for row in _kernel_log()), 0o600)
-    kept = sorted(entry for entry in incidents.iterdir() if entry.is_dir())
-    for incident in kept[:-MAX_INCIDENTS]:
+    oldest_first = sorted(entry for entry in incidents.iterdir() if entry.is_dir())
+    for incident in oldest_first[:-MAX_INCIDENTS]:
         shutil.rmtree(incident, ignore_errors=True)
     # The stacks are last, because they take seconds.
     name, trace_text = _stacks_file()

@@ -12,16 +12,16 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
-from nodeready import exit_codes
-from nodeready.audit.verdict import NodeVerdict, parse, read_file
+from nodeready import __version__, exit_codes
+from nodeready.audit import document
+from nodeready.audit.document import Audit
+from nodeready.audit.verdict import NodeVerdict, SourceError, keep, listed_fields, parse, read_file
+from nodeready.healthcheck import here
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
+from nodeready.subjects.registry import select
 from nodeready.text import sanitise
-
-if TYPE_CHECKING:
-    from nodeready.audit.document import Audit
 
 #: When this process began to work, by time.monotonic(): the prolog's budget counts from here.
 BEGAN = time.monotonic()
@@ -113,17 +113,13 @@ def verdict_line(go: bool, reasons: Iterable[str]) -> str:
 
 def node_verdict(audit: Audit, policy: Policy) -> NodeVerdict:
     """The verdict of an audit of this machine."""
-    from nodeready import __version__
-    from nodeready.audit.document import go, reasons
-    from nodeready.audit.verdict import listed_fields
-
     (node,) = audit.nodes
     return NodeVerdict(
         time.time(),
         boot_id(),
         digest([policy]),
-        go(node.results),
-        tuple(reasons(node.results)),
+        document.go(node.results),
+        tuple(document.reasons(node.results)),
         node=node.name,
         version=__version__,
         **listed_fields(node.results),
@@ -135,9 +131,6 @@ def write_files(audit: Audit, policy: Policy) -> tuple[NodeVerdict, list[str]]:
 
     Returns the verdict, and a line for each file that could not be written.
     """
-    from nodeready.healthcheck.here import rendered
-    from nodeready.healthcheck.here import write as write_report
-
     verdict, problems = node_verdict(audit, policy), []
     try:
         write(verdict)
@@ -146,7 +139,7 @@ def write_files(audit: Audit, policy: Policy) -> tuple[NodeVerdict, list[str]]:
     textfile = policy.gate_textfile
     if textfile and os.path.isdir(os.path.dirname(textfile)):
         try:
-            write_report(rendered("audit", audit, "prometheus"), textfile)
+            here.write(here.rendered("audit", audit, "prometheus"), textfile)
         except OSError as error:
             problems.append(_problem(error, textfile))
     return verdict, problems
@@ -160,8 +153,6 @@ def share(verdict: NodeVerdict, policy: Policy) -> list[str]:
     directory = policy.gate_directory
     if not directory:
         return []
-    from nodeready.audit.verdict import SourceError, keep
-
     try:
         keep(verdict, directory, policy.gate_max_age_s)
     except SourceError as error:
@@ -175,12 +166,13 @@ def _problem(error: OSError, path: str) -> str:
     return f"{error.strerror or error}: {error.filename or path}"
 
 
+def _audit(policy: Policy, limit_s: float) -> Audit:
+    return here.audit(policy, select(subjects=here.LOCAL_SUBJECTS), limit_s)
+
+
 def record(policy: Policy, arguments: Namespace) -> int:
     """`record`: audit, and keep the verdict and the Prometheus textfile. Returns the exit code."""
-    from nodeready.healthcheck import here
-    from nodeready.subjects.registry import select
-
-    audit = here.audit(policy, select(subjects=here.LOCAL_SUBJECTS))
+    audit = _audit(policy, here.LIMIT_S)
     verdict, problems = write_files(audit, policy)
     print(verdict_line(verdict.go, verdict.reasons))
     problems += share(verdict, policy)
@@ -197,13 +189,10 @@ def prolog(policy: Policy, arguments: Namespace) -> int:
     """
     verdict, audit = read(digest([policy]), policy.gate_max_age_s), None
     if verdict is None or not verdict.go:
-        from nodeready.healthcheck import here
-        from nodeready.subjects.registry import select
-
         remaining_s = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
         # Reserved for Slurm, in case the audit uses all of its time.
         slurm_s = min(_SLURM_S, remaining_s / 4) if policy.gate_drain else 0.0
-        audit = here.audit(policy, select(subjects=here.LOCAL_SUBJECTS), remaining_s - slurm_s)
+        audit = _audit(policy, remaining_s - slurm_s)
         verdict = node_verdict(audit, policy)
     if policy.gate_drain and audit is not None and not verdict.go:
         from nodeready.healthcheck.drain import update_slurm
@@ -234,12 +223,10 @@ def _evidence_keeper(verdict: NodeVerdict, audit: Audit) -> Callable[[], None]:
 
 def healthcheck(policy: Policy, arguments: Namespace) -> int:
     """`healthcheck`: `record`, and drain or undrain the node in Slurm. Returns the exit code."""
-    from nodeready.healthcheck import here
     from nodeready.healthcheck.drain import SCONTROL_S, update_slurm
-    from nodeready.subjects.registry import select
 
     remaining_s = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
-    audit = here.audit(policy, select(subjects=here.LOCAL_SUBJECTS), remaining_s)
+    audit = _audit(policy, remaining_s)
     verdict, problems = write_files(audit, policy)
     if policy.gate_drain:
         # Slurm ends a health check after 60 s. The two calls of scontrol may take 10 s of them.

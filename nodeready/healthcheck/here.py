@@ -16,25 +16,23 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from nodeready.audit.document import Audit, NodeReport
+from nodeready.audit.document import Audit, NodeReport, Ready, audit_code, ready_code
 from nodeready.policy import Policy
 from nodeready.policy.fields import closest_word, port_range
 from nodeready.policy.policy import PolicyError, check_settings, digest, key_text
 from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.judging import judge
-from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection
+from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, SelectionError, select
 from nodeready.subjects.result import Result, na
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client.facts import SshClient
 from nodeready.text import utc_now
-from nodeready.transport.base import Answer, Conversation, Key, collect, once
+from nodeready.transport.base import Answer, Conversation, Key, Request, collect, once, request
 from nodeready.transport.local import Local
 from nodeready.transport.snapshots import snapshot_question
 
 if TYPE_CHECKING:
-    from nodeready.audit.document import Ready
     from nodeready.subjects.proof.facts import ProofConfig
-    from nodeready.transport.base import Request
 
 #: The subjects that a node observes of itself.
 LOCAL_SUBJECTS = tuple(name for name in LOOKED_AT if SUBJECTS[name].judged_on_node)
@@ -54,8 +52,6 @@ def audit(policy: Policy, selection: CheckSelection, limit_s: float = LIMIT_S) -
 
 def ready(policy: Policy, selection: CheckSelection, budget_s: int, proofs: bool = True) -> Ready:
     """Probe, prove and judge: the proofs run beside the probes, under one budget in seconds."""
-    from nodeready.audit.document import Ready
-
     return Ready(_judged(policy, selection, budget_s, proofs), budget_s)
 
 
@@ -113,8 +109,6 @@ def _proof_config(policy: Policy, limit_s: float, tag: str) -> ProofConfig:
 
 
 def _proof_request(name: str, config: ProofConfig) -> Request:
-    from nodeready.transport.base import request
-
     return request(name, "nodeready.node.proofs.program", config)
 
 
@@ -245,9 +239,6 @@ def _report_arguments(parser: ArgumentParser, kind: str, quiet: str) -> None:
 
 def run(policy: Policy, options: Namespace) -> int:
     """`audit`. Returns the exit code. Raises PolicyError for a selection without a check."""
-    from nodeready.audit.document import audit_code
-    from nodeready.subjects.registry import SelectionError, select
-
     try:
         chosen = select(options.only, options.skip, LOCAL_SUBJECTS)
     except SelectionError as error:
@@ -302,9 +293,6 @@ def _with_options(policy: Policy, options: Namespace) -> Policy:
 
 def run_ready(policy: Policy, options: Namespace) -> int:
     """`ready`. Returns the exit code. Raises PolicyError for an option that is wrong."""
-    from nodeready.audit.document import ready_code
-    from nodeready.subjects.registry import select
-
     policy = _with_options(policy, options)
     chosen = select(subjects=LOCAL_SUBJECTS if options.no_proofs else (*LOCAL_SUBJECTS, "proof"))
     document = ready(policy, chosen, max(1, options.budget), proofs=not options.no_proofs)
