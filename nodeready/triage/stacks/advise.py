@@ -361,8 +361,8 @@ def _repeated_ranks_advice(processes: Sequence[Rank]) -> Iterator[str]:
     if claims_of:
         rank, claims = next(iter(claims_of.items()))
         claimants = _few([f"{claim.node} pid {claim.pid}" for claim in claims])
-        more = len(claims_of) - 1
-        suffix = f", and {more} more ranks are claimed twice" if more else ""
+        count = len(claims_of) - 1
+        suffix = f", and {count} more ranks are claimed twice" if count else ""
         yield (
             f"rank {rank} is claimed by {len(claims)} processes ({claimants}){suffix}: "
             "an earlier run may not have ended, or a helper inherits RANK; name the right one "

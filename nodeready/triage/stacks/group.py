@@ -96,14 +96,14 @@ class Bucket:
     children: the descendants of the ranks
     ends:    connections and pipes to other ranks for which they wait
     waits_for: the ranks for which all of them wait
-    beside:  the stacks of further threads that wait for ranks
+    thread_stacks: the stacks of further threads that wait for ranks
     native:  native frames of one process; natives: the ranks with native frames
     locals:  a variable with its value -> the ranks with that value
     """
 
     __slots__ = (
-        "beside", "by_node", "children", "ends", "kernel", "kind", "locals", "master", "native",
-        "natives", "no_stack_reason", "processes", "stacks", "states", "threads", "verdict",
+        "by_node", "children", "ends", "kernel", "kind", "locals", "master", "native", "natives",
+        "no_stack_reason", "processes", "stacks", "states", "thread_stacks", "threads", "verdict",
         "waits_for", "waits_on", "wakeups",
     )  # fmt: skip
 
@@ -123,7 +123,7 @@ class Bucket:
         self.locals: dict[str, list[int | None]] = {}
         self.ends: dict[links.Place, links.LinkEnds] = {}
         self.waits_for: tuple[int, ...] = ()
-        self.beside: set[int] = set()
+        self.thread_stacks: set[int] = set()
 
     def add(self, process: Mapping[str, Any], node: str, classification: Classification) -> None:
         """Count one more process in the fields of the group."""
@@ -219,7 +219,7 @@ class Bucket:
         for text, ranks in other.locals.items():
             self.locals.setdefault(text, []).extend(ranks)
         self.natives |= other.natives
-        self.beside |= other.beside
+        self.thread_stacks |= other.thread_stacks
         self.ends.update(other.ends)
         self.waits_for = tuple(sorted({*self.waits_for, *other.waits_for}))
 
@@ -343,7 +343,7 @@ class TraceCollector:
             bucket.stacks.add(classification.stack)
             bucket.add(process, node, classification)
             bucket.add_links(process, node, ends, native)
-            bucket.beside |= self._waiting_threads(process, numbers, classification.thread)
+            bucket.thread_stacks |= self._waiting_threads(process, numbers, classification.thread)
             if process["below"]:
                 bucket.add_below(process["below"], rank, numbers, self.stacks)
             state, wait, note = process["state"], process["wait_channel"], process["note"]
@@ -780,7 +780,7 @@ def _read_witnesses(
 
 def _thread_calls(bucket: Bucket | None, table: StackNumbers) -> frozenset[str]:
     """The collectives in which further threads of these processes wait."""
-    stacks = bucket.beside if bucket else ()
+    stacks = bucket.thread_stacks if bucket else ()
     return frozenset(verdict.call_of(table.calls(stack)) for stack in stacks)
 
 
@@ -848,7 +848,7 @@ def _ranks_by_node(buckets: Iterable[Bucket]) -> dict[str, set[int]]:
     return ranks
 
 
-def _other_jobs(job: TracedJob, others: Iterable[TracedJob]) -> tuple[OtherJob, ...]:
+def _other_jobs(job: TracedJob, other_jobs: Iterable[TracedJob]) -> tuple[OtherJob, ...]:
     """The jobs that are not shown."""
     return tuple(
         OtherJob(
@@ -858,7 +858,7 @@ def _other_jobs(job: TracedJob, others: Iterable[TracedJob]) -> tuple[OtherJob, 
             other.name == job.name and bool(other.name),
             tuple(sorted(other.nodes, key=natural)),
         )
-        for other in others
+        for other in other_jobs
     )
 
 

@@ -472,15 +472,16 @@ class _VerdictBuilder:
     def gone(self, named: Sequence[int], gone: Sequence[int]) -> Verdict:
         silent = [at for at in named if _is_silent(self.groups[at])]
         first = next((at for at in named if self._why_gone(at)), named[0])
-        group, reason = self.groups[first], self._why_gone(first)
+        group, statement = self.groups[first], self._why_gone(first)
         ranks = sorted({rank for at in named for rank in self.groups[at].ranks})
         nodes = tuple(dict.fromkeys(node for at in named for node in self.groups[at].nodes))
         name = ranks_text(ranks, nodes)
         is_single = len(ranks) == 1 or not ranks
         wait = f"; {self.waits()}" if self.victims else ""
-        if reason:
-            place = f" on {fold(reason.nodes)}" if len(reason.nodes) == 1 and not nodes else ""
-            text = f"{name} {'is' if is_single else 'are'} gone: {reason.text}{place}{wait}"
+        if statement:
+            is_elsewhere = len(statement.nodes) == 1 and not nodes
+            place = f" on {fold(statement.nodes)}" if is_elsewhere else ""
+            text = f"{name} {'is' if is_single else 'are'} gone: {statement.text}{place}{wait}"
         elif silent or group.no_stack_reason.endswith("without an answer"):
             reason = _cut(self.groups[silent[0]].no_stack_reason, 60) if silent else "no answer"
             text = f"{name}: no answer of the node ({reason}){wait}: see whether it is alive"
@@ -502,7 +503,7 @@ class _VerdictBuilder:
             self.of_group(at) for at, role in enumerate(self.roles)
             if role == "suspect" and at not in gone
         ]  # fmt: skip
-        return self.build("gone", text, suspects, () if reason else ("kernel", "logs"))
+        return self.build("gone", text, suspects, () if statement else ("kernel", "logs"))
 
     def ended_others(self, rank: int, gone: Sequence[int]) -> Verdict:
         """A rank has raised an error, and other ranks have ended: those are its victims."""
