@@ -894,7 +894,7 @@ def _stream_id(fd: int) -> str:
 # --- The supervisor.
 
 
-def _read_names(path: str) -> dict[int, tuple[str, str]]:
+def _names_by_number(path: str) -> dict[int, tuple[str, str]]:
     """Number of a code object -> (function, file)."""
     names = {}
     try:
@@ -923,7 +923,7 @@ def trace_lines(directory: str, maximum: int = 64) -> Iterator[str]:
     rings = sorted(name for name in os.listdir(directory) if name.endswith(".ring"))
     for name in rings[:maximum]:
         pid, thread = name.split(".")[:2]
-        names = _read_names(os.path.join(directory, f"{pid}.names"))
+        names = _names_by_number(os.path.join(directory, f"{pid}.names"))
         try:
             with open(os.path.join(directory, name), "rb") as file:
                 ring = file.read()
