@@ -19,7 +19,8 @@ def _checked_signal(ctx: click.Context, param: click.Parameter, value: str) -> s
     return value
 
 
-@click.command()
+# Options end at the first word of COMMAND, which may have options of its own.
+@click.command(context_settings={"allow_interspersed_args": False})
 @option(
     "--log-dir",
     metavar="DIR",
@@ -66,8 +67,8 @@ def run(
 ) -> None:
     """Start COMMAND, one rank of a job, so that its hang can be debugged.
 
-    Put it in front of the program: `srun nodeready run -- python train.py`, `torchrun --no-python
-    nodeready run -- python train.py`. Lines of the output are never mixed, and begin with
+    Put it in front of the program: `srun nodeready run python train.py`, `torchrun --no-python
+    nodeready run python train.py`. Lines of the output are never mixed, and begin with
     [node:rank]; SIGURG writes all stacks; core files and PyTorch's flight recorder are on. Signals
     reach COMMAND, and its exit status is returned: 128 plus the number of the signal that ended
     it, 127 if it is not found, 126 if it cannot be run.

@@ -1,10 +1,10 @@
-"""`nodeready run -- COMMAND ...`: start one rank of a job so that its hang can be examined.
+"""`nodeready run COMMAND ...`: start one rank of a job so that its hang can be examined.
 
 It takes the place of the program, under every launcher::
 
-    srun nodeready run -- python train.py
-    torchrun --no-python --nproc-per-node 8 nodeready run -- python train.py
-    python3 run.py --log-dir logs -- python train.py       # this file alone, in a container
+    srun nodeready run python train.py
+    torchrun --no-python --nproc-per-node 8 nodeready run python train.py
+    python3 run.py --log-dir logs python train.py       # this file alone, in a container
 
 It is one file and needs only the standard library of Python 3.9. It starts COMMAND as its only
 child, and
@@ -1229,7 +1229,7 @@ def arguments(words: Sequence[str] | None = None) -> Any:
 
     parser = argparse.ArgumentParser(
         prog="nodeready run",
-        usage="%(prog)s [OPTIONS] -- COMMAND ...",
+        usage="%(prog)s [OPTIONS] COMMAND ...",
         description="Start COMMAND, one rank of a job, so that its hang can be debugged.",
         allow_abbrev=False,
     )
@@ -1265,7 +1265,7 @@ def arguments(words: Sequence[str] | None = None) -> Any:
     if options.command[:1] == ["--"]:
         options.command = options.command[1:]
     if not options.command:
-        parser.error("no command: nodeready run -- python train.py")
+        parser.error("no command: nodeready run python train.py")
     if not 0 <= options.trace_lines <= 1000000:
         parser.error("--trace-lines takes 0 to 1000000")
     try:

@@ -175,7 +175,7 @@ def test_smoke_lets_the_others_go_without_a_lost_node(nodes, where, tool, tmp_pa
 
 
 def test_run_keeps_a_ranks_log_and_its_exit_status(tool: Tool, tmp_path: Path) -> None:
-    words = ("run", "--log-dir", tmp_path, "--", "sh", "-c", "echo step 1; exit 7")
+    words = ("run", "--log-dir", tmp_path, "sh", "-c", "echo step 1; exit 7")
     done = tool(*words, env={"RANK": "2", "WORLD_SIZE": "4"})
     assert done.status == 7, done
     assert "rank2" in done.out or ":2]" in done.out, done

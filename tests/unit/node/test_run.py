@@ -39,7 +39,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def words(*command: str, python: str = sys.executable, options: tuple[str, ...] = ()):
-    return [python, "-I", "-S", str(FILE), *options, "--", *command]
+    return [python, "-I", "-S", str(FILE), *options, *command]
 
 
 def run(*command: str, python=sys.executable, options=(), env=None, **more):
