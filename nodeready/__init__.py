@@ -10,4 +10,4 @@ import sys
 if sys.argv[:1] == ["-m"] and sys.path and not __file__.startswith(f"{sys.path[0]}/"):
     del sys.path[0]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

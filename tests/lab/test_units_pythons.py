@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeready import __version__
 from tests.paths import ROOT
 from tests.unit.conftest import bundle_file, pythons
 from tests.unit.healthcheck.test_compiled import run as run_alone
@@ -63,7 +64,7 @@ def test_it_runs_in_every_python_from_3_9_on_and_no_older_one_shows_a_traceback(
     for version, python in pythons.items():
         done = run(python, "-I" if version > (3, 3) else "-E", bundle_file, "--version", cwd="/")
         if version >= (3, 9):
-            assert (done.returncode, done.stdout) == (0, "0.1.0\n"), (version, done)
+            assert (done.returncode, done.stdout) == (0, f"{__version__}\n"), (version, done)
         else:
             (line,) = done.stderr.splitlines()
             assert done.returncode == 1
@@ -84,4 +85,4 @@ def test_each_python_takes_its_own_code_and_any_other_the_sources(
         assert (done.returncode, done.stderr) == (0, ""), done
         assert takes_its_code(python, out)
         for other in pythons.values():
-            assert run_alone(other, out, "--version").stdout == "0.1.0\n", (version, other)
+            assert run_alone(other, out, "--version").stdout == f"{__version__}\n", other
