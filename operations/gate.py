@@ -19,7 +19,6 @@ from nodeready.subjects.gate.facts import (
     POLICY,
     PROGRAMS,
     PROLOG,
-    PYTHONS,
     RECORD,
     ROOTS,
     SERVICE,
@@ -29,6 +28,7 @@ from nodeready.subjects.gate.facts import (
     Gate,
 )
 from nodeready.subjects.gate.files import contents, digests
+from nodeready.subjects.pythons import PYTHONS
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport import bundle
 

@@ -33,6 +33,7 @@ from nodeready.files import own_directory, write_atomically
 from nodeready.reports.cores_table import size, summary
 from nodeready.reports.registry import find_format
 from nodeready.text import sanitise
+from nodeready.transport.base import has_failed
 from nodeready.triage.cores import CoreDumper, Cores, DumpError, collect_cores
 
 #: Mode of every file: gdb's output has arguments of functions.
@@ -192,7 +193,9 @@ def cores(
     nodes.remember_failed(failed, lost=True, reached=None if cores.complete else failed)
     return exit_code(
         interrupted=not cores.complete,
-        failed=bool(cores.errors.keys() - cores.unreachable),
+        failed=has_failed(
+            reason for name, reason in cores.errors.items() if name not in cores.unreachable
+        ),
         unreachable=bool(cores.unreachable),
-        check=bool(cores.unread),
+        check=bool(cores.unread or cores.errors),
     )

@@ -26,7 +26,7 @@ from nodeready.node.tail import TailConfig
 from nodeready.policy import Policy
 from nodeready.reports.lines import node_set
 from nodeready.text import utc_now
-from nodeready.transport.base import INTERRUPTED, Conversation, Failure, new_nonce
+from nodeready.transport.base import INTERRUPTED, Conversation, Failure, has_failed, new_nonce
 from nodeready.triage.logs import Fetched, Grouping, TailDocument, fetch_tail
 
 #: Characters of a path on Linux (PATH_MAX).
@@ -191,7 +191,7 @@ def tail(
     show("tail", format, document, options.screen(), output=output, mode=0o600)
     return exit_code(
         interrupted=not document.complete,
-        failed=bool(document.failed),
+        failed=has_failed(document.failed.values()),
         unreachable=bool(document.unreachable),
-        check=not document.has_all_files,
+        check=bool(document.failed) or not document.has_all_files,
     )

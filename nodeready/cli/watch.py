@@ -31,6 +31,7 @@ from nodeready.inventory.placement import JobPlacement
 from nodeready.node.witnesses import motion
 from nodeready.reports.lines import node_set
 from nodeready.text import sanitise, utc_now
+from nodeready.transport.base import has_failed
 from nodeready.triage import incident as incidents
 from nodeready.triage.incident import ForeignDirectory, Incident
 from nodeready.triage.watch import LIMIT_S, JobSnapshot, Watch, probe
@@ -296,7 +297,14 @@ def _watch_until_end(watcher: _Watcher, every: float, once: bool) -> int:
             return INTERRUPTED
         if is_first and not snapshot.ranks:
             _refuse_missing_job(watcher, snapshot)
-            return exit_code(unreachable=bool(snapshot.unreached), failed=not snapshot.unreached)
+            others = (
+                reason
+                for name, reason in snapshot.errors.items()
+                if name not in snapshot.unreached
+            )
+            return exit_code(
+                unreachable=bool(snapshot.unreached), failed=has_failed(others), check=True
+            )
         is_first = False
         if not snapshot.ranks and snapshot.errors and watcher.has_ended():
             snapshot = JobSnapshot(snapshot.taken_s)

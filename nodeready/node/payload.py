@@ -19,6 +19,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from nodeready.shell import KILL_AFTER_S, join, quote
+from nodeready.subjects.pythons import PYTHONS
 from nodeready.subjects.wire import NO_PYTHON
 
 __all__ = [
@@ -110,12 +111,6 @@ def is_package(name: str) -> bool:
 
 
 # --- The program as one text, and the script that starts it.
-
-# Programs that may be Python 3.9 or newer: the platform's own interpreter is often older.
-PYTHONS = (
-    "python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.9",
-    "/usr/libexec/platform-python",
-)  # fmt: skip
 
 # Without a user's or a site's additions, and without writing compiled modules.
 _ISOLATED = "-I -S -B -c"

@@ -70,7 +70,7 @@ class MeshRun:
         inventory_addresses: Mapping[str, str],
     ) -> None:
         self.transport, self.nodes, self.ports = transport, nodes, ports
-        self.channels = Channels(transport, deadline, "the mesh")
+        self.channels = Channels(transport, deadline)
         self.inventory_addresses = inventory_addresses
         self.listening: dict[str, Listening] = {}
         self.mesh_rounds = mesh.Rounds(len(nodes), ports, {})

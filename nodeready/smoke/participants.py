@@ -106,7 +106,7 @@ class Participants:
 
     def __init__(self, task: SmokeTask, tell: Callable[[str], object], progress: Progress) -> None:
         self.task, self.tell, self.progress = task, tell, progress
-        self.channels = Channels(task.transport, task.deadline, "the smoke test")
+        self.channels = Channels(task.transport, task.deadline)
         self.before: dict[str, SnapshotReply] = {}
         self.after: dict[str, SnapshotReply] = {}
         self.hellos: dict[str, Hello] = {}

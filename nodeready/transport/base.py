@@ -418,11 +418,13 @@ def rows(
     return decoded
 
 
-def no_answer_reason(answer: Answer, config: Any, purpose: str) -> str:
-    """Why a node's program printed no valid row.
-
-    purpose: the consequence of a missing Python, such as "cores cannot be read"
-    """
+def no_answer_reason(answer: Answer, config: Any) -> str:
+    """Why a node's program printed no valid row."""
     if f"{config.nonce} {payload.NO_PYTHON}" in answer.stdout:
-        return f"{payload.NO_PYTHON}: {purpose}"
+        return wire.PYTHON_MISSING
     return answer.error or "no answer from the node's Python"
+
+
+def has_failed(reasons: Iterable[str]) -> bool:
+    """Whether one of these reasons is a failure of nodeready (exit status 1)."""
+    return any(reason != wire.PYTHON_MISSING for reason in reasons)

@@ -40,14 +40,12 @@ class Channels:
     lost:  node -> the first reason why it was lost
     """
 
-    def __init__(self, transport: Transport, deadline: float, purpose: str) -> None:
-        """deadline: of time.monotonic(), for all waits
-        purpose:  of the program, for the error of a node without a Python: ``the mesh``
-        """
+    def __init__(self, transport: Transport, deadline: float) -> None:
+        """deadline: of time.monotonic(), for all waits"""
         self.nonce = new_nonce()
         self.open: dict[str, NodeChannel] = {}
         self.lost: dict[str, Unknown] = {}
-        self._transport, self._deadline, self._purpose = transport, deadline, purpose
+        self._transport, self._deadline = transport, deadline
 
     @property
     def left_s(self) -> float:
@@ -100,7 +98,7 @@ class Channels:
                 self.lose(name, f"no answer in {limit_s:.0f} s")
             return None
         if line.startswith(f"{self.nonce} {payload.NO_PYTHON}"):
-            self.lose(name, f"{payload.NO_PYTHON} on the node: {self._purpose} needs it")
+            self.lose(name, wire.PYTHON_MISSING)
             return None
         try:
             row = dict(wire.lines(f"{line}\n", self.nonce))

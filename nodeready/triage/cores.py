@@ -545,8 +545,6 @@ def file_names(crashes: Sequence[Crash]) -> list[str]:
 # --- Two rounds: the nodes list their core files, by names alone; then the node that wrote a core
 # reads it, even if further nodes see it.
 
-#: The consequence of a missing Python.
-_NO_CORES = "cores cannot be read"
 #: Maximum cores that one node reads.
 MAX_CORES = 20
 #: Maximum cores of one node among which those of a job are searched.
@@ -585,7 +583,7 @@ def collect_cores(
         if received:
             listings[name] = received[0]
         else:
-            errors[name] = no_answer_reason(answer, requests[name], _NO_CORES)
+            errors[name] = no_answer_reason(answer, requests[name])
     unlisted = {name: listing.unlisted_count for name, listing in listings.items()}
     notes = {name: list(listing.notes) for name, listing in listings.items()}
     lost = {
@@ -676,7 +674,7 @@ def _read(
         cores = {core.number: core for core in received if isinstance(core, CoreSummary)}
         end = next((row for row in received if isinstance(row, ReadTotals)), None)
         if end is None:
-            refused.append(f"no answer: {no_answer_reason(answer, requests[name], _NO_CORES)}")
+            refused.append(f"no answer: {no_answer_reason(answer, requests[name])}")
         else:
             unlisted[name] += end.unread_count
             if end.unknown_job_count:
@@ -761,7 +759,7 @@ class CoreDumper:
         except ProbeError as problem:
             raise DumpError(f"{name}: {problem.reason}") from None
         if not received:
-            raise DumpError(f"{name}: {no_answer_reason(answer, config, _NO_CORES)}", answer.kind)
+            raise DumpError(f"{name}: {no_answer_reason(answer, config)}", answer.kind)
         return received[0]
 
     def preview(self) -> gcore.Preview:

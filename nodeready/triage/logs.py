@@ -486,7 +486,7 @@ def parse_tail(text: str, nonce: str) -> NodeTail:
         if name == "tail" and isinstance(data, str):
             return wire.decode(NodeTail, wire.load_json(wire.unpack(data, MAX_UNPACKED)))
     if f"{nonce} {payload.NO_PYTHON}" in text:
-        raise ProbeError(payload.NO_PYTHON)
+        raise ProbeError(wire.PYTHON_MISSING)
     raise ProbeError("the node gave no answer", text[:200])
 
 

@@ -436,7 +436,7 @@ def probe(
             continue
         ends = [row for row in received if isinstance(row, MotionEnd)]
         if not ends:
-            reason = no_answer_reason(answer, with_nonce, "the job cannot be watched there")
+            reason = no_answer_reason(answer, with_nonce)
             errors[name] = refused[0] if refused else reason
             if answer.kind in UNREACHED:
                 unreached.add(name)

@@ -14,6 +14,7 @@ from nodeready.subjects.debug_tools.facts import (
     unusable,
 )
 from nodeready.subjects.proof.debugger_facts import NOEXEC
+from nodeready.subjects.pythons import PACKAGES
 from nodeready.subjects.result import (
     Result,
     Subject,
@@ -131,4 +132,32 @@ def py_spy(observed: DebugTools, policy: Policy) -> Result:
     return ok(check, version, version, PY_SPY)
 
 
-SUBJECT = Subject("debug_tools", __doc__, checks=(packages, py_spy), probe=PROBE)
+@check(
+    "debug_tools.python",
+    fix=(
+        "add 'PACKAGE' to packages in group_data and deploy, or MANAGER install PACKAGE",
+        "install Python 3.9 or newer beside it",
+    ),
+)
+def python(observed: DebugTools, policy: Policy) -> Result:
+    """The node has a Python of 3.9 or newer, which starts nodeready's programs there.
+
+    The proofs of `ready`, `smoke`, `stacks`, `jobs`, `cores`, `tail`, `watch`, `incident` and the
+    node's own check need it, and only its standard library. It need not be the default: python3,
+    then python3.13 to python3.9 are tried. RHEL 8 and SLES 15 have Python 3.6, Ubuntu 20.04 has
+    3.8, and a package with a newer one beside it: python3.11, python311, python3.9.
+    """
+    check, expected = "debug_tools.python", "Python 3.9 or newer"
+    if observed.python:
+        return ok(check, expected, observed.python)
+    package = PACKAGES.get(observed.manager)
+    fix = "install Python 3.9 or newer beside it"
+    if package:
+        fix = (
+            f"add '{package}' to packages in group_data and deploy, or {observed.manager} install "
+            f"{package}"
+        )
+    return fail(check, expected, observed.old_python or "none", "", fix)
+
+
+SUBJECT = Subject("debug_tools", __doc__, checks=(packages, py_spy, python), probe=PROBE)

@@ -21,6 +21,8 @@ from nodeready.subjects.access import (
     unusable_program,
 )
 from nodeready.subjects.base import Output, Probe, ProbeError, Section
+from nodeready.subjects.pythons import SCRIPT as PYTHONS_SCRIPT
+from nodeready.subjects.pythons import parse_pythons
 
 PY_SPY = "/usr/local/bin/py-spy"
 #: A deploy's note about the program: its sha256, and inode, size and times of the file, so that a
@@ -140,7 +142,6 @@ def _script(policy: Policy) -> str:
         nr_name=${{nr_name##*/}}
         nr_broken "${{nr_name%%:*}}" "${{nr_row#*.list:}}"
     done
-    nr_have {" ".join(MANAGERS)}
     """
     broken = rf"""
     nr_broken() {{
@@ -155,8 +156,9 @@ def _script(policy: Policy) -> str:
         printf 'broken=%s %s %s\n' "$1" "$nr_word" "$2"
     }}
     """
+    managers = f"nr_have {' '.join(MANAGERS)}\n"
     py_spy = _py_spy(policy.py_spy_version) if policy.py_spy_version else ""
-    parts = [broken + packages if policy.packages else "", py_spy, ":"]
+    parts = [broken + packages if policy.packages else "", managers, PYTHONS_SCRIPT, py_spy, ":"]
     return "\n".join(parts)
 
 
@@ -191,6 +193,8 @@ class DebugTools:
     registered: the policy's packages that the package manager has
     broken:   broken programs of such packages without a command of the package's name
     access:   the modes of the programs
+    python:   the Python that starts nodeready's programs, of 3.9 or newer; "": there is none
+    old_python: without such a Python: the first older one, with its version; "": none at all
     """
 
     missing: tuple[str, ...] = ()
@@ -206,6 +210,8 @@ class DebugTools:
     registered: tuple[str, ...] = ()
     broken: tuple[BrokenProgram, ...] = ()
     access: Access = field(default_factory=Access)
+    python: str = ""
+    old_python: str = ""
 
     @property
     def lost(self) -> tuple[str, ...]:
@@ -236,6 +242,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
         raise ProbeError(f"the sha256 of {PY_SPY} is none", sha256)
     have = output.all("have")
     printed = re.fullmatch(r"py-spy (\d[\w.+-]*)", values.get("version", ""))
+    python = parse_pythons(output.all("python"))
     known_version = next(
         (v for (v, m), digest in DIGESTS.items() if (m, digest) == (machine, sha256)), ""
     )
@@ -255,6 +262,8 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
         registered=tuple(name for name in policy.packages if name in output.all("registered")),
         broken=tuple(_broken(output.all("broken"), policy.packages)),
         access=parse_access(outputs),
+        python=python.name,
+        old_python=python.old,
     )
 
 

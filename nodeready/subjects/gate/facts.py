@@ -19,6 +19,8 @@ from nodeready.subjects.base import (
     file_lines,
     number,
 )
+from nodeready.subjects.pythons import SCRIPT as PYTHONS_SCRIPT
+from nodeready.subjects.pythons import parse_pythons
 
 DIRECTORY = "/usr/local/lib/nodeready"
 BUNDLE = f"{DIRECTORY}/nodeready.pyz"
@@ -43,13 +45,6 @@ FILES = (
 PROGRAMS = (RECORD, PROLOG, HEALTH_CHECK)
 #: What root runs, and what decides what root runs: only root may write these.
 ROOTS = (DIRECTORY, POLICY.rpartition("/")[0], *FILES)
-
-#: Where a Python of 3.9 or newer may be, the platform's own first; templates/gate/python.sh, too.
-PYTHONS = (
-    "python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.9",
-    "/usr/libexec/platform-python",
-)  # fmt: skip
-OLDEST = (3, 9)
 
 #: The directories of slurm.conf, first that of a configless slurmd, whose file is slurmctld's.
 _SLURM_CONFS = (
@@ -79,19 +74,7 @@ _SLURM_CONF = rf"""
         fi
     done
 """
-# A Python that is new enough also prints the magic number of its compiled code.
-_ABOUT = (
-    'import sys; new = sys.version_info >= (3, 9); print("%d.%d" % sys.version_info[:2], '
-    '*([__import__("_frozen_importlib_external").MAGIC_NUMBER.hex()] if new else []))'
-)
-# The platform's own interpreter is often older than 3.9: then the next one is tried.
-_WITH_GATE = rf"""
-    for nr_name in {" ".join(PYTHONS)}; do
-        if ! command -v "$nr_name" >/dev/null 2>&1; then continue; fi
-        nr_said=$("$nr_name" -ISBc '{_ABOUT}' 2>/dev/null)
-        nr_say python "$nr_name ${{nr_said:-?}}"
-        case $nr_said in *' '*) break ;; esac
-    done
+_WITH_GATE = rf"""{PYTHONS_SCRIPT}
     for nr_file in {" ".join(PROGRAMS)}; do
         if [ -x "$nr_file" ]; then printf 'runs=%s\n' "$nr_file"; fi
     done
@@ -211,19 +194,6 @@ def _last(rows: list[tuple[str, str]] | None) -> str | None:
     return rows[-1][0] if rows else None
 
 
-def _pythons(rows: Iterable[str]) -> tuple[str, str, str]:
-    """The fields `python`, `old` and `magic` of Gate."""
-    old = ""
-    for row in rows:
-        name, _, answer = row.partition(" ")
-        version, _, magic = answer.partition(" ")
-        match = re.fullmatch(r"(\d{1,3})\.(\d{1,3})", version)
-        if name in PYTHONS and match and (int(match[1]), int(match[2])) >= OLDEST:
-            return name, "", magic if re.fullmatch(r"[0-9a-f]{8}", magic) else ""
-        old = old or (f"{name} is {version}" if match else f"{name} does not run")
-    return "", old, ""
-
-
 def _note(text: str) -> tuple[str, str, str] | None:
     """The note of `healthcheck/main.py`; None for any other text."""
     match = re.fullmatch(r"([0-9a-f]{64}) ([0-9a-f]{64}) ([0-9a-f]{8})", text)
@@ -234,7 +204,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
     """The observation. Raises ProbeError for a time that is no number."""
     output = outputs["gate"]
     text, values = output.require(), output.values()
-    python, old, magic = _pythons(output.all("python"))
+    python, old, magic = parse_pythons(output.all("python"))
     paths = {*FILES, VERDICT}
     digests = {
         match[2]: match[1]

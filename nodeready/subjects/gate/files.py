@@ -18,14 +18,13 @@ from nodeready.subjects.gate.facts import (
     DIRECTORY,
     HEALTH_CHECK,
     NOTE,
-    OLDEST,
     POLICY,
     PROLOG,
-    PYTHONS,
     RECORD,
     SERVICE,
     TIMER,
 )
+from nodeready.subjects.pythons import OLDEST, PYTHONS
 from nodeready.subjects.templates import render
 
 #: Maximum seconds of a timer's run, which delays no job: more than the probe's own limit

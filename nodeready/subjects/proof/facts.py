@@ -169,7 +169,7 @@ def all_unknown(reason: str, request: ProofRequest) -> Proved:
 def read(text: str, request: ProofRequest) -> Proved:
     """The proofs in a node's answer. Never raises: a proof that cannot be read is Unknown."""
     if f"{request.nonce} {wire.NO_PYTHON}" in text:
-        return all_unknown(f"{wire.NO_PYTHON} on the node: the proofs need it", request)
+        return all_unknown(wire.PYTHON_MISSING, request)
     proofs: dict[str, Any] = {}
     try:
         for name, data in wire.lines(text, request.nonce):

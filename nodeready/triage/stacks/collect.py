@@ -19,6 +19,7 @@ from nodeready.node.stacks.processes import FAMILIES
 from nodeready.node.stacks.program import StacksConfig
 from nodeready.node.stacks.py_spy import ENDED_INTERPRETER, NATIVE_LIMIT_S, NO_CALL, NOT_PYTHON
 from nodeready.node.stacks.ranks import CLAIMS, LAUNCHER, claim_note
+from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
 from nodeready.text import counted
 from nodeready.transport.base import (
@@ -123,7 +124,7 @@ def trace_of(name: str, answer: Answer, nonce: str) -> Trace:
     if answer.error and answer.kind not in (TIMEOUT, HUNG):
         raise TraceError(answer.error)
     if f"{nonce} {payload.NO_PYTHON}" in answer.stdout:
-        raise TraceError(payload.NO_PYTHON)
+        raise TraceError(wire.PYTHON_MISSING)
     try:
         data = program.unpack(answer.stdout, nonce)
     except ProbeError as problem:

@@ -17,6 +17,7 @@ from nodeready.cli.options import Refused
 from nodeready.node.cores.listing import CoreFile
 from nodeready.node.stacks import program as stacks
 from nodeready.policy import Policy
+from nodeready.subjects.wire import PYTHON_MISSING
 from nodeready.transport.base import TIMEOUT, Failure
 from tests.builders.traces import process, trace
 from tests.cases import cases
@@ -95,6 +96,17 @@ def test_a_troubled_node_costs_itself_and_is_explained(case, run):
     assert "\x1b" not in done.out
     # Nothing is asked of a node after its connection was lost.
     assert [request.node for request in done.transport.asked].count("dead") <= 2
+
+
+@pytest.mark.parametrize("words", [
+    READY, ("stacks",), ("stacks", "--check"), ("cores",), ("tail", "/log/*"),
+    ("watch", "--job", "1"), ("incident", "--job", "1", "-o", "kept"),
+], ids=" ".join)  # fmt: skip
+def test_a_node_without_python_is_a_finding(words, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run({"old": looks(OLD)}, *words)
+    assert done.code == 3
+    assert PYTHON_MISSING in done.out + done.err
 
 
 def test_a_look_that_never_ends_costs_the_budget_of_its_node(run):

@@ -34,6 +34,7 @@ def there(row: str = "0 0 755", sha256: str = KNOWN, before: str = DIRECTORIES) 
     return f"machine=x86_64\n{before}at={row} {probe.PY_SPY}\nsha256={sha256}\n"
 
 
+PYTHON = "python=python3 3.11 a70d0d0a\n"
 GOOD = f"have=apt-get\n{there()}"
 THEIRS = there(before="at=1000 0 755 /usr/local/bin\n")
 
@@ -52,11 +53,29 @@ def test_judged(case):
     """The packages, and py-spy: of which digest, whose, and in whose directories."""
     names = {"DIRECTORIES": DIRECTORIES.rstrip(), "KNOWN": KNOWN, "OTHER": OTHER}
     text = "".join(f"{line}\n" for line in case["printed"]).replace("PY_SPY", probe.PY_SPY)
+    text += PYTHON
     for name, value in names.items():
         text = text.replace(name, value)
     policy = policy_of(case)
     results = judge_all(checks, probe.parse({"debug_tools": Output(text, 0)}, policy), policy)
     assert [result.status for result in results] == case["statuses"].split()
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "actual", "fix"),
+    [
+        (PYTHON, "ok", "python3", ""),
+        ("python=python3 3.6\npython=python3.11 3.11 a70d0d0a\n", "ok", "python3.11", ""),
+        ("have=dnf\npython=python3 3.6\n", "fail", "python3 is 3.6", "or dnf install python3.11"),
+        ("python=python3 ?\n", "fail", "python3 does not run", "install Python 3.9 or newer"),
+        ("python=/tmp/evil 3.11 a70d0d0a\n", "fail", "/tmp/evil is 3.11", "install Python"),
+        ("have=apt-get\n", "fail", "none", "add 'python3.9' to packages in group_data and deploy"),
+    ],
+)
+def test_the_python_that_starts_the_programs(text, status, actual, fix):
+    result = judge_all(checks, parse(f"machine=x86_64\n{text}"), Policy())[2]
+    assert (result.check, result.status, result.actual) == ("debug_tools.python", status, actual)
+    assert fix in result.fix
 
 
 @pytest.mark.parametrize(
