@@ -36,7 +36,7 @@ from nodeready.text import sanitise, span
 _READERS, _FEW = 8, 256
 
 
-def _read_share(directory: str, number: int, total: int, send: Send) -> None:
+def _send_share(directory: str, number: int, total: int, send: Send) -> None:
     """Send (host, problem, text) for this one of ``total`` shares of the directory's files."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     # The directory's owner may write any verdict. An NFS server that maps root to a user
@@ -83,7 +83,7 @@ def verdict_record(host: str, verdict: NodeVerdict) -> HostRecord:
 def directory_records(directory: str, expected: int, limit_s: float) -> list[HostRecord]:
     """The verdicts in a directory. expected: their rough number. Raises SourceError."""
     total = _READERS if expected > _FEW else 1
-    readers = [partial(_read_share, directory, number, total) for number in range(total)]
+    readers = [partial(_send_share, directory, number, total) for number in range(total)]
     return [
         _file_record(host, problem, text.encode("latin-1"))
         for host, problem, text in gather(readers, limit_s, directory)

@@ -206,6 +206,7 @@ class MasterStream(Pipes):
         self.end_input()
 
     def status(self, errors: str) -> int:
+        """The command's exit status. Raises EOFError when ssh itself ended."""
         if reason := self._ssh_error(errors):
             raise EOFError(reason)
         return self._process.wait()
