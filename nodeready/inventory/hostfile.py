@@ -86,12 +86,15 @@ def parse(text: str, source: str) -> dict[str, int | None]:
     return hosts
 
 
-def read(path: str | Path, trusted: bool = False) -> dict[str, int | None]:
+def read(
+    path: str | Path, trusted: bool = False, *, remedy: str = trust.USE_OPTION
+) -> dict[str, int | None]:
     """`parse` of the file ``path``. Raises InventoryError, also when it cannot be read.
 
     trusted: read it as root although others could have written it; see `nodeready.inventory.trust`
+    remedy:  as for `trust.distrust`
     """
-    reason = "" if trusted else trust.distrust(path)
+    reason = "" if trusted else trust.distrust(path, remedy=remedy)
     if reason:
         raise _refused(reason)
     try:

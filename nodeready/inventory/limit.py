@@ -10,7 +10,8 @@ from pyinfra.api import Host, Inventory
 from pyinfra.api.connectors import get_all_connectors
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.inventory import nodeset
+from nodeready.inventory import connectors, nodeset
+from nodeready.inventory.connectors import is_connector
 from nodeready.inventory.nodeset import NodeSetError, expand_one, fold, split
 from nodeready.text import sanitise
 
@@ -20,8 +21,12 @@ def sanitised(text: str) -> str:
 
 
 def group_members(part: str) -> list[str]:
-    """The nodes of one part of a list: ``@word`` is a connector of pyinfra's, else a group of
-    ClusterShell's. Raises NodeSetError."""
+    """The nodes of one part of a list: ``@word`` is a connector, else a group of ClusterShell's.
+
+    Raises NodeSetError; InventoryError when one of nodeready's connectors finds no nodes.
+    """
+    if is_connector(part):
+        return connectors.names(part)
     members = None if part[1:] in get_all_connectors() else nodeset.group(part)
     return expand_one(part) if members is None else members
 
@@ -37,7 +42,8 @@ def select_hosts(
     """The hosts that a ``--limit`` selects, in the inventory's order.
 
     expression: a comma list of names, node sets, groups (``h100``, or ``@h100``), ``all``, globs
-        over names (``gpu*``), and ClusterShell's groups (``@rack1``, ``@slurm:debug``)
+        over names (``gpu*``), ClusterShell's groups (``@rack1``, ``@slurm:debug``), and
+        nodeready's connectors (``@slurm/4711``)
     named: further words -> their nodes (``{"@last-failed": [...]}``); nodes that have left the
         inventory are ignored
     Raises InventoryError for a node or group that is not there, with the closest one that is,

@@ -1,9 +1,9 @@
 """An INVENTORY of the command line as pyinfra's Inventory. No connection is made.
 
 An inventory is a Python file (pyinfra's own form, with group_data beside it), a hostfile, or a
-comma list of names, node sets (``gpu[001-064]``), ClusterShell's groups (``@rack1``) and pyinfra
-connectors (``@local``). It is never empty, and every name in it is safe to hand to ssh, to a shell
-and to a file.
+comma list of names, node sets (``gpu[001-064]``), ClusterShell's groups (``@rack1``) and
+connectors (``@local``, ``@slurm/4711``). It is never empty, and every name in it is safe to hand
+to ssh, to a shell and to a file.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pyinfra.api.exceptions import InventoryError, PyinfraError
 from pyinfra.context import ctx_inventory
 
 from nodeready.inventory import hostfile
+from nodeready.inventory.connectors import is_connector
 from nodeready.inventory.limit import group_members, sanitised
 from nodeready.inventory.nodeset import NodeSetError, expand_one, host_name, split, unique
 from nodeready.inventory.python_files import Group, group_data, read_groups, refuse_strangers
@@ -165,7 +166,11 @@ def _similar_file(part: str) -> str:
 def _listed(argument: str) -> list[str]:
     """The nodes of a comma list, in the order in which they are written."""
     try:
-        return unique(name for part in split(argument) for name in group_members(part))
+        return unique(
+            name
+            for part in split(argument)
+            for name in ([part] if is_connector(part) else group_members(part))
+        )
     except NodeSetError as error:
         raise InventoryError(f"{error}; {_USAGE}") from None
 
@@ -182,7 +187,8 @@ def _from_file(path: Path, trusted: bool) -> dict[str, Group]:
     for group, (hosts, _) in groups.items():
         for host in hosts:
             try:
-                host_name(_name(host))
+                if not is_connector(_name(host)):
+                    host_name(_name(host))
             except NodeSetError as error:
                 raise InventoryError(f"{path}: group {sanitised(group)}: {error}") from None
     return groups

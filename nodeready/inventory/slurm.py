@@ -87,6 +87,38 @@ def job_nodes(text: str, path: str, timeout_s: float) -> list[str]:
         raise InventoryError(f"SLURM_JOB_NODELIST: {error}") from None
 
 
+def job_inventory(
+    job: str, environ: Mapping[str, str] = os.environ, timeout_s: float = TIMEOUT_S
+) -> dict[str, list[str]]:
+    """The job's nodes under "all", and those of each of its partitions under its name.
+
+    job: a job, a task of an array job or a part of a heterogeneous job; the number of an array or
+         of a heterogeneous job stands for all its tasks or parts
+    Raises InventoryError, one line.
+    """
+    if not re.fullmatch(r"[0-9]{1,10}([_+][0-9]{1,10})?", job):
+        raise InventoryError(f"@slurm/{sanitise(job, 60)}: is no number of a Slurm job")
+    path = search_path(environ.get("PATH", ""))
+    try:
+        out = ask(
+            ["squeue", "-h", "-a", "-t", "all", "-j", job, "-o", "%T|%P|%N"], path, timeout_s
+        )
+    except InventoryError as error:
+        unknown = "Slurm knows no such job" if "Invalid job id" in str(error) else error
+        raise InventoryError(f"@slurm/{job}: {unknown}") from None
+    rows = [row.split("|") for row in out.split()]
+    groups: dict[str, list[str]] = {"all": []}
+    for _, partition, nodes in (row for row in rows if len(row) == 3 and row[2]):
+        names = job_nodes(nodes, path, timeout_s)
+        groups["all"] = unique([*groups["all"], *names])
+        if partition not in _NO_GROUPS:
+            groups[partition] = unique([*groups.get(partition, []), *names])
+    if not groups["all"]:
+        states = ", ".join(unique(row[0] for row in rows)) or "does not run any more"
+        raise InventoryError(f"@slurm/{job}: the job has no nodes: {sanitise(states, 60)}")
+    return groups
+
+
 def job_placement(
     job: str, names: Iterable[str], environ: Mapping[str, str] = os.environ
 ) -> JobPlacement:

@@ -14,6 +14,7 @@ from nodeready.files import MAX_LINKS, user_name
 OPTION = "--trust-inventory"
 #: Asks for the same as OPTION: for configuration files, and where pyinfra runs the inventory.
 VARIABLE = "NODEREADY_TRUST_INVENTORY"
+USE_OPTION = f"use {OPTION}"
 #: The remedy where OPTION does not count.
 SET_VARIABLE = f"set {VARIABLE}=1"
 
@@ -23,7 +24,7 @@ def trust_asked() -> bool:
     return os.environ.get(VARIABLE, "").lower() in ("1", "true", "t", "yes", "y", "on")
 
 
-def distrust(path: str | Path, *, remedy: str = f"use {OPTION}") -> str:
+def distrust(path: str | Path, *, remedy: str = USE_OPTION) -> str:
     """Why root does not read this file, in one line with the remedy; "": root does.
 
     Always "" for other users, who run the file with their own rights, and for a missing file.

@@ -1,0 +1,87 @@
+"""Names of nodes for pyinfra: ``@slurm/4711``, ``@nodeset/gpu[001-064]``, ``@hostfile/job.hosts``.
+
+pyinfra finds the connectors by the entry points of this package (``pyinfra.connectors``). They
+only name nodes; pyinfra then connects to each of them by ssh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyinfra.api.exceptions import InventoryError
+from pyinfra.connectors.base import BaseConnector
+from typing_extensions import override
+
+from nodeready.inventory import hostfile, nodeset, slurm
+from nodeready.inventory.trust import SET_VARIABLE
+
+#: A node's name, its data, and its groups.
+_Node = tuple[str, dict[str, Any], list[str]]
+
+
+class SlurmConnector(BaseConnector):
+    """``@slurm/4711``: the nodes of this Slurm job. ``@slurm``: as `inventories/slurm.py`.
+
+    The groups of a node are its job's partitions; for ``@slurm``, all partitions of the node.
+    """
+
+    @override
+    @staticmethod
+    def make_names_data(name: str | None = None) -> Iterator[_Node]:
+        groups = slurm.job_inventory(name) if name else slurm.inventory()
+        for node in groups["all"]:
+            partitions = [group for group, nodes in groups.items() if node in nodes]
+            yield node, {}, [group for group in partitions if group != "all"]
+
+
+class NodesetConnector(BaseConnector):
+    """``@nodeset/gpu[001-064]``: the nodes of this node set."""
+
+    @override
+    @staticmethod
+    def make_names_data(name: str | None = None) -> Iterator[_Node]:
+        """As pyinfra's. Raises InventoryError, one line."""
+        text = name or ""
+        try:
+            nodes = nodeset.nodes(text)
+        except InventoryError as error:
+            if text.count("[") <= text.count("]"):
+                raise
+            # pyinfra divides an inventory at each comma, also within brackets.
+            hint = "no comma within brackets: write @nodeset/gpu[1-3],@nodeset/gpu7"
+            raise InventoryError(f"{error}; {hint}") from None
+        for node in nodes:
+            yield node, {}, []
+
+
+class HostfileConnector(BaseConnector):
+    """``@hostfile/PATH``: the nodes of this hostfile; ``@hostfile``: as `hostfile.find`.
+
+    The data of a node is its slots.
+    """
+
+    @override
+    @staticmethod
+    def make_names_data(name: str | None = None) -> Iterator[_Node]:
+        hosts = hostfile.read(name or hostfile.find(), remedy=SET_VARIABLE)
+        for node, data in hostfile.with_data(hosts):
+            yield node, dict(data), []
+
+
+_CONNECTORS: dict[str, type[SlurmConnector | NodesetConnector | HostfileConnector]] = {
+    "slurm": SlurmConnector,
+    "nodeset": NodesetConnector,
+    "hostfile": HostfileConnector,
+}
+
+
+def is_connector(word: str) -> bool:
+    """Whether the word names nodes by one of these connectors: ``@slurm/4711``."""
+    return word.startswith("@") and word[1:].partition("/")[0] in _CONNECTORS
+
+
+def names(word: str) -> list[str]:
+    """The nodes of such a word. Raises InventoryError, one line."""
+    connector, _, argument = word[1:].partition("/")
+    return [node for node, _, _ in _CONNECTORS[connector].make_names_data(argument or None)]

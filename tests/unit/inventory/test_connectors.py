@@ -1,0 +1,125 @@
+"""`@slurm/4711`, `@nodeset/gpu[1-3]`, `@hostfile/PATH`: by `pyinfra` itself and by our loader."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyinfra.api.exceptions import InventoryError
+
+from nodeready.inventory.limit import names, select_hosts
+from nodeready.inventory.load import load
+from tests.paths import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# squeue -h -a -t all -j ID -o "%T|%P|%N" (22.05).
+SQUEUE = """\
+case "$*" in
+*"-j 4711 "*) echo 'RUNNING|h100|gpu[001-002]' ;;
+*"-j 12 "*) printf 'RUNNING|h100|gpu003\\nRUNNING|all|gpu003\\nPENDING|h100|\\n' ;;
+*"-j 13 "*) echo 'PENDING|h100|' ;;
+*"-j 14 "*) ;;
+*) echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """A directory with the package's entry points in sys.path, a hostfile, and squeue."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    info = tmp_path / "site" / "nodeready-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nodeready\nVersion: 0\n")
+    points = project["entry-points"]["pyinfra.connectors"]
+    rows = "".join(f"{name} = {value}\n" for name, value in points.items())
+    (info / "entry_points.txt").write_text(f"[pyinfra.connectors]\n{rows}")
+    monkeypatch.syspath_prepend(str(info.parent))
+    monkeypatch.setenv("PYTHONPATH", f"{info.parent}:{ROOT}")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "squeue").write_text(f"#!/bin/sh\n{SQUEUE}")
+    (tools / "squeue").chmod(0o755)
+    (tools / "sh").symlink_to(shutil.which("sh") or "/bin/sh")
+    (tmp_path / "job.hosts").write_text("gpu1 slots=8\ngpu2:4\nlogin1\n")
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setenv("NO_COLOR", "1")
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "VIRTUAL_ENV"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def pyinfra(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [Path(sys.executable).with_name("pyinfra"), *words, "debug-inventory"]
+    return subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes"),
+    [
+        ("@nodeset/gpu[001-003]", "gpu001 gpu002 gpu003"),
+        ("@nodeset/gpu[1-2],@nodeset/gpu7,login1", "gpu1 gpu2 gpu7 login1"),
+        ("@hostfile/job.hosts", "gpu1 gpu2 login1"),
+        ("@slurm/4711", "gpu001 gpu002"),
+        ("@slurm/12", "gpu003"),
+    ],
+)
+def test_pyinfra_and_nodeready_reach_the_same_nodes_by_ssh(words, nodes):
+    done = pyinfra(words)
+    assert done.returncode == 0, done.stderr
+    shown = re.findall(r"^\[(\S+?)\]", done.stdout + done.stderr, re.MULTILINE)
+    loaded = load(words)
+    assert shown == names(loaded) == nodes.split()
+    assert {host.connector_cls.__name__ for host in loaded} == {"SSHConnector"}
+
+
+def test_they_have_the_slots_and_the_partitions():
+    slots = {host.name: host.data.get("slots") for host in load("@hostfile/job.hosts")}
+    assert slots == {"gpu1": 8, "gpu2": 4, "login1": None}
+    assert dict(load("@slurm/12").groups).keys() == {"h100"}
+    assert names(load("@slurm/4711").get_group("h100")) == ["gpu001", "gpu002"]
+
+
+def test_nodeready_takes_a_comma_within_the_brackets_and_a_limit(place):
+    assert names(load("@nodeset/gpu[1-2,7]")) == ["gpu1", "gpu2", "gpu7"]
+    nodes = load("login1,gpu[000-009]")
+    chosen = select_hosts(nodes, "@slurm/4711,@hostfile/job.hosts,gpu009")
+    assert names(chosen) == ["login1", "gpu001", "gpu002", "gpu009"]
+    file = place / "inventory.py"
+    file.write_text('h100 = ["@nodeset/gpu[1-2,7]"]\n')
+    assert names(load(str(file)).get_group("h100")) == ["gpu1", "gpu2", "gpu7"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("@nodeset/gpu[1-2,7]", "no comma within brackets: write @nodeset/gpu[1-3],@nodeset/gpu7"),
+        ("@nodeset/gpu[2-1]", "is no range"),
+        ("@nodeset", "names no node"),
+        ("@hostfile/none", "cannot read the hostfile none"),
+        ("@slurm/13", "@slurm/13: the job has no nodes: PENDING"),
+        ("@slurm/14", "@slurm/14: the job has no nodes: does not run any more"),
+        ("@slurm/15", "@slurm/15: Slurm knows no such job"),
+        ("@slurm/$(id)", "is no number of a Slurm job"),
+    ],
+)
+def test_an_error_is_one_line(words, why):
+    done = pyinfra(words)
+    *_, last = done.stderr.splitlines()
+    assert (done.returncode, why in last, "Traceback" in done.stderr) == (1, True, False), last
+    if "no comma" not in why:
+        with pytest.raises(InventoryError, match=re.escape(why)) as caught:
+            load(words)
+        assert "\n" not in str(caught.value)
