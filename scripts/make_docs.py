@@ -2,7 +2,8 @@
 
 docs/checks.md, docs/nodeready.1 and the schemas of the documents are generated whole. In README.md
 and the remaining pages the text between `<!-- begin NAME -->` and `<!-- end NAME -->` is
-generated: the policy keys, the exit codes, the commands, the rooms and the lab's faults.
+generated: the policy keys, the exit codes, the commands, the variables, the rooms and the lab's
+faults.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ PIECES: dict[str, Callable[[], str]] = {
     "policy-keys": tables.policy_keys,
     "exit-codes": tables.exit_codes,
     "commands": tables.commands,
+    "variables": tables.variables,
     "house": draw_house.room_table,
     "faults": tables.faults,
 }

@@ -10,6 +10,7 @@ from tables import exit_meanings, leaves
 
 import nodeready
 from nodeready.cli import cli
+from nodeready.cli.options import options_in_groups
 
 _FILES = (
     ("group_data/*.py", "The policy: one file per group, all.py for every node."),
@@ -86,7 +87,7 @@ def examples(text: str) -> list[str]:
 
 def option(parameter: click.Option) -> tuple[str, str]:
     """An option's names and its help, with its variable and default."""
-    names = ", ".join(parameter.opts)
+    names = ", ".join(sorted(parameter.opts, key=len))
     if isinstance(parameter.type, click.Choice):
         names += " " + "|".join(map(str, parameter.type.choices))
     elif not parameter.is_flag and not parameter.count:
@@ -127,7 +128,9 @@ def page() -> str:
     for words, command in commands:
         lines.append(f".SH NODEREADY {' '.join(words).upper()}")
         lines += paragraphs(without_examples(command.help or ""))
-        lines += tagged(option(p) for p in command.params if isinstance(p, click.Option))
+        for group, options in options_in_groups(command).items():
+            lines += [] if group == "Options" else [f".SS {group}"]
+            lines += tagged(map(option, options))
         shown += examples(command.help or "")
     lines.append(".SH EXIT STATUS")
     lines += tagged((str(code), f"{when}.") for code, when in exit_meanings())

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from nodeready.cli import cli
+from nodeready.cli.options import Option
 from nodeready.exit_codes import OK, exit_code
 from nodeready.lab.faults import FAULTS, GROUPS
 from nodeready.lab.profiles import PROFILES
@@ -72,6 +73,17 @@ def leaves(
             yield from leaves(command, (*path, name))
         else:
             yield (*path, name), command
+
+
+def variables() -> str:
+    """Every variable that several commands read, and the options that have no such variable."""
+    readers: dict[str, list[str]] = {}
+    for words, command in leaves():
+        for option in command.params:
+            if isinstance(option, Option):
+                readers.setdefault(option.variables[-1], []).append(f"`{words[0]}`")
+    commands_of = sorted(readers.items())
+    return markdown(("Variable", "Commands"), ((f"`{v}`", ", ".join(c)) for v, c in commands_of))
 
 
 def about(command: click.Command) -> str:

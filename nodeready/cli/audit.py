@@ -12,8 +12,11 @@ from nodeready.audit.fleet import distinguishing_groups, probed_subjects
 from nodeready.cli.conversations import probe_nodes
 from nodeready.cli.options import (
     Refused,
+    command,
+    only_option,
     option,
     report_options,
+    skip_option,
     srun_job_option,
     transport_options,
 )
@@ -69,11 +72,11 @@ def audit_document(
     return document
 
 
-@click.command()
+@command()
 @click.argument("inventory")
 @report_options("audit")
-@option("--only", metavar="CHECK,...", help="Only these checks or subjects: gpus,nics.mtu.")
-@option("--skip", metavar="CHECK,...", help="Checks or subjects to skip.")
+@only_option("Only these checks or subjects: gpus,nics.mtu.")
+@skip_option
 @option(
     "--fail-on",
     type=click.Choice(["fail", "warn"]),

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import click
 
-from nodeready.cli.options import Refused, option, output_file, trust_option
+from nodeready.cli.options import (
+    Refused,
+    command,
+    limit_option,
+    output_file,
+    trust_option,
+)
 from nodeready.cli.screen import refuse_unwritable
 from nodeready.cli.targets import TargetOptions, load_targets
 from nodeready.exit_codes import OK
@@ -36,10 +42,10 @@ def _common_policy(policies: Mapping[str, Policy]) -> Policy:
     )
 
 
-@click.command()
+@command()
 @click.argument("inventory", required=False)
 @output_file("File of the program.", default="nodeready.pyz")
-@option("--limit", metavar="NODES", help="The policy of these nodes: gpu[001-004], a group.")
+@limit_option("The policy of these nodes: gpu[001-004], a group.")
 @trust_option
 def bundle(inventory: str | None, *, output: str, limit: str | None, trust_inventory: bool) -> int:
     """Write the node's own program: one file that needs only Python 3.9 on the node.

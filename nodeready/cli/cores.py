@@ -11,6 +11,7 @@ import click
 from nodeready.cli.conversations import ask_with_progress
 from nodeready.cli.options import (
     Refused,
+    command,
     format_option,
     local_option,
     option,
@@ -114,7 +115,7 @@ def _dump(dumper: CoreDumper, screen: Screen, yes: bool) -> int:
     return exit_code(failed=not is_running)
 
 
-@click.command()
+@command()
 @click.argument("inventory", required=False)
 @local_option
 @since_option("cores written")

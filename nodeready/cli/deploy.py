@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nodeready.cli.conversations import converse, probe_nodes
-from nodeready.cli.options import Refused, format_option, option, shared_options
+from nodeready.cli.options import (
+    Refused,
+    command,
+    format_option,
+    only_option,
+    option,
+    shared_options,
+)
 from nodeready.cli.screen import Screen, show
 from nodeready.cli.targets import TargetOptions, Targets, ssh_targets
 from nodeready.deploy.document import Deploy, DeployedNode, DeployOutcome, deploy_code
@@ -29,11 +36,11 @@ if TYPE_CHECKING:
 _STOPPING = "interrupted: ending what runs on the nodes (again: leave at once)"
 
 
-@click.command()
+@command()
 @click.argument("inventory")
 @option("--check", is_flag=True, help="Only show what would change; write nothing.")
 @option("--diff", is_flag=True, help="Show the differences of the files.")
-@option("--only", metavar="SUBJECT,...", help="Only these subjects, e.g. ptrace,limits.")
+@only_option("Only these subjects, e.g. ptrace,limits.", "SUBJECT,...")
 @format_option("deploy", general=False)
 @option("--yes", "-y", is_flag=True, help="Do not ask before the first change.")
 @shared_options

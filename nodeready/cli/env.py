@@ -11,6 +11,7 @@ from nodeready.audit.fleet import addresses_of_replies
 from nodeready.cli.conversations import ask_with_progress, probe_nodes
 from nodeready.cli.options import (
     Refused,
+    command,
     format_option,
     option,
     output_file,
@@ -67,7 +68,7 @@ def _environment(
     )
 
 
-@click.command()
+@command()
 @click.argument("inventory")
 # A shell evaluates the output, so NODEREADY_FORMAT=json, which is meant for reports, is ignored.
 @format_option("env", general=False)

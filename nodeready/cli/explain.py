@@ -9,7 +9,7 @@ from dataclasses import fields
 
 import click
 
-from nodeready.cli.options import Refused, color_option
+from nodeready.cli.options import Refused, color_option, command
 from nodeready.policy import Policy
 from nodeready.policy.policy import reason
 from nodeready.reports.lines import StyledLine, line
@@ -98,7 +98,7 @@ def _listed(subjects: list[str], width: int) -> Iterator[StyledLine]:
             yield line(f"  {check.id:<{room}}  {brief}")
 
 
-@click.command()
+@command()
 @click.argument("check", nargs=-1)
 @color_option
 def explain(check: tuple[str, ...], color: str) -> int:

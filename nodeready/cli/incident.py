@@ -15,6 +15,7 @@ from nodeready.cli.audit import audit_document
 from nodeready.cli.conversations import ask_with_progress, converse, probe_nodes
 from nodeready.cli.options import (
     Refused,
+    command,
     format_option,
     local_option,
     option,
@@ -164,7 +165,7 @@ TIMEOUT = option(
 )
 
 
-@click.command()
+@command()
 @click.argument("inventory", required=False)
 @local_option
 @JOB

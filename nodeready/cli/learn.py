@@ -9,7 +9,14 @@ import click
 
 from nodeready.audit.learned import majority, render
 from nodeready.cli.conversations import probe_nodes
-from nodeready.cli.options import Refused, option, output_file, srun_job_option, transport_options
+from nodeready.cli.options import (
+    Refused,
+    command,
+    option,
+    output_file,
+    srun_job_option,
+    transport_options,
+)
 from nodeready.cli.targets import TargetOptions, select_targets
 from nodeready.exit_codes import exit_code
 from nodeready.files import write_atomically
@@ -18,7 +25,7 @@ from nodeready.subjects.registry import LEARNED
 from nodeready.text import utc_now
 
 
-@click.command()
+@command()
 @click.argument("inventory")
 @output_file("Write the policy to FILE, which must not exist yet.")
 @option("--force", is_flag=True, help="Replace FILE when it exists.")

@@ -1,8 +1,8 @@
 """Options that several commands share.
 
-Each option shows its default and its environment variables in --help. Every option has a variable
-of its own command, NODEREADY_COMMAND_OPTION, which overrides the general one, NODEREADY_OPTION. A
-few options have no general variable.
+Each option shows its default in --help, where the options stand in groups. Every option has a
+variable of its own command, NODEREADY_COMMAND_OPTION, which overrides the general one,
+NODEREADY_OPTION. A few options have no general variable. docs/options.md lists them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import click
 
 from nodeready.exit_codes import USAGE
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Callback = TypeVar("Callback", bound=Callable[..., Any])
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -33,6 +33,62 @@ class Refused(click.ClickException):
 FORMS = ("table", "json", "junit", "prometheus", "nagios", "html", "speedscope", "sh")
 
 
+#: Group of --help -> its options, by name, in their order. The remaining options of a command
+#: stand before the groups.
+_GROUPS = {
+    "Select": ("limit", "only", "skip", "local", "job", "user", "pids", "match", "since"),
+    "Policy": ("ports", "gpus", "nodes_needed", "fail_on", "trust_inventory"),
+    "Connection": (
+        *("via", "salloc", "topology", "ssh_processes"),
+        *("ssh_user", "ssh_key", "sudo", "timeout", "budget"),
+    ),
+    "Output": (
+        *("format", "output", "hostfile_out", "hostfile_format", "exclude_out"),
+        *("diff", "color", "quiet", "verbose"),
+    ),
+}
+
+
+def options_in_groups(command: click.Command) -> dict[str, list[click.Option]]:
+    """Title of the group -> its options. The command's own options come first, as "Options"."""
+    options = {
+        str(param.name): param for param in command.params if isinstance(param, click.Option)
+    }
+    groups = {
+        title: [options[name] for name in names if name in options]
+        for title, names in _GROUPS.items()
+    }
+    grouped = {name for names in _GROUPS.values() for name in names}
+    own = [option for name, option in options.items() if name not in grouped]
+    return {title: params for title, params in {"Options": own, **groups}.items() if params}
+
+
+class Command(click.Command):
+    """A command whose --help has its options in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the groups, and how the variables of the options are called."""
+        groups = {"Options": [], **options_in_groups(self)}
+        if help_option := self.get_help_option(ctx):
+            groups["Options"].append(help_option)
+        for title, options in groups.items():
+            records = [option.get_help_record(ctx) for option in options]
+            with formatter.section(title):
+                formatter.write_dl([record for record in records if record is not None])
+        if any(isinstance(option, Option) for options in groups.values() for option in options):
+            prefix = f"NODEREADY_{str(self.name).upper()}_"
+            formatter.write_paragraph()
+            formatter.write_text(
+                f"Variables of the options: {prefix}OPTION, else NODEREADY_OPTION; man nodeready "
+                "has them all."
+            )
+
+
+def command(**settings: Any) -> Callable[[Callable[..., Any]], Command]:
+    """click.command, as a Command."""
+    return click.command(cls=Command, **settings)
+
+
 class Option(click.Option):
     """An option with environment variables: the command's own, then a general one.
 
@@ -40,6 +96,7 @@ class Option(click.Option):
 
     variables: their names, the command's first
     takes:     whether a value of the general variable counts here, or is ignored; None: all count
+    joined:    the option may be repeated; its values are joined by commas
     """
 
     def __init__(
@@ -47,10 +104,11 @@ class Option(click.Option):
         *names: Any,
         variables: tuple[str, ...],
         takes: Callable[[str], bool] | None = None,
+        joined: bool = False,
         **settings: Any,
     ) -> None:
-        self.variables, self.takes = variables, takes
-        # Where every command takes the same values, --help names only the general variable.
+        self.variables, self.takes, self.joined = variables, takes, joined
+        # Where every command takes the same values, the manual names only the general variable.
         shown = variables if takes else variables[-1]
         super().__init__(*names, **{"envvar": shown, "show_envvar": True, **settings})
 
@@ -64,6 +122,12 @@ class Option(click.Option):
             if value and (self.takes is None or self.takes(value)):
                 return value
         return None
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """What stands in brackets behind the help: the default, without the variables."""
+        return {
+            key: value for key, value in super().get_help_extra(ctx).items() if key != "envvars"
+        }
 
     @property
     def _single(self) -> bool:
@@ -79,23 +143,22 @@ class Option(click.Option):
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
     ) -> tuple[Any, list[str]]:
-        """Raises UsageError when it was given more than once."""
+        """Raises UsageError when it was given more than once and its values cannot be joined."""
         values = opts.get(self.name or "")
         if self._single and values:
-            if len(values) > 1:
+            if len(values) > 1 and not self.joined:
                 shown = ", ".join(map(str, values))
-                several = self.metavar is not None and self.metavar.endswith((",...", "NODES"))
-                how = ", with commas between the values" if several else ""
                 raise click.UsageError(
                     f"{max(self.opts, key=len)} is given {len(values)} times ({shown}): "
-                    f"give it once{how}",
+                    "give it once",
                     ctx,
                 )
-            opts = {**opts, str(self.name): values[0]}
+            value = ",".join(values) if self.joined else values[0]
+            opts = {**opts, str(self.name): value}
         return super().handle_parse_result(ctx, opts, args)
 
 
-def option(*names: str, general: bool = True, **settings: Any) -> Callable[[Command], Command]:
+def option(*names: str, general: bool = True, **settings: Any) -> Callable[[Callback], Callback]:
     """click.option, as an Option of the function's command.
 
     general: also read the general variable NODEREADY_OPTION
@@ -103,7 +166,7 @@ def option(*names: str, general: bool = True, **settings: Any) -> Callable[[Comm
     word = max((n.lstrip("-") for n in names if n.startswith("--")), key=len)
     word = word.partition("/")[0].replace("-", "_").upper()
 
-    def decorate(command: Command) -> Command:
+    def decorate(command: Callback) -> Callback:
         command_variable = f"NODEREADY_{command.__name__.upper()}_{word}"
         variables = (command_variable, f"NODEREADY_{word}") if general else (command_variable,)
         return click.option(*names, cls=Option, variables=variables, **settings)(command)
@@ -113,7 +176,7 @@ def option(*names: str, general: bool = True, **settings: Any) -> Callable[[Comm
 
 def format_option(
     document: str, help: str = "Output format.", *, general: bool = True
-) -> Callable[[Command], Command]:
+) -> Callable[[Callback], Callback]:
     """``--format``, with the formats of this document in `reports.registry`.
 
     general: also read NODEREADY_FORMAT, where it has one of these formats
@@ -122,7 +185,7 @@ def format_option(
 
     forms = format_names(document)
     return option(
-        "--format",
+        *("-f", "--format"),
         type=click.Choice(forms),
         default=forms[0],
         help=help,
@@ -138,7 +201,7 @@ def _is_directory(path: str) -> bool:
 
 def output_file(
     help: str = "Write the report to FILE, atomically.", **settings: Any
-) -> Callable[[Command], Command]:
+) -> Callable[[Callback], Callback]:
     """``-o FILE``. NODEREADY_OUTPUT counts when it is no directory."""
     return option(
         *("-o", "--output"),
@@ -149,7 +212,7 @@ def output_file(
     )
 
 
-def output_directory(help: str, *, general: bool = True) -> Callable[[Command], Command]:
+def output_directory(help: str, *, general: bool = True) -> Callable[[Callback], Callback]:
     """``-o DIR``. NODEREADY_OUTPUT counts when it is a directory, or ends with a slash."""
     return option(
         *("-o", "--output"), metavar="DIR", help=help, general=general, takes=_is_directory
@@ -190,7 +253,7 @@ def hostfile_options(nodes: str) -> Decorator:
     )
 
 
-def since_option(noun: str) -> Callable[[Command], Command]:
+def since_option(noun: str) -> Callable[[Callback], Callback]:
     """``--since WHEN``, for `values.past`. noun: what the option selects"""
     return option(
         "--since",
@@ -199,6 +262,19 @@ def since_option(noun: str) -> Callable[[Command], Command]:
     )
 
 
+def limit_option(help: str) -> Callable[[Callback], Callback]:
+    """``--limit NODES``."""
+    return option("-l", "--limit", metavar="NODES", joined=True, help=help)
+
+
+def only_option(help: str, metavar: str = "CHECK,...") -> Callable[[Callback], Callback]:
+    """``--only``: the checks or subjects of a command."""
+    return option("--only", metavar=metavar, joined=True, help=help)
+
+
+skip_option = option(
+    "--skip", metavar="CHECK,...", joined=True, help="Checks or subjects to skip."
+)
 local_option = option("--local", is_flag=True, help="This machine, without any connection.")
 #: ``--job`` of a command that is not about a job.
 srun_job_option = option("--job", metavar="ID", help="With --via srun: run inside this job.")
@@ -215,14 +291,10 @@ color_option = option(
 )
 #: The options of every command that contacts nodes.
 shared_options = _combined(
-    option(
-        "--limit",
-        metavar="NODES",
-        help="Only these nodes: gpu[001-004], a group, a glob, @last-failed.",
-    ),
+    limit_option("Only these nodes: gpu[001-004], a group, a glob, @last-failed."),
     option("--sudo", is_flag=True, help="Become root with sudo on the nodes."),
     trust_option,
-    option("--ssh-user", metavar="NAME", help="Log in as this user."),
+    option("-u", "--ssh-user", metavar="NAME", help="Log in as this user."),
     option(
         "--ssh-key",
         metavar="FILE",

@@ -16,10 +16,13 @@ from nodeready.cli.audit import audit_document
 from nodeready.cli.conversations import ask_password
 from nodeready.cli.options import (
     Refused,
+    command,
     hostfile_options,
     local_option,
+    only_option,
     option,
     report_options,
+    skip_option,
     srun_job_option,
     transport_options,
 )
@@ -155,7 +158,7 @@ def _prove_collective(
     return collective_proofs(run.smoke(smoke_task, screen.note, screen.progress))
 
 
-@click.command()
+@command()
 @click.argument("inventory", required=False)
 @local_option
 @option(
@@ -176,8 +179,8 @@ def _prove_collective(
 )
 @hostfile_options("ready")
 @option("--full-mesh", is_flag=True, help="Connect every pair of nodes, not a sample of them.")
-@option("--only", metavar="CHECK,...", help="Only these checks or subjects: proof,gpus.present.")
-@option("--skip", metavar="CHECK,...", help="Checks or subjects to skip.")
+@only_option("Only these checks or subjects: proof,gpus.present.")
+@skip_option
 @report_options("ready")
 @srun_job_option
 @transport_options

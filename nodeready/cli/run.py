@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from nodeready.cli.options import option
+from nodeready.cli.options import command, option
 from nodeready.node import run as supervisor
 
 
@@ -20,7 +20,7 @@ def _checked_signal(ctx: click.Context, param: click.Parameter, value: str) -> s
 
 
 # Options end at the first word of COMMAND, which may have options of its own.
-@click.command(context_settings={"allow_interspersed_args": False})
+@command(context_settings={"allow_interspersed_args": False})
 @option(
     "--log-dir",
     metavar="DIR",

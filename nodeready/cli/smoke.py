@@ -13,6 +13,7 @@ import click
 from nodeready.cli.conversations import ask_password
 from nodeready.cli.options import (
     Refused,
+    command,
     hostfile_options,
     option,
     report_options,
@@ -101,7 +102,7 @@ def _good_slots(document: SmokeReport, declared_slots: dict[str, int]) -> dict[s
     }
 
 
-@click.command()
+@command()
 @click.argument("inventory", required=False)
 @option("--user", metavar="NAME", help="Run the tests as this user, who will run the job.")
 @option(

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from nodeready.cli.conversations import ask_with_progress
 from nodeready.cli.options import (
     Refused,
+    command,
     format_option,
     local_option,
     option,
@@ -201,7 +202,7 @@ def _capture(nodes: Targets, config: StacksConfig, screen: Screen) -> Captured:
     return captured
 
 
-@click.command()
+@command()
 @click.argument("inventory", required=False)
 @local_option
 @option(

@@ -12,6 +12,7 @@ import click
 from nodeready.cli.conversations import converse
 from nodeready.cli.options import (
     Refused,
+    command,
     option,
     report_options,
     since_option,
@@ -111,7 +112,7 @@ def _no_file_reason(tail: TailDocument) -> str:
     return f"{tail.pattern}: {' or '.join(sorted(reasons))}, on {names}"
 
 
-@click.command()
+@command()
 @click.argument("words", nargs=-1, metavar="[INVENTORY] PATTERN")
 @option("--local", is_flag=True, help="This machine, without any connection; no INVENTORY.")
 @option(

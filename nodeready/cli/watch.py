@@ -18,6 +18,7 @@ from nodeready.cli.conversations import ask_with_progress
 from nodeready.cli.incident import JOB, TIMEOUT, USER, collector, nodes_of_job, refuse_bad_search
 from nodeready.cli.options import (
     Refused,
+    command,
     local_option,
     option,
     output_directory,
@@ -193,7 +194,7 @@ class _Watcher:
         return incident
 
 
-@click.command()
+@command()
 @click.argument("inventory", required=False)
 @local_option
 @JOB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import click
 import pytest
@@ -152,6 +153,24 @@ def test_a_value_that_no_command_has_is_a_mistake(variables, name, variable, wor
     with pytest.raises(click.BadParameter, match=f"'{word}' is not one of") as mistake:
         value(name, "format")
     assert f"NODEREADY_{variable}" in mistake.value.format_message() or variable == "FORMAT"
+
+
+@pytest.mark.parametrize("name", ["audit", "deploy", "bundle", "ready"])
+def test_the_values_of_a_repeated_selection_add_up(name):
+    words = ["x", "-l", "gpu001", "--limit", "gpu[003,007]"]
+    selects = [] if name == "bundle" else ["--only", "limits", "--only", "ptrace,pdsh"]
+    with COMMANDS[name].make_context(name, [*words, *selects], _ROOT) as context:
+        assert context.params["limit"] == "gpu001,gpu[003,007]"
+        assert not selects or context.params["only"] == "limits,ptrace,pdsh"
+
+
+def test_every_option_is_in_the_help_once(tool):
+    for name, command in COMMANDS.items():
+        text = tool(name, "--help").out.partition("\nOptions:")[2]
+        for param in command.params:
+            if isinstance(param, click.Option):
+                shown = re.findall(rf"^  (?:-\w, )?{re.escape(param.opts[-1])}\b", text, re.M)
+                assert len(shown) == 1, (name, param.name)
 
 
 def test_every_format_is_known():
