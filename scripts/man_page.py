@@ -37,6 +37,7 @@ _ENVIRONMENT = (
         "That of every command that has the option and takes the value, e.g. NODEREADY_LIMIT. "
         "The command's own variable wins over it.",
     ),
+    ("NODEREADY_INVENTORY", "The INVENTORY of a command line without one."),
     ("NODEREADY_LAB", "The lab of nodeready lab and inventories/lab.py."),
     ("NODEREADY_HOSTFILE", "The hostfile of inventories/hostfile.py."),
     ("NODEREADY_PARTITION", "The Slurm partition of inventories/slurm.py."),

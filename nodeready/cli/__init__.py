@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import logging
@@ -76,6 +77,15 @@ def _patched(callback: Callable[..., Any]) -> Callable[..., Any]:
     return patched
 
 
+def _refuse_unknown_command(ctx: click.Context, word: str) -> None:
+    """Raises UsageError, with the most similar command. click knows only imported commands."""
+    if word in _COMMANDS or word.startswith("-") or ctx.resilient_parsing:
+        return
+    close = difflib.get_close_matches(word, _COMMANDS, n=1)
+    hint = f"did you mean {close[0]}?" if close else "nodeready --help lists them"
+    raise click.UsageError(f"No such command {word!r}: {hint}", ctx)
+
+
 class _Commands(click.Group):
     """A group that imports a subcommand when the subcommand is used."""
 
@@ -107,6 +117,7 @@ class _Commands(click.Group):
         )
         if contacts_nodes and not {"-h", "--help"} & {*args[1:]}:
             patch()
+        _refuse_unknown_command(ctx, args[0])
         name, command, arguments = super().resolve_command(ctx, args)
         if self.is_the_command and not contacts_nodes:
             handle_signals(signal.default_int_handler)
@@ -144,7 +155,7 @@ def cli() -> None:
     """Makes every node of a GPU cluster debuggable before the job starts, and proves it.
 
     INVENTORY is a pyinfra inventory file, @local, a node set such as gpu[001-064], names
-    separated by commas, or a hostfile.
+    separated by commas, or a hostfile. Without it: NODEREADY_INVENTORY, or ./inventory.py.
 
     \b
     Exit status:

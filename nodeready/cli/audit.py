@@ -10,9 +10,11 @@ import click
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit, audit_code
 from nodeready.audit.fleet import distinguishing_groups, probed_subjects
 from nodeready.cli.conversations import probe_nodes
+from nodeready.cli.default_inventory import require_inventory
 from nodeready.cli.options import (
     Refused,
     command,
+    inventory_argument,
     only_option,
     option,
     report_options,
@@ -73,7 +75,7 @@ def audit_document(
 
 
 @command()
-@click.argument("inventory")
+@inventory_argument
 @report_options("audit")
 @only_option("Only these checks or subjects: gpus,nics.mtu.")
 @skip_option
@@ -106,7 +108,7 @@ def audit_document(
 @srun_job_option
 @transport_options
 def audit(
-    inventory: str,
+    inventory: str | None,
     *,
     format: str,
     output: str | None,
@@ -132,6 +134,7 @@ def audit(
       nodeready audit inventories/prod.py --recorded http://prometheus:9090
     """
     options = TargetOptions(**shared)
+    inventory = require_inventory(inventory, options)
     source = recorded_source(recorded, token_file) if recorded else None
     try:
         selection = select(only, skip)

@@ -10,6 +10,7 @@ import click
 from nodeready.cli.options import (
     Refused,
     command,
+    inventory_argument,
     limit_option,
     output_file,
     trust_option,
@@ -43,7 +44,7 @@ def _common_policy(policies: Mapping[str, Policy]) -> Policy:
 
 
 @command()
-@click.argument("inventory", required=False)
+@inventory_argument
 @output_file("File of the program.", default="nodeready.pyz")
 @limit_option("The policy of these nodes: gpu[001-004], a group.")
 @trust_option

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from nodeready.cli.default_inventory import KEY
 from nodeready.cli.options import Refused, shared_option_names
 
 if sys.version_info >= (3, 11):
@@ -29,15 +30,17 @@ def user_file() -> Path:
 def defaults_of(command: click.Command, commands: Iterable[str]) -> dict[str, Any]:
     """The command's defaults from both files, for click's default map.
 
-    A top-level key is an option that all commands share (``limit = "gpu[001-064]"``). A table has
-    the options of one command (``[deploy]``).
+    A top-level key is an option that all commands share (``limit = "gpu[001-064]"``), or
+    ``inventory``. A table has the options of one command (``[deploy]``).
 
     commands: names of all commands
     Raises Refused for a file that cannot be used.
     """
     _refuse_unsafe_directories()
     options = {param.name: param for param in command.params if isinstance(param, click.Option)}
-    shared = shared_option_names()
+    options["inventory"] = click.Option(["--inventory"], callback=_checked_inventory)
+    shared = (*shared_option_names(), "inventory")
+    context = click.Context(command)
     defaults: dict[str, Any] = {}
     for path in (SYSTEM, user_file()):
         data = _read(path)
@@ -45,12 +48,16 @@ def defaults_of(command: click.Command, commands: Iterable[str]) -> dict[str, An
             if not isinstance(value, dict):
                 name = _option_name(path, key, shared)
                 if name in options:
-                    defaults[name] = _option_value(options[name], value)
+                    defaults[name] = _option_value(path, key, options[name], value, context)
             elif key not in commands:
                 raise Refused(f"{path}: [{key}] is no command of nodeready")
         for key, value in data.get(str(command.name), {}).items():
             name = _option_name(path, key, options)
-            defaults[name] = _option_value(options[name], value)
+            shown = f"[{command.name}] {key}"
+            defaults[name] = _option_value(path, shown, options[name], value, context)
+    if "inventory" in defaults:
+        # Not the name of the argument: click would take it for a word of the command line.
+        defaults[KEY] = defaults.pop("inventory")
     return defaults
 
 
@@ -96,12 +103,26 @@ def _option_name(path: Path, key: str, options: Iterable[str]) -> str:
     return name
 
 
-def _option_value(option: click.Option, value: Any) -> Any:
-    """The value as click takes it.
+def _option_value(
+    path: Path, key: str, option: click.Option, value: Any, context: click.Context
+) -> Any:
+    """The value as click takes it. Raises Refused, with the file and the key, for a wrong one.
 
     A list gives an option that may be repeated its values, and another option its words, which are
     then separated by commas.
     """
     if option.multiple:
-        return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
-    return ",".join(map(str, value)) if isinstance(value, list) else value
+        value = tuple(map(str, value)) if isinstance(value, list) else (str(value),)
+    elif isinstance(value, list):
+        value = ",".join(map(str, value))
+    try:
+        return option.process_value(context, value)
+    except click.BadParameter as error:
+        raise Refused(f"{path}: {key}: {error.message}") from None
+
+
+def _checked_inventory(context: click.Context, option: click.Parameter, value: str) -> str:
+    """Refuse a relative path: it would mean a file of whatever directory the user is in."""
+    if value.startswith(("/", "~", "@")) or not ("/" in value or value.endswith(".py")):
+        return os.path.expanduser(value)
+    raise click.BadParameter(f"{value}: write the whole path")

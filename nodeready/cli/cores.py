@@ -9,10 +9,12 @@ from typing import Any
 import click
 
 from nodeready.cli.conversations import ask_with_progress
+from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.options import (
     Refused,
     command,
     format_option,
+    inventory_argument,
     local_option,
     option,
     output_directory,
@@ -116,7 +118,7 @@ def _dump(dumper: CoreDumper, screen: Screen, yes: bool) -> int:
 
 
 @command()
-@click.argument("inventory", required=False)
+@inventory_argument
 @local_option
 @since_option("cores written")
 @option("--job", metavar="ID", help="Only this job: of Slurm, torchrun, or ADDRESS:PORT.")
@@ -156,6 +158,8 @@ def cores(
       nodeready cores inventories/prod.py --limit gpu007 --gcore 12345
     """
     options, seconds = TargetOptions(**shared), past(since, seconds_ago)
+    by_job = options.via != "ssh" and job is not None
+    inventory = find_inventory(inventory, options, elsewhere=local or by_job)
     if options.via == "ssh" and local == (inventory is not None):
         raise Refused("give either an INVENTORY or --local")
     if local and options.via != "ssh":

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nodeready.cli.conversations import converse, probe_nodes
+from nodeready.cli.default_inventory import require_inventory
 from nodeready.cli.options import (
     Refused,
     command,
     format_option,
+    inventory_argument,
     only_option,
     option,
     shared_options,
@@ -37,7 +39,7 @@ _STOPPING = "interrupted: ending what runs on the nodes (again: leave at once)"
 
 
 @command()
-@click.argument("inventory")
+@inventory_argument
 @option("--check", is_flag=True, help="Only show what would change; write nothing.")
 @option("--diff", is_flag=True, help="Show the differences of the files.")
 @only_option("Only these subjects, e.g. ptrace,limits.", "SUBJECT,...")
@@ -45,7 +47,7 @@ _STOPPING = "interrupted: ending what runs on the nodes (again: leave at once)"
 @option("--yes", "-y", is_flag=True, help="Do not ask before the first change.")
 @shared_options
 def deploy(
-    inventory: str,
+    inventory: str | None,
     *,
     check: bool,
     diff: bool,
@@ -68,6 +70,7 @@ def deploy(
       nodeready deploy inventories/prod.py --check --format json
     """
     options = TargetOptions(**shared)
+    inventory = require_inventory(inventory, options)
     try:
         chosen = select_whole(only, CHANGED)
     except SelectionError as error:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import click
-
 from nodeready.audit.fleet import addresses_of_replies
 from nodeready.cli.conversations import ask_with_progress, probe_nodes
+from nodeready.cli.default_inventory import require_inventory
 from nodeready.cli.options import (
     Refused,
     command,
     format_option,
+    inventory_argument,
     option,
     output_file,
     srun_job_option,
@@ -69,7 +69,7 @@ def _environment(
 
 
 @command()
-@click.argument("inventory")
+@inventory_argument
 # A shell evaluates the output, so NODEREADY_FORMAT=json, which is meant for reports, is ignored.
 @format_option("env", general=False)
 @output_file("Write the exports to FILE, atomically.")
@@ -95,7 +95,7 @@ def _environment(
 @srun_job_option
 @transport_options
 def env(
-    inventory: str,
+    inventory: str | None,
     *,
     format: str,
     output: str | None,
@@ -124,6 +124,7 @@ def env(
       nodeready env 'gpu[001-064]' --debug --python /opt/train/bin/python
     """
     options = TargetOptions(**shared)
+    inventory = require_inventory(inventory, options)
     settings = {} if ports is None else {"port_range": read_ports(ports)}
     refuse_unwritable(output)
     if directory and not re.fullmatch(r"/[A-Za-z0-9_.,:=/%-]{1,200}", directory):

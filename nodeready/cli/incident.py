@@ -13,10 +13,12 @@ import click
 from nodeready.audit.document import Audit, NodeReport
 from nodeready.cli.audit import audit_document
 from nodeready.cli.conversations import ask_with_progress, converse, probe_nodes
+from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.options import (
     Refused,
     command,
     format_option,
+    inventory_argument,
     local_option,
     option,
     output_directory,
@@ -119,6 +121,7 @@ def nodes_of_job(
     inventory: str | None, job: str, options: TargetOptions, *, local: bool
 ) -> tuple[Targets, str]:
     """The nodes, and the job's id as its processes have it. Raises Refused."""
+    inventory = find_inventory(inventory, options, elsewhere=local or options.via != "ssh")
     if local and (inventory is not None or options.via != "ssh"):
         raise Refused("--local: cannot be combined with an INVENTORY or --via")
     if not local and inventory is None and options.via == "ssh":
@@ -166,7 +169,7 @@ TIMEOUT = option(
 
 
 @command()
-@click.argument("inventory", required=False)
+@inventory_argument
 @local_option
 @JOB
 @USER

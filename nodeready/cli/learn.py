@@ -9,9 +9,11 @@ import click
 
 from nodeready.audit.learned import majority, render
 from nodeready.cli.conversations import probe_nodes
+from nodeready.cli.default_inventory import require_inventory
 from nodeready.cli.options import (
     Refused,
     command,
+    inventory_argument,
     option,
     output_file,
     srun_job_option,
@@ -26,12 +28,14 @@ from nodeready.text import utc_now
 
 
 @command()
-@click.argument("inventory")
+@inventory_argument
 @output_file("Write the policy to FILE, which must not exist yet.")
 @option("--force", is_flag=True, help="Replace FILE when it exists.")
 @srun_job_option
 @transport_options
-def learn(inventory: str, output: str | None, force: bool, job: str | None, **shared: Any) -> int:
+def learn(
+    inventory: str | None, output: str | None, force: bool, job: str | None, **shared: Any
+) -> int:
     """Write the values that most nodes of INVENTORY share as a group_data file to review.
 
     GPU model and count, driver, VBIOS, NIC names and speeds, RDMA ports, kernel, mounts: each
@@ -44,6 +48,7 @@ def learn(inventory: str, output: str | None, force: bool, job: str | None, **sh
       nodeready learn 'gpu[001-064]'
     """
     options = TargetOptions(**shared)
+    inventory = require_inventory(inventory, options)
     if output is not None and Path(output).exists() and not force:
         raise Refused(f"{output} exists: choose another name, or --force to replace it")
     screen = options.screen()

@@ -262,6 +262,10 @@ def since_option(noun: str) -> Callable[[Callback], Callback]:
     )
 
 
+#: INVENTORY; without it, `default_inventory` finds one.
+inventory_argument = click.argument("inventory", required=False)
+
+
 def limit_option(help: str) -> Callable[[Callback], Callback]:
     """``--limit NODES``."""
     return option("-l", "--limit", metavar="NODES", joined=True, help=help)

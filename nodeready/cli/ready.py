@@ -14,10 +14,12 @@ from nodeready.audit.document import Audit, Ready, ready_code, slots
 from nodeready.audit.fleet import probed_subjects
 from nodeready.cli.audit import audit_document
 from nodeready.cli.conversations import ask_password
+from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.options import (
     Refused,
     command,
     hostfile_options,
+    inventory_argument,
     local_option,
     only_option,
     option,
@@ -159,7 +161,7 @@ def _prove_collective(
 
 
 @command()
-@click.argument("inventory", required=False)
+@inventory_argument
 @local_option
 @option(
     "--budget",
@@ -219,6 +221,7 @@ def ready(
       nodeready ready --local
     """
     options = TargetOptions(**shared)
+    inventory = find_inventory(inventory, options, elsewhere=local)
     settings = policy_settings(ports, user)
     if gpus is not None:
         settings["gpu_count"] = gpus

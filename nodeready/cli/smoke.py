@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nodeready.cli.conversations import ask_password
+from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.options import (
     Refused,
     command,
     hostfile_options,
+    inventory_argument,
     option,
     report_options,
     transport_options,
@@ -103,7 +105,7 @@ def _good_slots(document: SmokeReport, declared_slots: dict[str, int]) -> dict[s
 
 
 @command()
-@click.argument("inventory", required=False)
+@inventory_argument
 @option("--user", metavar="NAME", help="Run the tests as this user, who will run the job.")
 @option(
     "--gpus",
@@ -197,6 +199,7 @@ def smoke(
       nodeready smoke --job 4711                                    # in a job, without ssh
     """
     options = TargetOptions(**shared)
+    inventory = find_inventory(inventory, options, elsewhere=job is not None)
     settings = policy_settings(ports, user)
     selected_gpus, environment = _gpus(gpus), _environment(env)
     prefix_words = () if prefix is None else _prefix(prefix)

@@ -11,10 +11,12 @@ import click
 from click.core import ParameterSource
 
 from nodeready.cli.conversations import ask_with_progress
+from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.options import (
     Refused,
     command,
     format_option,
+    inventory_argument,
     local_option,
     option,
     output_directory,
@@ -203,7 +205,7 @@ def _capture(nodes: Targets, config: StacksConfig, screen: Screen) -> Captured:
 
 
 @command()
-@click.argument("inventory", required=False)
+@inventory_argument
 @local_option
 @option(
     "--from",
@@ -288,6 +290,9 @@ def stacks(
       nodeready stacks inventories/prod.py --job 4711 --check
     """
     options = TargetOptions(**shared)
+    by_job = options.via != "ssh" and job is not None
+    elsewhere = local or source is not None or by_job
+    inventory = find_inventory(inventory, options, elsewhere=elsewhere)
     _refuse_unclear_source(inventory, local, source, options)
     try:
         config = program_config(

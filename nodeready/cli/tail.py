@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from nodeready.cli.conversations import converse
+from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.options import (
     Refused,
     command,
@@ -166,6 +167,8 @@ def tail(
       nodeready tail --local '/tmp/torchelastic_*/**/stderr.log'
     """
     options = TargetOptions(**shared)
+    if len(words) == 1 and not local and (default := find_inventory(None, options)):
+        words = (default, *words)
     expected_count = 1 if local else 2
     if len(words) < expected_count:
         raise click.UsageError("Missing PATTERN." if local else "Missing INVENTORY or PATTERN.")

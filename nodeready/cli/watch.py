@@ -19,6 +19,7 @@ from nodeready.cli.incident import JOB, TIMEOUT, USER, collector, nodes_of_job, 
 from nodeready.cli.options import (
     Refused,
     command,
+    inventory_argument,
     local_option,
     option,
     output_directory,
@@ -195,7 +196,7 @@ class _Watcher:
 
 
 @command()
-@click.argument("inventory", required=False)
+@inventory_argument
 @local_option
 @JOB
 @USER

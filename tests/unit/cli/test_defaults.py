@@ -9,7 +9,9 @@ import click
 import pytest
 
 from nodeready.cli import cli, config_file
+from nodeready.cli.default_inventory import KEY, find_inventory
 from nodeready.cli.options import FORMS, Option, Refused
+from nodeready.cli.targets import TargetOptions
 from nodeready.exit_codes import USAGE
 
 # --- From the system's file and the user's.
@@ -65,6 +67,9 @@ def test_a_value_is_that_of_its_option(write, text, command, values):
         ("yes = true", "unknown option yes"),
         ("[depoly]\nyes = true", "[depoly] is no command of nodeready"),
         ("limit = ", "Invalid value"),
+        ('color = "blue"', "config.toml: color: 'blue' is not one of"),
+        ('[deploy]\ncheck = "maybe"', "config.toml: [deploy] check: 'maybe' is not a valid bool"),
+        ('inventory = "prod.py"', "config.toml: inventory: prod.py: write the whole path"),
     ],
 )
 def test_a_mistake_is_named_with_its_file(write, text, words):
@@ -74,6 +79,79 @@ def test_a_mistake_is_named_with_its_file(write, text, words):
     assert refused.value.exit_code == USAGE
     assert str(config_file.user_file()) in refused.value.message
     assert words in refused.value.message
+
+
+@pytest.fixture
+def variables(monkeypatch, tmp_path):
+    """``variables(FORMAT="json")``: set NODEREADY_FORMAT, and no other variable of ours."""
+    for name in [name for name in os.environ if name.startswith("NODEREADY")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+
+    def put(**values: str) -> None:
+        for name, text in values.items():
+            monkeypatch.setenv(f"NODEREADY_{name}", text)
+
+    return put
+
+
+# --- The inventory of a command line that names none.
+
+
+#: The variable, the key of config.toml, the name of a file -> the inventory, and its source.
+INVENTORIES = [
+    (("@lab", "gpu[001-004]", "inventory.py"), "@lab", "NODEREADY_INVENTORY"),
+    (("", "gpu[001-004]", "inventory.py"), "gpu[001-004]", "config.toml"),
+    (("", "", "inventory.py"), "inventory.py", "of this directory"),
+    (("", "", "x.py"), None, ""),
+]
+
+
+@pytest.mark.parametrize("row", INVENTORIES)
+def test_the_default_inventory_is_named(row, variables, tmp_path, capsys):
+    (variable, config, file), inventory, source = row
+    variables(INVENTORY=variable)
+    (tmp_path / file).write_text("")
+    options = TargetOptions()
+    with click.Context(cli, default_map={KEY: config} if config else {}).scope():
+        assert find_inventory("gpu001", options) == "gpu001"
+        assert find_inventory(None, options, elsewhere=True) is None
+        assert capsys.readouterr().err == ""
+        assert find_inventory(None, options) == inventory
+        line = f"nodeready: inventory: {inventory} ({source})\n" if inventory else ""
+        assert capsys.readouterr() == ("", line)
+        assert find_inventory(None, TargetOptions(quiet=True)) == inventory
+        assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("variables")
+def test_an_inventory_of_another_user_is_not_taken_unnamed(monkeypatch, tmp_path):
+    file = tmp_path / "inventory.py"
+    file.write_text("")
+
+    def refuse() -> None:
+        with click.Context(cli).scope(), pytest.raises(Refused, match=r"name it: \./inventory"):
+            find_inventory(None, TargetOptions())
+
+    file.chmod(0o666)
+    refuse()
+    file.chmod(0o644)
+    if os.getuid() == 0:
+        os.chown(file, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    refuse()
+
+
+def test_words_that_name_other_nodes_take_no_default(tool, tmp_path):
+    """A command that used the default would fail because of it."""
+    (tmp_path / "inventory.py").write_text("1/0")
+    for words in (("tail", "--local", "/nosuch"), ("stacks", "--from", "."), ("bundle",)):
+        assert "inventory.py" not in tool(*words, cwd=tmp_path).err
+    for words in (("tail", "/nosuch"), ("deploy", "--check"), ("watch", "--job", "1")):
+        done = tool(*words, cwd=tmp_path)
+        assert "inventory.py:1: ZeroDivisionError" in done.err, done
 
 
 # --- From variables: the command's own, and a general one where the command has such a value.
@@ -94,21 +172,6 @@ def value(name: str, option: str) -> object:
     words = {"tail": ["x", "/x"]}.get(name, ["x"] * (name in ("audit", "ready", "env", "learn")))
     with COMMANDS[name].make_context(name, words, _ROOT) as context:
         return context.params[option]
-
-
-@pytest.fixture
-def variables(monkeypatch, tmp_path):
-    """``variables(FORMAT="json")``: set NODEREADY_FORMAT, and no other variable of ours."""
-    for name in [name for name in os.environ if name.startswith("NODEREADY")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "there").mkdir()
-
-    def put(**values: str) -> None:
-        for name, text in values.items():
-            monkeypatch.setenv(f"NODEREADY_{name}", text)
-
-    return put
 
 
 @pytest.mark.parametrize(

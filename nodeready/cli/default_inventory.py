@@ -1,0 +1,68 @@
+"""The inventory of a command line that names none."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+import click
+
+from nodeready.cli.options import Refused
+
+if TYPE_CHECKING:
+    from nodeready.cli.targets import TargetOptions
+
+#: In the order of precedence: the variable, the key of config.toml, the file.
+VARIABLE = "NODEREADY_INVENTORY"
+KEY = "default_inventory"
+FILE = "inventory.py"
+
+
+def find_inventory(
+    inventory: str | None, options: TargetOptions, *, elsewhere: bool = False
+) -> str | None:
+    """INVENTORY; without one the default inventory, which is then printed; None: there is none.
+
+    elsewhere: other words already name the nodes (``--local``, ``--from``)
+    Raises Refused for an inventory.py that another user may have put there.
+    """
+    if inventory is not None or elsewhere:
+        return inventory
+    context = click.get_current_context()
+    named = {VARIABLE: os.environ.get(VARIABLE), "config.toml": context.lookup_default(KEY)}
+    for source, default in named.items():
+        if default:
+            options.warn(f"inventory: {default} ({source})")
+            return str(default)
+    if not os.path.lexists(FILE):
+        return None
+    _refuse_stranger()
+    options.warn(f"inventory: {FILE} (of this directory)")
+    return FILE
+
+
+def require_inventory(inventory: str | None, options: TargetOptions) -> str:
+    """As `find_inventory`. Raises UsageError when there is none."""
+    found = find_inventory(inventory, options)
+    if found is None:
+        raise click.UsageError(
+            f"Missing INVENTORY: name it, or set {VARIABLE}.", click.get_current_context()
+        )
+    return found
+
+
+def _refuse_stranger() -> None:
+    """Raises Refused unless the user or root alone could have put the file here.
+
+    Nobody named it, and it runs with the user's rights. What root may run, `inventory.trust` says.
+    """
+    trusted = {0, os.geteuid()}
+    try:
+        entries = os.lstat(FILE), os.stat(FILE)
+    except OSError as error:
+        raise Refused(f"{FILE}: {error.strerror}") from None
+    if any(entry.st_uid not in trusted for entry in entries) or entries[1].st_mode & stat.S_IWOTH:
+        raise Refused(
+            f"{FILE} of this directory may be another user's: to use it, name it: ./{FILE}"
+        )
