@@ -6,6 +6,7 @@ report needs it, and not kept, so that 10,000 nodes fit in memory.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,6 +93,9 @@ class NodeReport:
     def facts(self) -> _Facts:
         """Subject -> its observation, as plain data. A subject that could not
         be observed has the field unknown alone, with the reason."""
+        if self.read_facts is not None:
+            facts: _Facts = json.loads(self.read_facts())
+            return facts
         if self.snapshot is None:
             return {}
         subjects = self.snapshot.subjects

@@ -1,0 +1,40 @@
+"""The Python code of docs/python.md runs as it stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.paths import ROOT
+
+BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/python.md").read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize(
+    "needs", ["", pytest.param("pandas", marks=pytest.mark.nightly)], ids=["plain", "pandas"]
+)
+def test_the_page_runs(needs: str, tmp_path: Path) -> None:
+    blocks = [block for block in BLOCKS if needs or "import pandas" not in block]
+    assert len(blocks) == (3 if needs else 2)
+    site = tmp_path / "site"
+    if needs:
+        install = [sys.executable, "-m", "pip", "install", "-q", "--target", str(site), needs]
+        subprocess.run(install, check=True)
+    (tmp_path / "prod.py").write_text('all = ["@local"]\n')
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{site}", "HOME": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("{'unreachable': 0, ")
+    assert done.stdout.endswith("2 no such inventory file: nosuch.py\n")

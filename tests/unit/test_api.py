@@ -1,0 +1,140 @@
+"""`nodeready.audit`, `.ready`, `.deploy`, `.stacks`: the commands as functions."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import signal
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+
+import nodeready
+from nodeready import api
+from nodeready.cli import cli
+from tests.command import wait_for
+from tests.paths import ROOT
+
+COMMANDS = ("audit", "ready", "deploy", "stacks")
+#: Options of a command that choose what is shown or asked, which a function does not do.
+NOT_IN_PYTHON = {
+    *("format", "output", "fail_on", "hostfile_out", "hostfile_format", "diff", "yes"),
+    *("color", "quiet", "verbose", "help"),
+}
+
+
+def run(text: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", text],
+        cwd=directory,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(directory)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_function_has_the_options_of_its_command(command):
+    function = getattr(nodeready, command)
+    names = set()
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            shared = api.Connection if command == "deploy" else api.Transport
+            names |= typing.get_type_hints(shared).keys()
+        else:
+            names.add({"locals_": "locals"}.get(name, name))
+    options = {str(param.name) for param in cli.get_command(None, command).params}
+    left_out = NOT_IN_PYTHON | ({"check"} if command == "stacks" else set())
+    # `stacks -o DIR` keeps traces; of the other commands, it keeps a report.
+    left_out -= {"output"} if command == "stacks" else set()
+    assert names == options - left_out
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"inventory": "-x.py", "only": None, "local": False}, "-- -x.py"),
+        ({"only": ["ptrace", "gpus.*"], "check": True}, "--only=ptrace,gpus.* --check"),
+        ({"limit": "-q", "samples": 0, "interval": 0.5}, "--limit=-q --samples=0 --interval=0.5"),
+        (
+            {"pids": (1, 2), "locals_": True, "source": Path("d")},
+            "--pid=1 --pid=2 --locals --from=d",
+        ),
+        ({"transport": {"ssh_user": "a b"}}, "--ssh-user=a b"),
+    ],
+)
+def test_a_value_is_never_an_option(values, words):
+    assert " ".join(api._words("audit", **values)) == f"audit --format=json {words}"
+
+
+def test_the_functions_stay_after_the_import_of_the_packages_of_their_names(tmp_path):
+    text = (
+        "from nodeready.audit.document import Audit, NodeReport; import nodeready\n"
+        "from nodeready.deploy.document import Deploy; from nodeready.ready import job_env\n"
+        "from nodeready.audit import document\n"
+        f"for name in {COMMANDS}: assert callable(getattr(nodeready, name)), name\n"
+        "from nodeready import *; assert document.Audit is Audit and callable(audit)\n"
+        "assert not hasattr(nodeready, 'nosuch')\n"
+    )
+    done = run(text, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_document_comes_and_the_callers_process_stays_as_it_was(tmp_path):
+    text = (
+        "import sys, threading, nodeready\n"
+        "audit = nodeready.audit('@local', only=['host', 'ptrace'])\n"
+        "deploy = nodeready.deploy('@local', only='ptrace', check=True)\n"
+        "assert not {'gevent', 'paramiko', 'click'} & {*sys.modules}\n"
+        "(node,) = audit.nodes\n"
+        "assert node.facts['host']['boot_id'] and {*node.facts} == {'host', 'ptrace'}\n"
+        "assert {r.check.split('.')[0] for r in node.results} == {'host', 'ptrace'}\n"
+        "assert deploy.check and deploy.nodes[0].name == node.name == '@local'\n"
+    )
+    done = run(text, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        ("audit('nosuch.py')", "no such inventory file: nosuch.py"),
+        ("audit('@local', only='nosuch')", "--only nosuch: no such check or subject"),
+        ("ready()", "give either an INVENTORY or --local"),
+        ("stacks(source='nosuch')", "nosuch"),
+    ],
+)
+def test_an_error_has_the_message_and_the_exit_code_of_the_command(
+    call, why, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(nodeready.Error, match=re.escape(why)) as caught:
+        eval(f"nodeready.{call}", {"nodeready": nodeready})
+    assert caught.value.exit_code == 2
+    assert not str(caught.value).startswith("nodeready:")
+
+
+def test_ctrl_c_ends_the_caller_and_the_command(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import os, pathlib, time\n"
+        "pathlib.Path('pid').write_text(f'{os.getpid()}\\n')\n"
+        "time.sleep(600)\n"
+    )
+    caller = subprocess.Popen(
+        [sys.executable, "-c", "import nodeready; nodeready.audit('slow.py')"],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    pid_file = tmp_path / "pid"
+    wait_for(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"))
+    caller.send_signal(signal.SIGINT)
+    _, complaints = caller.communicate(timeout=60)
+    assert complaints.rstrip().endswith("KeyboardInterrupt")
+    assert not Path(f"/proc/{int(pid_file.read_text())}").exists()
