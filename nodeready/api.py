@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nodeready.deploy.document import Deploy
     from nodeready.triage.stacks.document import Stacks
 
-__all__ = ["Connection", "Error", "Path", "Words", "audit", "deploy", "ready", "stacks"]
+__all__ = ["ConnectionOptions", "Error", "Path", "Words", "audit", "deploy", "ready", "stacks"]
 
 #: One word with commas, or several words.
 Words = str | Iterable[str]
@@ -53,7 +53,7 @@ class Error(Exception):
         return type(self), (str(self), self.exit_code)
 
 
-class Connection(TypedDict, total=False):
+class ConnectionOptions(TypedDict, total=False):
     """Options of all functions: the nodes and how they are reached (docs/transports.md).
 
     limit:           only these nodes: ``gpu[001-004]``, a group, a glob, ``@last-failed``
@@ -70,7 +70,7 @@ class Connection(TypedDict, total=False):
     ssh_key: Path
 
 
-class Transport(Connection, total=False):
+class TransportOptions(ConnectionOptions, total=False):
     """Options of the functions that only read from nodes.
 
     via:           ``ssh`` (the default), ``srun``, ``clush`` or ``auto``
@@ -94,7 +94,7 @@ def audit(
     recorded: str | None = None,
     token_file: Path | None = None,
     job: str | None = None,
-    **transport: Unpack[Transport],
+    **transport: Unpack[TransportOptions],
 ) -> Audit:
     """What differs from the policy on every node, as `nodeready audit`. Never writes to a node.
 
@@ -122,7 +122,7 @@ def ready(
     only: Words | None = None,
     skip: Words | None = None,
     job: str | None = None,
-    **transport: Unpack[Transport],
+    **transport: Unpack[TransportOptions],
 ) -> Ready:
     """Which nodes may get a job, with proofs, as `nodeready ready`.
 
@@ -146,7 +146,7 @@ def deploy(
     *,
     check: bool = False,
     only: Words | None = None,
-    **connection: Unpack[Connection],
+    **connection: Unpack[ConnectionOptions],
 ) -> Deploy:
     """Configure every node by the policy, as `nodeready deploy --yes`.
 
@@ -176,7 +176,7 @@ def stacks(
     interval: float | None = None,
     timeout: int | None = None,
     output: Path | None = None,
-    **transport: Unpack[Transport],
+    **transport: Unpack[TransportOptions],
 ) -> Stacks:
     """Which rank holds up a job, and where every rank stands, as `nodeready stacks`.
 

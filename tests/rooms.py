@@ -29,4 +29,5 @@ ROOMS = {
     "nodesets": "node sets, for inventories",
     "facts": "the probes, for pyinfra",
     "deploys": "whole deploys, for pyinfra",
+    "api": "the commands, for Python",
 }

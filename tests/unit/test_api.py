@@ -44,7 +44,7 @@ def test_a_function_has_the_options_of_its_command(command):
     names = set()
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            shared = api.Connection if command == "deploy" else api.Transport
+            shared = api.ConnectionOptions if command == "deploy" else api.TransportOptions
             names |= typing.get_type_hints(shared).keys()
         else:
             names.add({"locals_": "locals"}.get(name, name))
