@@ -34,6 +34,7 @@ _COMMANDS = {
     "bundle": "The node's own program as one file, with a policy.",
     "env": "Environment variables for a job, from the nodes' facts.",
     "learn": "The majority of the nodes' facts, as a policy to review.",
+    "jobs": "What runs where: jobs, their users, ranks and nodes.",
     "stacks": "The stack of every rank of a hung job; the odd rank out first.",
     "incident": "The evidence of a hung job, in one archive.",
     "watch": "Watch a job, and keep the evidence when it hangs.",

@@ -14,6 +14,7 @@ from nodeready.audit.document import Audit, NodeReport
 from nodeready.cli.audit import audit_document
 from nodeready.cli.conversations import ask_with_progress, converse, probe_nodes
 from nodeready.cli.default_inventory import find_inventory
+from nodeready.cli.jobs import running_lines
 from nodeready.cli.options import (
     Refused,
     command,
@@ -211,12 +212,15 @@ def incident(
     with nodes.transport:
         evidence = collector(nodes, screen, name, user or "", timeout)
         incident, problem = evidence.collect(directory, "taken on request")
+        is_empty = incident.complete and evidence.is_empty(incident)
+        running = running_lines(nodes, screen) if is_empty else []
     lost = {node for part in incident.parts for node in part.unreached}
     nodes.remember_failed(sorted(lost), lost=True, reached=None if incident.complete else lost)
-    if incident.complete and evidence.is_empty(incident):
+    if is_empty:
         directory.remove()
         stacks = next(part for part in incident.parts if part.name == "stacks")
-        raise Refused(f"{stacks.reason}; the job has no core file either: nothing is kept")
+        text = f"{stacks.reason}; the job has no core file either: nothing is kept"
+        raise Refused("\n".join([text, *running]))
     if problem:
         screen.say(f"no archive: {problem}")
     code = incident_code(incident)

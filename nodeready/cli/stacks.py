@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from nodeready.cli.conversations import ask_with_progress
 from nodeready.cli.default_inventory import find_inventory
+from nodeready.cli.jobs import running_lines
 from nodeready.cli.options import (
     Refused,
     command,
@@ -71,6 +72,18 @@ def _group_traces(
     )
 
 
+def _explain_missing_ranks(nodes: Targets, captured: Captured, screen: Screen) -> None:
+    """Print why no rank was found, and which jobs run. Raises Refused if all nodes say so."""
+    running = running_lines(nodes, screen) if captured.config.job and captured.complete else []
+    if running:
+        captured.instead.clear()
+    lines = [no_ranks_reason(captured), *running]
+    if not captured.errors:
+        raise Refused("\n".join(lines))
+    for line in lines:
+        screen.say(line)
+
+
 def _capture_stacks(
     nodes: Targets,
     config: StacksConfig,
@@ -93,9 +106,7 @@ def _capture_stacks(
     if not captured.complete:
         screen.say_partial(name for name in captured.nodes if name not in captured.answers)
     if not stacks.processes and len(captured.errors) < len(captured.nodes):
-        if not captured.errors:
-            raise Refused(no_ranks_reason(captured))
-        screen.say(no_ranks_reason(captured))
+        _explain_missing_ranks(nodes, captured, screen)
     return stacks, stacks_code(
         stacks, unreachable=bool(captured.unreached), failed=bool(captured.failed)
     )
@@ -124,7 +135,7 @@ def _check_job(nodes: Targets, config: StacksConfig, screen: Screen, form: str) 
         complete=captured.complete,
     )
     if not document.findings and not document.errors:
-        raise Refused(no_ranks_reason(captured))
+        _explain_missing_ranks(nodes, captured, screen)
     code = debuggable.debuggable_code(
         document, unreachable=bool(captured.unreached), failed=bool(captured.failed)
     )

@@ -16,6 +16,7 @@ import click
 
 from nodeready.cli.conversations import ask_with_progress
 from nodeready.cli.incident import JOB, TIMEOUT, USER, collector, nodes_of_job, refuse_bad_search
+from nodeready.cli.jobs import running_lines
 from nodeready.cli.options import (
     Refused,
     command,
@@ -333,4 +334,5 @@ def _refuse_missing_job(watcher: _Watcher, snapshot: JobSnapshot) -> None:
         advice = "start it when the job runs"
         if job_nodes:
             advice = f"Slurm runs the job on {node_set(job_nodes)}"
-        raise Refused(f"no ranks of job {watcher.job} on {names}: {advice}")
+        text = f"no ranks of job {watcher.job} on {names}: {advice}"
+        raise Refused("\n".join([text, *running_lines(watcher.nodes, watcher.screen)]))

@@ -129,6 +129,8 @@ _ROWS = (
     Format("stacks", "speedscope", "speedscope:speedscope", ".speedscope.json"),
     Format("debuggable", "table", "debuggable_table:debuggable", ".txt", styled=True),
     Format("debuggable", "json", "json_report:render", ".json"),
+    Format("jobs", "table", "jobs_table:jobs", ".txt", styled=True),
+    Format("jobs", "json", "json_report:render", ".json"),
     Format("cores", "table", "cores_table:show", ".txt", styled=True),
     Format("cores", "json", "json_report:render", ".json"),
     Format("tail", "table", "tail_table:show", ".txt", styled=True),

@@ -23,6 +23,7 @@ from nodeready.smoke.document import SmokeReport
 from nodeready.subjects.json_types import JsonField, json_fields
 from nodeready.triage.cores import Cores
 from nodeready.triage.incident import Incident
+from nodeready.triage.jobs import Jobs
 from nodeready.triage.logs import TailDocument
 from nodeready.triage.stacks.debuggable import Debuggable
 from nodeready.triage.stacks.document import Group, Stacks
@@ -32,7 +33,7 @@ DOCUMENTS: dict[str, Any] = {
     kind.SCHEMA: kind
     for kind in (
         *(Audit, Ready, SmokeReport, Deploy, Stacks),
-        *(Debuggable, Cores, TailDocument, Environment, Incident),
+        *(Debuggable, Jobs, Cores, TailDocument, Environment, Incident),
     )
 }
 

@@ -10,6 +10,7 @@ import re
 import shlex
 import tarfile
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,13 @@ def late_rank(job: Job) -> Iterator[int]:
         yield LATE
         assert set(job.states()) == {"S"}
         assert not [row for node in job.nodes for row in ours(node)]
+
+
+def test_jobs_says_what_runs_where(job, nodes, where, tool):
+    (found,) = json.loads(tool("jobs", where, "--format", "json").out)["jobs"]
+    assert (found["job"], found["ranks"], found["world_size"]) == (job.name, [*range(6)], 6)
+    assert found["nodes"] == [node.name for node in nodes]
+    assert found["since"] < datetime.now(timezone.utc).isoformat()
 
 
 def test_stacks_names_the_late_rank_first(late_rank, job, where, tool, tmp_path):

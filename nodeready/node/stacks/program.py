@@ -113,7 +113,8 @@ class StacksConfig:
     ras:                 query NCCL's RAS port even if a query is known to have crashed jobs
     part:                why only a part of the job is requested, one line; "": all of it is
     check:               read each rank's settings for debugging
-    samples, interval_s: number of samples, and seconds from one to the next
+    samples, interval_s: number of samples, and seconds from one to the next; 0 samples: only find
+                         the ranks
     longer_s:            seconds to one more sample, if the first samples cannot distinguish a
                          slow job from a job that hangs; 0: none
     native:              only take the native stacks of these processes, one at a time
@@ -158,6 +159,7 @@ def main(config: StacksConfig) -> None:
         "instead": [],
         "witnesses": {},
         "part": config.part,
+        "uptime_s": round(time.clock_gettime(time.CLOCK_BOOTTIME), 2),
     }
     with supervisor:
         try:
@@ -286,7 +288,7 @@ def _snapshot(
         return [], _describe(supervisor, ranks.busiest_pythons(scanned, os.getpid())), problem
     if config.native:
         _take_native_stacks(supervisor, py_spy.find(config.py_spy), targets)
-    else:
+    elif config.samples:
         trace["witnesses"], trace["interval_s"] = _capture(supervisor, config, targets, scanned)
     _observe(supervisor, targets)
     names = _user_names(supervisor, {target.rank.process.uid for target in targets})

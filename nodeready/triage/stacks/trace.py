@@ -39,6 +39,7 @@ _HEADER_FIELDS = {
 _LATER_HEADER_FIELDS: dict[str, tuple[tuple[type, ...], Any]] = {
     "witnesses": ((dict,), {}),
     "part": ((str,), ""),
+    "uptime_s": (_NUMBER, 0),
 }
 _PROCESS_FIELDS = {
     "pid": (int,), "tracer": (int,), "threads": (int,), "rank": (int, _NONE),
@@ -289,6 +290,7 @@ def read(data: Any, source: str) -> Trace:
             if type(data.setdefault(name, default)) not in types:
                 _check_fields(data, {name: types}, "it")
         _check_lengths([data["part"]], "part")
+        _check_times([data["uptime_s"]], "uptime_s")
         _check_witnesses(data["witnesses"], "witnesses")
         _check_texts(data["instead"], "instead")
         _check_frames(data)

@@ -99,7 +99,7 @@ def test_a_troubled_node_costs_itself_and_is_explained(case, run):
 
 
 @pytest.mark.parametrize("words", [
-    READY, ("stacks",), ("stacks", "--check"), ("cores",), ("tail", "/log/*"),
+    READY, ("jobs",), ("stacks",), ("stacks", "--check"), ("cores",), ("tail", "/log/*"),
     ("watch", "--job", "1"), ("incident", "--job", "1", "-o", "kept"),
 ], ids=" ".join)  # fmt: skip
 def test_a_node_without_python_is_a_finding(words, run, tmp_path, monkeypatch):

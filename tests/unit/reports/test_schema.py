@@ -21,6 +21,7 @@ from tests.cases import cases
 from tests.paths import DOCS
 from tests.unit.reports.test_smoke_table import SMOKES
 from tests.unit.triage.test_cores import FULL as CORES
+from tests.unit.triage.test_jobs import document as running
 from tests.unit.triage.test_stacks_debuggable import judged, rank
 
 AUDITS = outcomes()
@@ -32,6 +33,7 @@ MADE: dict[str, dict[str, Any]] = {
     "cores": {"full": CORES},
     "env": ENVIRONMENTS,
     "smoke": dict(SMOKES),
+    "jobs": {"mixed": running()},
     "debuggable": {"mixed": judged(rank(0), rank(1, main=None), rank(None))},
 }
 CASES = [(document, name) for document, reports in MADE.items() for name in reports]

@@ -1,0 +1,100 @@
+"""`nodeready jobs`: what runs where: the jobs of the nodes, and the ranks that were found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from nodeready.cli.conversations import ask_with_progress
+from nodeready.cli.options import (
+    Refused,
+    local_option,
+    option,
+    report_options,
+    srun_job_option,
+    transport_options,
+)
+from nodeready.cli.screen import Screen, refuse_unwritable, show
+from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
+from nodeready.policy import Policy
+from nodeready.reports.jobs_table import summary
+from nodeready.text import counted, utc_now
+from nodeready.triage.jobs import Jobs, jobs_code, running_jobs
+from nodeready.triage.stacks.collect import Captured, capture, program_config
+
+#: Seconds for one node, after it is connected: no stack is taken.
+_TIMEOUT_S = 30
+#: Maximum jobs that are named where another job was asked for.
+_MAX_LINES = 5
+
+
+def find_jobs(nodes: Targets, screen: Screen, user: str = "") -> tuple[Jobs, Captured]:
+    """The jobs of the nodes, found as `nodeready stacks` finds them, and the nodes' answers."""
+    started = utc_now()
+    config = program_config(_TIMEOUT_S, user=user, samples=0)
+    captured = capture(ask_with_progress(nodes.transport, screen), nodes.transport.nodes, config)
+    jobs = running_jobs(captured.traces())
+    answered = tuple(name for name in captured.nodes if name not in captured.errors)
+    return Jobs(
+        started, utc_now(), answered, jobs, dict(captured.errors), captured.complete
+    ), captured
+
+
+def running_lines(nodes: Targets, screen: Screen) -> list[str]:
+    """The jobs that run on the nodes, a line each; []: none, or they could not be asked."""
+    document, _ = find_jobs(nodes, screen)
+    lines = [f"running: {summary(job)}" for job in document.jobs[:_MAX_LINES]]
+    more = len(document.jobs) - len(lines)
+    return [*lines, f"running: {counted(more, 'more job')}: nodeready jobs"] if more else lines
+
+
+@click.command()
+@click.argument("inventory", required=False)
+@local_option
+@option("--user", metavar="NAME", help="Only jobs of this user.")
+@report_options("jobs")
+@srun_job_option
+@transport_options
+def jobs(
+    inventory: str | None,
+    *,
+    local: bool,
+    user: str | None,
+    format: str,
+    output: str | None,
+    job: str | None,
+    **shared: Any,
+) -> int:
+    """List the jobs on the nodes of INVENTORY: their users, ranks and nodes. Changes nothing.
+
+    Jobs are found as `nodeready stacks` finds their ranks: Slurm's, torchrun's, mpirun's, and jobs
+    without a launcher. The name of a job is what `--job` of the other commands takes. Without
+    root, only your own jobs are seen.
+
+    \b
+    Examples:
+      nodeready jobs inventories/prod.py
+      nodeready jobs 'gpu[001-064]' --user ada --sudo
+      nodeready jobs --local -v
+    """
+    options = TargetOptions(**shared)
+    if options.via == "ssh" and local == (inventory is not None):
+        raise Refused("give either an INVENTORY or --local")
+    if local and (options.via != "ssh" or options.limit is not None):
+        raise Refused("--local: cannot be combined with --via or --limit")
+    refuse_unwritable(output)
+    screen = options.screen()
+    if local:
+        nodes = local_targets(Policy(), sudo=options.sudo)
+    else:
+        nodes = select_targets(inventory, options, job=job, tell=screen.note)
+    with nodes.transport:
+        document, captured = find_jobs(nodes, screen, user or "")
+    if not document.complete:
+        screen.say_partial(name for name in captured.nodes if name not in captured.answers)
+    silent = screen.quiet and not document.jobs
+    show("jobs", format, document, screen, output=output, silent=silent)
+    reached = None if document.complete else captured.answers
+    nodes.remember_failed(document.errors, lost=True, reached=reached)
+    return jobs_code(document, unreachable=bool(captured.unreached), failed=bool(captured.failed))
