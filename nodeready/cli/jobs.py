@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from nodeready.cli.conversations import ask_with_progress
+from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.options import (
     Refused,
+    command,
     local_option,
     option,
     report_options,
@@ -49,7 +51,7 @@ def running_lines(nodes: Targets, screen: Screen) -> list[str]:
     return [*lines, f"running: {counted(more, 'more job')}: nodeready jobs"] if more else lines
 
 
-@click.command()
+@command()
 @click.argument("inventory", required=False)
 @local_option
 @option("--user", metavar="NAME", help="Only jobs of this user.")
@@ -79,6 +81,7 @@ def jobs(
       nodeready jobs --local -v
     """
     options = TargetOptions(**shared)
+    inventory = find_inventory(inventory, options, elsewhere=local or bool(job))
     if options.via == "ssh" and local == (inventory is not None):
         raise Refused("give either an INVENTORY or --local")
     if local and (options.via != "ssh" or options.limit is not None):
