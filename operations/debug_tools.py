@@ -64,7 +64,7 @@ def py_spy(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     yield note
 
 
-@step(touches=["pdsh", "ssh_client"], timeout_s=_TIMEOUT_S)
+@step(touches=["pdsh", "ssh_client"], timeout_s=_TIMEOUT_S, settings=("package_lock_wait_s",))
 def packages(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Install the missing packages with one refresh of the index at most; open programs that users
     cannot run, and reinstall packages whose programs are gone or do not start."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 from nodeready.deploy.actions import Action, PlanError, RemoveFile, RunCommand, Script, WriteFile
@@ -27,13 +28,15 @@ from nodeready.subjects.gate.facts import (
     WANTED,
     Gate,
 )
-from nodeready.subjects.gate.files import contents, digests
+from nodeready.subjects.gate.files import contents, digests, document
 from nodeready.subjects.pythons import PYTHONS
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport import bundle
 
 #: Seconds for a change that carries the bundle over a slow connection.
 _TIMEOUT_S = 120
+#: The settings in the scripts and in the timer's files.
+_SCRIPTS = ("gate_interval_s", "gate_budget_s")
 _RELOAD = RunCommand(("systemctl", "daemon-reload"))
 
 
@@ -53,7 +56,7 @@ def _files(snapshot: Snapshot, policy: Policy, *paths: str) -> Iterator[Action]:
             yield RunCommand(("chmod", "0755", path))
 
 
-@step()
+@step(settings=("gate_textfile",))
 def leftover(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Remove the node's own check, first the files that start it; never a program that slurm.conf
     names."""
@@ -75,7 +78,7 @@ def leftover(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
         )
 
 
-@step(timeout_s=_TIMEOUT_S)
+@step(timeout_s=_TIMEOUT_S, settings=json.loads(document(Policy())))
 def program(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Write nodeready as one file that the node's Python can run, compile it, write the policy.
 
@@ -106,7 +109,7 @@ def program(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     yield from _files(snapshot, policy, POLICY)
 
 
-@step()
+@step(settings=_SCRIPTS)
 def timer(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Make the node check itself: by a systemd timer, or by cron where systemd does not run."""
     gate: Gate = snapshot["gate"]
@@ -125,7 +128,7 @@ def timer(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
             yield RemoveFile(path, snapshot.files.get(path, b""))
 
 
-@step()
+@step(settings=_SCRIPTS)
 def slurm(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Write the programs that slurm.conf can name. That file itself is the administrator's."""
     yield from _files(snapshot, policy, PROLOG, HEALTH_CHECK)

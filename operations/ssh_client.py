@@ -67,7 +67,7 @@ def _open(client: SshClient, path: str) -> Iterator[Action]:
         yield RunCommand(("chmod", "0644", path))
 
 
-@step(timeout_s=600)
+@step(timeout_s=600, settings=("package_lock_wait_s",))
 def installed(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Let users run ssh; reinstall its package where the program is gone or does not start."""
     client: SshClient = snapshot["ssh_client"]

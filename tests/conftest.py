@@ -30,6 +30,7 @@ from typing import Any
 
 import pytest
 
+from nodeready.deploy.step import DeployStep
 from nodeready.lab import Lab, LabNode, LabUnavailable, down, state
 from nodeready.lab.needs import check_kernel, check_needs
 from nodeready.lab.processes import Content
@@ -68,9 +69,10 @@ def _lab_name(what: str) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def _checks_do_what_they_declare() -> Iterator[None]:
-    """Whenever a test lets a check judge, the check is held to what it declares."""
+    """Whenever a test runs a check or a step, it is held to what it declares."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Check, "__call__", declared.judged)
+        patch.setattr(DeployStep, "actions", declared.acted)
         yield
 
 

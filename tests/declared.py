@@ -1,4 +1,4 @@
-"""What a check declares is held against what it does, whenever a test lets it judge."""
+"""What a check or a step declares is held against what it does, whenever a test runs it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from nodeready.deploy.actions import Action
+from nodeready.deploy.step import DeployStep
 from nodeready.policy import Policy
 from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.result import ADMIN, DEPLOY, PERSON, Check, Result
+from nodeready.subjects.snapshot import Snapshot
 
 
 @lru_cache(maxsize=2)
@@ -23,7 +26,10 @@ def _recording(kind: type) -> type:
             object.__getattribute__(self, "__dict__").setdefault("read", set()).add(name)
         return object.__getattribute__(self, name)
 
-    return type(f"Recording{kind.__name__}", (kind,), {"__getattribute__": read, "of": kind})
+    # Whoever looks a policy up in a cache reads no setting of it.
+    by_identity = {"__eq__": object.__eq__, "__hash__": object.__hash__}
+    body = {"__getattribute__": read, "of": kind, **by_identity}
+    return type(f"Recording{kind.__name__}", (kind,), body)
 
 
 def _recorded(value: Any) -> Any:
@@ -61,3 +67,15 @@ def judged(check: Check, seen: Any, want: Policy, fleet: FleetFacts = ALONE) -> 
         # Not an exception: a mistake in a check becomes a result elsewhere.
         pytest.fail(f"{check.id} {', and '.join(found)}, and does not declare it")
     return result
+
+
+def acted(
+    step: DeployStep, snapshot: Snapshot, policy: Policy, fleet: FleetFacts = ALONE
+) -> tuple[Action, ...]:
+    """The step's actions. The test fails when they read a setting that the step does not take."""
+    recorded = _recorded(policy)
+    actions = tuple(step.make_actions(snapshot, recorded, *(fleet,) * step.needs_fleet))
+    read = recorded.__dict__["read"] - {*step.settings}
+    if read:
+        pytest.fail(f"{step.name} reads {', '.join(sorted(read))}, and does not declare it")
+    return actions

@@ -71,14 +71,19 @@ class WriteFile:
         return f"{verb} {self.path}"
 
     def diff(self) -> str:
-        """A unified diff, safe to show; "" for a large (binary) file."""
+        """A unified diff, safe to show; "" for a large (binary) file.
+
+        The lines around a change are shown only of nodeready's own file: /etc/environment can hold
+        the password of a proxy.
+        """
         if self.large:
             return ""
         old, new = (
             data.decode("utf-8", "replace").splitlines()
             for data in (self.old or b"", self.content)
         )
-        return _diff(old, new, "/dev/null" if self.old is None else self.path, self.path)
+        old_name = "/dev/null" if self.old is None else self.path
+        return _diff(old, new, old_name, self.path, context=3 if self.owned else 0)
 
     def stdin(self) -> str:
         """The packed content of a large file; "" for a small one."""
@@ -89,10 +94,13 @@ class WriteFile:
 _MAX_LINE_PAIRS = 4_000_000
 
 
-def _diff(old: list[str], new: list[str], old_name: str, new_name: str) -> str:
-    """A unified diff, safe to show; of two long files, only the removed and added lines."""
+def _diff(old: list[str], new: list[str], old_name: str, new_name: str, context: int = 0) -> str:
+    """A unified diff, safe to show; of two long files, only the removed and added lines.
+
+    context: lines around a change
+    """
     if len(old) * len(new) <= _MAX_LINE_PAIRS:
-        lines = difflib.unified_diff(old, new, old_name, new_name, lineterm="")
+        lines = difflib.unified_diff(old, new, old_name, new_name, n=context, lineterm="")
         return "\n".join(sanitise(line) for line in lines)
     old_lines, new_lines = {*old}, {*new}
     removed = [f"-{line}" for line in old if line not in new_lines]

@@ -3,73 +3,193 @@
 For `pyinfra INVENTORY deploy.py`. pyinfra connects to the hosts and calls each operation for each
 host, first to prepare and again to execute. The first call probes all nodes in parallel. After an
 operation that changed a node, only the subjects that it touches are probed again.
+
+The settings of a call come from its arguments, the inventory's data and the defaults of the
+`@deploy` around it. A node is judged once for each policy that this gives; it is probed again only
+in the subjects whose probes depend on the difference.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 from gevent.lock import BoundedSemaphore
+from pyinfra import logger
 from pyinfra.api import Host, State, StringCommand
 from pyinfra.api.exceptions import PyinfraError
+from pyinfra.api.output import format_text
 
 from nodeready import shell
-from nodeready.deploy.actions import StepChange
-from nodeready.inventory.node_policies import policies
+from nodeready.deploy.actions import RemoveFile, StepChange, WriteFile
+from nodeready.inventory.node_policies import checked_data, declared_settings
 from nodeready.policy import Policy
-from nodeready.policy.policy import PolicyError
-from nodeready.subjects.context import Judged
+from nodeready.policy.fields import closest_word, value_text
+from nodeready.policy.policy import PolicyError, key_text
+from nodeready.subjects.context import FleetContext, Judged
 from nodeready.subjects.registry import CHANGED
+from nodeready.subjects.snapshot import Snapshot, differently_probed
 from nodeready.transport.base import Conversation, Key, collect
 from nodeready.transport.fleet_context import fleet_context
 from nodeready.transport.snapshots import SnapshotReply, snapshot_question, take_snapshot
 from nodeready.transport.ssh import ConnectedHosts
 from nodeready.transport.sudo import with_sudo
 
+#: The colours of the lines of a difference.
+_COLOURS = {"-": "red", "+": "green"}
+#: Settings that can be compared and hashed: name, checked value.
+_Settings = tuple[tuple[str, Any], ...]
+
+
+class CallSettings(NamedTuple):
+    """The settings of one call of an operation that the inventory does not have.
+
+    defaults:  those of the @deploy around the call: for what the inventory leaves open
+    overrides: the call's arguments, and what the deploy file assigned to host.data
+    """
+
+    defaults: _Settings = ()
+    overrides: _Settings = ()
+
+    def policy(self, declared: Mapping[str, Any]) -> Policy:
+        """declared: the inventory's settings for the node"""
+        return Policy(**{**dict(self.defaults), **declared, **dict(self.overrides)})
+
+
+def call_settings(
+    host: Host,
+    operation: str,
+    known: Iterable[str],
+    arguments: Mapping[str, Any],
+    words: Iterable[Any] = (),
+) -> CallSettings:
+    """The checked settings of a call on this host.
+
+    known: the settings that the operation takes as arguments
+    words: arguments without a name, of which it takes none
+    Raises PyinfraError, in one line, for a wrong setting, also one of the inventory.
+    """
+    try:
+        _run(host)
+        for word in words:
+            raise PolicyError([f"{operation}: {value_text(word)} has no name: {_known(known)}"])
+        for key in arguments:
+            if key not in known:
+                raise PolicyError([f"{operation}: {_unknown_argument(key, known)}"])
+        deploy = f"data_defaults of the deploy {host.current_deploy_name}"
+        return CallSettings(
+            _checked(host.get_deploy_data(), deploy),
+            _checked({**host.data.override_datas, **arguments}, operation),
+        )
+    except PolicyError as error:
+        # pyinfra prints its own exceptions as one line, any other as a traceback.
+        raise PyinfraError(str(error)) from None
+
+
+def _checked(data: Mapping[str, Any], source: str) -> _Settings:
+    return tuple(sorted(checked_data(data, source).items())) if data else ()
+
+
+def _unknown_argument(key: str, known: Iterable[str]) -> str:
+    close = closest_word(key, known)
+    return (
+        f"unknown setting {key_text(key)}: {f'did you mean {close}?' if close else _known(known)}"
+    )
+
+
+def _known(known: Iterable[str]) -> str:
+    return f"the settings are {', '.join(known)}" if known else "it takes no setting"
+
 
 @dataclass
 class _PyinfraRun:
     """One pyinfra run.
 
-    policies: each node's declared policy
-    nodes:    with their latest results; None: they were not probed yet
-    stale:    node -> the subjects that were changed since its last probe
+    settings: each node's settings in the inventory
+    replies:  the first probe of every node; None: they were not probed yet
+    policies: settings of a call -> node -> its policy then
+    contexts: settings of a call -> the context of the fleet
+    nodes:    node -> policy -> the node with its latest results
+    stale:    node -> policy -> the subjects that were changed since its last probe
     """
 
     transport: ConnectedHosts
-    policies: dict[str, Policy]
-    nodes: dict[str, Judged] | None = None
-    stale: dict[str, set[str]] = field(default_factory=dict)
+    settings: dict[str, dict[str, Any]]
+    replies: dict[str, SnapshotReply] | None = None
+    policies: dict[CallSettings, dict[str, Policy]] = field(default_factory=dict)
+    contexts: dict[CallSettings, FleetContext] = field(default_factory=dict)
+    nodes: dict[str, dict[Policy, Judged]] = field(default_factory=dict)
+    stale: dict[str, dict[Policy, set[str]]] = field(default_factory=dict)
     # pyinfra runs a deploy file for all nodes at once. The first call probes; the others wait.
     lock: BoundedSemaphore = field(default_factory=BoundedSemaphore)
 
-    def probe_all(self, state: State) -> dict[str, Judged]:
-        """Probe all nodes in parallel."""
+    def policies_of(self, call: CallSettings) -> dict[str, Policy]:
+        """Node -> its policy in such a call; nodes with the same settings share one."""
+        if call not in self.policies:
+            distinct = {id(settings): settings for settings in self.settings.values()}
+            made = {key: call.policy(settings) for key, settings in distinct.items()}
+            names = self.settings.items()
+            self.policies[call] = {name: made[id(settings)] for name, settings in names}
+        return self.policies[call]
+
+    def context(self, call: CallSettings, state: State) -> FleetContext:
+        """The context of the fleet in which the settings of this call hold for all nodes."""
+        with self.lock:
+            if self.replies is None:
+                self.replies = self._probe_all(state)
+            if call not in self.contexts:
+                self.contexts[call] = fleet_context(
+                    self.transport,
+                    self.policies_of(call),
+                    self.replies.values(),
+                    state.inventory,
+                )
+            return self.contexts[call]
+
+    def _probe_all(self, state: State) -> dict[str, SnapshotReply]:
+        """Probe all nodes in parallel, by the inventory's settings."""
         hosts = list(state.inventory.get_active_hosts())
         self.transport = ConnectedHosts(hosts, self.transport.run)
-        names = [str(host.name) for host in hosts]
+        policies, names = self.policies_of(CallSettings()), [str(host.name) for host in hosts]
         conversations: dict[Key, Conversation[SnapshotReply]] = {
-            name: take_snapshot(name, self.policies[name], CHANGED) for name in names
+            name: take_snapshot(name, policies[name], CHANGED) for name in names
         }
         answers = collect(self.transport, conversations)
-        replies = [SnapshotReply.of(name, answers[name]) for name in names]
-        context = fleet_context(self.transport, self.policies, replies, state.inventory)
-        nodes = {}
-        for name, reply in zip(names, replies, strict=True):
-            # A node that could not be probed has the reason in place of each subject.
-            probe = snapshot_question(name, self.policies[name], CHANGED)
-            node = Judged(name, self.policies[name], context.about(name))
-            nodes[name] = node.judged(reply.snapshot or probe.all_unknown(reply.error))
-        self.nodes = nodes
-        return nodes
+        return {name: SnapshotReply.of(name, answers[name]) for name in names}
 
-    def probe_again(self, node: Judged, stale: Iterable[str]) -> Judged:
+    def judged(self, host: Host, call: CallSettings) -> Judged:
+        """The node with its results under the settings of this call."""
+        name, context = str(host.name), self.context(call, host.state)
+        policy = context.policies[name]
+        nodes, stale = self.nodes.setdefault(name, {}), self.stale.setdefault(name, {})
+        if policy not in nodes:
+            policy_before, snapshot = self._latest(name)
+            stale[policy] = {
+                *stale.get(policy_before, ()),
+                *differently_probed(policy_before, policy, CHANGED),
+            }
+            nodes[policy] = Judged(name, policy, context.about(name)).judged(snapshot)
+        if subjects := stale.pop(policy, None):
+            nodes[policy] = self._probe_again(nodes[policy], subjects)
+        return nodes[policy]
+
+    def _latest(self, name: str) -> tuple[Policy, Snapshot]:
+        """The latest snapshot of a node, and the policy by which it was probed."""
+        for node in reversed(self.nodes[name].values()):
+            assert node.snapshot is not None
+            return node.policy, node.snapshot
+        assert self.replies is not None
+        policy, reply = self.policies_of(CallSettings())[name], self.replies[name]
+        # A node that could not be probed has the reason in place of each subject.
+        probe = snapshot_question(name, policy, CHANGED)
+        return policy, reply.snapshot or probe.all_unknown(reply.error)
+
+    def _probe_again(self, node: Judged, subjects: Iterable[str]) -> Judged:
         """The node after another probe of these subjects."""
-        probe = snapshot_question(node.name, node.policy, stale)
+        probe = snapshot_question(node.name, node.policy, subjects)
         for _, answer in self.transport.ask([probe.request]):
             assert node.snapshot is not None
             node = node.judged(node.snapshot.merged(probe.read(answer)))
@@ -81,41 +201,33 @@ class _PyinfraRun:
 _runs: WeakKeyDictionary[State, _PyinfraRun] = WeakKeyDictionary()
 
 
-def _run(host: Host) -> tuple[_PyinfraRun, dict[str, Judged]]:
+def _run(host: Host) -> _PyinfraRun:
+    """The run of this host. Raises PolicyError for a wrong setting of the inventory."""
     state = host.state
     if state not in _runs:
-        try:
-            declared = policies(state.inventory, list(state.inventory))
-        except PolicyError as error:
-            # pyinfra prints its own exceptions as one line, any other as a traceback.
-            raise PyinfraError(str(error)) from None
-        _runs[state] = _PyinfraRun(ConnectedHosts([], secrets.token_hex(6)), declared)
-    run = _runs[state]
-    with run.lock:
-        return run, run.nodes or run.probe_all(state)
+        settings = declared_settings(state.inventory, list(state.inventory))
+        _runs[state] = _PyinfraRun(ConnectedHosts([], secrets.token_hex(6)), settings)
+    return _runs[state]
 
 
-def judged(host: Host) -> Judged:
+def judged(host: Host, call: CallSettings) -> Judged:
     """The node with its results. Subjects that became stale are probed again."""
-    run, nodes = _run(host)
-    stale = run.stale.pop(host.name, None)
-    if stale:
-        nodes[host.name] = run.probe_again(nodes[host.name], stale)
-    return nodes[host.name]
+    return _run(host).judged(host, call)
 
 
-def command(host: Host, change: StepChange) -> StringCommand:
+def command(host: Host, change: StepChange, wait_s: int) -> StringCommand:
     """The command that makes a change on the node.
 
     pyinfra itself would put sudo's password into the command line, which every user of the node
     can read. So these commands read the password from the first line of their standard input.
+
+    wait_s: seconds to wait for another deploy on the node
     """
-    run, nodes = _run(host)
-    wait_s = nodes[host.name].policy.lock_wait_s
-    request = change.request(host.name, run.transport.run, wait_s)
+    transport = _run(host).transport
+    request = change.request(host.name, transport.run, wait_s)
     # One line of ASCII: pyinfra sends text.
     line, stdin = shell.command(
-        request.script, request.limit_s, run.transport.tag, request.payload or ""
+        request.script, request.limit_s, transport.tag, request.payload or ""
     )
     password = _sudo_password(host)
     if not password:
@@ -139,7 +251,18 @@ def refuse(reason: str) -> StringCommand:
     return StringCommand(f"echo {shell.quote('nodeready: ' + reason)} >&2; exit 1")
 
 
+def show_differences(host: Host, change: StepChange) -> None:
+    """Print the differences of the files that this change writes, as pyinfra's --diff does."""
+    for action in change.actions:
+        if not isinstance(action, WriteFile | RemoveFile):
+            continue
+        host.log(f"{change.step} will {action.describe()}")
+        for line in action.diff().splitlines():
+            logger.info("  %s", format_text(line, _COLOURS.get(line[:1])))
+
+
 def forget(host: Host, touched: Iterable[str]) -> None:
     """Mark these subjects of the node as changed, so that they are probed again before use."""
-    run, _ = _run(host)
-    run.stale.setdefault(host.name, set()).update(touched)
+    run, name = _run(host), str(host.name)
+    for policy in run.nodes[name]:
+        run.stale[name].setdefault(policy, set()).update(touched)

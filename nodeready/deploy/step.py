@@ -3,16 +3,21 @@
 A step is written as a generator of actions. ``@step`` turns it into a pyinfra operation, for
 ``pyinfra INVENTORY deploy.py``, that also has ``plan``, for ``nodeready deploy``. ``plan`` decides
 for both: a step acts exactly when one of its checks fails and nodeready may repair it.
+
+As an operation, a step takes the settings that decide it as keyword arguments, beside the
+arguments that pyinfra gives every operation: ``ptrace.scope(ptrace_scope=1, _sudo=True)``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import WRAPPER_ASSIGNMENTS
 from typing import Any
 
 from pyinfra import host
 from pyinfra.api import StringCommand, operation
+from pyinfra.api.arguments import all_argument_meta
 
 from nodeready.deploy import pyinfra
 from nodeready.deploy.actions import Action, PlanError, StepChange
@@ -28,12 +33,18 @@ from nodeready.subjects.snapshot import Snapshot
 MakeActions = Callable[..., Iterator[Action]]
 
 
+def own_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call without those that pyinfra gives every operation."""
+    return {key: value for key, value in arguments.items() if key not in all_argument_meta}
+
+
 @dataclass(frozen=True)
 class DeployStep:
     """One operation: a callable for deploy.py, with the plan that ``nodeready deploy`` runs.
 
     name:         ``subject.noun``
     fixes:        ids of the checks that it makes pass
+    settings:     the fields of Policy that decide it, in the order of Policy: its arguments
     make_actions: the generator function that ``@step`` decorates
     touches:      the subjects that it makes stale
     timeout_s:    limit of the whole change on the node
@@ -43,11 +54,18 @@ class DeployStep:
 
     name: str
     fixes: tuple[str, ...]
+    settings: tuple[str, ...]
     make_actions: MakeActions
     touches: tuple[str, ...]
     timeout_s: int
     needs_fleet: bool
     operation: Any
+
+    def __post_init__(self) -> None:
+        # pyinfra's command, and its other operations, take an operation by the attributes of a
+        # function: its name, its docstring, `_inner`.
+        vars(self).update(vars(self.operation))
+        vars(self).update({name: getattr(self.operation, name) for name in WRAPPER_ASSIGNMENTS})
 
     @property
     def subject(self) -> str:
@@ -91,28 +109,40 @@ class DeployStep:
         actions = self.actions(snapshot, policy, fleet)
         return StepChange(self.name, failing, actions, self.touches, self.timeout_s)
 
-    def __call__(self, **arguments: Any) -> Any:
+    def __call__(self, *words: Any, **arguments: Any) -> Any:
+        """Call the pyinfra operation. arguments: settings, and pyinfra's own"""
+        # pyinfra runs the operation later, once per host: a mistake has to end the run before.
+        given = own_arguments(arguments)
+        pyinfra.call_settings(host, self.name, self.settings, given, words)
         return self.operation(**arguments)
 
 
 def step(
-    touches: Iterable[str] = (), timeout_s: int = 60, *, needs_fleet: bool = False
+    touches: Iterable[str] = (),
+    timeout_s: int = 60,
+    *,
+    settings: Iterable[str] = (),
+    needs_fleet: bool = False,
 ) -> Callable[[MakeActions], DeployStep]:
     """A decorator that makes a DeployStep of a generator function of actions.
 
     The step's name is ``module.function``. It fixes the checks of its subject that have this name
     as ``fixed_by``. Raises ValueError if no check has.
+
+    settings: the fields of Policy that only the actions read, and no check that it fixes
     """
 
     def wrap(make_actions: MakeActions) -> DeployStep:
         subject = make_actions.__module__.rpartition(".")[2]
         name = f"{subject}.{make_actions.__name__}"
-        fixes = tuple(check.id for check in SUBJECTS[subject].checks if check.fixed_by == name)
-        if not fixes:
+        fixed = [check for check in SUBJECTS[subject].checks if check.fixed_by == name]
+        if not fixed:
             raise ValueError(f"no check of {subject} is fixed by {name}")
+        deciding = {*settings, *(key for check in fixed for key in check.settings)}
+        known = tuple(field.name for field in fields(Policy) if field.name in deciding)
 
-        def run() -> Generator[StringCommand, None, None]:
-            node = pyinfra.judged(host)
+        def run(**arguments: Any) -> Generator[StringCommand, None, None]:
+            node = pyinfra.judged(host, pyinfra.call_settings(host, name, known, arguments))
             assert node.snapshot is not None
             observation = node.snapshot[subject]
             if isinstance(observation, Unknown):
@@ -126,13 +156,21 @@ def step(
             if change is None:
                 host.noop(f"{name} is as the policy wants it")
                 return
-            yield pyinfra.command(host, change)
+            if host.state.config.DIFF:
+                pyinfra.show_differences(host, change)
+            yield pyinfra.command(host, change, node.policy.lock_wait_s)
             pyinfra.forget(host, change.touches)
 
         run.__name__, run.__module__ = make_actions.__name__, make_actions.__module__
         run.__doc__ = make_actions.__doc__
         deploy_step = DeployStep(
-            *(name, fixes, make_actions, (subject, *touches), timeout_s, needs_fleet),
+            name,
+            tuple(check.id for check in fixed),
+            known,
+            make_actions,
+            (subject, *touches),
+            timeout_s,
+            needs_fleet,
             operation=operation()(run),
         )
         return deploy_step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from pyinfra.api import Host, Inventory
@@ -18,6 +19,7 @@ from nodeready.subjects.registry import check_ids
 _INVENTORY_KEYS = frozenset({"slots", "ssh_names"})
 
 
+@lru_cache(maxsize=1)
 def _foreign() -> frozenset[str]:
     keys = set(_INVENTORY_KEYS)
     for connector in get_all_connectors().values():
@@ -31,26 +33,40 @@ def _origin(inventory: Inventory, group: str) -> str:
     return ", ".join(str(path) for path in files) or f"group {group}"
 
 
-def policies(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, Policy]:
-    """The policy of each of these hosts, by name, from group and host data as pyinfra merges them.
+def checked_data(data: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The validated settings among pyinfra's data of one origin.
+
+    Raises PolicyError with every problem of this origin.
+    """
+    problems = connection_problems(data, source)
+    try:
+        checked = check_settings(data, source, _foreign())
+    except PolicyError as error:
+        raise PolicyError([*problems, *error.problems]) from None
+    if "waivers" in checked:
+        waived = waivers.waiver_problems(Policy(waivers=checked["waivers"]), check_ids())
+        problems += [f"{source}: {problem}" for problem in waived]
+    if problems:
+        raise PolicyError(problems)
+    return checked
+
+
+def declared_settings(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, dict[str, Any]]:
+    """The settings of each of these hosts, by name, from group and host data as pyinfra merges
+    them. Hosts of the same groups and settings share one dict.
 
     Raises PolicyError with the problems of all origins, each with its file or host, before any
     node is touched.
     """
-    foreign, ids = _foreign(), check_ids()
     problems: list[str] = []
-    cache: dict[tuple[Any, ...], Policy] = {}
+    cache: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def settings(data: Mapping[str, Any], source: str) -> dict[str, Any]:
-        problems.extend(connection_problems(data, source))
         try:
-            checked = check_settings(data, source, foreign)
+            return checked_data(data, source)
         except PolicyError as error:
             problems.extend(error.problems)
             return {}
-        waived = waivers.waiver_problems(Policy(waivers=checked.get("waivers", ())), ids)
-        problems.extend(f"{source}: {problem}" for problem in waived)
-        return checked
 
     everywhere = settings(inventory.get_data(), _origin(inventory, "all"))
     by_group = {
@@ -58,7 +74,7 @@ def policies(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, Policy]:
         for group in inventory.groups.keys() | inventory.group_data.keys()
     }
     override = settings(inventory.get_override_data(), "command line")
-    policy_of: dict[str, Policy] = {}
+    settings_of: dict[str, dict[str, Any]] = {}
     for host in hosts:
         host_settings = settings(inventory.get_host_data(host.name), f"host {host.name}")
         key = (tuple(host.groups), tuple(sorted(host_settings.items())))
@@ -66,8 +82,19 @@ def policies(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, Policy]:
             merged = dict(everywhere)
             for group in host.groups:
                 merged.update(by_group.get(group, {}))
-            cache[key] = Policy(**{**merged, **host_settings, **override})
-        policy_of[host.name] = cache[key]
+            cache[key] = {**merged, **host_settings, **override}
+        settings_of[host.name] = cache[key]
     if problems:
         raise PolicyError(list(dict.fromkeys(problems)))
+    return settings_of
+
+
+def policies(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, Policy]:
+    """The policy of each of these hosts, by name. Raises PolicyError, see `declared_settings`."""
+    made: dict[int, Policy] = {}
+    policy_of: dict[str, Policy] = {}
+    for name, settings in declared_settings(inventory, hosts).items():
+        if id(settings) not in made:
+            made[id(settings)] = Policy(**settings)
+        policy_of[name] = made[id(settings)]
     return policy_of

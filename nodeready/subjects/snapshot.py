@@ -69,6 +69,21 @@ def sections(chosen: Iterable[Probe]) -> tuple[Section, ...]:
     return tuple(sorted(unique, key=lambda section: not section.first))
 
 
+def differently_probed(
+    old: Policy, new: Policy, subjects: Iterable[str] | None = None
+) -> frozenset[str]:
+    """The subjects that are probed in another way under the new policy.
+
+    The observation of any other subject is the same under both: no parser reads a setting that
+    its script does not.
+    """
+    return frozenset(
+        probe.subject
+        for probe in probes(subjects)
+        if any(section.script(old) != section.script(new) for section in probe.sections)
+    )
+
+
 def _observe(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any:
     try:
         return probe.parse(outputs, policy)

@@ -8,14 +8,6 @@ from nodeready.operations import STEPS
 from nodeready.subjects.registry import CHANGED
 
 
-def test_debuggable_calls_the_operations_in_their_order(monkeypatch):
-    called = []
-    monkeypatch.setattr(DeployStep, "__call__", lambda self: called.append(self.name))
-    deploys.debuggable._inner()
-    assert called == [step.name for step in STEPS]
-    assert len(called) == len({*called})
-
-
 def test_every_step_repairs_checks_of_its_own_subject():
     assert tuple(dict.fromkeys(step.subject for step in STEPS)) == CHANGED
     for step in STEPS:

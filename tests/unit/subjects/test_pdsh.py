@@ -255,6 +255,10 @@ def test_hostile_content_stays_data():
     printed = MODULE + environment("PATH=`id`\n") + PROFILE
     observed = node(printed, home("ml", "file", hostile), USERS)
     assert observed.environment == b"PATH=`id`\n"
+    change: Any = steps.rcmd.plan(Snapshot({"pdsh": observed}), USERS)
+    assert "+PDSH_RCMD_TYPE=ssh" in change.diff().splitlines()
+    # The lines of others, which may hold a secret, are not shown with ours.
+    assert "PATH=" not in change.diff()
     write, diff = write_pdshrc(observed)
     assert managed_block.remove(write.content) == managed_block.remove(hostile.encode()) + b"\n"
     assert "\x1b" not in diff
