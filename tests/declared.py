@@ -32,11 +32,17 @@ def _recording(kind: type) -> type:
     return type(f"Recording{kind.__name__}", (kind,), body)
 
 
-def _recorded(value: Any) -> Any:
+def recorded(value: Any) -> Any:
+    """The same Policy, or FleetFacts, as a recording of what is read of it."""
     kind = _recording(getattr(type(value), "of", type(value)))
     recorded = object.__new__(kind)
     recorded.__dict__.update(vars(value), read=set())
     return recorded
+
+
+def read(value: Any) -> frozenset[str]:
+    """The fields of this recording that were read."""
+    return frozenset(value.__dict__["read"])
 
 
 def wrong(check: Check, read: frozenset[str], result: Result) -> list[str]:
@@ -55,14 +61,14 @@ def wrong(check: Check, read: frozenset[str], result: Result) -> list[str]:
 def judged(check: Check, seen: Any, want: Policy, fleet: FleetFacts = ALONE) -> Result:
     """The check's result. The test fails, whatever it asks for, when the check does what it does
     not declare."""
-    arguments = (_recorded(want), _recorded(fleet))
+    arguments = (recorded(want), recorded(fleet))
     result = check.judge(seen, *arguments[: 2 if check.fleet else 1])
-    read = frozenset().union(*(argument.__dict__["read"] for argument in arguments))
+    fields_read = frozenset().union(*map(read, arguments))
     for outer, argument in zip((want, fleet), arguments, strict=True):
         if "of" in vars(type(outer)):
             # One check asks another: what that reads decides this one, too.
             outer.__dict__["read"].update(argument.__dict__["read"])
-    found = wrong(check, read, result)
+    found = wrong(check, fields_read, result)
     if found:
         # Not an exception: a mistake in a check becomes a result elsewhere.
         pytest.fail(f"{check.id} {', and '.join(found)}, and does not declare it")
@@ -73,9 +79,9 @@ def acted(
     step: DeployStep, snapshot: Snapshot, policy: Policy, fleet: FleetFacts = ALONE
 ) -> tuple[Action, ...]:
     """The step's actions. The test fails when they read a setting that the step does not take."""
-    recorded = _recorded(policy)
-    actions = tuple(step.make_actions(snapshot, recorded, *(fleet,) * step.needs_fleet))
-    read = recorded.__dict__["read"] - {*step.settings}
-    if read:
-        pytest.fail(f"{step.name} reads {', '.join(sorted(read))}, and does not declare it")
+    recording = recorded(policy)
+    actions = tuple(step.make_actions(snapshot, recording, *(fleet,) * step.needs_fleet))
+    found = read(recording) - {*step.settings}
+    if found:
+        pytest.fail(f"{step.name} reads {', '.join(sorted(found))}, and does not declare it")
     return actions

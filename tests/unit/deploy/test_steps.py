@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from nodeready import deploys
-from nodeready.deploy.step import DeployStep
 from nodeready.operations import STEPS
 from nodeready.subjects.registry import CHANGED
 

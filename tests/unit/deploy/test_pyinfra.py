@@ -1,0 +1,166 @@
+"""The settings of an operation under pyinfra: where they come from, and what a wrong one says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyinfra.api import Host, Inventory, State, deploy
+from pyinfra.api.connect import connect_all
+from pyinfra.api.exceptions import PyinfraError
+from pyinfra.context import ctx_host, ctx_state
+
+from nodeready import deploys, shell
+from nodeready.deploy import pyinfra
+from nodeready.operations import STEPS, core_dumps, gate, ptrace
+from nodeready.policy import Policy
+from nodeready.subjects import probe_script, snapshot
+from nodeready.subjects.probe_answer import parse_answer
+from nodeready.subjects.registry import CHANGED
+from tests import declared
+from tests.helpers import here
+from tests.paths import ROOT
+
+#: Where a setting can come from, from the weakest to the strongest.
+ORIGINS = ("default", "deploy", "all", "group", "host", "command line", "assigned", "argument")
+#: The data of each of these.
+Origins = dict[str, dict[str, Any]]
+
+
+@contextmanager
+def on_this_machine(data: Origins) -> Iterator[Host]:
+    """A host of pyinfra on which operations are prepared, and never executed."""
+    inventory = Inventory(
+        ([("@local", data.get("host", {}))], data.get("all", {})),
+        override_data=data.get("command line"),
+        gpus=(["@local"], data.get("group", {})),
+    )
+    state = State(inventory)
+    connect_all(state)
+    (host,) = inventory
+    with ctx_state.use(state), ctx_host.use(host):
+        yield host
+
+
+def policy_of(call: Callable[..., Any], data: Origins) -> Policy:
+    """The policy by which the node is judged when a deploy makes this call."""
+
+    @deploy("mine", data_defaults=data.get("deploy"))
+    def mine() -> None:
+        call(**data.get("argument", {}))
+
+    with on_this_machine(data) as host:
+        for key, value in data.get("assigned", {}).items():
+            setattr(host.data, key, value)
+        mine()
+        *_, policy = pyinfra._run(host).nodes[host.name]
+    return policy
+
+
+@pytest.mark.parametrize("strongest", ORIGINS)
+def test_the_stronger_origin_wins(strongest):
+    """Each weaker one has the setting, too; a deploy inside of another does not hide its data."""
+    last = ORIGINS.index(strongest)
+    data = {ORIGINS[i]: {"core_retention_days": i} for i in range(1, last + 1)}
+    for call in (core_dumps.directory, deploys.core_dumps):
+        assert policy_of(call, data).core_retention_days == (last or 14)
+
+
+#: call, arguments, data of the deploy around it -> who is wrong, and how
+WRONG = [
+    (ptrace.scope, {"ptrace_scope": 3}, {}, "ptrace.scope: ptrace_scope = 3: must be between 0 "
+     "and 2"),
+    (ptrace.scope, {"ptrace_scop": 1}, {}, "ptrace.scope: unknown setting ptrace_scop: did you "
+     "mean ptrace_scope?"),
+    (core_dumps.size, {"gate": True}, {}, "core_dumps.size: unknown setting gate: the settings "
+     "are core_handler"),
+    (ptrace.selinux, {"x": 1}, {}, "ptrace.selinux: unknown setting x: it takes no setting"),
+    (deploys.ptrace, {"gate": True}, {}, "ptrace: unknown setting gate: the settings are "
+     "ptrace_scope"),
+    (deploys.debuggable, {"limit_nofile": "all"}, {}, "debuggable: limit_nofile = 'all': must be "
+     "a whole number"),
+    (ptrace.scope, {}, {"ptrace_scope": "0"}, "data_defaults of the deploy mine: ptrace_scope = "
+     "'0': must be a whole number"),
+    (ptrace.scope, {}, {"ptrace_scop": 0}, "data_defaults of the deploy mine: unknown setting "
+     "ptrace_scop: did you mean ptrace_scope?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "arguments", "defaults", "line"), WRONG)
+def test_a_wrong_setting_ends_the_run_with_one_line(call, arguments, defaults, line):
+    with pytest.raises(PyinfraError) as caught:
+        policy_of(call, {"argument": arguments, "deploy": defaults})
+    assert str(caught.value) == line
+
+
+def test_a_value_without_a_name_is_refused():
+    with (
+        on_this_machine({}),
+        pytest.raises(PyinfraError, match=r"^ptrace\.scope: 1 has no name: "),
+    ):
+        ptrace.scope(1)
+
+
+def test_a_wrong_key_of_the_inventory_is_one_line_of_pyinfras_own_command(tmp_path):
+    """Also where pyinfra prepares without asking what would change (-y)."""
+    (tmp_path / "deploy.py").write_text((ROOT / "deploy.py").read_text())
+    words = ["-y", "--data", "ptrace_scop=1", "@local", "deploy.py"]
+    argv = [str(Path(sys.executable).with_name("pyinfra")), *words]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stderr.splitlines() if "ptrace_scop" in line]
+    assert (done.returncode, len(lines)) == (1, 1), done.stderr
+    assert lines[0].endswith(
+        "command line: unknown setting ptrace_scop: did you mean ptrace_scope?"
+    )
+
+
+def test_an_operation_takes_the_settings_that_its_actions_read():
+    """tests/declared.py compares them whenever a test plans a step; these have no check's own."""
+    assert ptrace.scope.settings == ("ptrace_scope",)
+    assert "gate_textfile" in gate.leftover.settings
+    # The node gets the whole policy but for the lines of host keys.
+    assert {*vars(Policy())} - {*gate.program.settings} == {"ssh_known_hosts"}
+
+
+def test_an_operation_is_for_pyinfra_what_its_own_operations_are():
+    for step in STEPS:
+        name = step.name.partition(".")[2]
+        assert (step.__name__, step.__module__) == (name, f"nodeready.operations.{step.subject}")
+        assert step.__doc__ == step.make_actions.__doc__
+        assert callable(step._inner)
+
+
+def test_every_subject_with_operations_is_a_deploy():
+    assert {name for name in CHANGED if not getattr(deploys, name).__doc__} == set()
+
+
+#: Every setting on which a probe of an operation's subject depends has another value than usual.
+UNUSUAL = Policy(
+    pdshrc_users=("root",),
+    ssh_client_hosts=("gpu*",),
+    gate=True,
+    iommu_args=("iommu=pt",),
+    limit_services=("slurmd", "k3s"),
+)
+
+
+@pytest.mark.parametrize("policy", [Policy(), UNUSUAL], ids=["default", "unusual"])
+def test_no_parser_reads_a_setting_that_its_script_does_not(policy):
+    """So the observation of a subject whose script is the same holds under another policy."""
+    chosen = snapshot.probes(CHANGED)
+    sections = snapshot.sections(chosen)
+    text = probe_script.make_script(sections, policy, "n" * 16)
+    printed = here(*shell.command(text, 60, "nodeready:test")).stdout
+    outputs = parse_answer(printed, sections, "n" * 16)
+    for probe in chosen:
+        in_script, in_parser = declared.recorded(policy), declared.recorded(policy)
+        for section in probe.sections:
+            section.script(in_script)
+        probe.parse(outputs, in_parser)
+        unread = declared.read(in_parser) - declared.read(in_script)
+        assert not unread, f"{probe.subject}: {unread}"
