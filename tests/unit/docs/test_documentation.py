@@ -101,6 +101,15 @@ def test_the_operations_stand_in_their_order():
     assert re.findall(r"^\| `(\w+\.\w+)` \|", table, re.M) == [step.name for step in STEPS]
 
 
+def test_the_arguments_of_an_operation_stand_beside_it():
+    rows = re.findall(r"^\| `(\w+\.\w+)` \| (.*) \|$", (DOCS / "pyinfra.md").read_text(), re.M)
+    shown = {name: tuple(re.findall(r"`(\w+)`", keys)) for name, keys in rows}
+    # The only one that takes all settings but one.
+    assert shown.pop("gate.program") == ("ssh_known_hosts",)
+    assert shown == {step.name: step.settings for step in STEPS if step.name in shown}
+    assert len(shown) == len(STEPS) - 1
+
+
 def test_the_pages_of_the_policy_name_every_key():
     keys = set(Policy.__dataclass_fields__)
     example = (ROOT / "inventories/group_data/all.py").read_text()
