@@ -22,11 +22,12 @@ from nodeready.cli.options import (
     srun_job_option,
     transport_options,
 )
+from nodeready.cli.outputs import read_outputs
 from nodeready.cli.recorded import recorded_audit, recorded_source
-from nodeready.cli.screen import Screen, refuse_unwritable, show
+from nodeready.cli.screen import Screen
 from nodeready.cli.targets import TargetOptions, Targets, select_targets
 from nodeready.reports.nagios import nagios_code
-from nodeready.reports.registry import Options, find_format
+from nodeready.reports.registry import Options
 from nodeready.subjects.registry import CheckSelection, SelectionError, select
 from nodeready.text import utc_now
 from nodeready.transport.base import INTERRUPTED
@@ -111,7 +112,7 @@ def audit(
     inventory: str | None,
     *,
     format: str,
-    output: str | None,
+    output: tuple[str, ...],
     only: str | None,
     skip: str | None,
     fail_on: str,
@@ -140,7 +141,7 @@ def audit(
         selection = select(only, skip)
     except SelectionError as error:
         raise Refused(str(error)) from None
-    refuse_unwritable(output)
+    outputs = read_outputs("audit", format, output)
     screen = options.screen()
     started = utc_now()
     with contextlib.ExitStack() as exit_stack:
@@ -153,8 +154,7 @@ def audit(
             from nodeready.audit.workers import AuditWorkers
 
             # The workers are forked before any connection is made.
-            write_facts = find_format("audit", format).write_facts
-            workers = exit_stack.enter_context(AuditWorkers(nodes.policies, write_facts))
+            workers = exit_stack.enter_context(AuditWorkers(nodes.policies, outputs.write_facts))
             with nodes.transport:
                 subjects = probed_subjects(selection)
                 replies = probe_nodes(nodes, screen, subjects, timeout, read=workers.read)
@@ -167,14 +167,11 @@ def audit(
                 )
         code = audit_code(document, fail_on)
         failing = [node.name for node in document.nodes if node.status in FAILING]
-        show(
-            "audit",
-            format,
+        outputs.show(
             document,
             screen,
-            output=output,
             silent=screen.quiet and not failing,
             options=Options(fail_on=fail_on),
         )
         nodes.remember_failed(failing)
-        return nagios_code(document) if format == "nagios" else code
+        return nagios_code(document) if outputs.form == "nagios" else code

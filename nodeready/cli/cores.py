@@ -35,7 +35,7 @@ from nodeready.exit_codes import OK, exit_code
 from nodeready.files import own_directory, write_atomically
 from nodeready.reports.cores_table import size, summary
 from nodeready.reports.registry import find_format
-from nodeready.text import sanitise
+from nodeready.text import counted, sanitise
 from nodeready.transport.base import has_failed
 from nodeready.triage.cores import CoreDumper, Cores, DumpError, collect_cores
 
@@ -185,6 +185,8 @@ def cores(
         cores = collect_cores(ask, transport.tag, nodes.policies, seconds, job or "")
     if path is not None:
         _write(cores, path)
+        count = sum(1 for crash in cores.crashes if crash.text)
+        screen.note(f"{path}: cores.json, and {counted(count, 'backtrace')}")
     has_findings = bool(cores.crashes or cores.errors or cores.notes)
     if find_format("cores", format).styled and not (
         has_findings or cores.unlisted or not cores.complete

@@ -11,14 +11,14 @@ from nodeready.cli.default_inventory import require_inventory
 from nodeready.cli.options import (
     Refused,
     command,
-    format_option,
     inventory_argument,
     option,
-    output_file,
+    report_options,
     srun_job_option,
     transport_options,
 )
-from nodeready.cli.screen import Screen, refuse_unwritable, show
+from nodeready.cli.outputs import read_outputs
+from nodeready.cli.screen import Screen
 from nodeready.cli.targets import TargetOptions, Targets, select_targets
 from nodeready.cli.values import read_ports
 from nodeready.exit_codes import exit_code
@@ -71,8 +71,7 @@ def _environment(
 @command()
 @inventory_argument
 # A shell evaluates the output, so NODEREADY_FORMAT=json, which is meant for reports, is ignored.
-@format_option("env", general=False)
-@output_file("Write the exports to FILE, atomically.")
+@report_options("env", general=False)
 @option(
     "--ports",
     metavar="FIRST-LAST",
@@ -98,7 +97,7 @@ def env(
     inventory: str | None,
     *,
     format: str,
-    output: str | None,
+    output: tuple[str, ...],
     ports: str | None,
     debug: bool,
     python: str,
@@ -126,7 +125,7 @@ def env(
     options = TargetOptions(**shared)
     inventory = require_inventory(inventory, options)
     settings = {} if ports is None else {"port_range": read_ports(ports)}
-    refuse_unwritable(output)
+    outputs = read_outputs("env", format, output)
     if directory and not re.fullmatch(r"/[A-Za-z0-9_.,:=/%-]{1,200}", directory):
         raise Refused(f"--directory {directory}: must be an absolute path of plain characters")
     screen = options.screen()
@@ -146,7 +145,7 @@ def env(
         screen.show_on_stderr(show_errors(replies))
         nodes.remember_failed([reply.name for reply in replies if reply.error], lost=True)
     if environment.nodes:
-        show("env", format, environment, screen, output=output)
+        outputs.show(environment, screen)
     for line in env_script.troubles(environment):
         screen.say(line)
     return exit_code(

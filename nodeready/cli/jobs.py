@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
 from nodeready.cli.conversations import ask_with_progress
 from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.options import (
     Refused,
     command,
+    inventory_argument,
     local_option,
     option,
     report_options,
     srun_job_option,
     transport_options,
 )
-from nodeready.cli.screen import Screen, refuse_unwritable, show
+from nodeready.cli.outputs import read_outputs
+from nodeready.cli.screen import Screen
 from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
 from nodeready.policy import Policy
 from nodeready.reports.jobs_table import summary
@@ -52,7 +52,7 @@ def running_lines(nodes: Targets, screen: Screen) -> list[str]:
 
 
 @command()
-@click.argument("inventory", required=False)
+@inventory_argument
 @local_option
 @option("--user", metavar="NAME", help="Only jobs of this user.")
 @report_options("jobs")
@@ -64,7 +64,7 @@ def jobs(
     local: bool,
     user: str | None,
     format: str,
-    output: str | None,
+    output: tuple[str, ...],
     job: str | None,
     **shared: Any,
 ) -> int:
@@ -86,7 +86,7 @@ def jobs(
         raise Refused("give either an INVENTORY or --local")
     if local and (options.via != "ssh" or options.limit is not None):
         raise Refused("--local: cannot be combined with --via or --limit")
-    refuse_unwritable(output)
+    outputs = read_outputs("jobs", format, output)
     screen = options.screen()
     if local:
         nodes = local_targets(Policy(), sudo=options.sudo)
@@ -97,7 +97,7 @@ def jobs(
     if not document.complete:
         screen.say_partial(name for name in captured.nodes if name not in captured.answers)
     silent = screen.quiet and not document.jobs
-    show("jobs", format, document, screen, output=output, silent=silent)
+    outputs.show(document, screen, silent=silent)
     reached = None if document.complete else captured.answers
     nodes.remember_failed(document.errors, lost=True, reached=reached)
     return jobs_code(document, unreachable=bool(captured.unreached), failed=bool(captured.failed))

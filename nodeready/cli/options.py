@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
+from click.types import StringParamType
 
 from nodeready.exit_codes import USAGE
 
@@ -199,6 +200,13 @@ def _is_directory(path: str) -> bool:
     return path.endswith("/") or os.path.isdir(path)
 
 
+class _OutputType(StringParamType):
+    """A value of ``-o``. A variable has one: the name of a file may have spaces."""
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return [rv]
+
+
 def output_file(
     help: str = "Write the report to FILE, atomically.", **settings: Any
 ) -> Callable[[Callback], Callback]:
@@ -231,8 +239,16 @@ def _combined(*decorators: Decorator) -> Decorator:
 
 
 def report_options(document: str, *, general: bool = True) -> Decorator:
-    """``--format`` and ``-o FILE``, for a command that makes a report; see `format_option`."""
-    return _combined(format_option(document, general=general), output_file())
+    """``--format`` and ``-o``, for `outputs.read_outputs`; see `format_option`."""
+    return _combined(
+        format_option(document, general=general),
+        output_file(
+            "Write the report to FILE, in the format of its ending. FORMAT:FILE: besides the "
+            "screen; may be repeated.",
+            multiple=True,
+            type=_OutputType(),
+        ),
+    )
 
 
 def hostfile_options(nodes: str) -> Decorator:

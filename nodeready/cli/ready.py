@@ -28,11 +28,11 @@ from nodeready.cli.options import (
     srun_job_option,
     transport_options,
 )
-from nodeready.cli.screen import Screen, refuse_unwritable, show, write_hostfile
+from nodeready.cli.outputs import read_outputs
+from nodeready.cli.screen import Screen, refuse_unwritable, write_hostfile
 from nodeready.cli.targets import TargetOptions, Targets, local_policy, select_targets
 from nodeready.cli.values import policy_settings
 from nodeready.reports.nagios import nagios_code
-from nodeready.reports.registry import find_format
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, SelectionError, select
 from nodeready.text import counted, utc_now
 from nodeready.transport.base import INTERRUPTED
@@ -201,7 +201,7 @@ def ready(
     only: str | None,
     skip: str | None,
     format: str,
-    output: str | None,
+    output: tuple[str, ...],
     job: str | None,
     **shared: Any,
 ) -> int:
@@ -228,8 +228,8 @@ def ready(
     selection = _select_checks(only, skip)
     if local == (inventory is not None):
         raise Refused("give either an INVENTORY or --local")
-    for name, path in (("-o", output), ("--hostfile-out", hostfile_out)):
-        refuse_unwritable(path, name)
+    outputs = read_outputs("ready", format, output)
+    refuse_unwritable(hostfile_out, "--hostfile-out")
     screen = options.screen()
     with ExitStack() as exit_stack:
         if inventory is None:
@@ -243,8 +243,9 @@ def ready(
             from nodeready.audit.workers import AuditWorkers
 
             targets = select_targets(inventory, options, settings, job=job, tell=screen.note)
-            write_facts = find_format("ready", format).write_facts
-            workers = exit_stack.enter_context(AuditWorkers(targets.policies, write_facts, 0))
+            workers = exit_stack.enter_context(
+                AuditWorkers(targets.policies, outputs.write_facts, 0)
+            )
             audit, slots_of = _fleet_audit(
                 targets,
                 screen,
@@ -266,5 +267,5 @@ def ready(
             complete=audit.complete,
         )
         silent = screen.quiet and document.enough and not document.no_go
-        show("ready", format, document, screen, output=output, silent=silent)
-        return nagios_code(audit) if format == "nagios" else ready_code(document)
+        outputs.show(document, screen, silent=silent)
+        return nagios_code(audit) if outputs.form == "nagios" else ready_code(document)

@@ -322,33 +322,37 @@ def show_documents_by(receive: Callable[[Any], None]) -> None:
     _receive = receive
 
 
+def documents_are_received() -> bool:
+    """Whether `show_documents_by` was called."""
+    return _receive is not None
+
+
+def render_options(screen: Screen, options: Options) -> Options:
+    """The options of a report that is no table on a terminal."""
+    return replace(options, verbose=screen.verbose, width=PLAIN.width, lines=0)
+
+
 def show(
     kind: str,
     form: str,
     document: Any,
     screen: Screen,
     *,
-    output: str | None = None,
     silent: bool = False,
     options: Options = PLAIN,
-    mode: int = 0o644,
 ) -> None:
-    """Write a document in one of its formats to FILE of ``-o``, or to standard output.
+    """Write a document in one of its formats to standard output.
 
     kind:    of the document, as in `registry.FORMATS`
-    silent:  print no table (-q without a finding); files and machine formats are still written
+    silent:  print no table (-q without a finding); machine formats are still written
     options: of the report; the screen's own override them
-    mode:    of a new FILE: 0600 for a job's data, which no other user may read
-    Raises OSError when FILE cannot be written.
     """
     if _receive is not None:
         _receive(document)
         return
     renderer = registry.find_format(kind, form)
-    shown_options = replace(options, verbose=screen.verbose, width=PLAIN.width, lines=0)
-    if output is not None:
-        write_atomically(Path(output), renderer.render(document, shown_options), mode)
-    elif not renderer.styled:
+    shown_options = render_options(screen, options)
+    if not renderer.styled:
         for part in renderer.render(document, shown_options):
             click.echo(part, nl=False)
     elif not silent:

@@ -21,7 +21,8 @@ from nodeready.cli.options import (
     report_options,
     transport_options,
 )
-from nodeready.cli.screen import refuse_unwritable, show, write_hostfile
+from nodeready.cli.outputs import read_outputs
+from nodeready.cli.screen import refuse_unwritable, write_hostfile
 from nodeready.cli.targets import TargetOptions, select_targets
 from nodeready.cli.values import policy_settings
 from nodeready.smoke.document import code
@@ -181,7 +182,7 @@ def smoke(
     hostfile_out: str | None,
     hostfile_format: str,
     format: str,
-    output: str | None,
+    output: tuple[str, ...],
     **shared: Any,
 ) -> int:
     """Run one collective over all nodes of INVENTORY; name the faulty node, GPU or link.
@@ -210,11 +211,8 @@ def smoke(
         if inventory is not None:
             raise Refused("--job: with an INVENTORY, add --via srun")
         options = replace(options, via="srun")
-    for name, file in (
-        ("-o", output),
-        ("--exclude-out", exclude_out),
-        ("--hostfile-out", hostfile_out),
-    ):
+    outputs = read_outputs("smoke", format, output)
+    for name, file in (("--exclude-out", exclude_out), ("--hostfile-out", hostfile_out)):
         refuse_unwritable(file, name)
     screen = options.screen()
     nodes = select_targets(inventory, options, settings, job=job, tell=screen.note, works=True)
@@ -245,6 +243,6 @@ def smoke(
     good = _good_slots(document, nodes.slots)
     for out, form in ((exclude_out, "exclude"), (hostfile_out, hostfile_format)):
         write_hostfile(out, form, good, document.exclude, screen, complete=document.complete)
-    show("smoke", format, document, screen, output=output, silent=screen.quiet and document.good)
+    outputs.show(document, screen, silent=screen.quiet and document.good)
     nodes.remember_failed(document.exclude)
     return code(document)

@@ -349,6 +349,7 @@ def stacks(
         forms = [form for form in FORMATS["stacks"].values() if not form.styled]
         texts = {f"stacks{form.extension}": form.render(document) for form in forms}
         archive.write(directory, document, texts)
+        screen.note(f"{directory}: the traces, and {', '.join(texts)}")
     is_well = not code and document.verdict is not None and document.verdict.kind == "not-stuck"
     show("stacks", format, document, screen, silent=screen.quiet and is_well)
     return code

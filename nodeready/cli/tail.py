@@ -20,7 +20,7 @@ from nodeready.cli.options import (
     srun_job_option,
     transport_options,
 )
-from nodeready.cli.screen import refuse_unwritable, show
+from nodeready.cli.outputs import read_outputs
 from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
 from nodeready.cli.values import epoch_seconds, past, span
 from nodeready.exit_codes import exit_code
@@ -146,7 +146,7 @@ def tail(
     since: str | None,
     max_files: int,
     format: str,
-    output: str | None,
+    output: tuple[str, ...],
     job: str | None,
     **shared: Any,
 ) -> int:
@@ -183,7 +183,7 @@ def tail(
         since_s=past(since, epoch_seconds),
         max_files=max_files,
     )
-    refuse_unwritable(output)
+    outputs = read_outputs("tail", format, output)
     if local:
         nodes = local_targets(Policy(), sudo=options.sudo)
     else:
@@ -192,7 +192,7 @@ def tail(
         document = _fetch(nodes, options, config)
     if reason := _no_file_reason(document):
         raise Refused(reason)
-    show("tail", format, document, options.screen(), output=output, mode=0o600)
+    outputs.show(document, options.screen(), mode=0o600)
     return exit_code(
         interrupted=not document.complete,
         failed=has_failed(document.failed.values()),

@@ -183,10 +183,11 @@ def value(name: str, option: str) -> object:
         # The output of these commands is a program's input, or has a form of its own.
         ("format", "json", {"env": "sh", "stacks": "table", "tail": "table"}),
         # A file for some commands, a directory for others.
-        ("output", "report", {"audit": "report", "tail": "report", "cores": None, "stacks": None}),
-        ("output", "there", {"audit": None, "bundle": "nodeready.pyz", "cores": "there",
+        ("output", "re port", {"audit": ("re port",), "tail": ("re port",), "cores": None,
+                               "stacks": None, "learn": "re port"}),
+        ("output", "there", {"audit": (), "bundle": "nodeready.pyz", "cores": "there",
                              "stacks": None}),
-        ("output", "new/", {"audit": None, "cores": "new/", "stacks": None}),
+        ("output", "new/", {"audit": (), "cores": "new/", "stacks": None}),
     ],
 )  # fmt: skip
 def test_a_general_variable_counts_where_the_command_has_such_a_value(
@@ -200,7 +201,8 @@ def test_a_general_variable_counts_where_the_command_has_such_a_value(
 def test_the_variable_of_the_command_beats_the_general_one(variables, name):
     own = {f"{name.upper()}_FORMAT": "json", f"{name.upper()}_OUTPUT": "mine"}
     variables(FORMAT="table", OUTPUT="report", **own)
-    assert (value(name, "format"), value(name, "output")) == ("json", "mine")
+    output = "mine" if name in ("cores", "stacks") else ("mine",)
+    assert (value(name, "format"), value(name, "output")) == ("json", output)
 
 
 @pytest.mark.parametrize(
