@@ -225,10 +225,11 @@ def main(arguments: list[str] | None = None) -> Any:
         complain(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "))
         sys.exit(exit_code(failed=True))
     except Exception as error:
-        # Imported only here, because the import is slow and --help must be quick.
+        # Imported only here, because the imports are slow and --help must be quick.
+        from nodeready.subjects.plugins import PluginError
         from nodeready.transport.base import TransportUnavailable
 
-        if not isinstance(error, TransportUnavailable):
+        if not isinstance(error, (PluginError, TransportUnavailable)):
             raise
         complain(str(error))
         sys.exit(exit_code(usage=True))

@@ -22,6 +22,7 @@ from pyinfra.api.arguments import all_argument_meta
 from nodeready.deploy import pyinfra
 from nodeready.deploy.actions import Action, PlanError, StepChange
 from nodeready.policy import Policy
+from nodeready.subjects import plugins
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.judging import judge
@@ -126,16 +127,18 @@ def step(
 ) -> Callable[[MakeActions], DeployStep]:
     """A decorator that makes a DeployStep of a generator function of actions.
 
-    The step's name is ``module.function``. It fixes the checks of its subject that have this name
-    as ``fixed_by``. Raises ValueError if no check has.
+    The step's name is ``subject.function``. The subject is the one whose module of operations has
+    the function. The step fixes the checks of its subject that have this name as ``fixed_by``.
+    Raises ValueError if no check has.
 
     settings: the fields of Policy that only the actions read, and no check that it fixes
     """
 
     def wrap(make_actions: MakeActions) -> DeployStep:
-        subject = make_actions.__module__.rpartition(".")[2]
+        subject = plugins.subject_of_operations(make_actions.__module__)
         name = f"{subject}.{make_actions.__name__}"
-        fixed = [check for check in SUBJECTS[subject].checks if check.fixed_by == name]
+        checks = SUBJECTS[subject].checks if subject in SUBJECTS else ()
+        fixed = [check for check in checks if check.fixed_by == name]
         if not fixed:
             raise ValueError(f"no check of {subject} is fixed by {name}")
         deciding = {*settings, *(key for check in fixed for key in check.settings)}

@@ -13,9 +13,10 @@ import dataclasses
 import json
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib import resources
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nodeready.shell import KILL_AFTER_S, join, quote
@@ -33,19 +34,23 @@ __all__ = [
     "text",
 ]
 
+#: The oldest Python that runs a node's programs.
+OLDEST_PYTHON = (3, 9)
+
 # --- The modules that a program needs, found by their imports; from files or out of a zip.
 
 
 def _folder(name: str) -> Any:
-    """The folder of a package of nodeready, by its dotted name."""
-    path: Any = resources.files("nodeready")
-    for word in name.split(".")[1:]:
+    """The folder of a package, by its dotted name."""
+    top, *words = name.split(".")
+    path: Any = resources.files(top)
+    for word in words:
         path = path.joinpath(word)
     return path
 
 
 def _source(name: str) -> str | None:
-    """The source of a module of nodeready; None when there is no such module."""
+    """The source of a module; None when there is no such module."""
     parent, _, last = name.rpartition(".")
     files = [_folder(name).joinpath("__init__.py")]
     files += [_folder(parent).joinpath(f"{last}.py")] if parent else []
@@ -65,16 +70,23 @@ def _statements(tree: ast.AST) -> Iterator[ast.AST]:
         yield from _statements(node)
 
 
-def imports(source: str) -> set[str]:
-    """The dotted names that a module imports: ``MODULE``, and ``MODULE.NAME`` for each name."""
+@lru_cache(maxsize=512)
+def imports(source: str, package: str = "") -> frozenset[str]:
+    """The dotted names that a module imports: ``MODULE``, and ``MODULE.NAME`` for each name.
+
+    package: to which the module's relative imports are relative
+    Raises SyntaxError for what the oldest Python of a node cannot read.
+    """
     names: set[str] = set()
-    for node in _statements(ast.parse(source)):
+    for node in _statements(ast.parse(source, feature_version=OLDEST_PYTHON)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-            names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return names
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: 1 - node.level or None] if node.level else []
+            module = ".".join([*parents, *([node.module] if node.module else [])])
+            names.add(module)
+            names.update(f"{module}.{alias.name}" for alias in node.names)
+    return frozenset(names)
 
 
 def _parents(name: str) -> Iterator[str]:
@@ -83,29 +95,38 @@ def _parents(name: str) -> Iterator[str]:
     return (".".join(words[:count]) for count in range(1, len(words) + 1))
 
 
-def closure(roots: Iterable[str], without: Iterable[str] = ()) -> dict[str, str]:
+def closure(
+    roots: Iterable[str],
+    without: Iterable[str] = (),
+    packages: Iterable[str] = (),
+    replaced: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, str]:
     """The modules of nodeready that these (dotted names) need, each with its source.
 
-    without: modules that are left out, with the modules that only they import
+    without:  modules that are left out, with the modules that only they import
+    packages: other packages (top-level) whose modules are included, too
+    replaced: module -> the source that it has instead of its file's
     """
     sources: dict[str, str] = {}
+    included = {"nodeready", *packages}
     todo, left_out = list(roots), frozenset(without)
     while todo:
         root = todo.pop()
         if left_out.intersection(_parents(root)):
             continue
         for name in _parents(root):
-            if name.partition(".")[0] != "nodeready" or name in sources:
+            if name.partition(".")[0] not in included or name in sources:
                 continue
-            source = _source(name)
+            source = replaced.get(name) or _source(name)
             if source is not None:
                 sources[name] = source
-                todo += imports(source)
+                package = name if is_package(name) else name.rpartition(".")[0]
+                todo += imports(source, package)
     return dict(sorted(sources.items()))
 
 
 def is_package(name: str) -> bool:
-    """Whether a module of nodeready is a package: a folder with modules in it."""
+    """Whether a module is a package: a folder with modules in it."""
     folder = _folder(name)
     return folder.is_dir() and any(entry.name.endswith(".py") for entry in folder.iterdir())
 
@@ -220,7 +241,7 @@ def program(
     descriptor: from which the text is read
     """
     within = "" if first else f"timeout -k {KILL_AFTER_S} {config.limit_s + 1} "
-    old = "import sys; sys.exit(sys.version_info < (3, 9))"
+    old = f"import sys; sys.exit(sys.version_info < {OLDEST_PYTHON})"
     source = text(main, config, **how)
     # A program that another program starts gets no nonce here: a command line is public.
     none = NO_PYTHON if first else f"{config.nonce} {NO_PYTHON}"

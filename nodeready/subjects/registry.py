@@ -3,7 +3,8 @@
 A subject declares itself (`Subject`, in its checks), and no other list names it. The order of the
 lines is that of the reports and of a deploy. In a deploy, debug_tools comes after the subjects
 that need no network, so that a package mirror that is down stops nothing else. The gate comes
-last: a node judges itself when all other subjects are in place.
+last: a node judges itself when all other subjects are in place. The subjects of other packages
+(`plugins`) follow the lines.
 """
 
 # ruff: noqa: F401, I001, PLC0414 - the imports are the registry, and their order is its order
@@ -32,6 +33,7 @@ from functools import cached_property
 
 from nodeready.subjects.result import OBSERVED as OBSERVED, Page, Subject
 from nodeready.policy.fields import closest_word
+from nodeready.subjects import plugins
 from nodeready.subjects.base import Probe
 from nodeready.subjects.own_files import own_files
 from nodeready.subjects.result import Result
@@ -39,12 +41,18 @@ from nodeready.subjects.result import Result
 SUBJECTS: dict[str, Subject] = {
     subject.name: subject for subject in list(vars().values()) if isinstance(subject, Subject)
 }
+SUBJECTS.update(plugins.load(SUBJECTS))
 
 #: The subjects that a snapshot observes; proofs need actions.
 LOOKED_AT = tuple(name for name, subject in SUBJECTS.items() if subject.probe)
 
-#: The subjects that operations change.
-CHANGED = tuple(name for name, subject in SUBJECTS.items() if subject.changed)
+#: The subjects that operations change, in the order of a deploy.
+CHANGED = tuple(
+    sorted(
+        (name for name, subject in SUBJECTS.items() if subject.changed),
+        key=lambda name: name == gate.name,
+    )
+)
 
 #: The subjects from which a policy can be learnt.
 LEARNED = tuple(name for name, subject in SUBJECTS.items() if subject.learnable)
