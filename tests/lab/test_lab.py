@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, LabError, network, processes, slurm, state
+from nodeready.lab import Lab, LabError, image, network, processes, slurm, state
 from tests.command import wait_for
 from tests.helpers import nodeready
 from tests.lab.rows import rows
@@ -241,3 +241,15 @@ def test_the_kernel_knows_all_neighbours_of_a_large_lab(
     network.make_room(100)
     assert not limit.exists()
     assert not before.exists()
+
+
+def test_files_of_nodeready_are_not_looked_for_behind_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image of a container engine below /var/lib has such a link: var/run -> /run."""
+    for path in ("lib/nodeready/inner", "etc/sysctl.d"):
+        (tmp_path / path).mkdir(parents=True)
+    (tmp_path / "etc/sysctl.d/99-nodeready.conf").touch()
+    (tmp_path / "etc/back").symlink_to(tmp_path / "lib")
+    monkeypatch.setattr(image, "OURS", (str(tmp_path / "etc"),))
+    assert list(image._nodeready_paths()) == [f"{tmp_path}/etc/sysctl.d/99-nodeready.conf"]
