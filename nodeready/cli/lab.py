@@ -169,8 +169,7 @@ def status() -> None:
             notes.append(
                 f"{name}: {lab.controller.status}: {lab.controller.name}; restart with `lab up`"
             )
-        variable = "" if name == "lab" else f"NODEREADY_LAB={name} "
-        inventory = f"inventory: {variable}inventories/lab.py"
+        inventory = f"inventory: {'@lab' if name == 'lab' else f'@lab/{name}'}"
         notes += [f"{name}: {note}" for note in (*_notes(lab), inventory)]
     if len(rows) > 1:
         _table(rows)

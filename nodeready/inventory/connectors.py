@@ -1,4 +1,4 @@
-"""Names of nodes for pyinfra: ``@slurm/4711``, ``@nodeset/gpu[001-064]``, ``@hostfile/job.hosts``.
+"""Names of nodes for pyinfra: ``@slurm/4711``, ``@nodeset/gpu[1-4]``, ``@hostfile``, ``@lab``.
 
 pyinfra finds the connectors by the entry points of this package (``pyinfra.connectors``). They
 only name nodes; pyinfra then connects to each of them by ssh.
@@ -6,7 +6,11 @@ only name nodes; pyinfra then connects to each of them by ssh.
 
 from __future__ import annotations
 
+import json
+import os
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from pyinfra.api.exceptions import InventoryError
@@ -14,7 +18,12 @@ from pyinfra.connectors.base import BaseConnector
 from typing_extensions import override
 
 from nodeready.inventory import hostfile, nodeset, slurm
-from nodeready.inventory.trust import SET_VARIABLE
+from nodeready.inventory.trust import SET_VARIABLE, distrust
+from nodeready.text import sanitise
+
+#: The directory of the labs, as `nodeready.lab.state` has it.
+LABS = Path("/run/nodeready/lab")
+_LAB_NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 #: A node's name, its data, and its groups.
 _Node = tuple[str, dict[str, Any], list[str]]
@@ -69,10 +78,55 @@ class HostfileConnector(BaseConnector):
             yield node, dict(data), []
 
 
-_CONNECTORS: dict[str, type[SlurmConnector | NodesetConnector | HostfileConnector]] = {
+class LabConnector(BaseConnector):
+    """``@lab/NAME``: the nodes of this lab on this machine (``nodeready lab up``).
+
+    ``@lab`` is the lab of NODEREADY_LAB, else the lab ``lab``, else the only one.
+    """
+
+    @override
+    @staticmethod
+    def make_names_data(name: str | None = None) -> Iterator[_Node]:
+        """As pyinfra's. Raises InventoryError, one line."""
+        name = name or os.environ.get("NODEREADY_LAB") or _usual_lab()
+        if not _LAB_NAME.fullmatch(name):
+            raise InventoryError(f"@lab/{sanitise(name, 60)}: is no name of a lab")
+        file = LABS / name / "inventory.json"
+        if reason := distrust(file, remedy=SET_VARIABLE):
+            raise InventoryError(reason)
+        try:
+            nodes = json.loads(file.read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            option = "" if name == "lab" else f" --name {name}"
+            raise InventoryError(
+                f"the lab {name!r} does not run; start it: nodeready lab up{option}"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise InventoryError(f"the lab {name} cannot be read: {error}") from None
+        for node, data in nodes.items():
+            yield node, data, ["lab"]
+
+
+def _usual_lab() -> str:
+    """The name of the lab of ``@lab``. Raises InventoryError if there are several."""
+    try:
+        labs = sorted(path.parent.name for path in LABS.glob("*/inventory.json"))
+    except OSError:
+        labs = []  # Only root may list them.
+    if "lab" in labs or not labs:
+        return "lab"
+    if len(labs) > 1:
+        raise InventoryError(f"several labs run: {', '.join(f'@lab/{name}' for name in labs)}")
+    return labs[0]
+
+
+_CONNECTORS: dict[
+    str, type[SlurmConnector | NodesetConnector | HostfileConnector | LabConnector]
+] = {
     "slurm": SlurmConnector,
     "nodeset": NodesetConnector,
     "hostfile": HostfileConnector,
+    "lab": LabConnector,
 }
 
 

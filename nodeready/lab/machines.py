@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,8 +11,12 @@ from typing import Any
 from nodeready.lab import faults, freezer, network, processes, slurm, state
 from nodeready.lab.disk import NodeDisk
 from nodeready.lab.image import new_key
+from nodeready.lab.needs import node_settings
 from nodeready.lab.processes import Files, is_alive
 from nodeready.lab.state import LabError, LabState, NodeState
+
+# The nodes with their data, for ``@lab`` (`inventory.connectors`).
+INVENTORY = "inventory.json"
 
 # Gets the number of nodes that are ready, and of all that start.
 Progress = Callable[[int, int], None]
@@ -235,3 +240,18 @@ def _write_ssh(lab: LabState) -> None:
         hosts += f"Host {machine.name}\n    HostName {machine.address}\n"
     state.write(ssh / "known_hosts", known_hosts)
     state.write(ssh / "ssh_config", hosts + _SSH_CONFIG.format(ssh=ssh))
+    settings = node_settings()
+    nodes = {node.name: {**login_data(lab, node), **settings} for node in lab.nodes}
+    state.write(state.directory(lab.name) / INVENTORY, json.dumps(nodes, indent=1) + "\n")
+
+
+def login_data(lab: LabState, node: NodeState) -> dict[str, Any]:
+    """The data of a node, as pyinfra's host, for logins."""
+    ssh = state.directory(lab.name) / "ssh"
+    return {
+        "ssh_hostname": node.address,
+        "ssh_user": "root",
+        "ssh_key": str(ssh / "id_ed25519"),
+        "ssh_known_hosts_file": str(ssh / "known_hosts"),
+        "ssh_strict_host_key_checking": "yes",
+    }

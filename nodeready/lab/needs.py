@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 from pathlib import Path
+from typing import Any
 
 from nodeready.lab.programs import environment, run
 from nodeready.lab.state import LabUnavailable
@@ -82,6 +83,19 @@ def can_raise_limits() -> bool:
     """
     words = Path("/proc/self/status").read_text().split()
     return bool(int(words[words.index("CapEff:") + 1], 16) >> _CAP_SYS_RESOURCE & 1)
+
+
+def node_settings() -> dict[str, Any]:
+    """The policy of the nodes of a lab here: what they cannot reach is not asked of them.
+
+    The nodes are processes of this machine. Its kernel writes cores by its own core_pattern, not
+    by the one that a node shows and changes.
+    """
+    waivers = {
+        "proof.core": "lab nodes share this machine's kernel and its core_pattern",
+        "proof.backtrace": "see proof.core",
+    }
+    return {**reachable_limits(), "waivers": waivers}
 
 
 def reachable_limits() -> dict[str, int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeready.lab import processes
-from nodeready.lab.machines import kill
+from nodeready.lab.machines import kill, login_data
 from nodeready.lab.network import listening, port
 from nodeready.lab.processes import Content, is_alive
 from nodeready.lab.programs import Done, run
@@ -108,14 +108,7 @@ class LabNode:
 
     def inventory_data(self) -> tuple[str, dict[str, Any]]:
         """The node as a pyinfra host, with the data for logins."""
-        data = {
-            "ssh_hostname": self.address,
-            "ssh_user": "root",
-            "ssh_key": str(self.lab.ssh_key),
-            "ssh_known_hosts_file": str(self.lab.known_hosts),
-            "ssh_strict_host_key_checking": "yes",
-        }
-        return self.name, data
+        return self.name, login_data(self.lab.state, self._state)
 
     def testinfra(self) -> Any:
         """A testinfra host for this node, over plain ssh."""

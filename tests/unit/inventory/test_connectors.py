@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 from pyinfra.api.exceptions import InventoryError
 
+from nodeready.inventory import connectors
 from nodeready.inventory.limit import names, select_hosts
 from nodeready.inventory.load import load
+from nodeready.lab import machines, state
 from tests.paths import ROOT
 
 if sys.version_info >= (3, 11):
@@ -90,6 +93,32 @@ def test_they_have_the_slots_and_the_partitions():
     assert slots == {"gpu1": 8, "gpu2": 4, "login1": None}
     assert dict(load("@slurm/12").groups).keys() == {"h100"}
     assert names(load("@slurm/4711").get_group("h100")) == ["gpu001", "gpu002"]
+
+
+def test_a_lab_is_found_by_its_name_or_as_the_usual_one(place, monkeypatch):
+    """The file is the one that the lab writes: `machines.INVENTORY`."""
+    assert connectors.LABS == state.ROOT
+    monkeypatch.setattr(connectors, "LABS", place / "labs")
+    monkeypatch.delenv("NODEREADY_LAB", raising=False)
+    with pytest.raises(InventoryError, match=r"'lab' does not run; start it: nodeready lab up$"):
+        load("@lab")
+    for name in ("a", "b-1"):
+        file = place / "labs" / name / machines.INVENTORY
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({f"{name}-n1": {"ssh_hostname": "10.0.0.1"}}))
+        assert names(load(f"@lab/{name}")) == [f"{name}-n1"]
+        assert load(f"@lab/{name}").get_host(f"{name}-n1").data.ssh_hostname == "10.0.0.1"
+        if name == "a":
+            assert names(load("@lab").get_group("lab")) == ["a-n1"]
+    with pytest.raises(InventoryError, match="several labs run: @lab/a, @lab/b-1"):
+        load("@lab")
+    monkeypatch.setenv("NODEREADY_LAB", "b-1")
+    assert names(load("@lab")) == ["b-1-n1"]
+    with pytest.raises(InventoryError, match="is no name of a lab"):
+        load("@lab/../a")
+    (place / "labs" / "a" / machines.INVENTORY).write_text("{")
+    with pytest.raises(InventoryError, match="the lab a cannot be read"):
+        load("@lab/a")
 
 
 def test_nodeready_takes_a_comma_within_the_brackets_and_a_limit(place):
