@@ -1,6 +1,6 @@
 """Writes the generated documentation; with `--check`, only says what is out of date.
 
-docs/checks.md, docs/nodeready.1 and the schemas of the documents are generated whole. In README.md
+docs/checks.md, docs/facts.md, docs/nodeready.1 and the schemas are generated whole. In README.md
 and the remaining pages the text between `<!-- begin NAME -->` and `<!-- end NAME -->` is
 generated: the policy keys, the exit codes, the commands, the variables, the rooms and the lab's
 faults.
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import checks_page
 import draw_house
+import facts_page
 import man_page
 import tables
 
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Files that are generated whole: path -> its text.
 PAGES: dict[str, Callable[[], str]] = {
     "docs/checks.md": checks_page.page,
+    "docs/facts.md": facts_page.page,
     "docs/nodeready.1": man_page.page,
     **{f"docs/schema/{name}-1.json": partial(schema.text, name) for name in schema.DOCUMENTS},
 }

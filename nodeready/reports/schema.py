@@ -87,16 +87,16 @@ def _sentence(text: str) -> str:
     return f"{words if starts_with_value else words[0].upper() + words[1:]}."
 
 
-def _meanings(kind: Any) -> tuple[str, dict[str, str]]:
+def meanings(kind: Any) -> tuple[str, dict[str, str]]:
     """The meaning of a class, and of its fields by name, from its docstring."""
     about, *blocks = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
-    field = re.compile(r"((?:[a-z_]+, )*[a-z_]+):\s+(.*)")
-    meanings: dict[str, str] = {}
+    field = re.compile(r"((?:[a-z0-9_]+, )*[a-z0-9_]+):\s+(.*)")
+    by_field: dict[str, str] = {}
     # A field's lines: its own, and those that are indented below it.
     for row in re.sub(r"\n\s+", " ", "\n".join(blocks)).splitlines():
         if match := field.fullmatch(row):
-            meanings |= dict.fromkeys(match[1].split(", "), _sentence(match[2]))
-    return _sentence(about), meanings
+            by_field |= dict.fromkeys(match[1].split(", "), _sentence(match[2]))
+    return _sentence(about), by_field
 
 
 def _attribute(kind: Any, path: str) -> tuple[Any, str]:
@@ -108,7 +108,7 @@ def _attribute(kind: Any, path: str) -> tuple[Any, str]:
         hint = typing.get_type_hints(getter, include_extras=True)["return"]
         return hint, _sentence(getter.__doc__ or "")
     hint = typing.get_type_hints(kind, include_extras=True)[name]
-    return _attribute(hint, inner) if inner else (hint, _meanings(kind)[1].get(name, ""))
+    return _attribute(hint, inner) if inner else (hint, meanings(kind)[1].get(name, ""))
 
 
 class _SchemaWriter:
@@ -172,7 +172,7 @@ class _SchemaWriter:
             else:
                 required.append(key)
             fields[key] = self.of(hint) | ({"description": meaning} if meaning else {})
-        about, rules = _meanings(kind)[0], _RULES.get(kind, [])
+        about, rules = meanings(kind)[0], _RULES.get(kind, [])
         return {
             **({"description": about} if about else {}),
             "type": "object",

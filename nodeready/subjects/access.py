@@ -121,7 +121,12 @@ _AT = re.compile(r"([0-9a-f]{1,8}) (\d{1,10}) (\d{1,10}) (\d{1,20}) (/.*)")
 
 @dataclass(frozen=True)
 class Inode:
-    """A file or directory: its mode with its type (stat(2), st_mode), owner, group and size."""
+    """A file or directory.
+
+    mode: with the type (stat(2), st_mode)
+    uid, gid: numbers of owner and group
+    size_bytes: of a file's content
+    """
 
     mode: int
     uid: int

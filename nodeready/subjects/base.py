@@ -189,7 +189,12 @@ def decode_base64(text: str) -> bytes:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a file on the node. ``text`` has no line end; ``source`` is ``/path:number``."""
+    """One line of a file on the node. Its property ``source`` is ``/path:number``.
+
+    path: of the file
+    number: of the line, from 1
+    text: without the line's end
+    """
 
     path: str
     number: int

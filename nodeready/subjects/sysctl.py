@@ -114,7 +114,11 @@ SECTION = Section("sysctl", _script)
 
 @dataclass(frozen=True)
 class Setting:
-    """An assignment: the value as written, and its line, ``/path:number``."""
+    """An assignment.
+
+    value: as written
+    source: its line, ``/path:number``
+    """
 
     JSON_KEYS: ClassVar = {"source": "where"}
 

@@ -167,6 +167,8 @@ class BrokenProgram:
     """A program of a package that no user can run.
 
     how: ``gone``; ``empty``; ``mode``: not executable at all
+    package: that brings it
+    path: of the program
     """
 
     package: str
@@ -184,7 +186,7 @@ class DebugTools:
     py_spy:   the version of /usr/local/bin/py-spy, by its digest, else by its own output; "" when
               it does not run, or when root must not run it; None: no such file
     mode:     permission bits of that file
-    sha256:   of that file
+    sha256:   of that file, hexadecimal
     linked:   the file is a link
     noexec:   the mount forbids to start it
     exposed:  that file and the directories on the way to it, where users other than root can

@@ -31,6 +31,8 @@ class GpuProcess:
 
     name: as the tool prints it, often a path
     kind: NVIDIA's type: ``C`` computes, ``G`` only draws (an X server), ``C+G``, ``M+C`` (MPS)
+    pid: of the process
+    memory_mb: MiB of the GPU's memory that it uses
     """
 
     pid: int
@@ -45,6 +47,7 @@ class GpuLink:
 
     state:      ``active`` or ``inactive``
     speed_gbps: gigabytes per second in one direction, as nvidia-smi prints it
+    index: the tool's number of the link
     """
 
     index: int
@@ -58,9 +61,7 @@ class Gpu:
 
     pci_address:     ``0000:5e:00.0``: lower case, a domain of four digits
     ecc, mig:        ``on`` or ``off``; None where the device has none
-    ecc_*_volatile:  errors since the driver was loaded; ``aggregate``: in the device's lifetime
-    remap_pending:   memory rows are replaced at the next reset; _failed: no spare row was left
-    pcie_*_max:      the maximum of device and slot together
+    remap_pending:   memory rows are replaced at the next reset
     throttle:        the active reasons of the hardware for a lower clock: ``hw_slowdown``,
                      ``hw_thermal_slowdown``, ``hw_power_brake_slowdown``, ``sw_thermal_slowdown``
     temperature_slowdown_c: the temperature at which the device slows down
@@ -88,6 +89,23 @@ class Gpu:
     power_limit_w:   the limit of power that is set
     unread:          the fields that the tool could not read, each with the text in its place; a
                      field that begins with ``tool`` is a value that no other check reads
+    index: the tool's number of the device
+    vendor: ``nvidia`` or ``amd``
+    model, uuid, serial: as the tool prints them
+    vbios: version of its firmware
+    memory_total_mb, memory_used_mb: MiB
+    ecc_pending, mig_pending: ``on`` or ``off`` after the next reset
+    ecc_uncorrectable_volatile, ecc_correctable_volatile: errors since the driver was loaded
+    ecc_uncorrectable_aggregate: errors in the device's lifetime
+    remap_failed: no spare row was left for a memory row
+    remapped_uncorrectable: memory rows that were replaced after an uncorrectable error
+    retired_pending: memory pages are retired at the next reset
+    pcie_generation, pcie_width: of the link now; a width is a number of lanes
+    pcie_generation_max, pcie_width_max: the maximum of device and slot together
+    temperature_c, memory_temperature_c: degrees Celsius
+    memory_temperature_max_c: degrees Celsius; the limit of the memory
+    processes: programs that the tool lists on the device
+    links: to other GPUs (NVLink, XGMI)
     """
 
     index: int
@@ -156,6 +174,10 @@ class PciGpu:
     pcie_speed: as sysfs prints it: ``16.0 GT/s PCIe``
     aer:        uncorrected errors of its link since the boot, here and at the port above it:
                 ``fatal`` or ``nonfatal``, the error's name in sysfs, how many
+    address: on the PCI bus, ``0000:5e:00.0``
+    vendor: ``nvidia`` or ``amd``
+    numa_node: to which its slot is attached; None: not known
+    pcie_width_max: lanes that the device and the port above it can use
     """
 
     address: str
@@ -178,6 +200,7 @@ class Tool:
             ``timed out``, ``failed``, ``nonsense`` (its output makes no sense) or ``hidden`` (the
             probe itself may not open the GPUs)
     detail: the tool's version, or its message
+    name: of the program or source
     """
 
     name: str
@@ -202,6 +225,8 @@ class KernelFault:
     code:   of the Xid or SXid
     text:   the first such line, at most 160 characters
     action: ``ISOLATE``, ``REBOOT``, ``RESET``, ``MONITOR`` or ``APPLICATION`` (not the node's)
+    pci_address: of the device; None: the line names none
+    count: of such lines
     """
 
     source: str
@@ -214,7 +239,12 @@ class KernelFault:
 
 @dataclass(frozen=True)
 class DeviceFile:
-    """A device file that a job opens; ``mode`` as ls prints it: ``crw-rw-rw-``."""
+    """A device file that a job opens.
+
+    path: of the file
+    mode: as ls prints it, ``crw-rw-rw-``
+    uid, gid: numbers of owner and group
+    """
 
     path: str
     mode: str
@@ -230,6 +260,13 @@ class Gpus:
     driver:         the version of NVIDIA's kernel driver; None: not loaded
     cuda:           the highest CUDA version that NVIDIA's driver supports
     fabric_manager: ``running``, ``not running``, ``not needed`` or ``not looked for``
+    pci: GPUs on the PCI bus, whether or not a driver has them
+    nvidia, amd: devices that the vendor's tool shows
+    nvidia_tool, nvlink_tool, amd_tool: whether the tool worked
+    amd_driver: the version of AMD's kernel driver; None: not loaded
+    device_files: that a job opens
+    kernel_faults: in the kernel's log since the boot
+    kernel_log: whether the log could be read
     """
 
     pci: tuple[PciGpu, ...] = ()

@@ -254,21 +254,45 @@ SLOW = Section(
 class Host:
     """The system and the resources of a node. None and "": the node does not show it.
 
-    os_id, os_version, os_name: ID, VERSION_ID and PRETTY_NAME of os-release(5)
+    os_id:              ID of os-release(5)
+    os_version:         VERSION_ID of os-release(5)
+    os_name:            PRETTY_NAME of os-release(5)
     cmdline:            the running kernel's command line
-    cpus, numa_nodes:   how many are online
+    cpus, numa_nodes:   count of those that are online
     memory_total_mb:    MiB that the kernel has for itself and for programs
-    hugepages_total:    of the default size, hugepage_size_kb
-    transparent_hugepage: always, madvise or never
-    numa_balancing:     the live value; numa_balancing_boot: what sets it at the next boot
+    hugepages_total:    huge pages of the default size
+    transparent_hugepage: ``always``, ``madvise`` or ``never``
+    numa_balancing:     the live value
     instinct:           an AMD Instinct is on the PCI bus
-    file_handles, pids: in use (every thread has a pid); _max: the most that there can be
-    lsm:                selinux enforcing, selinux permissive, apparmor, or none
+    file_handles:       open files of all processes
+    pids:               in use; every thread has one
+    lsm:                ``selinux enforcing``, ``selinux permissive``, ``apparmor`` or ``none``
     timezone:           the zone's name; "" when /etc/localtime is a copy that does not tell
     mounts_unknown:     why the mounts could not be asked; "" when they were
     table_seen:         whether the kernel's table of mounts could be read
     processes_looked:   the probe of the processes was completed
     stuck_unseen:       processes in state D that were too many to be read twice
+    hostname: as `uname -n` prints it
+    kernel_release: as `uname -r` prints it
+    architecture: as `uname -m` prints it
+    boot_id: the kernel's random word for this boot
+    uptime_s: seconds since the boot
+    load: processes that ran or waited in the kernel, as an average of the last minute
+    cpu_model: the model of the first processor
+    memory_available_mb: MiB that programs can get without swapping
+    swap_total_mb: MiB of swap
+    hugepages_free: huge pages of the default size that nothing uses
+    hugepage_size_kb: KiB of a huge page of the default size
+    numa_balancing_boot: what sets numa_balancing at the next boot
+    file_handles_max: the most open files that there can be
+    pids_max: the most pids that there can be
+    clock: whether and by what the clock is set
+    mounts: mounted file systems that matter to jobs or to the policy
+    fstab: lines of /etc/fstab
+    stuck: processes that no signal ends
+    zombies: ended processes that their parent has not reaped
+    zombie_parents: parents with the most zombies
+    versions: program or library -> its version
     """
 
     JSON_KEYS: ClassVar = {"mounts_unknown": "looked"}

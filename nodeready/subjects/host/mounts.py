@@ -201,6 +201,11 @@ class Mount:
     size_mb:             MiB; None where the file system tells no size
     free_percent:        of what users may fill, as df counts it
     inodes_free_percent: None where the file system counts no inodes (btrfs)
+    path: the directory where it is mounted
+    device: its first word in the kernel's table of mounts, such as ``/dev/sda1`` or
+        ``server:/home``
+    fstype: ``ext4``, ``nfs4`` and so on
+    options: as the kernel shows them
     """
 
     path: str
@@ -360,6 +365,9 @@ class FstabEntry:
 
     mounted:   something is mounted at the directory now
     read_only: that mount is read-only
+    path: the directory where it mounts
+    device, fstype, options: as written in the line
+    source: the line, ``/path:number``
     """
 
     JSON_KEYS: ClassVar = {"source": "where"}

@@ -196,7 +196,9 @@ class StuckProcess:
     wchan:   the kernel function in which the process waits, "" where it is not shown
     seconds: since the process last ran; None: this kernel does not tell, a second at least
     frozen:  a cgroup has frozen the process on purpose; it can be thawed
-    uid:     who started it; None: unknown. user: the name in /etc/passwd; "": none there
+    uid:     who started it; None: unknown
+    pid, name: of the process
+    user: the name in /etc/passwd of who started it; "": none there
     """
 
     pid: int
@@ -224,7 +226,11 @@ class StuckProcess:
 
 @dataclass(frozen=True)
 class Parent:
-    """A process that does not reap its ended children, and how many zombies those are."""
+    """A process that does not reap its ended children.
+
+    pid, name: of the process
+    count: of its zombies
+    """
 
     pid: int
     name: str

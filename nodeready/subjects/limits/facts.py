@@ -186,7 +186,12 @@ def _script(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class Running:
-    """A process of a service with its limits, item -> (soft, hard) in kernel units."""
+    """A process of a service with its limits.
+
+    service: name of its program
+    pid: of the process
+    limits: item -> (soft, hard) in kernel units
+    """
 
     service: str
     pid: int

@@ -43,7 +43,7 @@ class LimitEntry:
 
     domain: ``*``, a user, ``@group``, or a range of ids as written
     kind:   ``soft`` or ``hard``; a line of type ``-`` is two entries
-    item:   one of ITEMS
+    item:   ``core``, ``memlock`` or ``nofile``
     value:  in kernel units; UNLIMITED
     source: the line, ``/path:number``
     """

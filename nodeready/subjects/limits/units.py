@@ -27,7 +27,11 @@ _SUFFIXES = {suffix: 1024**power for power, suffix in enumerate(("", *"KMGTPE"))
 
 @dataclass(frozen=True)
 class UnitLimit:
-    """One limit of a unit in kernel units, and the line that sets it."""
+    """One limit of a unit.
+
+    soft, hard: in kernel units
+    source: the line that sets it, ``/path:number``
+    """
 
     JSON_KEYS: ClassVar = {"source": "where"}
 

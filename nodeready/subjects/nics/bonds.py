@@ -37,6 +37,7 @@ class Slave:
     aggregator:    the LACP aggregator of the slave; 0: none ("N/A" of the kernel); None: no LACP,
                    or unknown
     link_failures: count of lost links since the slave joined the bond
+    name: of the interface
     """
 
     name: str
@@ -55,6 +56,8 @@ class Bond:
     aggregator:   the LACP aggregator in use: a slave of another aggregator carries no packets
     partner_mac:  the switch at the far end of LACP; all zeros: no switch answers; None: no LACP,
                   or hidden from users other than root
+    name: of the interface
+    slaves: its interfaces
     """
 
     name: str

@@ -288,7 +288,7 @@ def socket_interface(observed: Nics, fleet: FleetFacts) -> tuple[str | None, str
 class NicsInFleet(TypedDict):
     """The result of `derived`.
 
-    peers_via:          see `peer_interfaces`
+    peers_via:          the interfaces through which the node reaches its peers
     nccl_socket_ifname: the interface for NCCL_SOCKET_IFNAME; None: not known
     before:             the counters of an earlier audit; None: there was none
     """

@@ -41,7 +41,11 @@ class Nic:
     upper:           the interfaces on top of this one: its master, its VLANs
     addresses:       "10.0.0.1/24"; None: unknown, since another interface is in the same network
     routed:          whether a route leads through the interface
-    rx_errors and so on: lifetime counters, Documentation/networking/statistics.rst
+    name: of the interface
+    mtu: bytes of the largest packet
+    driver: of the adapter
+    rx_errors, tx_errors, rx_dropped, tx_dropped, rx_crc_errors: packets in the interface's
+        lifetime (Documentation/networking/statistics.rst)
     """
 
     name: str

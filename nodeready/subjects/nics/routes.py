@@ -56,6 +56,7 @@ class Route:
     destination: a network ("10.0.0.0/8"); "0.0.0.0/0" and "::/0" are the default
     gateway:     the next hop; None: the interface is connected to the network
     metric:      of routes to the same network, the lowest metric counts
+    interface: through which it leads
     """
 
     destination: str

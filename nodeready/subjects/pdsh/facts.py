@@ -173,6 +173,7 @@ class PdshUser:
     trouble: why the user can have no ~/.pdshrc, in words, or ""
     pdshrc:  the content of ~/.pdshrc; None: no such file
     uid:     the user's number; None: unknown
+    name: of the user
     """
 
     name: str

@@ -220,6 +220,7 @@ class Socket:
     process:  name of the socket's process, at most 15 characters; None: unknown
     pid:      of that process; the lowest when several processes share the socket
     job:      the Slurm job in whose cgroup the process runs, or ""
+    port: the local port
     """
 
     protocol: str
@@ -412,7 +413,10 @@ def fleet_firewall(observed: Ports, fleet: FleetFacts) -> Firewall:
 
 
 class PortsInFleet(TypedDict):
-    """The facts that need the fleet. firewall: see `fleet_firewall`"""
+    """The facts that need the fleet.
+
+    firewall: the verdict, with the peers of this run
+    """
 
     firewall: Firewall
 

@@ -50,6 +50,7 @@ class Firewall:
     tried:   all nodes connected in a trial of the connections that depend on ``rule``
     filter:  the rules and the node's addresses, for the connections with peers that become known
              later; None: nothing to judge
+    reason: why the verdict is unknown
     """
 
     JSON_KEYS: ClassVar = {"packets_text": "what", "other_rule": "beside"}

@@ -263,6 +263,7 @@ class ListingTool:
     state:  ok, missing, needs root, failed or timed out; "no rules": it is missing and the kernel
             has no rules; "no sign of rules": it is missing, and nothing indicates rules
     detail: the message of a program that failed; why a missing program is needed
+    name: of the program
     """
 
     name: str

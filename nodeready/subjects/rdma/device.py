@@ -49,7 +49,12 @@ _RATE = re.compile(r"(?<![0-9.])([0-9]{1,5}(?:\.[0-9]{1,2})?) ?G")
 
 @dataclass(frozen=True)
 class Gid:
-    """An address of a port; ``type``: "IB/RoCE v1" or "RoCE v2"; "": not readable."""
+    """An address of a port.
+
+    index: in the port's table
+    gid: the address
+    type: ``IB/RoCE v1`` or ``RoCE v2``; "": not readable
+    """
 
     index: int
     gid: str
@@ -58,7 +63,12 @@ class Gid:
 
 @dataclass(frozen=True)
 class Netdev:
-    """A network interface of a device's PCI function; ``carrier``: None: administratively down."""
+    """A network interface of a device's PCI function.
+
+    name: of the interface
+    operstate: as in `nics`
+    carrier: whether it has a link; None: it is administratively down
+    """
 
     name: str
     operstate: str
@@ -72,12 +82,16 @@ class RdmaPort:
     state:      "ACTIVE", the only state that carries traffic; "DOWN"; "INIT" and "ARMED": the
                 port has a link, and waits for the subnet manager
     phys_state: "LinkUp", "Polling" (no light from the far end), "Disabled", "Sleep", …
-    rate_gbps:  of the current link, lanes times speed, from ``rate_text``: "400 Gb/sec (4X NDR)"
+    rate_gbps:  of the current link, lanes times speed, in Gbit/s
     link_layer: "InfiniBand", "Ethernet" (RoCE, iWARP), "Slingshot", "Unknown" (EFA)
-    lid:        the port's local identifier, given by the subnet manager; sm_lid: the manager's
+    lid:        the port's local identifier, given by the subnet manager
     netdev:     the port's network interface, where its GIDs name one
     gids:       of an Ethernet port, at most the first 16
     counters:   those of PMA_COUNTERS and HW_COUNTERS that the port has; None: unreadable
+    device: name of the device
+    port: number of the port, from 1
+    rate_text: as the kernel prints it, ``400 Gb/sec (4X NDR)``
+    sm_lid: the local identifier of the subnet manager
     """
 
     device: str
@@ -109,8 +123,9 @@ class PcieLink:
     """The PCIe link of a device; None: the kernel has no value.
 
     width, speed: the current lanes, and GT/s of each
-    *_max:        the card's maximum; slot_*_max: its slot's, where sysfs shows it
     unread:       the text in the place of a value that every link has
+    width_max, speed_max: the card's maximum
+    slot_width_max, slot_speed_max: the slot's maximum, where sysfs shows it
     """
 
     width: int | None = None
@@ -149,13 +164,22 @@ class RdmaDevice:
 
     kind:        "mlx5", "efa", "hfi1" (Omni-Path), "cxi" (Slingshot), "bnxt_re", "irdma", …;
                  "software" (rxe, siw): without an adapter
-    hca_type:    the adapter's model, "MT4129"; board_id: the board, by its maker's id
+    hca_type:    the adapter's model, "MT4129"
     node_type:   "CA", or "RNIC" for iWARP
     driver:      of the PCI function
     virtual:     a virtual function on the host of its physical function, for a virtual machine
     uverbs:      programs can open the device
     image_guid:  of the whole adapter, which may use several slots; "": not readable
     pcie:        the link of the PCI function; None: sysfs shows none
+    name: of the device, ``mlx5_0``
+    firmware: version of its firmware
+    board_id: the board, by its maker's id
+    node_guid: of the device
+    node_desc: the text that the device gives the subnet manager, often with the host name
+    pci_address: "0000:5e:00.0"
+    numa_node: to which the adapter is attached
+    netdevs: network interfaces of its PCI function
+    ports: of the device
     """
 
     name: str

@@ -105,7 +105,11 @@ _SCRIPT = rf"""
 
 @dataclass(frozen=True)
 class Adapter:
-    """A PCI function that only RDMA uses; ``bound``: it has a driver."""
+    """A PCI function that only RDMA uses.
+
+    pci_address: "0000:5e:00.0"
+    bound: it has a driver
+    """
 
     pci_address: str
     bound: bool
@@ -326,7 +330,10 @@ def is_bond(device: RdmaDevice, port: RdmaPort) -> bool:
 
 
 class RdmaInFleet(TypedDict):
-    """The result of `derived`. before: the counters of an earlier audit; None: there was none"""
+    """The result of `derived`.
+
+    before: the counters of an earlier audit; None: there was none
+    """
 
     before: Counters | None
 

@@ -282,6 +282,7 @@ class EffectiveOptions:
     as_prober: asked by the probing user; False: by a user without a configuration file
     values: option in small letters -> its value
     error:  ssh's message when it refused the configuration, else ""
+    host: the name that ssh was asked about
     """
 
     JSON_KEYS: ClassVar = {"as_prober": "own"}
