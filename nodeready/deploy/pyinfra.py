@@ -229,12 +229,15 @@ def command(host: Host, change: StepChange, wait_s: int) -> StringCommand:
     line, stdin = shell.command(
         request.script, request.limit_s, transport.tag, request.payload or ""
     )
-    password = _sudo_password(host)
-    if not password:
-        return StringCommand(line, _stdin=stdin)
-    return StringCommand(
-        with_sudo(line, password), _stdin=f"{password}\n{stdin}", _sudo=False, _sudo_password=""
-    )
+    password, words = _sudo_password(host), {}
+    if password:
+        line, stdin = with_sudo(line, password), f"{password}\n{stdin}"
+        words = {"_sudo": False, "_sudo_password": ""}
+    if request.payload:
+        # A refused change leaves its input unread. For pyinfra, a pipe that closes meanwhile is a
+        # broken connection: without this it would not print the reason.
+        line += " || { nr=$?; cat >/dev/null; exit $nr; }"
+    return StringCommand(line, _stdin=stdin, **words)
 
 
 def _sudo_password(host: Host) -> str:

@@ -28,13 +28,23 @@ from packaging.requirements import Requirement
 from tests.command import LIMIT_S, Tool
 from tests.helpers import Done
 from tests.lab.test_manners import test_progress_on_a_terminal_names_the_slowest
+from tests.lab.test_pyinfra import (
+    test_an_operation_on_the_command_line_shows_what_it_would_write,
+    test_every_operation_changes_a_node_once_or_is_refused,
+    test_the_deploy_file_of_the_page_stands_beside_ones_own_operations,
+)
 from tests.paths import DOCS, ROOT
 from tests.unit.test_dependencies import PROJECT
 
 # One worker installs it, once.
 pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("newest_pyinfra")]
 
-__all__ = ["test_progress_on_a_terminal_names_the_slowest"]
+__all__ = [
+    "test_an_operation_on_the_command_line_shows_what_it_would_write",
+    "test_every_operation_changes_a_node_once_or_is_refused",
+    "test_progress_on_a_terminal_names_the_slowest",
+    "test_the_deploy_file_of_the_page_stands_beside_ones_own_operations",
+]
 
 SECTION, ARCHITECTURE = "pyinfra, gevent and asyncio", DOCS / "architecture.md"
 #: The libraries whose newest releases are tried, and of which we use more than their commands.
@@ -199,6 +209,12 @@ def test_all_that_we_use_of_it_is_there(newest, tool):
 
 #: The nodes that an operation changed, as pyinfra's own command says it.
 _CHANGED = re.compile(r"^ +\[(.*)\] +Success", re.M)
+
+
+def test_settings_come_from_where_they_come_from_today(newest, tool):
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit/deploy/test_pyinfra.py"]
+    done = run([sys.executable, *words], cwd=ROOT, env=tool.environment())
+    assert done.returncode == 0, done.stdout
 
 
 def test_both_ways_in_make_nodes_ready_and_agree(pyinfra, fresh_nodes, fleet, tool):

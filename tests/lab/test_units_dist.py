@@ -104,6 +104,8 @@ def test_the_wheel_runs_without_the_checkout(built, tmp_path):
     assert say("nodeready", "--version").split()[-1] == nodeready.__version__
     assert "ptrace.scope" in say("nodeready", "explain", "ptrace.scope")
     assert (venv / "share/man/man1/nodeready.1").is_file()
+    shutil.copy(ROOT / "deploy.py", tmp_path)
+    say("python", "-m", "pyinfra", "--dry", "@local", "deploy.py")
 
 
 def test_man_understands_the_manual():

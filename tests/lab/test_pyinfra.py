@@ -1,0 +1,94 @@
+"""Operations through pyinfra's own command: each changes a node, then nothing, or is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nodeready.operations import STEPS
+from tests.helpers import Done, project
+from tests.paths import DOCS
+
+#: node:       what makes the node one on which every operation has something to do
+#: programs:   stand-ins for those that a node of the lab lacks
+#: operations: operation, its arguments, and what breaks the node for it
+DATA = json.loads((Path(__file__).parent / "data/pyinfra_operations.json").read_text())
+OPERATIONS = DATA["operations"]
+UPDATE_GRUB = Path(__file__).parent / "iommu_tools/update-grub"
+#: While ssh does not run, its options cannot be judged.
+UNJUDGED = {"ssh_client.options": "No changes"}
+
+
+@pytest.fixture
+def pyinfra() -> Callable[..., Done]:
+    """pyinfra's own command, as in a project of its user."""
+    program = Path(sys.executable).with_name("pyinfra")
+    return lambda *words: project(program, *words)
+
+
+def outcomes(done: Done) -> list[tuple[str, str]]:
+    """Operation, and what pyinfra says of it on the only node, in order."""
+    pattern = (
+        r"^--> Starting operation: (\S+).*\n(?:.*\n)*?    \[\S+\] +(Success|No changes|Error)"
+    )
+    return re.findall(pattern, done.stderr, re.M)
+
+
+def test_every_operation_changes_a_node_once_or_is_refused(fresh_node, fleet, pyinfra, tmp_path):
+    node, names = fresh_node, [name for name, _, _ in OPERATIONS]
+    assert sorted(names) == sorted(step.name for step in STEPS)
+    for name, text in DATA["programs"].items():
+        node.write(f"/usr/local/sbin/{name}", f"#!/bin/sh\n{text}\n", 0o755)
+    node.write("/usr/sbin/update-grub", UPDATE_GRUB.read_bytes(), 0o755)
+    for line in (*DATA["node"], *(line for _, _, line in OPERATIONS if line)):
+        node.enter(["sh", "-c", line])
+    lines = ["from nodeready.operations import *"]
+    for name, arguments, _ in OPERATIONS:
+        # Like one's own operations beside them, each is followed by the next whatever it does.
+        lines.append(f"{name}(_ignore_errors=True, **{arguments!r})")
+    where, deploy = fleet([node]), tmp_path / "deploy.py"
+    deploy.write_text("\n".join(lines))
+
+    node.run("mkdir /run/nodeready.lock")
+    refused = pyinfra("-y", where, deploy)
+    assert outcomes(refused) == [(name, UNJUDGED.get(name, "Error")) for name in names]
+    said = refused.stderr.count("nodeready: /run/nodeready.lock: is no regular file")
+    assert said == len(names) - len(UNJUDGED), refused.stderr
+
+    node.run("rmdir /run/nodeready.lock")
+    deploy.write_text("\n".join([*lines[:1], *(line for line in lines[1:] for _ in range(2))]))
+    done = pyinfra("-y", where, deploy)
+    twice = [(name, outcome) for name in names for outcome in ("Success", "No changes")]
+    assert outcomes(done) == twice, done.stderr
+
+
+def test_an_operation_on_the_command_line_shows_what_it_would_write(lab, fleet, pyinfra):
+    where, call = fleet(lab.nodes[:1]), "nodeready.operations.ptrace.scope"
+    done = pyinfra("--dry", "--diff", where, call, "ptrace_scope=2")
+    assert done.returncode == 0, done.stderr
+    path = "/etc/sysctl.d/99-zz-nodeready-ptrace.conf"
+    shown = re.search(
+        rf"^    \[\S+\] +ptrace.scope will create {path}\n(?:  .*\n)*", done.stderr, re.M
+    )
+    assert shown, done.stderr
+    assert "      +-kernel.yama.ptrace_scope = 2\n" in shown[0]
+    assert lab.nodes[0].run(f"test -e {path}", check=False).returncode
+
+
+def test_the_deploy_file_of_the_page_stands_beside_ones_own_operations(
+    lab, fleet, pyinfra, tmp_path
+):
+    blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / "pyinfra.md").read_text(), re.M | re.S)
+    deploy = tmp_path / "deploy.py"
+    deploy.write_text(blocks[0])
+    done = pyinfra("--dry", fleet(lab.nodes[:1]), deploy)
+    assert done.returncode == 0, done.stderr
+    # Also what the one's own operation has not made yet.
+    for name in ("Files Directory|files.directory", r"nodeready \| core_dumps.directory",
+                 r"nodeready \| limits.logins", "Only root attaches"):  # fmt: skip
+        assert re.search(rf"^    (?:{name}) ", done.stderr, re.M), (name, done.stderr)
