@@ -229,8 +229,8 @@ def command(host: Host, change: StepChange, wait_s: int) -> StringCommand:
     line, stdin = shell.command(
         request.script, request.limit_s, transport.tag, request.payload or ""
     )
-    password, words = _sudo_password(host), {}
-    if password:
+    words: dict[str, Any] = {}
+    if password := _sudo_password(host):
         line, stdin = with_sudo(line, password), f"{password}\n{stdin}"
         words = {"_sudo": False, "_sudo_password": ""}
     if request.payload:
