@@ -183,7 +183,11 @@ def completion(shell: str) -> None:
     assert completion_class is not None
     script = completion_class(cli, {}, "nodeready", "_NODEREADY_COMPLETE")
     # Not script.source(): for bash, it runs bash first, which may not be installed here.
-    click.echo(script.source_template % script.source_vars())
+    text = script.source_template % script.source_vars()
+    if shell == "bash":
+        # Without this, bash takes @ for the beginning of a word: @lab could not be completed.
+        text += "COMP_WORDBREAKS=${COMP_WORDBREAKS//@/}\n"
+    click.echo(text)
 
 
 def complain(text: str) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 VARIABLE = "NODEREADY_INVENTORY"
 KEY = "default_inventory"
 FILE = "inventory.py"
+_HERE = "of this directory"
 
 
 def find_inventory(
@@ -29,17 +30,23 @@ def find_inventory(
     """
     if inventory is not None or elsewhere:
         return inventory
-    context = click.get_current_context()
-    named = {VARIABLE: os.environ.get(VARIABLE), "config.toml": context.lookup_default(KEY)}
-    for source, default in named.items():
-        if default:
-            options.warn(f"inventory: {default} ({source})")
-            return str(default)
-    if not os.path.lexists(FILE):
+    default = default_inventory(click.get_current_context())
+    if default is None:
         return None
-    _refuse_stranger()
-    options.warn(f"inventory: {FILE} (of this directory)")
-    return FILE
+    text, source = default
+    if source == _HERE:
+        _refuse_stranger()
+    options.warn(f"inventory: {text} ({source})")
+    return text
+
+
+def default_inventory(context: click.Context) -> tuple[str, str] | None:
+    """The default inventory, and where it comes from; None: there is none."""
+    named = {VARIABLE: os.environ.get(VARIABLE), "config.toml": context.lookup_default(KEY)}
+    for source, text in named.items():
+        if text:
+            return str(text), source
+    return (FILE, _HERE) if os.path.lexists(FILE) else None
 
 
 def require_inventory(inventory: str | None, options: TargetOptions) -> str:

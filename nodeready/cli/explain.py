@@ -9,7 +9,7 @@ from dataclasses import fields
 
 import click
 
-from nodeready.cli.options import Refused, color_option, command
+from nodeready.cli.options import Refused, candidates_of, color_option, command
 from nodeready.policy import Policy
 from nodeready.policy.policy import reason
 from nodeready.reports.lines import StyledLine, line
@@ -99,7 +99,7 @@ def _listed(subjects: list[str], width: int) -> Iterator[StyledLine]:
 
 
 @command()
-@click.argument("check", nargs=-1)
+@click.argument("check", nargs=-1, shell_complete=candidates_of("checks"))
 @color_option
 def explain(check: tuple[str, ...], color: str) -> int:
     """Explain what CHECK judges and why, which settings decide it, and what repairs it.

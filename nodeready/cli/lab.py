@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from nodeready.cli.options import candidates_of
 from nodeready.exit_codes import exit_code
 from nodeready.inventory.nodeset import fold
 from nodeready.lab import PROFILES, Lab, LabError, down, state
@@ -62,6 +63,7 @@ def lab() -> None:
 @click.option(
     "--fault",
     metavar="NAME",
+    shell_complete=candidates_of("faults"),
     help="Fault of the last node; `none`: no faults; `list` shows all faults, or those of "
     "--profile.",
 )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 from click.types import StringParamType
 
 from nodeready.exit_codes import USAGE
@@ -206,6 +207,11 @@ class _OutputType(StringParamType):
     def split_envvar_value(self, rv: str) -> list[str]:
         return [rv]
 
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
 
 def output_file(
     help: str = "Write the report to FILE, atomically.", **settings: Any
@@ -278,22 +284,47 @@ def since_option(noun: str) -> Callable[[Callback], Callback]:
     )
 
 
+def candidates_of(kind: str) -> Callable[..., Any]:
+    """The completion by this function of `candidates`."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> Any:
+        from nodeready.cli import candidates
+
+        return getattr(candidates, kind)(ctx, incomplete)
+
+    return complete
+
+
 #: INVENTORY; without it, `default_inventory` finds one.
-inventory_argument = click.argument("inventory", required=False)
+inventory_argument = click.argument(
+    "inventory", required=False, shell_complete=candidates_of("inventories")
+)
 
 
 def limit_option(help: str) -> Callable[[Callback], Callback]:
     """``--limit NODES``."""
-    return option("-l", "--limit", metavar="NODES", joined=True, help=help)
+    return option(
+        *("-l", "--limit"),
+        metavar="NODES",
+        joined=True,
+        help=help,
+        shell_complete=candidates_of("nodes"),
+    )
 
 
 def only_option(help: str, metavar: str = "CHECK,...") -> Callable[[Callback], Callback]:
     """``--only``: the checks or subjects of a command."""
-    return option("--only", metavar=metavar, joined=True, help=help)
+    return option(
+        "--only", metavar=metavar, joined=True, help=help, shell_complete=candidates_of("checks")
+    )
 
 
 skip_option = option(
-    "--skip", metavar="CHECK,...", joined=True, help="Checks or subjects to skip."
+    "--skip",
+    metavar="CHECK,...",
+    joined=True,
+    help="Checks or subjects to skip.",
+    shell_complete=candidates_of("checks"),
 )
 local_option = option("--local", is_flag=True, help="This machine, without any connection.")
 #: ``--job`` of a command that is not about a job.

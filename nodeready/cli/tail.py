@@ -13,6 +13,7 @@ from nodeready.cli.conversations import converse
 from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.options import (
     Refused,
+    candidates_of,
     command,
     option,
     report_options,
@@ -114,7 +115,12 @@ def _no_file_reason(tail: TailDocument) -> str:
 
 
 @command()
-@click.argument("words", nargs=-1, metavar="[INVENTORY] PATTERN")
+@click.argument(
+    "words",
+    nargs=-1,
+    metavar="[INVENTORY] PATTERN",
+    shell_complete=candidates_of("inventories"),
+)
 @option("--local", is_flag=True, help="This machine, without any connection; no INVENTORY.")
 @option(
     *("-n", "--lines"),

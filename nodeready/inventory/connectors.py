@@ -6,23 +6,19 @@ only name nodes; pyinfra then connects to each of them by ssh.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from pyinfra.api.exceptions import InventoryError
 from pyinfra.connectors.base import BaseConnector
 from typing_extensions import override
 
-from nodeready.inventory import hostfile, nodeset, slurm
+from nodeready.inventory import hostfile, labs, nodeset, slurm
 from nodeready.inventory.trust import SET_VARIABLE, distrust
 from nodeready.text import sanitise
 
-#: The directory of the labs, as `nodeready.lab.state` has it.
-LABS = Path("/run/nodeready/lab")
 _LAB_NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 #: A node's name, its data, and its groups.
@@ -91,11 +87,10 @@ class LabConnector(BaseConnector):
         name = name or os.environ.get("NODEREADY_LAB") or _usual_lab()
         if not _LAB_NAME.fullmatch(name):
             raise InventoryError(f"@lab/{sanitise(name, 60)}: is no name of a lab")
-        file = LABS / name / "inventory.json"
-        if reason := distrust(file, remedy=SET_VARIABLE):
+        if reason := distrust(labs.file_of(name), remedy=SET_VARIABLE):
             raise InventoryError(reason)
         try:
-            nodes = json.loads(file.read_text())
+            nodes = labs.read(name)
         except (FileNotFoundError, NotADirectoryError):
             option = "" if name == "lab" else f" --name {name}"
             raise InventoryError(
@@ -109,15 +104,12 @@ class LabConnector(BaseConnector):
 
 def _usual_lab() -> str:
     """The name of the lab of ``@lab``. Raises InventoryError if there are several."""
-    try:
-        labs = sorted(path.parent.name for path in LABS.glob("*/inventory.json"))
-    except OSError:
-        labs = []  # Only root may list them.
-    if "lab" in labs or not labs:
+    running = labs.lab_names()
+    if "lab" in running or not running:
         return "lab"
-    if len(labs) > 1:
-        raise InventoryError(f"several labs run: {', '.join(f'@lab/{name}' for name in labs)}")
-    return labs[0]
+    if len(running) > 1:
+        raise InventoryError(f"several labs run: {', '.join(f'@lab/{name}' for name in running)}")
+    return running[0]
 
 
 _CONNECTORS: dict[

@@ -53,6 +53,11 @@ def test_help_imports_nothing_that_talks_to_nodes():
 def test_completion_imports_nothing_that_talks_to_nodes_and_says_what_the_help_says():
     lines = {f"nodeready {name} --": "--help" for name in _COMMANDS}
     lines |= {"nodeready au": "audit", "nodeready audit --format js": "json"}
+    lines |= {"nodeready explain ptrace.s": "ptrace.scope", "nodeready audit @loc": "@local"}
+    lines |= {
+        "nodeready lab up --fault no-dr": "no-driver",
+        "nodeready audit -l @l": "@last-failed",
+    }
     requests = [
         (None, {"_NODEREADY_COMPLETE": "zsh_complete", "COMP_WORDS": line,
                 "COMP_CWORD": str(len(line.split()) - 1)})

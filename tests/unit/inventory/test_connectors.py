@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.inventory import connectors
+from nodeready.inventory import labs
 from nodeready.inventory.limit import names, select_hosts
 from nodeready.inventory.load import load
 from nodeready.lab import machines, state
@@ -96,9 +96,8 @@ def test_they_have_the_slots_and_the_partitions():
 
 
 def test_a_lab_is_found_by_its_name_or_as_the_usual_one(place, monkeypatch):
-    """The file is the one that the lab writes: `machines.INVENTORY`."""
-    assert connectors.LABS == state.ROOT
-    monkeypatch.setattr(connectors, "LABS", place / "labs")
+    assert (labs.ROOT, labs.INVENTORY) == (state.ROOT, machines.INVENTORY)
+    monkeypatch.setattr(labs, "ROOT", place / "labs")
     monkeypatch.delenv("NODEREADY_LAB", raising=False)
     with pytest.raises(InventoryError, match=r"'lab' does not run; start it: nodeready lab up$"):
         load("@lab")

@@ -1,0 +1,140 @@
+"""The words that complete a command line. They are read from texts: nothing is imported or run.
+
+Importing the subjects takes longer than a user waits after Tab; running an inventory to complete a
+word would run a stranger's file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+import nodeready
+from nodeready.cli.default_inventory import default_inventory
+from nodeready.cli.last_failed import LAST_FAILED
+from nodeready.inventory import labs
+
+#: Maximum bytes of an inventory that is read: one of 10,000 nodes has 200 kB.
+_MAX_BYTES = 1_000_000
+#: A name of a node, or a node set.
+_NODE = re.compile(r"[A-Za-z0-9][\w.,\[\]-]*")
+_CHECK = re.compile(r'@check\(\s*"([a-z_0-9]+)\.([a-z_0-9]+)"')
+
+
+def inventories(_: click.Context, incomplete: str) -> list[CompletionItem]:
+    """Files, ``@local`` and the labs of this machine."""
+    words = ["@local", "@lab", *(f"@lab/{name}" for name in labs.lab_names())]
+    if incomplete.startswith("@"):
+        return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+    return [CompletionItem(incomplete, type="file")]
+
+
+def checks(_: click.Context, incomplete: str) -> list[CompletionItem]:
+    """The checks and their subjects, after the last comma."""
+    return _listed(_check_words(), incomplete)
+
+
+def nodes(context: click.Context, incomplete: str) -> list[CompletionItem]:
+    """The groups and nodes of the command's inventory, after the last comma."""
+    # click leaves the arguments unread where the last option has no value yet.
+    inventory = context.params.get("inventory") or next(iter(context.args), None)
+    if inventory is None and (default := default_inventory(context)):
+        inventory, _ = default
+    return _listed([LAST_FAILED, *_node_words(inventory or "")], incomplete)
+
+
+def faults(_: click.Context, incomplete: str) -> list[CompletionItem]:
+    """The faults of a lab, and the words that `nodeready lab up --fault` takes besides."""
+    text = _text(Path(nodeready.__file__).parent / "lab" / "faults.toml")
+    return _listed(
+        ["none", "list", *re.findall(r"^\[[\w-]+\.([\w-]+)\]$", text, re.M)], incomplete
+    )
+
+
+def _listed(words: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    """The words that complete the last one of a comma list, with what stands before it."""
+    before, comma, last = incomplete.rpartition(",")
+    return [
+        CompletionItem(f"{before}{comma}{word}")
+        for word in dict.fromkeys(words)
+        if word.startswith(last)
+    ]
+
+
+def _check_words() -> list[str]:
+    folder = Path(nodeready.__file__).parent / "subjects"
+    pairs = [
+        pair for file in sorted(folder.glob("**/*.py")) for pair in _CHECK.findall(_text(file))
+    ]
+    return [*dict.fromkeys(subject for subject, _ in pairs), *map(".".join, pairs)]
+
+
+def _node_words(inventory: str) -> list[str]:
+    """The groups and nodes that the text of an inventory names."""
+    if inventory == "@lab" or inventory.startswith("@lab/"):
+        names = [inventory.partition("/")[2]] if "/" in inventory else labs.lab_names()
+        return [node for name in names for node in _lab_nodes(name)]
+    text = _text(Path(inventory))
+    if inventory.endswith(".py"):
+        return list(_python_words(text))
+    hosts = (re.split(r"[\s:#]", line, maxsplit=1)[0] for line in text.splitlines())
+    return [host for host in hosts if _NODE.fullmatch(host)]
+
+
+def _lab_nodes(name: str) -> list[str]:
+    try:
+        return list(labs.read(name))
+    except (OSError, ValueError):
+        return []
+
+
+def _python_words(text: str) -> Iterator[str]:
+    """The groups of an inventory file, and the strings in their lists."""
+    import ast
+
+    try:
+        tree = ast.parse(text)
+    except (ValueError, RecursionError, MemoryError, SyntaxError):
+        return
+
+    def names(value: ast.expr) -> Iterator[str]:
+        if isinstance(value, ast.Constant):
+            if isinstance(value.value, str) and _NODE.fullmatch(value.value):
+                yield value.value
+        elif isinstance(value, ast.Tuple):
+            yield from names(value.elts[0]) if value.elts else ()
+        elif isinstance(value, ast.List):
+            for element in value.elts:
+                yield from names(element)
+        elif isinstance(value, ast.Call):
+            for argument in value.args:
+                yield from names(argument)
+        elif isinstance(value, ast.BinOp):
+            yield from names(value.left)
+            yield from names(value.right)
+
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            group = statement.targets[0].id
+            members = list(names(statement.value))
+            if members and not group.startswith("_"):
+                yield group
+                yield from members
+
+
+def _text(file: Path) -> str:
+    """The beginning of a file; "" where it cannot be read. A pipe is not waited for."""
+
+    def open_now(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NONBLOCK)
+
+    try:
+        with open(file, "rb", opener=open_now) as opened:
+            return opened.read(_MAX_BYTES).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return ""

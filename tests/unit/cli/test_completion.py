@@ -1,0 +1,80 @@
+"""What Tab offers: the words come from texts, and no inventory is run."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import click
+import pytest
+
+from nodeready.cli import candidates, cli
+from nodeready.inventory import labs
+from nodeready.lab.faults import FAULTS
+from nodeready.subjects.registry import SUBJECTS, check_ids
+
+FILE = """
+import nosuch
+from nodeready.nodesets import nodes
+
+raise SystemExit("this file was run")
+h100 = (nodes("gpu[001-064]") + ["gpu100"], {"ssh_user": "root"})
+login = ["login1", ("login2", {"ssh_port": 22}), "--limit"]
+_hidden = ["old1"]
+number = 7
+"""
+
+
+NONE = click.Context(cli)
+
+
+def words(items):
+    return [item.value for item in items]
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    (tmp_path / "prod.py").write_text(FILE)
+    (tmp_path / "hosts").write_text("gpu1 slots=8\ngpu2:4\n# old\n\n-x\n")
+    (tmp_path / "bad.py").write_text("h100 = [\n")
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NODEREADY_INVENTORY", "hosts")
+    monkeypatch.setattr(labs, "ROOT", tmp_path / "labs")
+    for name in ("lab", "two"):
+        file = labs.file_of(name)
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({f"{name}001": {}}))
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(
+    ("inventory", "incomplete", "offered"),
+    [
+        ("prod.py", "", "@last-failed h100 gpu[001-064] gpu100 login login1 login2"),
+        ("prod.py", "login1,h", "login1,h100"),
+        (None, "g", "gpu1 gpu2"),
+        ("@lab/two", "", "@last-failed two001"),
+        ("@lab", "l", "lab001"),
+        ("bad.py", "g", ""),
+        ("pipe", "g", ""),
+        ("gpu[001-064]", "g", ""),
+    ],
+)
+def test_groups_and_nodes_are_read_from_the_text_of_the_inventory(inventory, incomplete, offered):
+    context = click.Context(cli)
+    context.args = [] if inventory is None else [inventory]
+    assert words(candidates.nodes(context, incomplete)) == offered.split()
+
+
+@pytest.mark.usefixtures("files")
+def test_an_inventory_is_a_file_this_machine_or_a_lab():
+    assert words(candidates.inventories(NONE, "@l")) == ["@local", "@lab", "@lab/lab", "@lab/two"]
+    (item,) = candidates.inventories(NONE, "inv")
+    assert (item.value, item.type) == ("inv", "file")
+
+
+def test_every_check_and_subject_and_fault_is_offered():
+    assert {*words(candidates.checks(NONE, ""))} == {*check_ids(), *SUBJECTS}
+    assert words(candidates.checks(NONE, "limits,ptrace.sc")) == ["limits,ptrace.scope"]
+    assert {*words(candidates.faults(NONE, ""))} == {"none", "list", *FAULTS}
