@@ -11,6 +11,7 @@ import zipfile
 
 import pytest
 
+import nodeready
 from nodeready.healthcheck import main as program
 from nodeready.node import payload
 from nodeready.policy.policy import make_policy
@@ -76,7 +77,7 @@ def test_it_imports_no_installed_nodeready_and_ends_in_one_line(bundle_file, tmp
     (other / "__init__.py").write_text("raise SystemExit('the wrong one')\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = run(sys.executable, bundle_file, "--version", cwd=tmp_path, env=env)
-    assert (done.returncode, done.stdout) == (0, "0.1.0\n")
+    assert (done.returncode, done.stdout) == (0, f"{nodeready.__version__}\n")
     done = run(sys.executable, bundle_file, "audit", "--only", "nosuch", cwd=tmp_path, env=env)
     assert done.returncode == 2
     assert "no such check" in done.stderr
