@@ -1,5 +1,6 @@
 #!/bin/sh
-# The sdist, and the wheel made of it, in dist/. Made twice: the same commit is the same bytes.
+# The sdist, and the wheel made of it, in dist/. Made twice: the same commit is the same bytes. Beside
+# them the locked dependencies as a CycloneDX bill of materials, and the sha256 of all.
 set -eu
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
@@ -26,4 +27,13 @@ for file in dist/*; do
     cmp "$file" "$again/${file##*/}"
 done
 $python -m twine check --strict dist/*
-sha256sum dist/*
+
+version=$($python -c 'import nodeready; print(nodeready.__version__)')
+$python -W ignore -m cyclonedx_py requirements --output-reproducible --pyproject pyproject.toml \
+    requirements-install.lock |
+    $python -c 'import json, sys
+bill = json.load(sys.stdin)
+bill["metadata"]["component"]["version"] = sys.argv[1]
+json.dump(bill, sys.stdout, indent=1)' "$version" >"dist/nodeready-$version.cdx.json"
+cd dist
+sha256sum nodeready-* | tee SHA256SUMS

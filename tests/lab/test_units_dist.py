@@ -43,6 +43,12 @@ def package() -> set[str]:
     return found
 
 
+def shared() -> set[str]:
+    """The files that come with the package: alerts, a dashboard, examples."""
+    files = (path for path in (ROOT / "share").rglob("*") if path.is_file())
+    return {str(path.relative_to(ROOT / "share")) for path in files}
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return build(ROOT, tmp_path_factory.mktemp("dist"))
@@ -55,6 +61,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
     assert not [one.filename for one in members if stat.S_ISLNK(one.external_attr >> 16)]
     about = {f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}
     about |= {f"{INFO}/licenses/LICENSE", f"{NAME}.data/data/share/man/man1/nodeready.1"}
+    about |= {f"{NAME}.data/data/share/nodeready/{name}" for name in shared()}
     assert names == package() | about
     for part in ("operations/ptrace.py", "templates/ptrace/sysctl.conf.j2", "sh/change.sh"):
         assert f"nodeready/{part}" in names
@@ -67,6 +74,7 @@ def test_the_sdist_holds_what_the_wheel_is_made_of(built):
     assert all(member.isfile() for member in members)
     names = {member.name.removeprefix(f"{NAME}/") for member in members}
     outside = {"docs/nodeready.1", "CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"}
+    outside |= {f"share/{name}" for name in shared()}
     assert names == package() | outside | {"PKG-INFO", ".gitignore"}
 
 
@@ -106,6 +114,7 @@ def test_the_wheel_runs_without_the_checkout(built, tmp_path):
     assert (venv / "share/man/man1/nodeready.1").is_file()
     shutil.copy(ROOT / "deploy.py", tmp_path)
     say("python", "-m", "pyinfra", "--dry", "@local", "deploy.py")
+    assert (venv / "share/nodeready/prometheus/nodeready.rules.yml").is_file()
 
 
 def test_man_understands_the_manual():
