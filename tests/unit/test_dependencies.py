@@ -119,7 +119,9 @@ def test_all_locks_have_the_same_version_of_what_they_share(lock):
         assert {*other[name][1]} & {*first[name][1]}, name
 
 
-@pytest.mark.parametrize("script", ["scripts/setup.sh", "scripts/fresh_install.sh", "docs/install.md"])
+@pytest.mark.parametrize(
+    "script", ["scripts/setup.sh", "scripts/fresh_install.sh", "scripts/deb.sh", "docs/install.md"]
+)
 def test_pip_must_check_the_hashes(script):
     """Nothing is built from a source, for which pip fetches tools by no lock."""
     text = (ROOT / script).read_text()
