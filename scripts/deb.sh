@@ -33,7 +33,7 @@ mkdir -p "$root/usr/bin" "$root/usr/share/man/man1" "$root/usr/share/doc/noderea
 ln -s /opt/nodeready/bin/nodeready "$root/usr/bin/nodeready"
 ln -s /opt/nodeready/share/nodeready "$root/usr/share/nodeready"
 gzip -9n <"$home/share/man/man1/nodeready.1" >"$root/usr/share/man/man1/nodeready.1.gz"
-rm -r "$home/share/man"
+rm -rf "$home/share/man"
 cp LICENSE "$root/usr/share/doc/nodeready/copyright"
 gzip -9n <CHANGELOG.md >"$root/usr/share/doc/nodeready/changelog.gz"
 
