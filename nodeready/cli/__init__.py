@@ -40,10 +40,15 @@ _COMMANDS = {
     "watch": "Watch a job, and keep the evidence when it hangs.",
     "explain": "What a check means, and what repairs it.",
     "tail": "The last lines of every rank's log, over all nodes, grouped.",
+    "import": "Checks of NHC or goss, as checks of the site's own.",
     "lab": "A cluster of real SSH nodes on this machine.",
 }
 #: The commands that contact nodes.
-_CONTACT_NODES = frozenset(_COMMANDS) - {"completion", "run", "bundle", "explain", "lab"}
+_CONTACT_NODES = frozenset(_COMMANDS) - {
+    *("completion", "run", "bundle", "explain", "import", "lab")
+}
+#: Subcommand -> its module, where the name is a keyword of Python.
+_MODULES = {"import": "import_checks"}
 
 
 @functools.cache
@@ -102,8 +107,9 @@ class _Commands(click.Group):
             return completion
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"nodeready.cli.{cmd_name}")
-        command: click.Command = getattr(module, cmd_name)
+        module_name = _MODULES.get(cmd_name, cmd_name)
+        module = importlib.import_module(f"nodeready.cli.{module_name}")
+        command: click.Command = getattr(module, module_name)
         return command
 
     def resolve_command(

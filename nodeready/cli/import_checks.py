@@ -1,0 +1,71 @@
+"""`nodeready import`: checks of another tool as a site's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from nodeready.cli.options import Refused
+from nodeready.cli.screen import refuse_unwritable
+from nodeready.exit_codes import OK
+from nodeready.files import write_atomically
+from nodeready.inventory.imports import goss, nhc
+from nodeready.inventory.imports.converted import (
+    CONVERTED,
+    COVERED,
+    ImportFileError,
+    counts,
+    write_toml,
+)
+from nodeready.text import sanitise
+
+_READERS = {"nhc": nhc.read, "goss": goss.read}
+#: Maximum bytes of a file.
+_MAX_BYTES = 1 << 20
+
+
+@click.command(name="import")
+@click.argument("tool", type=click.Choice(sorted(_READERS)))
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.option(
+    "-o", "--output", metavar="FILE", default="-", help="File of the checks; - is standard output."
+)
+def import_checks(tool: str, file: str, output: str) -> int:
+    """Convert the checks of NHC or goss in FILE into checks of the site's own.
+
+    Standard error says what became of each line: converted (the new check's id), covered (the
+    check of nodeready that has it), cannot (why), setting (of the other tool). A check for some
+    nodes only is written as a comment: put these nodes into a group, and name the group in the
+    check. Nothing is run, and no node is contacted.
+
+    \b
+    Examples:
+      nodeready import nhc /etc/nhc/nhc.conf -o checks.d/nhc.toml
+      nodeready import goss goss.yaml -o checks.d/goss.toml
+    """
+    if output != "-":
+        refuse_unwritable(output)
+    with open(file, "rb") as source:
+        data = source.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise Refused(f"{file}: is larger than {_MAX_BYTES} bytes")
+    try:
+        lines = _READERS[tool](data.decode("utf-8", "replace"), Path(file).name)
+    except ImportFileError as error:
+        raise Refused(str(error)) from None
+    for line in lines:
+        nodes = f" (only nodes {line.nodes}: commented out)" if line.nodes and line.checks else ""
+        text = f"{line.outcome:9} {line.place}: {line.text}: {line.detail}{nodes}"
+        click.echo(sanitise(text, 400), err=True)
+    numbers = counts(lines)
+    if not numbers[CONVERTED] + numbers[COVERED]:
+        raise Refused(f"{file}: no check of {tool} could be imported")
+    total = ", ".join(f"{number} {outcome}" for outcome, number in numbers.items())
+    click.echo(f"{len(lines)} lines: {total}", err=True)
+    text = "\n".join(write_toml(lines, Path(file).name)) + "\n"
+    if output == "-":
+        click.echo(text, nl=False)
+    else:
+        write_atomically(Path(output), [text])
+    return OK
