@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from nodeready.cli.options import Refused
+from nodeready.cli.options import Refused, output_file
 from nodeready.cli.screen import refuse_unwritable
 from nodeready.exit_codes import OK
 from nodeready.files import write_atomically
@@ -27,10 +27,8 @@ _MAX_BYTES = 1 << 20
 
 @click.command(name="import")
 @click.argument("tool", type=click.Choice(sorted(_READERS)))
-@click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option(
-    "-o", "--output", metavar="FILE", default="-", help="File of the checks; - is standard output."
-)
+@click.argument("file")
+@output_file("File of the checks; - is standard output.", default="-")
 def import_checks(tool: str, file: str, output: str) -> int:
     """Convert the checks of NHC or goss in FILE into checks of the site's own.
 
@@ -46,8 +44,11 @@ def import_checks(tool: str, file: str, output: str) -> int:
     """
     if output != "-":
         refuse_unwritable(output)
-    with open(file, "rb") as source:
-        data = source.read(_MAX_BYTES + 1)
+    try:
+        with open(file, "rb") as source:
+            data = source.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise Refused(f"{file}: {error.strerror or error}") from None
     if len(data) > _MAX_BYTES:
         raise Refused(f"{file}: is larger than {_MAX_BYTES} bytes")
     try:
