@@ -45,7 +45,6 @@ from nodeready.audit.answer_judge import (
     NodeOutcome,
 )
 from nodeready.audit.document import Audit, NodeReport
-from nodeready.audit.fleet import unique_addresses
 from nodeready.audit.peers import ALL, find_outliers
 from nodeready.exit_codes import handle_signals
 from nodeready.policy import Policy
@@ -57,6 +56,7 @@ from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.text import utc_now
 from nodeready.transport.base import FAILED, Answer, SshPeer
+from nodeready.transport.fleet_context import unique_addresses
 from nodeready.transport.processes import Frames, close_inherited, frames_to_child
 from nodeready.transport.snapshots import NOT_PROBED, SnapshotQuestion, SnapshotReply
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from nodeready.audit.fleet import addresses_of_replies
 from nodeready.cli.conversations import ask_with_progress, probe_nodes
 from nodeready.cli.default_inventory import require_inventory
 from nodeready.cli.options import (
@@ -28,6 +27,7 @@ from nodeready.reports.deploy_table import show_errors
 from nodeready.subjects.fleet import FleetFacts
 from nodeready.text import utc_now
 from nodeready.transport.base import Request, new_nonce
+from nodeready.transport.fleet_context import addresses_of_replies
 from nodeready.transport.snapshots import SnapshotReply
 
 

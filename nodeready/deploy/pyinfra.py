@@ -1,8 +1,9 @@
-"""The snapshots of a pyinfra run: one round trip per node, shared by all operations.
+"""The snapshots of a pyinfra run: one round trip per node, shared by all operations and facts.
 
 For `pyinfra INVENTORY deploy.py`. pyinfra connects to the hosts and calls each operation for each
 host, first to prepare and again to execute. The first call probes all nodes in parallel. After an
-operation that changed a node, only the subjects that it touches are probed again.
+operation that changed a node, only the subjects that it touches are probed again. A fact of one
+node probes that node alone, and only in what was not probed yet.
 
 The settings of a call come from its arguments, the inventory's data and the defaults of the
 `@deploy` around it. A node is judged once for each policy that this gives; it is probed again only
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -32,8 +33,8 @@ from nodeready.policy.policy import PolicyError, key_text
 from nodeready.subjects.context import FleetContext, Judged
 from nodeready.subjects.registry import CHANGED
 from nodeready.subjects.snapshot import Snapshot, differently_probed
-from nodeready.transport.base import Conversation, Key, collect
-from nodeready.transport.fleet_context import fleet_context
+from nodeready.transport.base import Conversation, Key, collect, node_of
+from nodeready.transport.fleet_context import addresses_of_replies, fleet_context
 from nodeready.transport.snapshots import SnapshotReply, snapshot_question, take_snapshot
 from nodeready.transport.ssh import ConnectedHosts
 from nodeready.transport.sudo import with_sudo
@@ -109,18 +110,20 @@ class _PyinfraRun:
     """One pyinfra run.
 
     settings: each node's settings in the inventory
-    replies:  the first probe of every node; None: they were not probed yet
+    replies:  the first probes of each node, by its policy in the inventory
     policies: settings of a call -> node -> its policy then
-    contexts: settings of a call -> the context of the fleet
+    contexts: settings of a call, subjects -> the context of the fleet
     nodes:    node -> policy -> the node with its latest results
     stale:    node -> policy -> the subjects that were changed since its last probe
     """
 
     transport: ConnectedHosts
     settings: dict[str, dict[str, Any]]
-    replies: dict[str, SnapshotReply] | None = None
+    replies: dict[str, SnapshotReply] = field(default_factory=dict)
     policies: dict[CallSettings, dict[str, Policy]] = field(default_factory=dict)
-    contexts: dict[CallSettings, FleetContext] = field(default_factory=dict)
+    contexts: dict[tuple[CallSettings, tuple[str, ...]], FleetContext] = field(
+        default_factory=dict
+    )
     nodes: dict[str, dict[Policy, Judged]] = field(default_factory=dict)
     stale: dict[str, dict[Policy, set[str]]] = field(default_factory=dict)
     # pyinfra runs a deploy file for all nodes at once. The first call probes; the others wait.
@@ -135,56 +138,113 @@ class _PyinfraRun:
             self.policies[call] = {name: made[id(settings)] for name, settings in names}
         return self.policies[call]
 
-    def context(self, call: CallSettings, state: State) -> FleetContext:
-        """The context of the fleet in which the settings of this call hold for all nodes."""
-        with self.lock:
-            if self.replies is None:
-                self.replies = self._probe_all(state)
-            if call not in self.contexts:
-                self.contexts[call] = fleet_context(
-                    self.transport,
-                    self.policies_of(call),
-                    self.replies.values(),
-                    state.inventory,
-                )
-            return self.contexts[call]
+    def context(self, call: CallSettings, state: State, subjects: tuple[str, ...]) -> FleetContext:
+        """The context of the fleet in which the settings of this call hold for all nodes.
 
-    def _probe_all(self, state: State) -> dict[str, SnapshotReply]:
-        """Probe all nodes in parallel, by the inventory's settings."""
+        subjects: that all nodes are probed for, if they were not yet
+        """
+        with self.lock:
+            if (call, subjects) not in self.contexts:
+                self._probe_all(state, subjects)
+                replies = self.replies.values()
+                context = fleet_context(
+                    self.transport, self.policies_of(call), replies, state.inventory
+                )
+                addresses = addresses_of_replies(replies, self.transport.ssh_peers())
+                self.contexts[call, subjects] = replace(context, addresses=addresses)
+            return self.contexts[call, subjects]
+
+    def _probe_all(self, state: State, subjects: Iterable[str]) -> None:
+        """Probe all nodes in parallel, by the inventory's settings, where that was not done."""
         hosts = list(state.inventory.get_active_hosts())
         self.transport = ConnectedHosts(hosts, self.transport.run)
-        policies, names = self.policies_of(CallSettings()), [str(host.name) for host in hosts]
+        policies = self.policies_of(CallSettings())
+        due = {str(host.name): self._missing(str(host.name), subjects) for host in hosts}
         conversations: dict[Key, Conversation[SnapshotReply]] = {
-            name: take_snapshot(name, policies[name], CHANGED) for name in names
+            name: take_snapshot(name, policies[name], missing)
+            for name, missing in due.items()
+            if missing
         }
-        answers = collect(self.transport, conversations)
-        return {name: SnapshotReply.of(name, answers[name]) for name in names}
+        for key, answer in collect(self.transport, conversations).items():
+            name = node_of(key)
+            reply, before = SnapshotReply.of(name, answer), self.replies.get(name)
+            if before and before.snapshot and reply.snapshot:
+                reply = replace(reply, snapshot=before.snapshot.merged(reply.snapshot))
+            self.replies[name] = reply
 
-    def judged(self, host: Host, call: CallSettings) -> Judged:
-        """The node with its results under the settings of this call."""
-        name, context = str(host.name), self.context(call, host.state)
+    def _missing(self, name: str, subjects: Iterable[str]) -> set[str]:
+        """Those of the subjects that were not probed. A node that failed is not asked again."""
+        reply = self.replies.get(name)
+        if reply is None:
+            return {*subjects}
+        return {*subjects} - reply.snapshot.subjects.keys() if reply.snapshot else set()
+
+    def judged(
+        self, host: Host, call: CallSettings, subjects: tuple[str, ...] = CHANGED
+    ) -> Judged:
+        """The node with its results, of these subjects at least, under the settings of a call."""
+        name, context = str(host.name), self.context(call, host.state, subjects)
         policy = context.policies[name]
         nodes, stale = self.nodes.setdefault(name, {}), self.stale.setdefault(name, {})
         if policy not in nodes:
-            policy_before, snapshot = self._latest(name)
+            policy_before, snapshot = self._latest(name, subjects)
             stale[policy] = {
                 *stale.get(policy_before, ()),
-                *differently_probed(policy_before, policy, CHANGED),
+                *differently_probed(policy_before, policy, snapshot.subjects),
             }
             nodes[policy] = Judged(name, policy, context.about(name)).judged(snapshot)
-        if subjects := stale.pop(policy, None):
-            nodes[policy] = self._probe_again(nodes[policy], subjects)
+        observed = nodes[policy].snapshot
+        assert observed is not None
+        if missing := {*subjects} - observed.subjects.keys():
+            first_policy, snapshot = self._first(name, subjects)
+            stale.setdefault(policy, set()).update(
+                differently_probed(first_policy, policy, missing)
+            )
+            node = replace(nodes[policy], fleet=context.about(name))
+            nodes[policy] = node.judged(snapshot.merged(observed))
+        if due := stale.pop(policy, None):
+            nodes[policy] = self._probe_again(nodes[policy], due)
         return nodes[policy]
 
-    def _latest(self, name: str) -> tuple[Policy, Snapshot]:
+    def observed(self, host: Host, subjects: Iterable[str]) -> Snapshot:
+        """The node's snapshot with these subjects, by its policy in the inventory."""
+        name = str(host.name)
+        policy = self.policies_of(CallSettings())[name]
+        policy_before, snapshot = self._latest(name, ())
+        stale = self.stale.get(name, {}).get(policy_before, set())
+        due = {
+            *({*subjects} - snapshot.subjects.keys()),
+            *(stale & {*subjects}),
+            *differently_probed(policy_before, policy, subjects),
+        }
+        if not due:
+            return snapshot
+        probe = snapshot_question(name, policy, due)
+        ((_, answer),) = ConnectedHosts([host], self.transport.run).ask([probe.request])
+        snapshot = snapshot.merged(probe.read(answer))
+        if name not in self.nodes:
+            self.replies[name] = SnapshotReply(name, snapshot)
+        elif policy_before == policy:
+            self.nodes[name][policy] = self.nodes[name][policy].judged(snapshot)
+            stale -= due
+        return snapshot
+
+    def _latest(self, name: str, subjects: Iterable[str]) -> tuple[Policy, Snapshot]:
         """The latest snapshot of a node, and the policy by which it was probed."""
-        for node in reversed(self.nodes[name].values()):
+        for node in reversed(self.nodes.get(name, {}).values()):
             assert node.snapshot is not None
             return node.policy, node.snapshot
-        assert self.replies is not None
-        policy, reply = self.policies_of(CallSettings())[name], self.replies[name]
-        # A node that could not be probed has the reason in place of each subject.
-        probe = snapshot_question(name, policy, CHANGED)
+        return self._first(name, subjects)
+
+    def _first(self, name: str, subjects: Iterable[str]) -> tuple[Policy, Snapshot]:
+        """The snapshot by the inventory's policy, and that policy.
+
+        subjects: those that have the reason as their observation if the node failed
+        """
+        policy, reply = self.policies_of(CallSettings())[name], self.replies.get(name)
+        if reply is None:
+            return policy, Snapshot()
+        probe = snapshot_question(name, policy, subjects)
         return policy, reply.snapshot or probe.all_unknown(reply.error)
 
     def _probe_again(self, node: Judged, subjects: Iterable[str]) -> Judged:
@@ -210,9 +270,17 @@ def _run(host: Host) -> _PyinfraRun:
     return _runs[state]
 
 
-def judged(host: Host, call: CallSettings) -> Judged:
-    """The node with its results. Subjects that became stale are probed again."""
-    return _run(host).judged(host, call)
+def judged(host: Host, call: CallSettings, subjects: tuple[str, ...] = CHANGED) -> Judged:
+    """The node with its results, of these subjects at least. Stale ones are probed again."""
+    return _run(host).judged(host, call, subjects)
+
+
+def observed(host: Host, subjects: Iterable[str]) -> Snapshot:
+    """The node's snapshot with these subjects. Raises PyinfraError for a wrong setting."""
+    try:
+        return _run(host).observed(host, tuple(subjects))
+    except PolicyError as error:
+        raise PyinfraError(str(error)) from None
 
 
 def command(host: Host, change: StepChange, wait_s: int) -> StringCommand:

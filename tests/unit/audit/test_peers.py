@@ -9,7 +9,6 @@ import pytest
 
 from nodeready.audit import learned, peers
 from nodeready.audit.document import NodeReport, Outlier
-from nodeready.audit.fleet import addresses_of_replies
 from nodeready.policy.policy import make_policy
 from nodeready.subjects import registry
 from nodeready.subjects.base import Unknown
@@ -17,6 +16,7 @@ from nodeready.subjects.fleet import ALONE
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import SshPeer
+from nodeready.transport.fleet_context import addresses_of_replies
 from nodeready.transport.snapshots import SnapshotReply
 
 
