@@ -92,3 +92,28 @@ def test_the_deploy_file_of_the_page_stands_beside_ones_own_operations(
     for name in ("Files Directory|files.directory", r"nodeready \| core_dumps.directory",
                  r"nodeready \| limits.logins", "Only root attaches"):  # fmt: skip
         assert re.search(rf"^    (?:{name}) ", done.stderr, re.M), (name, done.stderr)
+
+
+def test_a_fact_shows_what_an_operation_of_the_run_has_changed(
+    fresh_nodes, fleet, pyinfra, tmp_path
+):
+    """Before the change, and after it; on all nodes at once, each with its own."""
+    nodes = fresh_nodes(2)
+    nodes[0].run("echo kernel.yama.ptrace_scope = 0 >/etc/sysctl.d/99-z.conf; sysctl --system")
+    deploy = tmp_path / "deploy.py"
+    deploy.write_text(
+        "from pyinfra import host\n"
+        "from pyinfra.operations import python\n"
+        "from nodeready.facts import Ptrace, Verdicts\n"
+        "from nodeready.operations import ptrace\n"
+        "def facts():\n"
+        "    (row,) = host.get_fact(Verdicts, only='ptrace.scope')\n"
+        "    return host.name, host.get_fact(Ptrace)['live'], row['status']\n"
+        "before = facts()\n"
+        "ptrace.scope()\n"
+        "python.call(function=lambda: print('facts', *before, *facts()[1:]))\n"
+    )
+    done = pyinfra("-y", fleet(nodes), deploy)
+    assert done.returncode == 0, done
+    rows = re.findall(r"^facts (\S+) (.*)$", done.stdout, re.M)
+    assert sorted(row.split() for _, row in rows) == [["0", "ok", "0", "ok"], ["1", "fail", "0", "ok"]], done
