@@ -61,8 +61,8 @@ def options_in_groups(command: click.Command) -> dict[str, list[click.Option]]:
         for title, names in _GROUPS.items()
     }
     grouped = {name for names in _GROUPS.values() for name in names}
-    own = [option for name, option in options.items() if name not in grouped]
-    return {title: params for title, params in {"Options": own, **groups}.items() if params}
+    ungrouped = [option for name, option in options.items() if name not in grouped]
+    return {title: params for title, params in {"Options": ungrouped, **groups}.items() if params}
 
 
 class Command(click.Command):

@@ -86,6 +86,8 @@ def read_outputs(kind: str, form: str, words: Sequence[str]) -> Outputs:
         elif prefix not in FORMATS[kind]:
             forms = ", ".join(FORMATS[kind])
             raise Refused(f"-o {word}: no format {prefix} here: there are {forms}")
+        if not file:
+            raise Refused(f"-o {word}: names no file")
         refuse_unwritable(file)
         if file in files:
             raise Refused(f"-o {file}: is given twice")
