@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, down
+from nodeready.lab import Lab, LabNode, LabUnavailable, down
 from tests.cases import tomllib
-from tests.command import POLICY, ours
+from tests.command import POLICY, ours, wait_for
 from tests.lab.stacks_job import Job
 from tests.paths import ROOT
 
@@ -29,24 +29,28 @@ ROWS = tomllib.loads(Path(__file__).with_name("pages.toml").read_text())
 LIMIT_S = 120
 LAB = "test-pages"
 TRAIN_PYTHON = Path("/opt/train/bin/python")
+#: Pages that are followed from the first line on, with nodes of their own: their number.
+FIRST_HOURS = {"docs/quickstart-slurm.md": 4, "docs/quickstart-cloud.md": 3}
 WAIVERS = {"proof.core": "shared kernel", "proof.backtrace": "shared kernel"}
+
+
+def block_commands(language: str, block: str) -> list[str]:
+    """The command lines of a `sh` or `console` block, without comments."""
+    lines = re.sub(r" *\\\n *", " ", block).splitlines()
+    if language == "console":
+        found = [line.strip().removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    elif "done" in lines:
+        found = ["; ".join(line.strip() for line in lines)]
+    else:
+        found = [line.strip() for line in lines]
+    found = [re.sub(r"(^|\s)# .*", "", command).strip() for command in found]
+    return [command for command in found if command]
 
 
 def commands(page: str) -> list[str]:
     """The command lines of the page's `sh` and `console` blocks, without comments."""
-    found = []
-    for language, block in re.findall(
-        r"^ *```(sh|console)\n(.*?)^ *```", (ROOT / page).read_text(), re.M | re.S
-    ):
-        lines = re.sub(r" *\\\n *", " ", block).splitlines()
-        if language == "console":
-            found += [line.strip().removeprefix("$ ") for line in lines if line.startswith("$ ")]
-        elif "done" in lines:
-            found.append("; ".join(line.strip() for line in lines))
-        else:
-            found += [line.strip() for line in lines]
-    found = [re.sub(r"(^|\s)# .*", "", command).strip() for command in found]
-    return [command for command in found if command]
+    blocks = re.findall(r"^ *```(sh|console)\n(.*?)^ *```", (ROOT / page).read_text(), re.M | re.S)
+    return [command for block in blocks for command in block_commands(*block)]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -66,22 +70,33 @@ def cluster(lab_machine: None) -> Iterator[Job]:
         down(name)
 
 
-@pytest.fixture(scope="module")
-def home(cluster: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's home that is also the directory where the commands run: prod.py, ssh's settings."""
-    home = tmp_path_factory.mktemp("home")
-    for directory in (".ssh", "inventories", "group_data", "bin"):
-        (home / directory).mkdir()
-    names = [f"gpu{number:03}" for number in range(1, 5)]
-    lab = cluster.nodes[0].lab
+def make_home(home: Path, nodes: Sequence[LabNode]) -> list[str]:
+    """A user's home with ssh's settings, and the user ada on the nodes. Returns their names."""
+    (home / ".ssh").mkdir()
+    names = [f"gpu{number:03}" for number in range(1, len(nodes) + 1)]
+    lab = nodes[0].lab
     config = [
         f"Host {name}\n  HostName {node.address}\n  HostKeyAlias {node.name}\n  User root\n"
-        for name, node in zip(names, cluster.nodes, strict=True)
+        for name, node in zip(names, nodes, strict=True)
     ]
     config.append(
         f"Host *\n  IdentityFile {lab.ssh_key}\n  UserKnownHostsFile {lab.known_hosts}\n"
     )
     (home / ".ssh/config").write_text("".join(config))
+    hosts = "".join(f"{node.address} {name}\n" for name, node in zip(names, nodes, strict=True))
+    for node in nodes:
+        keys = "useradd -m ada; cp -a ~ml/.ssh ~ada/; chown -R ada: ~ada/.ssh"
+        node.run(f"cat >>/etc/hosts; {keys}", input=hosts)
+    return names
+
+
+@pytest.fixture(scope="module")
+def home(cluster: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's home that is also the directory where the commands run: prod.py, ssh's settings."""
+    home = tmp_path_factory.mktemp("home")
+    names = make_home(home, cluster.nodes)
+    for directory in ("inventories", "group_data", "bin"):
+        (home / directory).mkdir()
     data = {**POLICY, "waivers": WAIVERS}
     for path in ("prod.py", "inventories/prod.py"):
         (home / path).write_text(f"h100 = ({names!r}, {data!r})\n")
@@ -90,19 +105,14 @@ def home(cluster: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (home / "inventories" / path.name).symlink_to(path)
     for name in ("deploy.py", "templates", "docs"):
         (home / name).symlink_to(ROOT / name)
-    hosts = "".join(
-        f"{node.address} {name}\n" for name, node in zip(names, cluster.nodes, strict=True)
-    )
     for index, node in enumerate(cluster.nodes):
-        keys = "useradd -m ada; cp -a ~ml/.ssh ~ada/; chown -R ada: ~ada/.ssh"
-        node.run(f"cat >>/etc/hosts; {keys}; mkdir -p {TRAIN_PYTHON.parent}", input=hosts)
-        node.run(f"ln -s /usr/bin/python3 {TRAIN_PYTHON}")
+        node.run(f"mkdir -p {TRAIN_PYTHON.parent}; ln -s /usr/bin/python3 {TRAIN_PYTHON}")
         node.write(f"/var/log/train/rank_{index}.log", f"step {index}\n" * 5)
     assert run(home, "nodeready deploy prod.py --yes -q").returncode == 0
     return home
 
 
-def run(home: Path, command: str) -> subprocess.CompletedProcess[str]:
+def run(home: Path, command: str, **extra: str) -> subprocess.CompletedProcess[str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("NODEREADY", "XDG_"))}
     environment = {
         **kept,
@@ -114,6 +124,7 @@ def run(home: Path, command: str) -> subprocess.CompletedProcess[str]:
         "NODEREADY_SAMPLES": "2",
         "SLURM_JOB_NODELIST": "gpu[001-004]",
         "VIRTUAL_ENV": str(ROOT / ".venv"),
+        **extra,
     }
     return subprocess.run(
         ["sh", "-c", command], cwd=home, env=environment, capture_output=True, text=True,
@@ -134,7 +145,12 @@ def pages_lab(page: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page, rows in ROWS.items() if any(isinstance(row[0], int) for row in rows)]
+    "page",
+    [
+        page
+        for page, rows in ROWS.items()
+        if page not in FIRST_HOURS and any(isinstance(row[0], int) for row in rows)
+    ],
 )
 def test_the_commands_of_a_page_end_as_listed(page: str, home: Path, pages_lab: None) -> None:
     done_before: set[str] = set()
@@ -147,3 +163,65 @@ def test_the_commands_of_a_page_end_as_listed(page: str, home: Path, pages_lab: 
             shown = f"$ {command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
             assert done.returncode == status, shown
             assert "Traceback" not in done.stdout + done.stderr, shown
+
+
+# --- The first hours, line by line: the files that a page shows, and its commands.
+
+#: Whether the job of the page hangs: its last rank is connected to rank 0.
+WAITS = "ss -Htn state established dport = :29500 | grep -q ."
+#: A block of a page: a file, if its first line, or the one after `#!`, is a comment with its name.
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+FILE = re.compile(r"(?:#!.*\n)?# ([\w/]+(?:\.\w+)?)\n")
+
+
+@pytest.fixture
+def first_home(page: str, lab_machine: None, tmp_path: Path) -> Iterator[tuple[Path, Lab]]:
+    """A home with nothing but ssh's settings, and fresh nodes, with Slurm for Slurm's page."""
+    slurm = "slurm" in page
+    try:
+        lab = Lab.up(LAB, FIRST_HOURS[page], slurm=slurm)
+    except LabUnavailable as error:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no Slurm here: {error}")
+    try:
+        make_home(tmp_path, lab.nodes)
+        for machine in [lab.controller, *lab.nodes] if lab.controller else lab.nodes:
+            machine.run(f"id ada >/dev/null || useradd -m ada; mkdir -p {tmp_path}")
+        yield tmp_path, lab
+    finally:
+        down(LAB)
+
+
+@pytest.mark.parametrize("page", FIRST_HOURS)
+def test_a_first_hour_can_be_followed_line_by_line(
+    page: str, first_home: tuple[Path, Lab]
+) -> None:
+    home, lab = first_home
+    limits = "".join(
+        f"{key} = {value!r}\n" for key, value in {**POLICY, "waivers": WAIVERS}.items()
+    )
+    # What this machine's kernel does not allow is no part of the page.
+    (home / "group_data").mkdir()
+    (home / "group_data/all.py").write_text(limits)
+    rows = iter(ROWS[page])
+    for language, block in BLOCK.findall((ROOT / page).read_text()):
+        if (named := FILE.match(block)) and language not in ("sh", "console"):
+            text = block + limits if named[1] == "group_data/all.py" else block
+            (home / named[1]).write_text(text)
+            for node in lab.nodes:
+                node.write(str(home / named[1]), text)
+        elif block.startswith("Prolog="):
+            # The job of the page is 4711.
+            lab.slurm_configure(*block.splitlines(), "FirstJobId=4711")
+        elif language == "sh":
+            for _ in block_commands(language, block):
+                status, command = next(rows)
+                if isinstance(status, str):
+                    continue
+                done = run(home, command, SLURM_CONF=f"{lab.directory}/slurm.conf")
+                shown = f"$ {command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+                assert done.returncode == status, shown
+                if command.startswith("sbatch"):
+                    wait_for(lambda: lab.nodes[-1].run(WAITS, check=False).returncode == 0)
+                if command == "nodeready stacks prod.py --job 4711":
+                    assert re.match(r"(?s).*\nlate +rank 0 \(gpu001\): ", done.stdout), shown
+    assert next(rows, None) is None
