@@ -22,6 +22,8 @@ TOP = {
     "CHANGELOG.md": "changelog.md",
     "LICENSE": "LICENSE.txt",
 }
+#: The overview of the repository's pages; in the site, the navigation is it.
+OVERVIEW = "docs/README.md"
 
 #: Elements that a browser would fetch from another server.
 _FOREIGN = re.compile(
@@ -35,7 +37,7 @@ _BLOCK = re.compile(r"(^ *```.*?^ *```$)", re.M | re.S)
 
 def in_site(path: str) -> str:
     """Where a file of the repository is in the site."""
-    return TOP.get(path) or path.removeprefix("docs/")
+    return TOP["README.md"] if path == OVERVIEW else TOP.get(path) or path.removeprefix("docs/")
 
 
 def with_links(text: str, page: str) -> str:
