@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
@@ -205,6 +204,9 @@ def _escaped(text: str) -> str:
 
     A name ends before the last element that follows a name in its process.
     """
+    # Here: its table of entities is a hundredth of the start of every command.
+    import html
+
     first, *sections = text.split("<process_info>")
     escaped = [first]
     for section in sections:
