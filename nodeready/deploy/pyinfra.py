@@ -202,6 +202,9 @@ class _PyinfraRun:
             )
             node = replace(nodes[policy], fleet=context.about(name))
             nodes[policy] = node.judged(snapshot.merged(observed))
+        if self.transport.adopt_sudo(host):
+            # Root sees more: what other users may not read was not observed, or not complete.
+            stale.update({known: {*observed.subjects, *subjects} for known in nodes})
         if due := stale.pop(policy, None):
             nodes[policy] = self._probe_again(nodes[policy], due)
         return nodes[policy]

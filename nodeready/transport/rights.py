@@ -34,8 +34,11 @@ class HostRights:
 
 
 def rights_of(host: Host) -> HostRights:
-    """The node's rights as its data and pyinfra's configuration give them."""
-    global_arguments: Any = pop_global_arguments(host.state, host, {})[0]
+    """The node's rights as pyinfra's current operation has them, or else as the node's data and
+    pyinfra's configuration give them."""
+    global_arguments: Any = host.current_op_global_arguments
+    if global_arguments is None:
+        global_arguments = pop_global_arguments(host.state, host, {})[0]
     arguments = {
         key: global_arguments[key] for key in CONNECTOR_ARGUMENT_KEYS if key in global_arguments
     }

@@ -270,6 +270,15 @@ class ConnectedHosts(Transport):
     def _connected(self) -> list[NodeConnection]:
         return [node for node in self._connections.values() if node.host.connected]
 
+    def adopt_sudo(self, host: Host) -> bool:
+        """Ask this node by sudo from now on if pyinfra's current operation has it; whether the
+        node was asked without it before."""
+        node, rights = self._connections[str(host.name)], rights_of(host)
+        if not rights.sudo or node.rights is None or node.rights.sudo:
+            return False
+        node.rights = rights
+        return True
+
     def converse(
         self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
     ) -> Iterator[tuple[Key, ResultT | Failure]]:

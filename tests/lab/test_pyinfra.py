@@ -80,6 +80,17 @@ def test_an_operation_on_the_command_line_shows_what_it_would_write(lab, fleet, 
     assert lab.nodes[0].run(f"test -e {path}", check=False).returncode
 
 
+def test_an_operation_with_sudo_sees_what_root_sees(fresh_node, fleet, pyinfra):
+    """The node's data has none: the first probe is that of a user who cannot read /root."""
+    fresh_node.write("/etc/sudoers.d/ml", "ml ALL=(ALL) NOPASSWD: ALL\n", 0o440)
+    where = fleet([fresh_node], {fresh_node.name: {"ssh_user": "ml"}})
+    words = ('pdshrc_users=["root"]', 'pdshrc_lines=["true"]', "_sudo=true")
+    for outcome in ("Success", "No changes"):
+        done = pyinfra("-y", where, "nodeready.operations.pdsh.pdshrc", *words)
+        assert outcomes(done) == [("pdsh.pdshrc", outcome)], done.stderr
+    assert "true\n" in fresh_node.read("/root/.pdshrc")
+
+
 def test_the_deploy_file_of_the_page_stands_beside_ones_own_operations(
     lab, fleet, pyinfra, tmp_path
 ):
