@@ -157,7 +157,6 @@ class _PyinfraRun:
     def _probe_all(self, state: State, subjects: Iterable[str]) -> None:
         """Probe all nodes in parallel, by the inventory's settings, where that was not done."""
         hosts = list(state.inventory.get_active_hosts())
-        self.transport = ConnectedHosts(hosts, self.transport.run)
         policies = self.policies_of(CallSettings())
         due = {str(host.name): self._missing(str(host.name), subjects) for host in hosts}
         conversations: dict[Key, Conversation[SnapshotReply]] = {
@@ -223,7 +222,7 @@ class _PyinfraRun:
         if not due:
             return snapshot
         probe = snapshot_question(name, policy, due)
-        ((_, answer),) = ConnectedHosts([host], self.transport.run).ask([probe.request])
+        ((_, answer),) = self.transport.ask([probe.request])
         snapshot = snapshot.merged(probe.read(answer))
         if name not in self.nodes:
             self.replies[name] = SnapshotReply(name, snapshot)
@@ -269,7 +268,7 @@ def _run(host: Host) -> _PyinfraRun:
     state = host.state
     if state not in _runs:
         settings = declared_settings(state.inventory, list(state.inventory))
-        _runs[state] = _PyinfraRun(ConnectedHosts([], secrets.token_hex(6)), settings)
+        _runs[state] = _PyinfraRun(ConnectedHosts(state.inventory, secrets.token_hex(6)), settings)
     return _runs[state]
 
 
