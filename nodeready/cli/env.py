@@ -27,7 +27,6 @@ from nodeready.reports.deploy_table import show_errors
 from nodeready.subjects.fleet import FleetFacts
 from nodeready.text import utc_now
 from nodeready.transport.base import Request, new_nonce
-from nodeready.transport.fleet_context import addresses_of_replies
 from nodeready.transport.snapshots import SnapshotReply
 
 
@@ -59,6 +58,9 @@ def _environment(
     snapshots = {
         reply.name: reply.snapshot for reply in replies if reply.snapshot and not reply.error
     }
+    # Imported only here, because it imports pyinfra, which is slow, and --help must be quick.
+    from nodeready.transport.fleet_context import addresses_of_replies
+
     fleet = FleetFacts(addresses=addresses_of_replies(replies, nodes.transport.ssh_peers()))
     return job_env.Environment(
         taken,
