@@ -164,7 +164,9 @@ def step(
             yield pyinfra.command(host, change, node.policy.lock_wait_s)
             pyinfra.forget(host, change.touches)
 
-        run.__name__, run.__module__ = make_actions.__name__, make_actions.__module__
+        run.__name__ = make_actions.__name__
+        # pyinfra shows an operation as MODULE.NAME.
+        run.__module__ = f"{make_actions.__module__.rpartition('.')[0]}.{subject}"
         run.__doc__ = make_actions.__doc__
         deploy_step = DeployStep(
             name,

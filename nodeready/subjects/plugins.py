@@ -37,6 +37,16 @@ class PluginError(Exception):
     """A plugin that cannot be used: one line, which names its distribution."""
 
 
+def plugin_error(text: str) -> PluginError:
+    """The error; in pyinfra's own command also one of pyinfra's, which it prints as one line."""
+    if "pyinfra_cli" not in sys.modules:
+        return PluginError(text)
+    from pyinfra.api.exceptions import PyinfraError
+
+    error: PluginError = type("PluginError", (PluginError, PyinfraError), {})(text)
+    return error
+
+
 @dataclass(frozen=True)
 class Plugin:
     """One subject of another package.
@@ -58,7 +68,7 @@ class Plugin:
         return self.subject.partition(".")[0].partition(":")[0]
 
     def error(self, problem: str) -> PluginError:
-        return PluginError(
+        return plugin_error(
             f"plugin {self.name} ({self.distribution}): {problem}: "
             f"repair it, or pip uninstall {self.distribution.partition(' ')[0]}"
         )

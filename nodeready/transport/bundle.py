@@ -17,7 +17,7 @@ from pathlib import Path
 from nodeready.node import payload
 from nodeready.policy import Policy
 from nodeready.policy.policy import as_data
-from nodeready.subjects.plugins import Plugin, PluginError, installed
+from nodeready.subjects.plugins import Plugin, PluginError, installed, plugin_error
 from nodeready.subjects.registry import SUBJECTS
 
 _PACKAGE = Path(__file__).parents[1]
@@ -63,7 +63,7 @@ def _check_imports(plugins: list[Plugin], sources: Mapping[str, str], known: set
 
 
 def _unusable(plugins: list[Plugin], problem: str) -> PluginError:
-    return PluginError(
+    return plugin_error(
         f"{', '.join(plugin.distribution for plugin in plugins)}: {problem}; a node's own program "
         "is Python 3.9 with its standard library: a Subject with judged_on_node=False stays out "
         "of it"

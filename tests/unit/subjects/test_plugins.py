@@ -162,6 +162,10 @@ def test_a_command_with_a_broken_plugin_ends_with_2_and_version_works(tmp_path):
         "repair it, or pip uninstall nodeready-thing"
     ]
     assert run(tmp_path, "-m", "nodeready", "--version").returncode == 0
+    done = run(tmp_path, "-m", "pyinfra", "-y", "@local", ROOT / "deploy.py")
+    assert done.returncode == 1
+    assert "plugin thing (nodeready-thing 1.0): " in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
