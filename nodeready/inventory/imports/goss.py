@@ -72,12 +72,12 @@ def _resource(
     if "{{" in resource or "{{" in repr(attributes):
         yield ImportedLine(place, title, IMPOSSIBLE, "a template of goss: write its value")
         return
-    wanted = {str(key): value for key, value in attributes.items() if key not in _ABOUT}
+    remaining = {str(key): value for key, value in attributes.items() if key not in _ABOUT}
     timeout = attributes.get("timeout")
     try:
         # What is left of the attributes has no counterpart.
-        for attribute, table in convert(resource, wanted):
-            wanted.pop(attribute, None)
+        for attribute, table in convert(resource, remaining):
+            remaining.pop(attribute, None)
             check = {"id": ids.make(kind, resource, attribute), **table, "reason": place}
             if isinstance(timeout, int):
                 check["timeout_s"] = max(1, min(60, round(timeout / 1000)))
@@ -86,27 +86,27 @@ def _resource(
     except NotConvertible as error:
         yield ImportedLine(place, title, IMPOSSIBLE, str(error))
         return
-    for attribute in wanted:
+    for attribute in remaining:
         reason = f"{attribute} has no counterpart"
         yield ImportedLine(place, f"{title}, {attribute}", IMPOSSIBLE, reason)
 
 
-def _succeeds(run: str, wanted: Any = True) -> Table:
-    """The command succeeds, or, where this is not wanted, fails."""
-    if not isinstance(wanted, bool):
-        raise NotConvertible(f"{wanted!r} is neither true nor false")
-    return {"run": run if wanted else f"! {{ {run}; }}", "status": 0}
+def _succeeds(run: str, expected: Any = True) -> Table:
+    """The command succeeds, or, where it is expected to fail, fails."""
+    if not isinstance(expected, bool):
+        raise NotConvertible(f"{expected!r} is neither true nor false")
+    return {"run": run if expected else f"! {{ {run}; }}", "status": 0}
 
 
-def _equals(run: str, wanted: Any) -> Table:
-    if isinstance(wanted, bool) or not isinstance(wanted, (str, int, float)):
-        raise NotConvertible(f"{str(wanted)[:60]!r} is a matcher of goss, or no value")
-    return {"run": run, "equals": str(wanted)}
+def _equals(run: str, expected: Any) -> Table:
+    if isinstance(expected, bool) or not isinstance(expected, (str, int, float)):
+        raise NotConvertible(f"{str(expected)[:60]!r} is a matcher of goss, or no value")
+    return {"run": run, "equals": str(expected)}
 
 
-def _patterns(wanted: Any) -> str:
+def _patterns(expected: Any) -> str:
     """One expression for goss's patterns: each has its line, or, with a !, has none."""
-    texts = [wanted] if isinstance(wanted, (str, int, float)) else wanted
+    texts = [expected] if isinstance(expected, (str, int, float)) else expected
     if not isinstance(texts, list) or not all(isinstance(t, (str, int, float)) for t in texts):
         raise NotConvertible("a matcher of goss, or no list of texts")
     looks = []
@@ -125,46 +125,46 @@ def _patterns(wanted: Any) -> str:
     return r"\A" + "".join(looks)
 
 
-def _file(path: str, wanted: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+def _file(path: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table]]:
     if not path.startswith("/"):
         raise NotConvertible("the path is not absolute")
     file = quote(path)
-    if "exists" in wanted:
+    if "exists" in attributes:
         test = f"[ -e {file} ] || [ -L {file} ]"
-        yield "exists", _succeeds(test, wanted["exists"])
+        yield "exists", _succeeds(test, attributes["exists"])
     formats = {"owner": "%U", "group": "%G", "size": "%s", "uid": "%u", "gid": "%g"}
     for attribute, letters in formats.items():
-        if attribute in wanted:
-            yield attribute, _equals(f"stat -L -c {letters} {file}", wanted[attribute])
-    if "mode" in wanted:
-        mode = wanted["mode"]
+        if attribute in attributes:
+            yield attribute, _equals(f"stat -L -c {letters} {file}", attributes[attribute])
+    if "mode" in attributes:
+        mode = attributes["mode"]
         # YAML reads 0644 without quotes as a number in octal digits.
         digits = f"{mode:o}" if isinstance(mode, int) else str(mode).lstrip("0") or "0"
         yield "mode", _equals(f"stat -c %a {file}", digits)
     tests = {"file": "f", "directory": "d", "symlink": "L", "socket": "S", "pipe": "p"}
-    if wanted.get("filetype") in tests:
-        yield "filetype", _succeeds(f"test -{tests[wanted['filetype']]} {file}")
-    if "linked-to" in wanted:
-        yield "linked-to", _equals(f"readlink -- {file}", wanted["linked-to"])
+    if attributes.get("filetype") in tests:
+        yield "filetype", _succeeds(f"test -{tests[attributes['filetype']]} {file}")
+    if "linked-to" in attributes:
+        yield "linked-to", _equals(f"readlink -- {file}", attributes["linked-to"])
     for attribute in ("contents", "contains"):
-        if wanted.get(attribute):
-            yield attribute, {"file": path, "matches": _patterns(wanted[attribute])}
+        if attributes.get(attribute):
+            yield attribute, {"file": path, "matches": _patterns(attributes[attribute])}
     for attribute in ("md5", "sha256", "sha512"):
-        if attribute in wanted:
+        if attribute in attributes:
             run = f"{attribute}sum {file} | cut -d' ' -f1"
-            yield attribute, _equals(run, wanted[attribute])
+            yield attribute, _equals(run, attributes[attribute])
 
 
-def _package(name: str, wanted: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+def _package(name: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table]]:
     package = quote(name)
     installed = (
         f"if command -v dpkg-query >/dev/null; then dpkg-query -W -f='${{Status}}' {package} "
         "2>/dev/null | grep -q ' installed$'; else rpm -q --quiet -- " + f"{package}; fi"
     )
-    if "installed" in wanted:
-        yield "installed", _succeeds(installed, wanted["installed"])
-    if "versions" in wanted:
-        versions = wanted["versions"]
+    if "installed" in attributes:
+        yield "installed", _succeeds(installed, attributes["installed"])
+    if "versions" in attributes:
+        versions = attributes["versions"]
         if not isinstance(versions, list) or not versions:
             raise NotConvertible("versions is no list")
         expression = "|".join(re.escape(str(version)) for version in versions)
@@ -175,153 +175,156 @@ def _package(name: str, wanted: dict[str, Any]) -> Iterator[tuple[str, Table]]:
         yield "versions", {"run": run, "matches": f"^({expression})$"}
 
 
-def _service(name: str, wanted: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+def _service(name: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table]]:
     for attribute, verb in (("enabled", "is-enabled"), ("running", "is-active")):
-        if attribute in wanted:
+        if attribute in attributes:
             run = f"systemctl {verb} --quiet -- {quote(name)}"
-            yield attribute, _succeeds(run, wanted[attribute])
+            yield attribute, _succeeds(run, attributes[attribute])
 
 
-def _port(name: str, wanted: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+def _port(name: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table]]:
     match = re.fullmatch(r"(?:(tcp|udp)(6?):)?(\d{1,5})", name)
     if match is None:
         raise NotConvertible("is no port of TCP or UDP")
     kind = "u" if match[1] == "udp" else "t"
     family = " -6" if match[2] else ""
     run = f"ss -l{kind}nH{family} {quote(f'sport = :{match[3]}')}"
-    if "listening" in wanted:
-        listens = wanted["listening"]
+    if "listening" in attributes:
+        listens = attributes["listening"]
         yield "listening", {"run": run, **({"matches": "."} if listens else {"equals": ""})}
-    if wanted.get("ip"):
-        if not isinstance(wanted["ip"], list):
+    if attributes.get("ip"):
+        if not isinstance(attributes["ip"], list):
             raise NotConvertible("ip is no list")
         addresses = f"{run} | awk '{{print $4}}'"
         looks = (
             rf"(?=[\s\S]*^\[?{re.escape(str(ip))}(%\w+)?\]?:\d+$)"
             if str(ip) not in ("::", "0.0.0.0")
             else rf"(?=[\s\S]*^(\[::\]|{re.escape(str(ip))}|\*):\d+$)"
-            for ip in wanted["ip"]
+            for ip in attributes["ip"]
         )
         yield "ip", {"run": addresses, "matches": r"\A" + "".join(looks)}
 
 
-def _process(name: str, wanted: dict[str, Any]) -> Iterator[tuple[str, Table]]:
-    if "running" in wanted:
+def _process(name: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+    if "running" in attributes:
         # The kernel keeps 15 characters of a program's name.
         run = f"pgrep -x -- {quote(re.escape(name[:15]))} >/dev/null"
-        if not isinstance(wanted["running"], bool):
+        if not isinstance(attributes["running"], bool):
             raise NotConvertible("running is neither true nor false")
-        yield "running", {"run": run, "status": 0 if wanted["running"] else 1}
+        yield "running", {"run": run, "status": 0 if attributes["running"] else 1}
 
 
-def _mount(point: str, wanted: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+def _mount(point: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table]]:
     where = quote(point)
-    if "exists" in wanted:
-        yield "exists", _succeeds(f"findmnt -M {where} >/dev/null", wanted["exists"])
+    if "exists" in attributes:
+        yield "exists", _succeeds(f"findmnt -M {where} >/dev/null", attributes["exists"])
     for attribute, column in (("source", "SOURCE"), ("filesystem", "FSTYPE")):
-        if attribute in wanted:
+        if attribute in attributes:
             run = f"findmnt -n -o {column} -M {where} | tail -n 1"
-            yield attribute, _equals(run, wanted[attribute])
-    options = wanted.get("opts")
+            yield attribute, _equals(run, attributes[attribute])
+    options = attributes.get("opts")
     if isinstance(options, list) and options:
         looks = (f"(?=(.*,)?{re.escape(str(option))}(,|$))" for option in options)
         run = f"findmnt -n -o OPTIONS -M {where} | tail -n 1"
         yield "opts", {"run": run, "matches": "^" + "".join(looks)}
 
 
-def _kernel_param(name: str, wanted: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+def _kernel_param(name: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table]]:
     if not re.fullmatch(r"[\w./-]+", name):
         raise NotConvertible("is no name of sysctl")
     path = f"/proc/sys/{name.replace('.', '/')}"
-    value = wanted.get("value")
+    value = attributes.get("value")
     if value is not None:
         yield "value", _equals(f"tr '\\t' ' ' <{quote(path)}", value)
 
 
-def _command(name: str, wanted: dict[str, Any]) -> Iterator[tuple[str, Table]]:
-    run = str(wanted.pop("exec", name))
-    if "exit-status" in wanted:
-        status = wanted["exit-status"]
+def _command(name: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+    run = str(attributes.pop("exec", name))
+    if "exit-status" in attributes:
+        status = attributes["exit-status"]
         if isinstance(status, bool) or not isinstance(status, int) or not 0 <= status <= 123:
             raise NotConvertible("exit-status is no number from 0 to 123")
         yield "exit-status", {"run": f"{{ {run}\n}} >/dev/null", "status": status}
-    if wanted.get("stdout"):
-        yield "stdout", {"run": run, "matches": _patterns(wanted["stdout"])}
-    if wanted.get("stderr"):
+    if attributes.get("stdout"):
+        yield "stdout", {"run": run, "matches": _patterns(attributes["stdout"])}
+    if attributes.get("stderr"):
         errors = f"{{ {run}\n}} 2>&1 >/dev/null"
-        yield "stderr", {"run": errors, "matches": _patterns(wanted["stderr"])}
+        yield "stderr", {"run": errors, "matches": _patterns(attributes["stderr"])}
     # Empty lists judge nothing.
     for attribute in ("stdout", "stderr"):
-        if wanted.get(attribute) == []:
-            wanted.pop(attribute)
+        if attributes.get(attribute) == []:
+            attributes.pop(attribute)
 
 
-def _user(name: str, wanted: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+def _user(name: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table]]:
     user = quote(name)
-    if "exists" in wanted:
-        yield "exists", _succeeds(f"getent passwd {user} >/dev/null", wanted["exists"])
+    if "exists" in attributes:
+        yield "exists", _succeeds(f"getent passwd {user} >/dev/null", attributes["exists"])
     for attribute, column in (("uid", 3), ("gid", 4), ("home", 6), ("shell", 7)):
-        if attribute in wanted:
+        if attribute in attributes:
             run = f"getent passwd {user} | cut -d: -f{column}"
-            yield attribute, _equals(run, wanted[attribute])
-    groups = wanted.get("groups")
+            yield attribute, _equals(run, attributes[attribute])
+    groups = attributes.get("groups")
     if isinstance(groups, list) and groups:
         looks = (rf"(?=(.* )?{re.escape(str(group))}( |$))" for group in groups)
         yield "groups", {"run": f"id -Gn -- {user}", "matches": "^" + "".join(looks)}
 
 
-def _group(name: str, wanted: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+def _group(name: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table]]:
     group = quote(name)
-    if "exists" in wanted:
-        yield "exists", _succeeds(f"getent group {group} >/dev/null", wanted["exists"])
-    if "gid" in wanted:
-        yield "gid", _equals(f"getent group {group} | cut -d: -f3", wanted["gid"])
+    if "exists" in attributes:
+        yield "exists", _succeeds(f"getent group {group} >/dev/null", attributes["exists"])
+    if "gid" in attributes:
+        yield "gid", _equals(f"getent group {group} | cut -d: -f3", attributes["gid"])
 
 
-def _http(url: str, wanted: dict[str, Any]) -> Iterator[tuple[str, Table]]:
-    if "headers" in wanted or "request-body" in wanted or "request-headers" in wanted:
+def _http(url: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+    if "headers" in attributes or "request-body" in attributes or "request-headers" in attributes:
         raise NotConvertible("headers and bodies of a request have no counterpart")
-    insecure = " -k" if wanted.pop("allow-insecure", False) else ""
-    follow = "" if wanted.pop("no-follow-redirects", False) else " -L"
+    insecure = " -k" if attributes.pop("allow-insecure", False) else ""
+    follow = "" if attributes.pop("no-follow-redirects", False) else " -L"
     curl = f"curl -sS{follow}{insecure} --max-time 5"
-    if "status" in wanted:
+    if "status" in attributes:
         run = f"{curl} -o /dev/null -w '%{{http_code}}\\n' -- {quote(url)}"
-        yield "status", _equals(run, wanted["status"])
-    if wanted.get("body"):
-        yield "body", {"run": f"{curl} -- {quote(url)}", "matches": _patterns(wanted["body"])}
+        yield "status", _equals(run, attributes["status"])
+    if attributes.get("body"):
+        yield "body", {"run": f"{curl} -- {quote(url)}", "matches": _patterns(attributes["body"])}
 
 
-def _dns(name: str, wanted: dict[str, Any]) -> Iterator[tuple[str, Table]]:
-    if "server" in wanted or ":" in name:
+def _dns(name: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+    if "server" in attributes or ":" in name:
         raise NotConvertible("getent asks the node's own resolver, for addresses alone")
     find = f"getent ahosts {quote(name)}"
     for attribute in ("resolvable", "resolveable"):
-        if attribute in wanted:
-            yield attribute, _succeeds(f"{find} >/dev/null", wanted[attribute])
-    addresses = wanted.get("addrs")
+        if attribute in attributes:
+            yield attribute, _succeeds(f"{find} >/dev/null", attributes[attribute])
+    addresses = attributes.get("addrs")
     if isinstance(addresses, list) and addresses:
         looks = (rf"(?=[\s\S]*^{re.escape(str(address))}$)" for address in addresses)
         run = f"{find} | awk '{{print $1}}' | sort -u"
         yield "addrs", {"run": run, "matches": r"\A" + "".join(looks)}
 
 
-def _addr(name: str, wanted: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+def _addr(name: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table]]:
     match = re.fullmatch(r"tcp6?://\[?([\w.:-]+?)\]?:(\d{1,5})", name)
     if match is None:
         raise NotConvertible("only tcp://HOST:PORT has a counterpart")
-    if "reachable" in wanted:
+    if "reachable" in attributes:
         # bash alone has /dev/tcp.
         words = f"exec 3<>/dev/tcp/{match[1]}/{match[2]}"
-        yield "reachable", _succeeds(f"bash -c {quote(words)} 2>/dev/null", wanted["reachable"])
+        yield (
+            "reachable",
+            _succeeds(f"bash -c {quote(words)} 2>/dev/null", attributes["reachable"]),
+        )
 
 
-def _interface(name: str, wanted: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+def _interface(name: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table]]:
     device = quote(f"/sys/class/net/{name}")
-    if "exists" in wanted:
-        yield "exists", _succeeds(f"test -e {device}", wanted["exists"])
-    if "mtu" in wanted:
-        yield "mtu", _equals(f"cat {device}/mtu", wanted["mtu"])
-    addresses = wanted.get("addrs")
+    if "exists" in attributes:
+        yield "exists", _succeeds(f"test -e {device}", attributes["exists"])
+    if "mtu" in attributes:
+        yield "mtu", _equals(f"cat {device}/mtu", attributes["mtu"])
+    addresses = attributes.get("addrs")
     if isinstance(addresses, list) and addresses:
         looks = (rf"(?=[\s\S]*^{re.escape(str(address))}$)" for address in addresses)
         run = f"ip -o addr show dev {quote(name)} | awk '{{print $4}}'"

@@ -303,8 +303,8 @@ def _status(text: str) -> int:
     return status
 
 
-def _mount(wanted: str) -> Convert:
-    """wanted: ``rw``, ``ro``, or "" for any mount"""
+def _mount(mode: str) -> Convert:
+    """mode: ``rw``, ``ro``, or "" for any mount"""
 
     def convert(arguments: list[str]) -> list[Table]:
         options, words = _options(arguments, "0rt:s:o:O:e:E:f:F:")
@@ -316,8 +316,8 @@ def _mount(wanted: str) -> Convert:
             values.update({k: v for k, v in zip("sto", rest, strict=False) if v})
         _need(points, 1)
         wishes = [values.get(letter, "*") for letter in "sto"]
-        if wanted:
-            wishes[2] = f"/(^|,){wanted}($|,)/"
+        if mode:
+            wishes[2] = f"/(^|,){mode}($|,)/"
         lines = []
         for wish in wishes:
             line, negated = match_string(wish)
@@ -397,14 +397,14 @@ def _meminfo(*keys: str, has_maximum: bool) -> Convert:
 
 
 def _cpuinfo(arguments: list[str]) -> list[Table]:
-    wanted = [str(int(_number(word))) for word in _need(arguments, 1)[:3]]
-    counts = ("sockets", "cores", "cpus")[: len(wanted)]
+    expected = [str(int(_number(word))) for word in _need(arguments, 1)[:3]]
+    counts = ("sockets", "cores", "cpus")[: len(expected)]
     return [
         {
             "run": "lscpu -p=SOCKET,CORE,CPU | awk -F, '!/^#/ {cpus++; if (!($1 in s)) {s[$1]; "
             "sockets++} if (!(($1, $2) in c)) {c[$1, $2]; cores++}} "
             f"END {{print {', '.join(counts)}}}'",
-            "equals": " ".join(wanted),
+            "equals": " ".join(expected),
         }
     ]
 
@@ -551,8 +551,8 @@ def _loadavg(arguments: list[str]) -> list[Table]:
 
 def _ping(arguments: list[str]) -> list[Table]:
     options, targets = _options(arguments, "I:W:c:i:s:t:w:")
-    given = [part for letter, value in options for part in (f"-{letter}", value)]
-    limits = given if {"c", "w"} & dict(options).keys() else ["-c", "1", "-W", "3", *given]
+    flags = [part for letter, value in options for part in (f"-{letter}", value)]
+    limits = flags if {"c", "w"} & dict(options).keys() else ["-c", "1", "-W", "3", *flags]
     words = ["ping", "-q", "-n", *limits]
     pings = [f"{join([*words, target])} >/dev/null" for target in _need(targets, 1)]
     return [{"run": " && ".join(pings), "status": 0, "timeout_s": 30}]
