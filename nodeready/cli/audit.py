@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,10 +24,11 @@ from nodeready.cli.options import (
     srun_job_option,
     transport_options,
 )
-from nodeready.cli.outputs import read_outputs
+from nodeready.cli.outputs import Outputs, read_outputs
 from nodeready.cli.recorded import recorded_audit, recorded_source
 from nodeready.cli.screen import Screen
 from nodeready.cli.targets import TargetOptions, Targets, select_targets
+from nodeready.exit_codes import INTERRUPTED as INTERRUPTED_CODE
 from nodeready.reports.nagios import nagios_code
 from nodeready.reports.registry import Options
 from nodeready.subjects.registry import CheckSelection, SelectionError, select
@@ -75,6 +78,63 @@ def audit_document(
     return document
 
 
+def _look(
+    nodes: Targets,
+    screen: Screen,
+    selection: CheckSelection,
+    timeout_s: int,
+    workers: AuditWorkers,
+) -> Audit:
+    """The audit of one look at the nodes. It connects to them anew: a node may be back."""
+    started = utc_now()
+    subjects = probed_subjects(selection)
+    with nodes.transport:
+        replies = probe_nodes(nodes, screen, subjects, timeout_s, read=workers.read)
+        if nodes.transport.interrupted:
+            screen.say_partial(
+                reply.name for reply in replies if not (reply.reached or reply.error)
+            )
+        return audit_document(nodes, screen, selection, replies, started=started, workers=workers)
+
+
+def _watch(
+    nodes: Targets,
+    screen: Screen,
+    selection: CheckSelection,
+    timeout_s: int,
+    first: Audit,
+    *,
+    every_s: float,
+) -> int:
+    """Look every ``every_s`` seconds and print what changed, until a signal. Returns the code."""
+    from nodeready.audit.workers import AuditWorkers
+    from nodeready.reports.audit_changes import changes, findings_of
+
+    findings = findings_of(first, {})
+    # Progress would stand between the lines.
+    quiet = Screen("never", quiet=True)
+    try:
+        while True:
+            time.sleep(every_s)
+            with AuditWorkers(nodes.policies, None, 0) as workers:
+                audit = _look(nodes, quiet, selection, timeout_s, workers)
+                if not audit.complete:
+                    return INTERRUPTED_CODE
+                before, findings = findings, findings_of(audit, findings)
+            screen.show(changes(before, findings, audit.finished))
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED_CODE
+
+
+def _refuse_with_watch(outputs: Outputs, recorded: str | None) -> None:
+    """Raises Refused for what --watch cannot do."""
+    if recorded:
+        raise Refused("--watch: asks the nodes; remove --recorded")
+    if outputs.form != "table" or outputs.files:
+        raise Refused("--watch: prints lines; remove --format and -o")
+
+
 @command()
 @inventory_argument
 @report_options("audit")
@@ -106,6 +166,14 @@ def audit_document(
     help="With --recorded: file with the bearer token for Prometheus.",
     general=False,
 )
+@option(
+    "--watch",
+    "every",
+    type=click.FloatRange(1, 86400),
+    metavar="S",
+    general=False,
+    help="Repeat every S seconds until Ctrl-C, and print what changes.",
+)
 @srun_job_option
 @transport_options
 def audit(
@@ -119,6 +187,7 @@ def audit(
     timeout: int,
     recorded: str | None,
     token_file: str | None,
+    every: float | None,
     job: str | None,
     **shared: Any,
 ) -> int:
@@ -132,6 +201,7 @@ def audit(
       nodeready audit inventories/prod.py -q --fail-on warn        # from cron
       nodeready audit inventories/prod.py --format prometheus \\
           -o /var/lib/prometheus/node-exporter/nodeready.prom
+      nodeready audit inventories/prod.py --watch 60
       nodeready audit inventories/prod.py --recorded http://prometheus:9090
     """
     options = TargetOptions(**shared)
@@ -142,8 +212,9 @@ def audit(
     except SelectionError as error:
         raise Refused(str(error)) from None
     outputs = read_outputs("audit", format, output)
+    if every is not None:
+        _refuse_with_watch(outputs, recorded)
     screen = options.screen()
-    started = utc_now()
     with contextlib.ExitStack() as exit_stack:
         if source is not None:
             document, nodes = recorded_audit(
@@ -155,23 +226,16 @@ def audit(
 
             # The workers are forked before any connection is made.
             workers = exit_stack.enter_context(AuditWorkers(nodes.policies, outputs.write_facts))
-            with nodes.transport:
-                subjects = probed_subjects(selection)
-                replies = probe_nodes(nodes, screen, subjects, timeout, read=workers.read)
-                if nodes.transport.interrupted:
-                    screen.say_partial(
-                        reply.name for reply in replies if not (reply.reached or reply.error)
-                    )
-                document = audit_document(
-                    nodes, screen, selection, replies, started=started, workers=workers
-                )
+            document = _look(nodes, screen, selection, timeout, workers)
         code = audit_code(document, fail_on)
         failing = [node.name for node in document.nodes if node.status in FAILING]
         outputs.show(
             document,
             screen,
             silent=screen.quiet and not failing,
-            options=Options(fail_on=fail_on),
+            options=Options(fail_on=fail_on, inventory=options.words(inventory)),
         )
         nodes.remember_failed(failing)
+        if every is not None and document.complete:
+            return _watch(nodes, screen, selection, timeout, document, every_s=every)
         return nagios_code(document) if outputs.form == "nagios" else code

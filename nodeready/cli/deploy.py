@@ -75,9 +75,8 @@ def deploy(
         chosen = select_whole(only, CHANGED)
     except SelectionError as error:
         raise Refused(str(error)) from None
-    report = _Report(
-        options.screen(), format, chosen, Options(diff=diff, quiet=options.quiet), utc_now(), check
-    )
+    shown = Options(diff=diff, quiet=options.quiet, inventory=options.words(inventory))
+    report = _Report(options.screen(), format, chosen, shown, utc_now(), check)
     nodes = ssh_targets(inventory, options)
     with nodes.transport:
         return _deploy(nodes, report, check=check, yes=yes)

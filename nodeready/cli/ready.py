@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -32,9 +32,11 @@ from nodeready.cli.outputs import read_outputs
 from nodeready.cli.screen import Screen, refuse_unwritable, write_hostfile
 from nodeready.cli.targets import TargetOptions, Targets, local_policy, select_targets
 from nodeready.cli.values import policy_settings
+from nodeready.reports.lines import node_set
 from nodeready.reports.nagios import nagios_code
+from nodeready.reports.registry import PLAIN, Options
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, SelectionError, select
-from nodeready.text import counted, utc_now
+from nodeready.text import counted, span, utc_now
 from nodeready.transport.base import INTERRUPTED
 from nodeready.transport.snapshots import SnapshotReply
 
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 
 #: Seconds of the budget to end the processes that still run on the nodes, and to report.
 _RESERVE_S = 3
+#: Seconds between two looks of ``--wait``.
+_PAUSE_S = 10
 
 
 def _select_checks(only: str | None, skip: str | None) -> CheckSelection:
@@ -120,14 +124,14 @@ def _fleet_audit(
 
     started = utc_now()
     subjects = tuple(name for name in probed_subjects(selection) if name in LOOKED_AT)
+    if nodes_needed is not None and nodes_needed > len(targets.policies):
+        count = len(targets.policies)
+        raise Refused(
+            f"--nodes-needed {nodes_needed}: {counted(count, 'node')} "
+            f"{'is' if count == 1 else 'are'} selected"
+        )
+    request = WantedProofs.of(selection.checks, full=full_mesh)
     with targets.transport:
-        if nodes_needed is not None and nodes_needed > len(targets.policies):
-            count = len(targets.policies)
-            raise Refused(
-                f"--nodes-needed {nodes_needed}: {counted(count, 'node')} "
-                f"{'is' if count == 1 else 'are'} selected"
-            )
-        request = WantedProofs.of(selection.checks, full=full_mesh)
         replies = _prove_fleet(targets, screen, subjects, request, budget_s)
         audit = audit_document(
             targets, screen, selection, replies, started=started, workers=workers
@@ -139,6 +143,27 @@ def _fleet_audit(
             if node.error or any(result.actual == INTERRUPTED for result in node.results)
         )
     return audit, {reply.name: slots(reply.snapshot) for reply in replies} | targets.slots
+
+
+def _look_until_ready(
+    look: Callable[[], tuple[Ready, dict[str, int]]], wait_s: float, screen: Screen
+) -> tuple[Ready, dict[str, int]]:
+    """The last look: enough nodes are ready, or the time is over, or a signal came."""
+    deadline, shown = time.monotonic() + wait_s, ""
+    while True:
+        document, slots_of = look()
+        remaining_s = deadline - time.monotonic()
+        if document.enough or not document.audit.complete or remaining_s <= 0:
+            return document, slots_of
+        total = counted(len(document.audit.nodes), "node")
+        text = f"{len(document.go)} of {total} ready, not {node_set(document.no_go)}"
+        if text != shown:
+            screen.note(f"{text}; looking again for {span(remaining_s)}")
+        shown = text
+        try:
+            time.sleep(min(_PAUSE_S, remaining_s))
+        except KeyboardInterrupt:
+            return replace(document, audit=replace(document.audit, complete=False)), slots_of
 
 
 def _prove_collective(
@@ -179,6 +204,15 @@ def _prove_collective(
     metavar="N",
     help="Exit 0 when at least N nodes are ready; default: all nodes.",
 )
+@option(
+    "--wait",
+    "wait_s",
+    type=click.IntRange(0, 7 * 86400),
+    default=0,
+    show_default=False,
+    metavar="S",
+    help="Repeat until enough nodes are ready, for at most S seconds.",
+)
 @hostfile_options("ready")
 @option("--full-mesh", is_flag=True, help="Connect every pair of nodes, not a sample of them.")
 @only_option("Only these checks or subjects: proof,gpus.present.")
@@ -195,6 +229,7 @@ def ready(
     ports: str | None,
     gpus: int | None,
     nodes_needed: int | None,
+    wait_s: int,
     hostfile_out: str | None,
     hostfile_format: str,
     full_mesh: bool,
@@ -218,6 +253,7 @@ def ready(
       nodeready ready 'gpu[001-064]' --gpus 8 --nodes-needed 60 --hostfile-out job.hosts
       nodeready ready inventories/prod.py --hostfile-out bad --hostfile-format exclude
       nodeready ready inventories/prod.py --only proof.mesh --full-mesh
+      nodeready ready inventories/prod.py --wait 600 && sbatch job.sh
       nodeready ready --local
     """
     options = TargetOptions(**shared)
@@ -237,25 +273,34 @@ def ready(
                 raise Refused("--limit: cannot be combined with --local")
             from nodeready.healthcheck import here
 
-            audit = here.ready(replace(local_policy(), **settings), selection, budget).audit
-            slots_of = {node.name: slots(node.snapshot) for node in audit.nodes}
+            policy = replace(local_policy(), **settings)
+
+            def look() -> tuple[Ready, dict[str, int]]:
+                audit = here.ready(policy, selection, budget).audit
+                slots_of = {node.name: slots(node.snapshot) for node in audit.nodes}
+                return Ready(audit, budget, nodes_needed), slots_of
         else:
             from nodeready.audit.workers import AuditWorkers
 
             targets = select_targets(inventory, options, settings, job=job, tell=screen.note)
-            workers = exit_stack.enter_context(
-                AuditWorkers(targets.policies, outputs.write_facts, 0)
-            )
-            audit, slots_of = _fleet_audit(
-                targets,
-                screen,
-                selection,
-                workers,
-                budget_s=budget,
-                nodes_needed=nodes_needed,
-                full_mesh=full_mesh,
-            )
-        document = Ready(audit, budget, nodes_needed)
+            last_look = exit_stack.enter_context(ExitStack())
+
+            def look() -> tuple[Ready, dict[str, int]]:
+                # The document reads the files of its workers.
+                last_look.close()
+                workers = AuditWorkers(targets.policies, outputs.write_facts, 0)
+                audit, slots_of = _fleet_audit(
+                    targets,
+                    screen,
+                    selection,
+                    last_look.enter_context(workers),
+                    budget_s=budget,
+                    nodes_needed=nodes_needed,
+                    full_mesh=full_mesh,
+                )
+                return Ready(audit, budget, nodes_needed), slots_of
+
+        document, slots_of = _look_until_ready(look, wait_s, screen)
         if inventory is not None:
             targets.remember_failed(document.no_go)
         write_hostfile(
@@ -264,8 +309,9 @@ def ready(
             {name: slots_of[name] for name in document.go},
             document.no_go,
             screen,
-            complete=audit.complete,
+            complete=document.audit.complete,
         )
         silent = screen.quiet and document.enough and not document.no_go
-        outputs.show(document, screen, silent=silent)
-        return nagios_code(audit) if outputs.form == "nagios" else ready_code(document)
+        shown = Options(inventory=options.words(inventory)) if inventory else PLAIN
+        outputs.show(document, screen, silent=silent, options=shown)
+        return nagios_code(document.audit) if outputs.form == "nagios" else ready_code(document)

@@ -16,6 +16,7 @@ from nodeready.cli.last_failed import LAST_FAILED, load_failed, save_failed
 from nodeready.cli.options import Refused
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError
+from nodeready.shell import join
 from nodeready.transport.base import Transport
 from nodeready.transport.local import Local
 
@@ -60,6 +61,12 @@ class TargetOptions:
         from nodeready.cli.screen import Screen
 
         return Screen(self.color, self.quiet, self.verbose)
+
+    def words(self, inventory: str) -> str:
+        """The inventory and the options that reach the same nodes, as words of a shell."""
+        given = (("--limit", self.limit), ("-u", self.ssh_user), ("--ssh-key", self.ssh_key))
+        words = [word for name, value in given if value is not None for word in (name, value)]
+        return join([inventory, *words, *(["--sudo"] if self.sudo else [])])
 
     def warn(self, text: str) -> None:
         """Print a line to standard error, unless --quiet."""

@@ -14,6 +14,7 @@ from nodeready.reports.findings import (
     AuditFinding,
     errors,
     findings,
+    fold_fixes,
     majority,
     nodes_by_value,
     value_text,
@@ -27,6 +28,7 @@ from nodeready.reports.lines import (
     line,
     node_set,
     node_set_or_count,
+    with_inventory,
 )
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
@@ -48,6 +50,8 @@ MORE_TEXT = "all of it: -v, | less, or --format json; these nodes again: --limit
 _INDENT, _MAX_NAME = 9, 26
 #: Maximum reasons of no-go without -v.
 _MAX_REASONS = 8
+#: Maximum subjects that the command on the last line names.
+_MAX_SUBJECTS = 3
 
 
 class _AuditTable(TableLayout):
@@ -64,6 +68,7 @@ class _AuditTable(TableLayout):
         self.has_one_node = len(audit.nodes) == 1
         self.width = min(options.width, MAX_WIDTH)
         self.is_cut = False
+        self.inventory = options.inventory
 
     def nodes(self, names: Iterable[str], columns: int) -> str:
         """A node set, cut where it does not fit beside other text of ``columns``."""
@@ -103,7 +108,7 @@ class _AuditTable(TableLayout):
         if finding.status == "waived":
             yield self.detail((finding.fix, "dim"))
         elif finding.fix:
-            yield self.detail("fix: ", (finding.fix, "cyan"))
+            yield self.detail("fix: ", (with_inventory(finding.fix, self.inventory), "cyan"))
 
     def finding_texts(self, finding: AuditFinding) -> Iterator[StyledLine]:
         if finding.text:
@@ -184,6 +189,7 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[StyledLine]:
     is_verbose = options.verbose > 0
     lost = errors(audit, is_verbose)
     bad = findings(audit, ("fail", "unknown", "warn"), is_verbose)
+    bad, repaired = fold_fixes(bad)
     waived = findings(audit, ("waived",), is_verbose)
     healthy = findings(audit, ("na", "ok")) if is_verbose else []
     names = [finding.title for finding in (*bad, *waived, *healthy)]
@@ -198,6 +204,8 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[StyledLine]:
         tail += _recorded(audit, audit.recorded, options.verbose)
     tail.append(line(_counts("node", audit.summary["nodes"])))
     tail.append(line(_counts("result", audit.summary["results"])))
+    if repaired:
+        tail.append(_next_line(repaired, options.inventory))
     sections = [
         table.section(lost, "error"),
         table.section(bad),
@@ -211,6 +219,13 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[StyledLine]:
     yield from tail
     if table.is_cut:
         yield line((MORE_TEXT, "dim"))
+
+
+def _next_line(subjects: Sequence[str], inventory: str) -> StyledLine:
+    """The command that repairs what a deploy can repair."""
+    # A deploy changes only what fails: of many subjects, the choice is a long way to say all.
+    only = f" --only {','.join(subjects)}" if len(subjects) <= _MAX_SUBJECTS else ""
+    return line("next: ", (f"nodeready deploy {inventory}{only}", "cyan"))
 
 
 def _recorded(audit: Audit, recorded: Recorded, verbose: int) -> Iterator[StyledLine]:

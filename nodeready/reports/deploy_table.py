@@ -11,7 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from nodeready.deploy.document import Deploy, DeployedNode
-from nodeready.reports.lines import STYLES, StyledLine, line, node_set_or_count, result_text
+from nodeready.reports.lines import (
+    STYLES,
+    StyledLine,
+    line,
+    node_set_or_count,
+    result_text,
+    with_inventory,
+)
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import SimilarTexts, Texts, fold_similar
@@ -129,6 +136,7 @@ class _DeployTable(TableLayout):
         yield line("  ", start, f"{check}  ", self.names(row.names)[0])
         yield line(f"          {example}{text}")
         if fix:
+            fix = with_inventory(fix, self.options.inventory)
             yield line("          fix: ", (fix, "bold"))
 
     def short_person(self, finding: tuple[str, str, SimilarTexts]) -> StyledLine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -112,6 +113,29 @@ def _merge_unknown(rows: list[AuditFinding]) -> list[AuditFinding]:
         replace(first, also=len(further)) if further else first
         for first, *further in groups.values()
     ]
+
+
+#: The fix of a finding that a deploy repairs; the subject.
+_DEPLOY = re.compile(r"nodeready deploy INVENTORY --only (\w+)")
+
+
+def fold_fixes(rows: list[AuditFinding]) -> tuple[list[AuditFinding], list[str]]:
+    """The rows without the fixes that need no line of their own; the subjects for a deploy.
+
+    All findings that a deploy repairs have one command. Of further equal fixes that follow each
+    other, the last one stays.
+    """
+    subjects: dict[str, None] = {}
+    folded: list[AuditFinding] = []
+    next_fix = ""
+    for row in reversed(rows):
+        deploy = _DEPLOY.fullmatch(row.fix)
+        if deploy:
+            subjects[deploy[1]] = None
+        folded.append(replace(row, fix="") if deploy or row.fix == next_fix else row)
+        next_fix = row.fix
+    names = [name for name in SUBJECTS if name in subjects]
+    return folded[::-1], names
 
 
 def errors(audit: Audit, every: bool = False) -> list[AuditFinding]:

@@ -117,6 +117,11 @@ def line(*parts: Part) -> StyledLine:
     )
 
 
+def with_inventory(text: str, inventory: str) -> str:
+    """A fix with the run's inventory in its commands."""
+    return text.replace(" INVENTORY", f" {inventory}")
+
+
 def result_text(result: Result) -> str:
     """``1 (want 0)  [/etc/sysctl.conf:3]``: the observed and the expected value, the source."""
     text = result.actual

@@ -26,6 +26,7 @@ class Options:
     fail_on: "fail" or "warn": the mildest status with which a check fails the run
     diff:    a deploy's table shows the differences of its files
     quiet:   a table leaves out what is ok
+    inventory: the inventory of the run, as words of a shell, for the commands that repair
     lines:   approximate maximum lines of a table on a terminal; 0: a pipe or a file, without limit
     """
 
@@ -35,6 +36,7 @@ class Options:
     diff: bool = False
     quiet: bool = False
     lines: int = SCREEN
+    inventory: str = "INVENTORY"
 
 
 #: The options of a command line without any.

@@ -218,7 +218,6 @@ class ConnectionSlots:
             if idle is not None:
                 del self._connected_by_id[id(idle)]
                 _disconnect(idle.host)
-                idle.host.connected = False
             elif wait:
                 self._has_room.clear()
                 self._has_room.wait()
@@ -532,6 +531,8 @@ class ShardedSsh(WorkerTransport):
 
 def _disconnect(host: Host) -> None:
     client = getattr(host.connector, "client", None)
+    # A later conversation connects again.
+    host.connected = False
     try:
         host.connector.disconnect()
         if client is not None:

@@ -1,0 +1,60 @@
+"""`audit --watch` and `ready --wait`: several looks, and what is shown of them."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from nodeready.cli import ready
+from nodeready.cli.options import Refused
+from nodeready.policy import Policy
+from tests.fake import interrupts, one_by_one
+from tests.unit.commands import AWAY, SOUND
+
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ  "
+
+
+def test_a_watch_prints_what_changes_and_ends_with_130(run, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    nodes = {"a": SOUND, "b": one_by_one(SOUND, SOUND, AWAY, AWAY, SOUND, interrupts)}
+    done = run(nodes, "audit", "--only", "ptrace", "--watch", "5", policy=Policy(ptrace_scope=0))
+    assert done.code == 130
+    first, *lines = re.split(f"^(?={TIME})", done.out, flags=re.M)
+    assert "2 nodes: " in first
+    assert [re.sub(TIME, "", line) for line in lines] == [
+        "unreachable  b  n: no answer in 15 s\n",
+        "ok           answers again  b\n",
+    ]
+
+
+def test_a_signal_between_two_looks_ends_a_watch(run, monkeypatch):
+    def stop(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", stop)
+    assert run({"a": SOUND}, "audit", "--only", "ptrace", "--watch", "5").code == 130
+
+
+@pytest.mark.parametrize("words", [("--format", "json"), ("-o", "x.json"), ("--recorded", "/var")])
+def test_a_watch_refuses_what_it_cannot_do(words, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Refused, match="--watch: "):
+        run({"a": SOUND}, "audit", "--watch", "5", *words)
+
+
+def test_ready_waits_until_enough_nodes_are_ready(run, monkeypatch):
+    monkeypatch.setattr(ready, "_PAUSE_S", 0)
+    words = ("ready", "--only", "gpus.present", "--wait", "60")
+    done = run({"a": SOUND, "b": one_by_one(AWAY, AWAY, SOUND)}, *words)
+    assert done.code == 0
+    # Each look is asked for, but only what has changed is told.
+    assert done.err.count("1 of 2 nodes ready, not b; looking again for ") == 1
+    assert done.out.startswith("GO       a,b  2 nodes")
+
+
+def test_ready_gives_the_last_look_when_the_wait_is_over(run):
+    done = run({"a": SOUND, "b": AWAY}, "ready", "--only", "gpus.present", "--wait", "1")
+    assert done.code == 4
+    assert done.out.count("NO-GO") == 1
