@@ -62,7 +62,7 @@ def plan(node: Judged, subjects: tuple[str, ...]) -> NodePlan:
 #: installs a configuration file, or apport resets core_pattern when it stops.
 MAX_PASSES = 3
 #: The error of nr_lock (sh/change.sh) for a user who is not root.
-NOT_ROOT = "not root: run with sudo"
+NOT_ROOT = "not root: add --sudo, or log in as root (-u root)"
 
 
 @dataclass(frozen=True)

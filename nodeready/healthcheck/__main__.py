@@ -13,6 +13,12 @@ if sys.version_info < (3, 9):
     )
     sys.exit(1)
 
+if __name__ == "__main__" and sys.argv[1:2] == ["run"]:
+    # Nothing else is imported: the supervisor of a rank lives as long as the job.
+    from nodeready.node.run import main as supervise
+
+    sys.exit(supervise(sys.argv[2:]))
+
 if __name__ == "__main__":
     import signal
 

@@ -113,6 +113,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 def _command(words: list[str]) -> tuple[str, list[str]]:
     """The command and its words. Ends the process for --help, --version and a wrong command."""
     listed = "".join(f"  {name:<12} {command.about}\n" for name, command in COMMANDS.items())
+    listed += f"  {'run':<12} start one rank of a job so that its hang can be debugged\n"
     parser = _parser(
         "nodeready.pyz",
         "Whether this node is ready for a job.",

@@ -655,8 +655,9 @@ _chain()
 
 def prepare(directory: str, settings: Mapping[str, Any]) -> None:
     """Fill the directory that comes first in the job's PYTHONPATH. Raises OSError."""
-    with open(__file__, "rb") as source:
-        text = source.read()
+    # By the loader, because this file may lie in a bundle, there beside its compiled copy.
+    loader: Any = __loader__
+    text: bytes = loader.get_data(__file__.removesuffix("c"))
     with open(os.path.join(directory, "nodeready_run.py"), "wb") as module:
         module.write(text)
     with open(os.path.join(directory, "sitecustomize.py"), "w", encoding="utf-8") as site:

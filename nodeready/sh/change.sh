@@ -225,7 +225,7 @@ nr_holder_of() {
 # connection does not stop a change), or fail with the name of the holder.
 # Only root may open the file: every user who can read a file can hold its flock.
 nr_lock() {
-    [ "$(id -u)" = 0 ] || nr_fail 'not root: run with sudo'
+    [ "$(id -u)" = 0 ] || nr_fail 'not root: add --sudo, or log in as root (-u root)'
     command -v flock >/dev/null 2>&1 || nr_fail 'flock is not installed (util-linux)'
     nr_file=/run/nodeready.lock
     nr_walk "${nr_file%/*}/." 0 || nr_fail "$nr_file: there is no such directory"

@@ -25,6 +25,8 @@ _PACKAGE = Path(__file__).parents[1]
 _WHOLE_PACKAGES = ("healthcheck", "node/proofs")
 #: The formats with `on_node` in nodeready.reports.registry, which imports them by name.
 _REPORTS = ("audit_table", "json_report", "nagios", "prometheus")
+#: The supervisor of a rank, which healthcheck/__main__.py starts.
+_SUPERVISOR = "nodeready.node.run"
 #: Never called on a node: it folds the names of many nodes.
 _LEFT_OUT = ("nodeready.inventory.nodeset",)
 _SHEBANG = b"#!/usr/bin/env python3\n"
@@ -41,11 +43,12 @@ def modules() -> dict[str, str]:
         if path.stem not in ("__init__", "__main__")
     )
     reports = (f"nodeready.reports.{name}" for name in _REPORTS)
+    programs = (*roots, *reports, _SUPERVISOR)
     plugins = [plugin for plugin in installed() if SUBJECTS[plugin.name].judged_on_node]
     packages = {plugin.package for plugin in plugins}
     replaced = {"nodeready.subjects.plugins": _plugin_source(plugins)}
     try:
-        sources = payload.closure((*roots, *reports), _LEFT_OUT, packages, replaced)
+        sources = payload.closure(programs, _LEFT_OUT, packages, replaced)
     except SyntaxError as error:
         raise _unusable(plugins, f"a module is no Python 3.9: {error}") from error
     if plugins:

@@ -151,6 +151,8 @@ def python(observed: DebugTools, policy: Policy) -> Result:
     if observed.python:
         return ok(check, expected, observed.python)
     package = PACKAGES.get(observed.manager)
+    if observed.manager == "apt-get" and not observed.old_python:
+        package = "python3"
     fix = "install Python 3.9 or newer beside it"
     if package:
         fix = (

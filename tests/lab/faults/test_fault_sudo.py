@@ -28,7 +28,10 @@ def test_sudo_wants_a_password(fresh_nodes, fleet, tool):
     assert f"failed      {fold(node.name for node in nodes[1:])}: {WANTS}\n" in done.out, done
     assert f"changed     {free.name}: ptrace.scope\n" in done.out, done
     without = tool(*words, "--limit", first.name)
-    assert (without.status, "ptrace.scope: not root: run with sudo" in without.out) == (1, True)
+    assert (
+        without.status,
+        "ptrace.scope: not root: add --sudo, or log in as root (-u root)" in without.out,
+    ) == (1, True)
 
     def answered(text: str, asks: str, *more: str) -> str:
         terminal = Terminal(tool, *words, "--sudo", *more)

@@ -20,6 +20,7 @@ import pytest
 from nodeready.node import run as supervisor
 from nodeready.node import runtime
 from nodeready.node.stacks import processes, ranks
+from nodeready.transport import bundle
 from tests.cases import cases
 from tests.command import wait_for
 
@@ -561,3 +562,15 @@ def test_the_command_has_the_options_of_the_file(capsys):
         supervisor.main(["--help"])
     options = {name for one in command.params for name in one.opts if name.startswith("--")}
     assert options == set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) - {"--help", "--"}
+
+
+def test_the_bundle_starts_a_rank_too(tmp_path):
+    pyz = tmp_path / "nodeready.pyz"
+    pyz.write_bytes(bundle.build())
+    code = (
+        "import nodeready_run, sys; print(nodeready_run.MAX_LINE_BYTES, sys.argv[1:]); sys.exit(7)"
+    )
+    words = [sys.executable, "-I", str(pyz), "run", sys.executable, "-c", code, "--local"]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (7, "")
+    assert done.stdout == f"[{NODE}:3] {supervisor.MAX_LINE_BYTES} ['--local']\n"

@@ -69,7 +69,7 @@ def test_judged(case):
         ("have=dnf\npython=python3 3.6\n", "fail", "python3 is 3.6", "or dnf install python3.11"),
         ("python=python3 ?\n", "fail", "python3 does not run", "install Python 3.9 or newer"),
         ("python=/tmp/evil 3.11 a70d0d0a\n", "fail", "/tmp/evil is 3.11", "install Python"),
-        ("have=apt-get\n", "fail", "none", "add 'python3.9' to packages in group_data and deploy"),
+        ("have=apt-get\n", "fail", "none", "add 'python3' to packages in group_data and deploy"),
     ],
 )
 def test_the_python_that_starts_the_programs(text, status, actual, fix):
