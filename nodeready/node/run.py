@@ -656,7 +656,7 @@ _chain()
 def prepare(directory: str, settings: Mapping[str, Any]) -> None:
     """Fill the directory that comes first in the job's PYTHONPATH. Raises OSError."""
     # By the loader, because this file may lie in a bundle, there beside its compiled copy.
-    loader: Any = __loader__
+    loader: Any = globals()["__loader__"]
     text: bytes = loader.get_data(__file__.removesuffix("c"))
     with open(os.path.join(directory, "nodeready_run.py"), "wb") as module:
         module.write(text)
