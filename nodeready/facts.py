@@ -86,8 +86,9 @@ class Verdicts(_NodeFact[list[dict[str, Any]]]):
         """only, skip: check ids, subjects and globs, with commas or as a list"""
 
         def ask(host: Host) -> list[Result]:
-            selection = select(_words(only), _words(skip))
             call = pyinfra.call_settings(host, self.name, (), {})
+            policies = pyinfra.policies_of(host, call)
+            selection = select(policies, _words(only), _words(skip))
             return selection.of(pyinfra.judged(host, call, selection.subjects).results)
 
         return self._ask(ask)

@@ -35,12 +35,17 @@ status unknown and the reason.
 """
 
 
+#: In place of the checks of a subject that only policies declare.
+_DECLARED = "[checks of your own](site-checks.md)"
+
+
 def page() -> str:
     """The whole page."""
     parts = [_HEAD, "\n", *_contents()]
     for name, subject in SUBJECTS.items():
         parts.append(f"\n## {name}\n\n{plain(subject.about)}\n")
         parts += [_entry(check) for check in subject.checks]
+        parts += [] if subject.checks else [f"\nSee {_DECLARED}.\n"]
     return "".join(parts)
 
 
@@ -49,7 +54,7 @@ def _contents() -> Iterator[str]:
         links = ", ".join(
             f"[{check_id}](#{check_id.replace('.', '')})" for check_id in subject.ids()
         )
-        yield f"- **{name}**: {links}\n"
+        yield f"- **{name}**: {links or _DECLARED}\n"
 
 
 def _entry(check: Check) -> str:

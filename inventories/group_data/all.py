@@ -106,5 +106,8 @@ from __future__ import annotations
 # smoke_prefix = ()
 # smoke_environment = ()
 
+# Checks of the site's own are files checks.d/*.toml beside the inventory (docs/site-checks.md).
+# site_checks = ()
+
 # Findings that are known and accepted: {"nics.mtu": "until the switch is replaced, ticket 4711"}.
 # waivers = ()

@@ -195,7 +195,7 @@ def reports(
     digests = {
         policy: digest([question.own_policy(policy)]) for policy in {*question.policies.values()}
     }
-    hidden = _hidden_checks(question.selection)
+    hidden = _hidden_checks(question)
     nodes: list[NodeReport] = []
     ages: list[float] = []
     stale = missing = 0
@@ -260,9 +260,10 @@ def _distrust(
     return Result(VERDICT, "unknown", "", reason, "", fix, owner_word)
 
 
-def _hidden_checks(selection: CheckSelection) -> set[str]:
+def _hidden_checks(question: RecordedQuestion) -> set[str]:
     """The checks whose results are not shown. Unknown checks are shown."""
-    hidden = {*check_ids(), *(subject.observed.id for subject in SUBJECTS.values())}
+    selection, ids = question.selection, check_ids(question.policies.values())
+    hidden = {*ids, *(subject.observed.id for subject in SUBJECTS.values())}
     return hidden - {
         *selection.checks,
         *(SUBJECTS[name].observed.id for name in selection.subjects),

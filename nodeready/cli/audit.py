@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,6 +30,8 @@ from nodeready.cli.recorded import recorded_audit, recorded_source
 from nodeready.cli.screen import Screen
 from nodeready.cli.targets import TargetOptions, Targets, select_targets
 from nodeready.exit_codes import INTERRUPTED as INTERRUPTED_CODE
+from nodeready.policy import Policy
+from nodeready.policy.site_checks import AUDIT
 from nodeready.reports.nagios import nagios_code
 from nodeready.reports.registry import Options
 from nodeready.subjects.registry import CheckSelection, SelectionError, select
@@ -207,10 +210,13 @@ def audit(
     options = TargetOptions(**shared)
     inventory = require_inventory(inventory, options)
     source = recorded_source(recorded, token_file) if recorded else None
-    try:
-        selection = select(only, skip)
-    except SelectionError as error:
-        raise Refused(str(error)) from None
+
+    def select_checks(policies: Iterable[Policy]) -> CheckSelection:
+        try:
+            return select(policies, only, skip)
+        except SelectionError as error:
+            raise Refused(str(error)) from None
+
     outputs = read_outputs("audit", format, output)
     if every is not None:
         _refuse_with_watch(outputs, recorded)
@@ -218,10 +224,12 @@ def audit(
     with contextlib.ExitStack() as exit_stack:
         if source is not None:
             document, nodes = recorded_audit(
-                inventory, options, source, timeout, selection, is_partial=bool(only or skip)
+                inventory, options, source, timeout, select_checks, is_partial=bool(only or skip)
             )
         else:
-            nodes = select_targets(inventory, options, job=job, tell=screen.note)
+            nodes = select_targets(inventory, options, job=job, tell=screen.note).at(AUDIT)
+            selection = select_checks(nodes.policies.values())
+            nodes = nodes.chosen(selection)
             from nodeready.audit.workers import AuditWorkers
 
             # The workers are forked before any connection is made.

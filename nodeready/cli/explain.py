@@ -6,12 +6,14 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 
 import click
 
-from nodeready.cli.options import Refused, candidates_of, color_option, command
+from nodeready.cli.options import Refused, candidates_of, color_option, command, option
 from nodeready.policy import Policy
 from nodeready.policy.policy import reason
+from nodeready.policy.site_checks import FOLDER
 from nodeready.reports.lines import StyledLine, line
 from nodeready.subjects.registry import SUBJECTS, meant, page
 from nodeready.subjects.result import Page
@@ -81,9 +83,10 @@ def _page(page: Page, width: int) -> Iterator[StyledLine]:
             yield from (line(f"    {row}") for row in lines)
 
 
-def _listed(subjects: list[str], width: int) -> Iterator[StyledLine]:
+def _listed(subjects: list[str], policies: list[Policy], width: int) -> Iterator[StyledLine]:
     """Every check of these subjects, a line each."""
-    room = max(len(check.id) for name in subjects for check in SUBJECTS[name].checks)
+    checks_of = {name: SUBJECTS[name].declared(policies) for name in subjects}
+    room = max((len(check.id) for checks in checks_of.values() for check in checks), default=0)
     for number, subject in enumerate(subjects):
         if number:
             yield line("")
@@ -91,17 +94,40 @@ def _listed(subjects: list[str], width: int) -> Iterator[StyledLine]:
             line((row, "bold"))
             for row in textwrap.wrap(f"{subject}: {SUBJECTS[subject].about}", width)
         )
-        for check in SUBJECTS[subject].checks:
+        for check in checks_of[subject]:
             brief = textwrap.shorten(
                 _prose(check.brief), max(30, width - room - 4), placeholder="..."
             )
             yield line(f"  {check.id:<{room}}  {brief}")
 
 
+def _declared(inventory: str | None) -> list[Policy]:
+    """A policy with the site's own checks, of ./checks.d and beside this inventory."""
+    if inventory and not Path(inventory).is_file():
+        raise Refused(f"--inventory {inventory}: no such file")
+    places = [Path.cwd(), *([Path(inventory).resolve().parent] if inventory else [])]
+    folders = [folder for place in dict.fromkeys(places) if (folder := place / FOLDER).is_dir()]
+    if not folders:
+        return []
+    # Imported only here, because it imports pyinfra.
+    from nodeready.inventory.site_checks import read
+
+    checks, problems = read(folders)
+    if problems:
+        raise Refused("\n".join(problems))
+    return [Policy(site_checks=tuple(checks))]
+
+
 @command()
 @click.argument("check", nargs=-1, shell_complete=candidates_of("checks"))
+@option(
+    "--inventory",
+    metavar="FILE",
+    help="Also the site's own checks beside this inventory; always those of ./checks.d.",
+    general=False,
+)
 @color_option
-def explain(check: tuple[str, ...], color: str) -> int:
+def explain(check: tuple[str, ...], inventory: str | None, color: str) -> int:
     """Explain what CHECK judges and why, which settings decide it, and what repairs it.
 
     CHECK is an id such as ptrace.scope, as the audit prints it, or a subject such as ptrace.
@@ -112,23 +138,25 @@ def explain(check: tuple[str, ...], color: str) -> int:
       nodeready explain
       nodeready explain limits
       nodeready explain ptrace.scope
+      nodeready explain site --inventory inventories/prod.py
     """
     from nodeready.cli.screen import Screen
 
     screen = Screen(color)
     width = min(screen.width, _MAX_WIDTH)
+    policies = _declared(inventory)
     pages: list[Iterator[StyledLine]] = []
     for word in check:
         if word in SUBJECTS:
-            pages.append(_listed([word], width))
+            pages.append(_listed([word], policies, width))
             continue
         try:
-            pages.append(_page(page(word), width))
+            pages.append(_page(page(word, policies), width))
         except KeyError:
-            close = meant(word)
+            close = meant(word, policies)
             hint = f"did you mean {close}?" if close else "nodeready explain lists all"
             raise Refused(f"explain {word}: no such check or subject; {hint}") from None
-    for number, rows in enumerate(pages or [_listed(list(SUBJECTS), width)]):
+    for number, rows in enumerate(pages or [_listed(list(SUBJECTS), policies, width)]):
         if number:
             screen.show([line("")])
         screen.show(rows)

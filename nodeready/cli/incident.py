@@ -53,7 +53,8 @@ def collector(
 
     @contextmanager
     def audit_nodes(names: list[str]) -> Iterator[Audit]:
-        started, selection = utc_now(), select(subjects=here.LOCAL_SUBJECTS)
+        started = utc_now()
+        selection = select(targets.policies.values(), subjects=here.LOCAL_SUBJECTS)
         replies = probe_nodes(targets, screen, selection.subjects, names=names)
         if targets.inventory is not None:
             from nodeready.audit.workers import AuditWorkers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,8 @@ from nodeready.cli.outputs import read_outputs
 from nodeready.cli.screen import Screen, refuse_unwritable, write_hostfile
 from nodeready.cli.targets import TargetOptions, Targets, local_policy, select_targets
 from nodeready.cli.values import policy_settings
+from nodeready.policy import Policy
+from nodeready.policy.site_checks import READY
 from nodeready.reports.lines import node_set
 from nodeready.reports.nagios import nagios_code
 from nodeready.reports.registry import PLAIN, Options
@@ -51,9 +53,11 @@ _RESERVE_S = 3
 _PAUSE_S = 10
 
 
-def _select_checks(only: str | None, skip: str | None) -> CheckSelection:
+def _select_checks(
+    policies: Iterable[Policy], only: str | None, skip: str | None
+) -> CheckSelection:
     try:
-        selection = select(only, skip, SUBJECTS)
+        selection = select(policies, only, skip, SUBJECTS)
     except SelectionError as error:
         raise Refused(str(error)) from None
     checks = selection.checks
@@ -261,7 +265,6 @@ def ready(
     settings = policy_settings(ports, user)
     if gpus is not None:
         settings["gpu_count"] = gpus
-    selection = _select_checks(only, skip)
     if local == (inventory is not None):
         raise Refused("give either an INVENTORY or --local")
     outputs = read_outputs("ready", format, output)
@@ -274,6 +277,7 @@ def ready(
             from nodeready.healthcheck import here
 
             policy = replace(local_policy(), **settings)
+            selection = _select_checks([policy.at(READY)], only, skip)
 
             def look() -> tuple[Ready, dict[str, int]]:
                 audit = here.ready(policy, selection, budget).audit
@@ -282,7 +286,11 @@ def ready(
         else:
             from nodeready.audit.workers import AuditWorkers
 
-            targets = select_targets(inventory, options, settings, job=job, tell=screen.note)
+            targets = select_targets(inventory, options, settings, job=job, tell=screen.note).at(
+                READY
+            )
+            selection = _select_checks(targets.policies.values(), only, skip)
+            targets = targets.chosen(selection)
             last_look = exit_stack.enter_context(ExitStack())
 
             def look() -> tuple[Ready, dict[str, int]]:

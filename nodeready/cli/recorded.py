@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable, Iterable
 
 import click
 
@@ -23,7 +24,9 @@ from nodeready.audit.verdict_source import NO_TEXT, Source, source
 from nodeready.cli.interrupts import interrupt_on_signals
 from nodeready.cli.options import Refused
 from nodeready.cli.targets import TargetOptions, Targets, load_targets
+from nodeready.policy import Policy
 from nodeready.policy.policy import digest
+from nodeready.policy.site_checks import GATE
 from nodeready.reports.lines import node_set
 from nodeready.subjects.registry import SUBJECTS, CheckSelection
 from nodeready.text import counted, utc_now
@@ -81,12 +84,13 @@ def recorded_audit(
     options: TargetOptions,
     verdict_source: Source,
     limit_s: int,
-    selection: CheckSelection,
+    select_checks: Callable[[Iterable[Policy]], CheckSelection],
     *,
     is_partial: bool,
 ) -> tuple[Audit, Targets]:
     """The audit from the nodes' last verdicts, and the nodes, which are not contacted.
 
+    select_checks: the policies of the nodes -> the selection of --only and --skip
     is_partial: --only or --skip left checks out
 
     Raises Refused, and ClickException where the verdicts cannot be collected.
@@ -95,14 +99,16 @@ def recorded_audit(
     from nodeready.subjects.gate.files import node_policy
     from nodeready.subjects.ssh_client.known_hosts import Names
 
-    checks_of_nodes = {
-        check for subject in SUBJECTS.values() if subject.judged_on_node for check in subject.ids()
-    }
-    if not {*selection.checks} & {*checks_of_nodes, *OF_VERDICTS}:
-        raise Refused("--only: no node judges its own gate: ask the nodes, without --recorded")
     interrupt_on_signals()
     started, screen = utc_now(), options.screen()
     loaded, _, policies = load_targets(inventory, options)
+    at_gate = {id(policy): policy.at(GATE) for policy in policies.values()}.values()
+    selection = select_checks(at_gate)
+    if not any(
+        check in OF_VERDICTS or SUBJECTS[check.partition(".")[0]].judged_on_node
+        for check in selection.checks
+    ):
+        raise Refused("--only: no node judges its own gate: ask the nodes, without --recorded")
     endpoints = {host.name: endpoint(host) for host in loaded}
     for name, node_endpoint in endpoints.items():
         if node_endpoint.local:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from nodeready.cli.screen import Screen
     from nodeready.inventory.load import NodeInventory
+    from nodeready.subjects.registry import CheckSelection
     from nodeready.transport.allocation import RunningJob
 
 #: Nodes of one ssh process before a second one is worth its start. An ssh handshake costs 6 ms of
@@ -95,6 +96,19 @@ class Targets:
             return {}
         data = {name: self.inventory.get_host(name).data for name in self.policies}
         return {name: int(host.slots) for name, host in data.items() if host.get("slots")}
+
+    def at(self, moment: str) -> Targets:
+        """The nodes with the site's checks of one of `site_checks.MOMENTS` alone."""
+        return self._changed(lambda policy: policy.at(moment))
+
+    def chosen(self, selection: CheckSelection) -> Targets:
+        """The nodes with the chosen of the site's checks alone, so that no other runs there."""
+        return self._changed(lambda policy: policy.with_site_checks(selection.checks))
+
+    def _changed(self, change: Callable[[Policy], Policy]) -> Targets:
+        shared = {id(policy): change(policy) for policy in self.policies.values()}
+        policies = {name: shared[id(policy)] for name, policy in self.policies.items()}
+        return replace(self, policies=policies)
 
     def remember_failed(
         self, failed: Iterable[str], *, lost: bool = False, reached: Iterable[str] | None = None

@@ -13,7 +13,7 @@ in the subjects whose probes depend on the difference.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
@@ -275,6 +275,11 @@ def _run(host: Host) -> _PyinfraRun:
 def judged(host: Host, call: CallSettings, subjects: tuple[str, ...] = CHANGED) -> Judged:
     """The node with its results, of these subjects at least. Stale ones are probed again."""
     return _run(host).judged(host, call, subjects)
+
+
+def policies_of(host: Host, call: CallSettings) -> Collection[Policy]:
+    """The policies of the run's nodes under the settings of a call."""
+    return _run(host).policies_of(call).values()
 
 
 def observed(host: Host, subjects: Iterable[str]) -> Snapshot:

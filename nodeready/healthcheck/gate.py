@@ -20,6 +20,7 @@ from nodeready.audit.verdict import NodeVerdict, SourceError, keep, listed_field
 from nodeready.healthcheck import here
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
+from nodeready.policy.site_checks import GATE
 from nodeready.subjects.registry import select
 from nodeready.text import sanitise
 
@@ -167,7 +168,8 @@ def _problem(error: OSError, path: str) -> str:
 
 
 def _audit(policy: Policy, limit_s: float) -> Audit:
-    return here.audit(policy, select(subjects=here.LOCAL_SUBJECTS), limit_s)
+    selection = select([policy.at(GATE)], subjects=here.LOCAL_SUBJECTS)
+    return here.audit(policy, selection, limit_s, GATE)
 
 
 def record(policy: Policy, arguments: Namespace) -> int:

@@ -20,6 +20,7 @@ from nodeready.audit.document import Audit, NodeReport, Ready, audit_code, ready
 from nodeready.policy import Policy
 from nodeready.policy.fields import closest_word, port_range
 from nodeready.policy.policy import PolicyError, check_settings, digest, key_text
+from nodeready.policy.site_checks import AUDIT, READY
 from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.judging import judge
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, SelectionError, select
@@ -45,18 +46,26 @@ _RESERVE_S = 1.0
 _MARGIN_S = 1
 
 
-def audit(policy: Policy, selection: CheckSelection, limit_s: float = LIMIT_S) -> Audit:
-    """Probe this machine and judge it, within ``limit_s`` seconds even if a probe hangs."""
-    return _judged(policy, selection, limit_s, proofs=False)
+def audit(
+    policy: Policy, selection: CheckSelection, limit_s: float = LIMIT_S, moment: str = AUDIT
+) -> Audit:
+    """Probe this machine and judge it, within ``limit_s`` seconds even if a probe hangs.
+
+    moment: which of the site's own checks are made; see `policy.site_checks`
+    """
+    return _judged(policy, selection, limit_s, moment, proofs=False)
 
 
 def ready(policy: Policy, selection: CheckSelection, budget_s: int, proofs: bool = True) -> Ready:
     """Probe, prove and judge: the proofs run beside the probes, under one budget in seconds."""
-    return Ready(_judged(policy, selection, budget_s, proofs), budget_s)
+    return Ready(_judged(policy, selection, budget_s, READY, proofs), budget_s)
 
 
-def _judged(policy: Policy, selection: CheckSelection, limit_s: float, proofs: bool) -> Audit:
-    started, started_s = utc_now(), time.monotonic()
+def _judged(
+    policy: Policy, selection: CheckSelection, limit_s: float, moment: str, proofs: bool
+) -> Audit:
+    started, started_s, policy_digest = utc_now(), time.monotonic(), digest([policy])
+    policy = policy.at(moment).with_site_checks(selection.checks)
     time_s = limit_s - min(_RESERVE_S, limit_s / 4)
     subjects = [name for name in selection.subjects if name in LOCAL_SUBJECTS]
     transport = Local()
@@ -90,7 +99,7 @@ def _judged(policy: Policy, selection: CheckSelection, limit_s: float, proofs: b
         snapshot=snapshot,
         seconds=time.monotonic() - started_s,
     )
-    return Audit(started, utc_now(), digest([policy]), (report,))
+    return Audit(started, utc_now(), policy_digest, (report,))
 
 
 def _proof_config(policy: Policy, limit_s: float, tag: str) -> ProofConfig:
@@ -240,7 +249,7 @@ def _report_arguments(parser: ArgumentParser, kind: str, quiet: str) -> None:
 def run(policy: Policy, options: Namespace) -> int:
     """`audit`. Returns the exit code. Raises PolicyError for a selection without a check."""
     try:
-        chosen = select(options.only, options.skip, LOCAL_SUBJECTS)
+        chosen = select([policy.at(AUDIT)], options.only, options.skip, LOCAL_SUBJECTS)
     except SelectionError as error:
         raise PolicyError([str(error)]) from None
     document = audit(policy, chosen, max(1, options.timeout))
@@ -294,7 +303,8 @@ def _with_options(policy: Policy, options: Namespace) -> Policy:
 def run_ready(policy: Policy, options: Namespace) -> int:
     """`ready`. Returns the exit code. Raises PolicyError for an option that is wrong."""
     policy = _with_options(policy, options)
-    chosen = select(subjects=LOCAL_SUBJECTS if options.no_proofs else (*LOCAL_SUBJECTS, "proof"))
+    subjects = LOCAL_SUBJECTS if options.no_proofs else (*LOCAL_SUBJECTS, "proof")
+    chosen = select([policy.at(READY)], subjects=subjects)
     document = ready(policy, chosen, max(1, options.budget), proofs=not options.no_proofs)
     code = ready_code(document)
     _report("ready", document, code, options)

@@ -12,7 +12,7 @@ import difflib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ from pyinfra.api import Host, Inventory, State
 from pyinfra.api.exceptions import InventoryError, PyinfraError
 from pyinfra.context import ctx_inventory
 
-from nodeready.inventory import hostfile
+from nodeready.inventory import hostfile, site_checks
 from nodeready.inventory.connectors import is_connector
 from nodeready.inventory.limit import group_members, sanitised
 from nodeready.inventory.nodeset import NodeSetError, expand_one, host_name, split, unique
 from nodeready.inventory.python_files import Group, group_data, read_groups, refuse_strangers
 from nodeready.inventory.ssh_config_lines import ssh_lines
+from nodeready.policy.site_checks import FOLDER, SiteCheck
 
 _USAGE = "name a file, @local, host1,host2 or a node set such as gpu[001-064]"
 _FILE_ENDINGS = (".py", ".txt")
@@ -64,9 +65,13 @@ class NodeInventory(Inventory):
         apply, for messages that name the file; "all" for the data of all nodes
     note: a likely misunderstanding of the command line, one line; "": none
     file: the inventory's own file; "": the command line lists the nodes
+    site_checks: the checks of the files of `checks.d`
+    check_problems: what is wrong with those files, a line each
     """
 
     note = file = ""
+    site_checks: Sequence[SiteCheck] = ()
+    check_problems: Sequence[str] = ()
     group_files: dict[str, list[Path]]
     longest_name: int
 
@@ -97,21 +102,24 @@ def load(
     Raises InventoryError, one line that says what to do, also when no node is left.
     """
     directory = Path(cwd) if cwd is not None else Path.cwd()
-    folders = [directory / "group_data"]
+    places = [directory]
     path = _file(argument)
     if path is None:
         groups: dict[str, Group] = {"all": (list(_listed(argument)), {})}
     else:
-        file_folder = path.resolve().parent / "group_data"
-        if file_folder != folders[0].resolve():
-            folders.append(file_folder)
+        if path.resolve().parent != directory.resolve():
+            places.append(path.resolve().parent)
         groups = _from_file(path, trusted)
     inventory = _make(groups, argument, dict(data or {}))
+    folders = [place / "group_data" for place in places]
+    inventory.file = "" if path is None else str(path.resolve())
     _add_group_data(inventory, [*folders, *map(Path, group_data)], trusted)
     _refuse_unused(inventory, path)
+    checks, problems = site_checks.read([place / FOLDER for place in places], trusted)
+    inventory.site_checks = checks
+    inventory.check_problems = [*problems, *_check_problems(inventory, path)]
     for file in _ssh_files(inventory):
         refuse_strangers(file, trusted)
-    inventory.file = "" if path is None else str(path.resolve())
     if path is not None and _is_like_a_node(argument):
         inventory.note = (
             f"{argument}: read as the hostfile ./{argument}; write ./{argument} to say so, and "
@@ -246,16 +254,37 @@ def _refuse_unused(inventory: NodeInventory, path: Path | None) -> None:
         return
     for group in unused:
         file = inventory.group_files[group][0]
-        places = {path.resolve().parent, file.resolve().parent.parent}
-        siblings = {sibling for place in places for sibling in place.glob("*.py")} - {
-            path.resolve()
-        }
-        if any(re.search(rf"\b{re.escape(group)}\b", _text(sibling)) for sibling in siblings):
-            continue
-        groups = sorted(name for name, members in inventory.groups.items() if members)
-        close = difflib.get_close_matches(group, groups, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(groups)}"
-        raise InventoryError(f"{sanitised(str(file))}: no group is called {group}: {hint}")
+        problem = _group_problem(inventory, group, {path, file.resolve().parent})
+        if problem:
+            raise InventoryError(f"{sanitised(str(file))}: {problem}")
+
+
+def _check_problems(inventory: NodeInventory, path: Path | None) -> Iterator[str]:
+    """A line for each group of a site's check that no inventory here has; see _refuse_unused."""
+    known = {"all", *inventory.groups}
+    limited = [check for check in inventory.site_checks if not known >= {*check.groups}]
+    if path is None and limited:
+        shown = ", ".join(check.id for check in limited)
+        inventory.note = f"not made, for a list of nodes has no groups: {sanitised(shown)}"
+    if path is None or "globals()" in _text(path):
+        return
+    for check in limited:
+        for group in {*check.groups} - known:
+            problem = _group_problem(inventory, group, {path})
+            if problem:
+                yield f"{check.source}: check {check.name}: groups: {problem}"
+
+
+def _group_problem(inventory: NodeInventory, group: str, places: set[Path]) -> str:
+    """Why this group is a mistake; "": another inventory beside one of these files has it."""
+    siblings = {sibling for place in places for sibling in place.resolve().parent.glob("*.py")}
+    siblings.discard(Path(inventory.file))
+    if any(re.search(rf"\b{re.escape(group)}\b", _text(sibling)) for sibling in siblings):
+        return ""
+    groups = sorted(name for name, members in inventory.groups.items() if members)
+    close = difflib.get_close_matches(group, groups, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(groups)}"
+    return f"no group is called {sanitised(group)}: {hint}"
 
 
 def _text(file: Path) -> str:

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from pyinfra.api import Host, Inventory
 from pyinfra.api.connectors import get_all_connectors
 
+from nodeready.inventory import site_checks
 from nodeready.inventory.endpoints import connection_problems
+from nodeready.inventory.load import NodeInventory
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError, check_settings
+from nodeready.policy.site_checks import FOLDER, SiteCheck
 from nodeready.subjects import waivers
 from nodeready.subjects.registry import check_ids
+from nodeready.subjects.site.facts import script_size
 
 #: Host data of pyinfra or of an inventory, which is never a misspelt setting.
 _INVENTORY_KEYS = frozenset({"slots", "ssh_names"})
+
+
+#: Linux passes at most 128 KiB in one variable (execve(2), MAX_ARG_STRLEN).
+_MAX_SCRIPT_BYTES = 96 * 1024
 
 
 @lru_cache(maxsize=1)
@@ -33,9 +42,12 @@ def _origin(inventory: Inventory, group: str) -> str:
     return ", ".join(str(path) for path in files) or f"group {group}"
 
 
-def checked_data(data: Mapping[str, Any], source: str) -> dict[str, Any]:
+def checked_data(
+    data: Mapping[str, Any], source: str, file_checks: tuple[SiteCheck, ...] = ()
+) -> dict[str, Any]:
     """The validated settings among pyinfra's data of one origin.
 
+    file_checks: those of `checks.d`, which a waiver may name
     Raises PolicyError with every problem of this origin.
     """
     problems = connection_problems(data, source)
@@ -44,26 +56,56 @@ def checked_data(data: Mapping[str, Any], source: str) -> dict[str, Any]:
     except PolicyError as error:
         raise PolicyError([*problems, *error.problems]) from None
     if "waivers" in checked:
-        waived = waivers.waiver_problems(Policy(waivers=checked["waivers"]), check_ids())
+        declared = Policy(site_checks=(*file_checks, *checked.get("site_checks", ())))
+        waiving = Policy(waivers=checked["waivers"])
+        waived = waivers.waiver_problems(waiving, check_ids([declared]))
         problems += [f"{source}: {problem}" for problem in waived]
     if problems:
         raise PolicyError(problems)
     return checked
 
 
+def _file_checks(inventory: Inventory) -> tuple[tuple[SiteCheck, ...], list[str]]:
+    """The checks of `checks.d`, and what is wrong there; pyinfra's own inventory has none."""
+    if isinstance(inventory, NodeInventory):
+        return tuple(inventory.site_checks), list(inventory.check_problems)
+    checks, problems = site_checks.read([Path.cwd() / FOLDER])
+    return tuple(checks), problems
+
+
+def _checks_of(host: Host, declared: tuple[SiteCheck, ...]) -> tuple[SiteCheck, ...]:
+    """The checks of the host's groups. Raises PolicyError."""
+    groups = {"all", *host.groups}
+    made = tuple(check for check in declared if not check.groups or groups & {*check.groups})
+    places: dict[str, str] = {}
+    for check in made:
+        if check.name in places:
+            first = places[check.name]
+            raise PolicyError([f"site_checks: {check.name} is in {first}, too"])
+        places[check.name] = check.source
+    if script_size(made) > _MAX_SCRIPT_BYTES:
+        raise PolicyError(
+            [
+                f"host {host.name}: its {len(made)} site checks have more than "
+                f"{_MAX_SCRIPT_BYTES} bytes of commands: put long ones into scripts on the nodes"
+            ]
+        )
+    return made
+
+
 def declared_settings(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, dict[str, Any]]:
     """The settings of each of these hosts, by name, from group and host data as pyinfra merges
-    them. Hosts of the same groups and settings share one dict.
+    them, with the checks of `checks.d`. Hosts of the same groups and settings share one dict.
 
     Raises PolicyError with the problems of all origins, each with its file or host, before any
     node is touched.
     """
-    problems: list[str] = []
+    file_checks, problems = _file_checks(inventory)
     cache: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def settings(data: Mapping[str, Any], source: str) -> dict[str, Any]:
         try:
-            return checked_data(data, source)
+            return checked_data(data, source, file_checks)
         except PolicyError as error:
             problems.extend(error.problems)
             return {}
@@ -83,6 +125,12 @@ def declared_settings(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, 
             for group in host.groups:
                 merged.update(by_group.get(group, {}))
             cache[key] = {**merged, **host_settings, **override}
+            declared = (*file_checks, *cache[key].get("site_checks", ()))
+            if declared:
+                try:
+                    cache[key]["site_checks"] = _checks_of(host, declared)
+                except PolicyError as error:
+                    problems.extend(error.problems)
         settings_of[host.name] = cache[key]
     if problems:
         raise PolicyError(list(dict.fromkeys(problems)))

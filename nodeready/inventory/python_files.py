@@ -207,12 +207,17 @@ def group_data(folder: Path, trusted: bool = False) -> Iterator[tuple[str, Path,
     if not folder.is_dir():
         return
     for file in sorted(folder.glob("*.py")):
-        if _is_planted(file):
-            raise InventoryError(
-                f"{file} is not run: it is another user's, where everyone can write; "
-                "go to your project's directory"
-            )
+        refuse_planted(file)
         yield file.stem, file, execute(file, trusted)
+
+
+def refuse_planted(file: Path) -> None:
+    """Raises InventoryError for a file that a stranger could have put there for us to run."""
+    if _is_planted(file):
+        raise InventoryError(
+            f"{file} is not run: it is another user's, where everyone can write; "
+            "go to your project's directory"
+        )
 
 
 def _is_planted(file: Path) -> bool:

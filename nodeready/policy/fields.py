@@ -192,7 +192,7 @@ def _waivers(value: Any) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, Mapping):
         raise Invalid("must map check ids to reasons: {'nics.mtu': 'why'}")
     for check, reason in value.items():
-        if not re.fullmatch(r"[a-z_]+\.[a-z_]+", _text(check)):
+        if not re.fullmatch(r"[a-z_]+\.[a-z0-9_]+", _text(check)):
             raise Invalid(f"{check!r} is no check id")
         if not _text(reason).strip():
             raise Invalid(f"{check!r} needs a reason")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import Field, asdict, dataclass, fields
+from dataclasses import Field, asdict, dataclass, fields, replace
 from typing import Any
 
 from nodeready.policy.fields import (
@@ -46,6 +46,7 @@ from nodeready.policy.fields import (
     whole_number_or_none,
     whole_numbers,
 )
+from nodeready.policy.site_checks import SITE_CHECKS, SiteCheck
 
 
 @dataclass(frozen=True)
@@ -325,12 +326,28 @@ class Policy:
         VARIABLES,
         "The job's environment in such a test: the NCCL_* variables decide what is tested.",
     )
+    site_checks: tuple[SiteCheck, ...] = setting(
+        (),
+        SITE_CHECKS,
+        "The site's own checks. The files `checks.d/*.toml` beside an inventory add to them, so "
+        "that this setting is mostly left out.",
+    )
     waivers: tuple[tuple[str, str], ...] = setting(
         (),
         WAIVERS,
         "Known and accepted findings, check id -> reason: they are listed as waived and do not "
         "fail: {'nics.mtu': 'until the switch is replaced, ticket 4711'}.",
     )
+
+    def at(self, moment: str) -> Policy:
+        """The policy with the site's checks of one of `site_checks.MOMENTS` alone."""
+        return self.with_site_checks(c.id for c in self.site_checks if moment in c.moments)
+
+    def with_site_checks(self, ids: Iterable[str]) -> Policy:
+        """The policy with those of the site's checks that have one of these ids."""
+        chosen = {*ids}
+        made = tuple(check for check in self.site_checks if check.id in chosen)
+        return self if made == self.site_checks else replace(self, site_checks=made)
 
 
 #: The first words of settings: an unknown key that begins with such a word is misspelt.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from nodeready.audit.document import Audit, Outlier
 from nodeready.reports.lines import grouped, node_set, result_text
 from nodeready.reports.similar_texts import SimilarTexts, Texts, fold_similar
-from nodeready.subjects.registry import OBSERVED, SUBJECTS, check_ids
+from nodeready.subjects.registry import OBSERVED, SUBJECTS
 from nodeready.text import counted
 
 #: Maximum different reasons why nodes could not be probed; of more, an example is shown.
@@ -42,13 +43,20 @@ class AuditFinding:
         return f"{self.check} and {self.also} more" if self.also else self.check
 
 
-def _places() -> dict[str, float]:
-    """Check id -> its place in the reports."""
-    places: dict[str, float] = {check: place for place, check in enumerate(check_ids())}
-    for name, subject in SUBJECTS.items():
-        first = min((places[check] for check in subject.ids()), default=0.0)
-        places[f"{name}.{OBSERVED}"] = first - 0.5
+@cache
+def _places() -> dict[str, tuple[int, int]]:
+    """Check id -> the places of its subject and of itself in the reports."""
+    places: dict[str, tuple[int, int]] = {}
+    for number, (name, subject) in enumerate(SUBJECTS.items()):
+        ids = (name, f"{name}.{OBSERVED}", *subject.ids())
+        places |= {check: (number, place) for place, check in enumerate(ids)}
     return places
+
+
+def _place(check: str) -> tuple[int, int]:
+    """The place of a check; one that a policy declares comes after the others of its subject."""
+    number, _ = _places().get(check.partition(".")[0], (len(SUBJECTS), 0))
+    return _places().get(check, (number, len(_places())))
 
 
 def _finding_of(status: str, check: str, row: SimilarTexts) -> AuditFinding:
@@ -80,13 +88,12 @@ def findings(audit: Audit, statuses: Iterable[str], every: bool = False) -> list
             if result.status in order_of:
                 pairs = pairs_of.setdefault((result.status, result.check), [])
                 pairs.append(((result_text(result), result.fix), node.name))
-    places = _places()
     order = sorted(
         pairs_of,
         key=lambda key: (
             order_of[key[0]],
             0 if key[0] in ("ok", "na") else -len(pairs_of[key]),
-            places.get(key[1], len(places)),
+            _place(key[1]),
             key[1],
         ),
     )

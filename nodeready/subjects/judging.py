@@ -36,7 +36,7 @@ def judge(
             reason += f": {evidence}" if evidence else ""
             results.append(unknown(f"{name}.{OBSERVED}", reason))
             continue
-        for check in subject.checks:
+        for check in (*subject.checks, *subject.policy_checks(policy)):
             try:
                 result = check(observation, policy, fleet)
                 if result.fixable:

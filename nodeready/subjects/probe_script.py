@@ -33,8 +33,6 @@ SEPARATOR = "//proc/sys/kernel/ostype"
 #   cap, and the later of the two outputs counts.
 # - A section's status is its last line; in a separate shell the exit trap of the probe library
 #   prints it. A section without this line was cut off or ended.
-# - Busybox's timeout ends only its child and leaves the child's children: nr_session ends the
-#   whole session instead. Otherwise $nr_limit is a program and no function, which saves a shell.
 # - The text of a shell, with the nonce, is in the shell's environment, which only its user can
 #   read; every user can read arguments. The programs that the shell starts do not inherit the
 #   text. nr_shell is only called in a subshell.
@@ -49,33 +47,8 @@ SEPARATOR = "//proc/sys/kernel/ostype"
 # - The shared shell collects the files that its sections read by nr_lines, and reads them at the
 #   end: one process per kind. The lines of a kind are the section =KIND.
 _RUN = r"""
-nr_timeout=
-IFS=:
-for nr_dir in $PATH; do
-    case $nr_dir in *[!A-Za-z0-9/._+-]*) continue ;; esac
-    if [ -x "$nr_dir/timeout" ]; then nr_timeout=$nr_dir/timeout; break; fi
-done
-unset IFS
-nr_limit="$nr_timeout -k 1"
 nr_front='cat -n'
-if [ -z "$nr_timeout" ] || [ "$nr_timeout" -ef /bin/busybox ]; then
-    nr_limit=nr_session
-    nr_front='sed s/^/------|/'
-fi
-nr_session() {
-    nr_seconds=$1
-    shift
-    # Without a redirection, a background process has no standard input.
-    { setsid "$@" <&6 & } 6<&0
-    nr_pid=$!
-    (sleep "$nr_seconds"; kill -TERM -- -$nr_pid; sleep 1; kill -KILL -- -$nr_pid) \
-        >/dev/null 2>&1 4>&- 5>&- &
-    nr_watch=$!
-    wait $nr_pid
-    nr_status=$?
-    kill $nr_watch
-    return $nr_status
-}
+if [ "$nr_limit" = nr_session ]; then nr_front='sed s/^/------|/'; fi
 nr_eval='nr_text=$NR_TEXT; unset NR_TEXT; eval "$nr_text"'
 nr_shell() {
     NR_TEXT=$2
@@ -224,7 +197,7 @@ def make_script(
         f"NR_BODIES={shell.quote(bodies)}",
         f"NR_CALLS={shell.quote(shell.minify(_CALLS) + chr(10).join(calls))}",
         *(f"nr_body_{s.name}={shell.quote(texts[s.name])}" for s in slow),
-        shell.minify(_RUN),
+        shell.library("limit") + shell.minify(_RUN),
         "read -r nr_begin nr_x </proc/uptime",
         "nr_begin=${nr_begin%%.*}",
         f"nr_end=$((nr_begin + {run_s}))",

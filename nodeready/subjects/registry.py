@@ -24,6 +24,7 @@ from nodeready.subjects.nics.checks import SUBJECT as nics
 from nodeready.subjects.rdma.checks import SUBJECT as rdma
 from nodeready.subjects.ports.checks import SUBJECT as ports
 from nodeready.subjects.host.checks import SUBJECT as host
+from nodeready.subjects.site.checks import SUBJECT as site
 from nodeready.subjects.proof.checks import SUBJECT as proof
 
 from collections.abc import Iterable
@@ -32,6 +33,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 
 from nodeready.subjects.result import OBSERVED as OBSERVED, Page, Subject
+from nodeready.policy import Policy
 from nodeready.policy.fields import closest_word
 from nodeready.subjects import plugins
 from nodeready.subjects.base import Probe
@@ -71,20 +73,21 @@ PROBES: tuple[Probe, ...] = (
 )
 
 
-def check_ids() -> list[str]:
-    """The id of every check, in the order of the reports."""
-    return [check for subject in SUBJECTS.values() for check in subject.ids()]
+def check_ids(policies: Iterable[Policy] = ()) -> list[str]:
+    """The id of every check, also of those that these policies declare, in reports' order."""
+    return _ids(SUBJECTS, policies)
 
 
-def page(check: str) -> Page:
+def page(check: str, policies: Iterable[Policy] = ()) -> Page:
     """The page of a check, or of ``SUBJECT.observed``. Raises KeyError for any other id."""
     subject = SUBJECTS[check.partition(".")[0]]
-    return {entry.id: entry for entry in (*subject.checks, subject.observed)}[check]
+    entries: tuple[Page, ...] = (*subject.declared(policies), subject.observed)
+    return {entry.id: entry for entry in entries}[check]
 
 
-def meant(word: str) -> str:
+def meant(word: str, policies: Iterable[Policy] = ()) -> str:
     """The id or subject that an unknown word was probably meant to be; "" when none is close."""
-    candidates: Iterable[str] = [*SUBJECTS, *check_ids()]
+    candidates: Iterable[str] = [*SUBJECTS, *check_ids(policies)]
     subject, _, noun = word.partition(".")
     if noun and subject not in SUBJECTS:
         near = closest_word(subject, SUBJECTS)
@@ -122,9 +125,8 @@ class CheckSelection:
         return frozenset((*self.checks, *(f"{subject}.{OBSERVED}" for subject in self.subjects)))
 
 
-def _matching(option: str, words: str, subjects: Iterable[str]) -> set[str]:
+def _matching(option: str, words: str, subjects: Iterable[str], ids: Iterable[str]) -> set[str]:
     """The ids that the words of an option, with commas, select. Raises SelectionError."""
-    ids = _ids(subjects)
     selected: set[str] = set()
     for word in (part.strip() for part in words.split(",")):
         if not word:
@@ -138,6 +140,10 @@ def _matching(option: str, words: str, subjects: Iterable[str]) -> set[str]:
                 raise SelectionError(
                     f"--only {word}: name it whole: {', '.join(sorted(opt_in_ids))}"
                 )
+        if not matched and word in subjects:
+            raise SelectionError(
+                f"{option} {word}: no policy of these nodes declares such a check"
+            )
         if not matched:
             named = SUBJECTS.get(word.partition(".")[0])
             if named is not None and named.name not in (*subjects, *CHANGED):
@@ -159,31 +165,41 @@ def _opt_in(subjects: Iterable[str]) -> set[str]:
     return {check.id for name in subjects for check in SUBJECTS[name].checks if check.opt_in}
 
 
-def _ids(subjects: Iterable[str]) -> list[str]:
+def _ids(subjects: Iterable[str], policies: Iterable[Policy] = ()) -> list[str]:
+    # Thousands of nodes share a few policies.
+    policies = tuple({id(policy): policy for policy in policies}.values())
     return [
-        check for name, subject in SUBJECTS.items() if name in subjects for check in subject.ids()
+        check
+        for name, subject in SUBJECTS.items()
+        if name in subjects
+        for check in subject.ids(policies)
     ]
 
 
 def select(
-    only: str | None = None, skip: str | None = None, subjects: Iterable[str] = LOOKED_AT
+    policies: Iterable[Policy],
+    only: str | None = None,
+    skip: str | None = None,
+    subjects: Iterable[str] = LOOKED_AT,
 ) -> CheckSelection:
     """The selection of ``--only`` and ``--skip``: ids, subjects or globs, with commas.
 
     A check that is `Check.opt_in` must be named by its whole id.
 
+    policies: of the nodes, which may declare further checks
     subjects: those that the command can judge
     Raises SelectionError for a word that means nothing, and when nothing is left.
     """
     subjects = tuple(subjects)
-    chosen = {*_ids(subjects)} - _opt_in(subjects)
+    ids = _ids(subjects, policies)
+    chosen = {*ids} - _opt_in(subjects)
     if only is not None:
-        chosen = _matching("--only", only, subjects)
+        chosen = _matching("--only", only, subjects, ids)
     if skip is not None:
-        chosen -= _matching("--skip", skip, subjects)
+        chosen -= _matching("--skip", skip, subjects, ids)
     if not chosen:
         raise SelectionError("--skip leaves no check to make")
-    return CheckSelection(tuple(check for check in _ids(subjects) if check in chosen))
+    return CheckSelection(tuple(check for check in ids if check in chosen))
 
 
 def select_whole(only: str | None, subjects: Iterable[str]) -> tuple[str, ...]:
@@ -193,7 +209,7 @@ def select_whole(only: str | None, subjects: Iterable[str]) -> tuple[str, ...]:
     Raises SelectionError as ``select`` does, and for words that mean a part of a subject.
     """
     subjects = tuple(subjects)
-    chosen = select(only, subjects=subjects)
+    chosen = select((), only, subjects=subjects)
     parts = [name for name in chosen.subjects if not {*_ids([name])} <= {*chosen.checks}]
     if parts:
         raise SelectionError(f"--only {only}: a subject is changed as a whole: {', '.join(parts)}")

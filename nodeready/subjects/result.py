@@ -247,6 +247,10 @@ def no_facts(observed: Any, fleet: FleetFacts) -> Mapping[str, Any]:
     return {}
 
 
+def _no_checks(policy: Policy) -> tuple[Check, ...]:
+    return ()
+
+
 def _nothing_learned(observed: Any) -> Mapping[str, Any]:
     return {}
 
@@ -278,6 +282,7 @@ class Subject:
     files:    shell patterns of the files on a node that nodeready alone writes for the subject,
               each with the project's name in it
     judged_on_node: whether a node that audits itself judges the subject
+    policy_checks: policy -> further checks, which the policy itself declares
     """
 
     name: str
@@ -290,6 +295,7 @@ class Subject:
     counters: Callable[[Any, FleetFacts], dict[str, int]] | None = None
     files: tuple[str, ...] = ()
     judged_on_node: bool = True
+    policy_checks: Callable[[Policy], tuple[Check, ...]] = _no_checks
 
     @property
     def about(self) -> str:
@@ -316,5 +322,13 @@ class Subject:
         remedy = Remedy(PERSON, _LOOK.format(self.name))
         return Page(f"{self.name}.{OBSERVED}", _OBSERVED, (), "", (remedy,))
 
-    def ids(self) -> list[str]:
-        return [check.id for check in self.checks]
+    def ids(self, policies: Iterable[Policy] = ()) -> list[str]:
+        """The ids of its checks, with those that these policies declare."""
+        return [check.id for check in self.declared(policies)]
+
+    def declared(self, policies: Iterable[Policy]) -> tuple[Check, ...]:
+        """Its checks, with those that these policies declare; one of several with one id."""
+        if self.policy_checks is _no_checks:
+            return self.checks
+        further = (check for policy in policies for check in self.policy_checks(policy))
+        return tuple({check.id: check for check in (*self.checks, *further)}.values())

@@ -60,7 +60,7 @@ def verdict(name: str = "gpu001", results: Any = RESULTS, age_s: float = 12.0) -
 
 def question(policy: Policy = POLICY, only: str | None = None) -> RecordedQuestion:
     return RecordedQuestion(
-        dict.fromkeys(NAMES, policy), node_policy, select(only), only is None, __version__
+        dict.fromkeys(NAMES, policy), node_policy, select((), only), only is None, __version__
     )
 
 

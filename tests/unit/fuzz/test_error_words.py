@@ -131,6 +131,7 @@ def test_every_subject_of_the_audit_has_a_row_or_a_reason():
         "ssh_client": "the same: ssh_config(5) and known_hosts",
         "debug_tools": "modes and sums of files: tests/unit/subjects/test_debug_tools.py",
         "gate": "our own files, compared byte by byte",
+        "site": "the text of a site is any: tests/unit/subjects/test_site.py",
         "proof": "programs of ours answer: test_answers.py",
         "ours": "files of ours, which are not judged",
     }

@@ -12,23 +12,24 @@ from tests.cases import cases
 
 def test_nothing_said_is_everything_in_the_order_of_the_reports():
     named = {"proof.collective"}
-    assert select(subjects=SUBJECTS).checks == tuple(
+    assert select((), subjects=SUBJECTS).checks == tuple(
         id for id in registry.check_ids() if id not in named
     )
-    assert select().checks == tuple(
+    assert select(()).checks == tuple(
         id for id in registry.check_ids() if not id.startswith("proof.")
     )
-    assert select().subjects == registry.LOOKED_AT
+    # Only a policy declares checks of the site's own.
+    assert (*select(()).subjects, "site") == registry.LOOKED_AT
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/selection.json", "select"))
 def test_words_select(case):
-    assert list(select(case["only"], case.get("skip")).checks) == case["checks"]
+    assert list(select((), case["only"], case.get("skip")).checks) == case["checks"]
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/selection.json", "minutes"))
 def test_what_takes_minutes_is_made_where_it_is_named_alone(case):
-    chosen = select(case.get("only"), case.get("skip"), SUBJECTS).checks
+    chosen = select((), case.get("only"), case.get("skip"), SUBJECTS).checks
     assert ("proof.collective" in chosen) == case["there"]
     assert ("proof.user" in chosen) == (case.get("only") != "proof.collective")
 
@@ -40,7 +41,7 @@ def test_a_subject_that_could_not_be_observed_stays_with_any_of_its_checks():
         unknown("limits.observed", "timed out"),
         fail("limits.core", "unlimited", "0"),
     ]
-    selected = select("ptrace.selinux,limits.core").of(observed)
+    selected = select((), "ptrace.selinux,limits.core").of(observed)
     assert selected == observed[1:]
 
 
@@ -53,8 +54,8 @@ def test_subjects_that_are_changed_as_a_whole():
 @pytest.mark.parametrize("case", cases(__file__, "data/selection.json", "refused"))
 def test_words_that_mean_nothing(case):
     """whole: of subjects that are changed as a whole; all: proofs are made, too."""
-    words = (case.get("only"), case.get("skip"), *((SUBJECTS,) if "all" in case else ()))
-    choose, *given = (select_whole, words[0], CHANGED) if "whole" in case else (select, *words)
+    words = ((), case.get("only"), case.get("skip"), *((SUBJECTS,) if "all" in case else ()))
+    choose, *given = (select_whole, words[1], CHANGED) if "whole" in case else (select, *words)
     with pytest.raises(SelectionError) as problem:
         choose(*given)
     assert case["words"] in str(problem.value)
