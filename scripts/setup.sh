@@ -93,9 +93,10 @@ if [ -n "$missing" ]; then
     }
 fi
 
-# One environment for everything, remade when a lock changes. The site and the published files need
-# packages that nothing else does: a lock of their own. pip takes no file but those whose sha256 is
-# in the lock, and runs nothing of theirs: the build backend of this checkout is among them.
+# One environment for everything, remade when a lock or pyproject.toml changes. The site and the
+# published files need packages that nothing else does: a lock of their own. pip takes no file but
+# those whose sha256 is in the lock, and runs nothing of theirs: the build backend of this checkout
+# is among them.
 install() {
     lock=$1 stamp=.venv/$2
     cmp -s "$lock" "$stamp" 2>/dev/null && return
@@ -103,12 +104,15 @@ install() {
     [ -x .venv/bin/python ] || "$python" -m venv .venv
     set -- .venv/bin/python -m pip install --quiet --disable-pip-version-check
     "$@" --require-hashes --only-binary :all: -r "$lock"
-    if [ "$lock" = requirements.lock ]; then
-        "$@" --no-deps --no-build-isolation -e .
-    fi
     cp "$lock" "$stamp"
 }
 install requirements.lock .nodeready-lock
+# The checkout itself, with its entry points: pyinfra finds the connectors by them.
+if ! cmp -s pyproject.toml .venv/.nodeready-project; then
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+        --no-deps --no-build-isolation -e .
+    cp pyproject.toml .venv/.nodeready-project
+fi
 case $what in
 docs | dist) install "requirements-$what.lock" ".nodeready-lock-$what" ;;
 esac
