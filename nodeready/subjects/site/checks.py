@@ -1,0 +1,175 @@
+"""Judge the site's own checks, which the files checks.d/*.toml beside the inventory declare."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from nodeready.policy import Policy
+from nodeready.policy.site_checks import SiteCheck
+from nodeready.subjects.result import (
+    PERSON,
+    Check,
+    Remedy,
+    Result,
+    Subject,
+    fail,
+    ok,
+    unknown,
+    warn,
+)
+from nodeready.subjects.site.facts import PROBE, Site, SiteOutput
+
+#: CPU seconds for one regular expression on one output, which takes microseconds: the node chooses
+#: the text, and a pattern such as ``(a+)+$`` can take years on some texts.
+_MATCH_S = 0.2
+#: Maximum characters of an output in a result.
+_SHOWN = 200
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+
+
+class _TooSlow(Exception):
+    """The time for a regular expression is over."""
+
+
+def judge(check: SiteCheck, observed: Site) -> Result:
+    """The result of one check."""
+    output = observed.checks.get(check.name, SiteOutput(reason="was not made"))
+    if output.missing:
+        return _bad(check, f"no such file: {check.file}")
+    if output.reason:
+        return unknown(check.id, output.reason)
+    try:
+        is_good = _is_good(check, output)
+    except _TooSlow:
+        return unknown(check.id, f"matches takes more than {_MATCH_S} s of CPU on its output")
+    except ValueError as problem:
+        return unknown(check.id, str(problem))
+    if not is_good:
+        return _bad(check, _actual(check, output))
+    if output.status and check.comparator != "status":
+        return unknown(
+            check.id,
+            f"prints what it should, but exit status {output.status}: {output.error or 'no message'}",
+        )
+    return ok(check.id, _expected(check), _actual(check, output), _source(check))
+
+
+def _is_good(check: SiteCheck, output: SiteOutput) -> bool:
+    """Whether the output is as wanted. Raises ValueError for one that cannot be compared."""
+    if check.comparator == "status":
+        return bool(output.status == check.wanted)
+    if check.comparator == "equals":
+        return bool(output.text == check.wanted)
+    if check.comparator == "matches":
+        with _limited():
+            return re.search(check.wanted, output.text, re.MULTILINE) is not None
+    match = _NUMBER.search(output.text)
+    if match is None:
+        raise ValueError(f"prints no number: {_shortened(output.text) or 'nothing'}")
+    low, high = check.wanted
+    return bool(low <= float(match[0]) <= high)
+
+
+@contextlib.contextmanager
+def _limited() -> Iterator[None]:
+    """Raises _TooSlow in the block after _MATCH_S seconds of CPU. Python's regular expressions run
+    signal handlers."""
+
+    def stop(*_: object) -> None:
+        raise _TooSlow
+
+    try:
+        previous = signal.signal(signal.SIGVTALRM, stop)
+    except ValueError:
+        # Only the main thread can have a handler; every command judges there.
+        yield
+        return
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, _MATCH_S)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, previous)
+
+
+def _bad(check: SiteCheck, actual: str) -> Result:
+    make = fail if check.severity == "fail" else warn
+    return make(check.id, _expected(check), actual, _source(check), check.fix)
+
+
+def comparison(check: SiteCheck) -> str:
+    """What the output has to be, in words."""
+    if check.comparator == "status":
+        return f"exit status {check.wanted}"
+    if check.comparator == "matches":
+        words = f"matches {check.wanted}"
+    elif check.comparator == "range":
+        words = "{} to {}".format(*check.wanted)
+    else:
+        words = check.wanted or "nothing"
+    return f"{check.json}: {words}" if check.json else words
+
+
+def _expected(check: SiteCheck) -> str:
+    words = _shortened(comparison(check))
+    return f"{words} ({check.reason})" if check.reason else words
+
+
+def _actual(check: SiteCheck, output: SiteOutput) -> str:
+    if check.comparator == "status":
+        said = _shortened(output.error or output.text)
+        return f"exit status {output.status}{f': {said}' if said else ''}"
+    if check.file and check.comparator == "matches" and not check.json:
+        return f"{len(output.text.splitlines())} lines"
+    return _shortened(output.text) or "nothing"
+
+
+def _shortened(text: str) -> str:
+    """The first line of a text, and how many follow."""
+    first, *further = text.splitlines() or [""]
+    first = first if len(first) <= _SHOWN else f"{first[:_SHOWN]}..."
+    return f"{first} (and {len(further)} more lines)" if further else first
+
+
+def _source(check: SiteCheck) -> str:
+    return check.file or check.source
+
+
+@lru_cache(maxsize=4096)
+def check_of(check: SiteCheck) -> Check:
+    """The check with its page."""
+
+    def judged(observed: Any, policy: Policy) -> Result:
+        return judge(check, observed)
+
+    remedies = (Remedy(PERSON, check.fix),) if check.fix else ()
+    return Check(check.id, _meaning(check), (), "", remedies, judged)
+
+
+def _meaning(check: SiteCheck) -> str:
+    """The page of the check, from its declaration."""
+    reason = check.reason or "A check of the site's own"
+    reason = reason[:1].upper() + reason[1:]
+    if check.file:
+        reads = f"It reads {check.file} on the node."
+    else:
+        lines = "\n".join(f"    {line}" for line in check.run.strip("\n").split("\n"))
+        reads = f"It runs on the node, for at most {check.timeout_s} s:\n\n{lines}"
+    where = f" of the groups {', '.join(check.groups)}" if check.groups else ""
+    return (
+        f"{reason.rstrip('.')}.\n\n{reads}\n\nWanted: {_shortened(comparison(check))}. Anything else is a "
+        f"{check.severity}. Made by {', '.join(check.moments)} on all nodes{where}. Declared in "
+        f"{check.source or 'the setting site_checks'}."
+    )
+
+
+def _policy_checks(policy: Policy) -> tuple[Check, ...]:
+    return tuple(map(check_of, policy.site_checks))
+
+
+SUBJECT = Subject("site", __doc__, (), probe=PROBE, policy_checks=_policy_checks)
