@@ -54,7 +54,8 @@ def judge(check: SiteCheck, observed: Site) -> Result:
     if output.status and check.comparator != "status":
         return unknown(
             check.id,
-            f"prints what it should, but exit status {output.status}: {output.error or 'no message'}",
+            f"prints what it should, but exit status {output.status}: "
+            f"{output.error or 'no message'}",
         )
     return ok(check.id, _expected(check), _actual(check, output), _source(check))
 
@@ -162,9 +163,9 @@ def _meaning(check: SiteCheck) -> str:
         reads = f"It runs on the node, for at most {check.timeout_s} s:\n\n{lines}"
     where = f" of the groups {', '.join(check.groups)}" if check.groups else ""
     return (
-        f"{reason.rstrip('.')}.\n\n{reads}\n\nWanted: {_shortened(comparison(check))}. Anything else is a "
-        f"{check.severity}. Made by {', '.join(check.moments)} on all nodes{where}. Declared in "
-        f"{check.source or 'the setting site_checks'}."
+        f"{reason.rstrip('.')}.\n\n{reads}\n\nWanted: {_shortened(comparison(check))}. "
+        f"Anything else is a {check.severity}. Made by {', '.join(check.moments)} "
+        f"on all nodes{where}. Declared in {check.source or 'the setting site_checks'}."
     )
 
 
