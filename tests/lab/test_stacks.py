@@ -363,7 +363,7 @@ def test_ranks_on_a_node_that_slurm_did_not_give_to_the_job_are_only_claims(
         assert done.status == 2, done
         assert f"Processes on {other.name} claim the job and are no ranks of it" in done.err
     finally:
-        other.enter(["kill", "-KILL", f"-{claims}"])
+        other.enter(["sh", "-c", f"kill -KILL -{claims}"])
 
 
 def test_the_parts_of_a_heterogeneous_job_are_one_job(slurm_lab, login, fleet, tool):
