@@ -71,7 +71,8 @@ def _check_words() -> list[str]:
     pairs = [
         pair for file in sorted(folder.glob("**/*.py")) for pair in _CHECK.findall(_text(file))
     ]
-    return [*dict.fromkeys(subject for subject, _ in pairs), *map(".".join, pairs)]
+    subjects = [file.parent.name for file in sorted(folder.glob("*/checks.py"))]
+    return [*subjects, *map(".".join, pairs)]
 
 
 def _node_words(inventory: str) -> list[str]:

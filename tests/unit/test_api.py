@@ -19,10 +19,10 @@ from tests.command import wait_for
 from tests.paths import ROOT
 
 COMMANDS = ("audit", "ready", "deploy", "stacks")
-#: Options of a command that choose what is shown or asked, which a function does not do.
+#: Options of a command that choose what is shown or asked, or how often: a function does not.
 NOT_IN_PYTHON = {
     *("format", "output", "fail_on", "hostfile_out", "hostfile_format", "diff", "yes"),
-    *("color", "quiet", "verbose", "help"),
+    *("color", "quiet", "verbose", "help", "every", "wait_s"),
 }
 
 

@@ -177,6 +177,8 @@ def _need(arguments: list[str], count: int) -> list[str]:
 def match_string(text: str) -> tuple[str, bool]:
     """The regular expression for one line, and whether no line may match.
 
+    Raises NotConvertible for a range of nodes.
+
     >>> match_string("n*.viz")
     ('n.*\\\\.viz', False)
     >>> match_string("!/PAUSED/")
@@ -239,6 +241,8 @@ def _all_lines(matches: list[str]) -> str:
 
 def kilobytes(text: str) -> float:
     """A size of NHC in kB: a number, and k (the default), M, G, T, also with a B.
+
+    Raises NotConvertible.
 
     >>> kilobytes("32MB")
     32768.0
