@@ -2,7 +2,9 @@
 # ended (state D) or whose output stays open costs only itself: it is left behind with a pipe without
 # a reader. Answers are lines of at most 80 bytes, which the kernel writes whole: "NUMBER o BASE64" of
 # the output, "NUMBER e BASE64" of the messages, "NUMBER r STATUS".
+# shellcheck disable=SC2016 # the inner shell's variables
 nr_eval='nr_text=$NR_TEXT; unset NR_TEXT; eval "$nr_text"'
+# shellcheck disable=SC2016 # as above
 nr_relay='while read -r nr_line; do printf "%s %s\n" "$0" "$nr_line"; done'
 nr_newline='
 '
