@@ -20,10 +20,10 @@ from nodeready.operations import STEPS
 def _deploy(name: str, does: str, steps: Iterable[DeployStep]) -> Callable[..., None]:
     """A deploy of these steps. does: its docstring"""
     steps = tuple(steps)
-    known = tuple(dict.fromkeys(key for step in steps for key in step.settings))
+    setting_names = tuple(dict.fromkeys(key for step in steps for key in step.settings))
 
     def run(*words: Any, **arguments: Any) -> None:
-        pyinfra.call_settings(host, name, known, own_arguments(arguments), words)
+        pyinfra.call_settings(host, name, setting_names, own_arguments(arguments), words)
 
         def call_steps(**settings: Any) -> None:
             for step in steps:

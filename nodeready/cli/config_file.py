@@ -95,11 +95,9 @@ def _option_name(path: Path, key: str, options: Iterable[str]) -> str:
     """The option of a key. Raises Refused, with the most similar option, for an unknown key."""
     name = key.replace("-", "_")
     if name not in options:
-        from nodeready.policy.fields import closest_word
+        from nodeready.policy.fields import suggestion
 
-        close = closest_word(name, tuple(options))
-        advice = f"did you mean {close}?" if close else f"there are {', '.join(options)}"
-        raise Refused(f"{path}: unknown option {key}: {advice}")
+        raise Refused(f"{path}: unknown option {key}: {suggestion(name, options)}")
     return name
 
 

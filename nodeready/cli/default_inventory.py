@@ -51,12 +51,12 @@ def default_inventory(context: click.Context) -> tuple[str, str] | None:
 
 def require_inventory(inventory: str | None, options: TargetOptions) -> str:
     """As `find_inventory`. Raises UsageError when there is none."""
-    found = find_inventory(inventory, options)
-    if found is None:
+    word = find_inventory(inventory, options)
+    if word is None:
         raise click.UsageError(
             f"Missing INVENTORY: name it, or set {VARIABLE}.", click.get_current_context()
         )
-    return found
+    return word
 
 
 def _refuse_stranger() -> None:

@@ -47,8 +47,10 @@ def running_lines(nodes: Targets, screen: Screen) -> list[str]:
     """The jobs that run on the nodes, a line each; []: none, or they could not be asked."""
     document, _ = find_jobs(nodes, screen)
     lines = [f"running: {summary(job)}" for job in document.jobs[:_MAX_LINES]]
-    more = len(document.jobs) - len(lines)
-    return [*lines, f"running: {counted(more, 'more job')}: nodeready jobs"] if more else lines
+    if len(document.jobs) > len(lines):
+        unlisted = counted(len(document.jobs) - len(lines), "more job")
+        lines.append(f"running: {unlisted}: nodeready jobs")
+    return lines
 
 
 @command()

@@ -65,8 +65,8 @@ class TargetOptions:
 
     def words(self, inventory: str) -> str:
         """The inventory and the options that reach the same nodes, as words of a shell."""
-        given = (("--limit", self.limit), ("-u", self.ssh_user), ("--ssh-key", self.ssh_key))
-        words = [word for name, value in given if value is not None for word in (name, value)]
+        options = (("--limit", self.limit), ("-u", self.ssh_user), ("--ssh-key", self.ssh_key))
+        words = [word for name, value in options if value is not None for word in (name, value)]
         return join([inventory, *words, *(["--sudo"] if self.sudo else [])])
 
     def warn(self, text: str) -> None:

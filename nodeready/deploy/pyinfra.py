@@ -26,7 +26,7 @@ from pyinfra.api.output import format_text
 
 from nodeready import shell
 from nodeready.deploy.actions import RemoveFile, StepChange, WriteFile
-from nodeready.inventory.node_policies import checked_data, declared_settings
+from nodeready.inventory.node_policies import checked_data, declared_settings, share_policies
 from nodeready.policy import Policy
 from nodeready.policy.fields import closest_word, value_text
 from nodeready.policy.policy import PolicyError, key_text
@@ -63,23 +63,25 @@ class CallSettings(NamedTuple):
 def call_settings(
     host: Host,
     operation: str,
-    known: Iterable[str],
+    setting_names: Iterable[str],
     arguments: Mapping[str, Any],
     words: Iterable[Any] = (),
 ) -> CallSettings:
     """The checked settings of a call on this host.
 
-    known: the settings that the operation takes as arguments
+    setting_names: the settings that the operation takes as arguments
     words: arguments without a name, of which it takes none
     Raises PyinfraError, in one line, for a wrong setting, also one of the inventory.
     """
     try:
         _run(host)
         for word in words:
-            raise PolicyError([f"{operation}: {value_text(word)} has no name: {_known(known)}"])
+            raise PolicyError(
+                [f"{operation}: {value_text(word)} has no name: {_known(setting_names)}"]
+            )
         for key in arguments:
-            if key not in known:
-                raise PolicyError([f"{operation}: {_unknown_argument(key, known)}"])
+            if key not in setting_names:
+                raise PolicyError([f"{operation}: {_unknown_argument(key, setting_names)}"])
         deploy = f"data_defaults of the deploy {host.current_deploy_name}"
         return CallSettings(
             _checked(host.get_deploy_data(), deploy),
@@ -94,15 +96,15 @@ def _checked(data: Mapping[str, Any], source: str) -> _Settings:
     return tuple(sorted(checked_data(data, source).items())) if data else ()
 
 
-def _unknown_argument(key: str, known: Iterable[str]) -> str:
-    close = closest_word(key, known)
-    return (
-        f"unknown setting {key_text(key)}: {f'did you mean {close}?' if close else _known(known)}"
-    )
+def _unknown_argument(key: str, setting_names: Iterable[str]) -> str:
+    close = closest_word(key, setting_names)
+    advice = f"did you mean {close}?" if close else _known(setting_names)
+    return f"unknown setting {key_text(key)}: {advice}"
 
 
-def _known(known: Iterable[str]) -> str:
-    return f"the settings are {', '.join(known)}" if known else "it takes no setting"
+def _known(setting_names: Iterable[str]) -> str:
+    words = ", ".join(setting_names)
+    return f"the settings are {words}" if words else "it takes no setting"
 
 
 @dataclass
@@ -132,10 +134,7 @@ class _PyinfraRun:
     def policies_of(self, call: CallSettings) -> dict[str, Policy]:
         """Node -> its policy in such a call; nodes with the same settings share one."""
         if call not in self.policies:
-            distinct = {id(settings): settings for settings in self.settings.values()}
-            made = {key: call.policy(settings) for key, settings in distinct.items()}
-            names = self.settings.items()
-            self.policies[call] = {name: made[id(settings)] for name, settings in names}
+            self.policies[call] = share_policies(self.settings, call.policy)
         return self.policies[call]
 
     def context(self, call: CallSettings, state: State, subjects: tuple[str, ...]) -> FleetContext:
@@ -203,7 +202,7 @@ class _PyinfraRun:
             nodes[policy] = node.judged(snapshot.merged(observed))
         if self.transport.adopt_sudo(host):
             # Root sees more: what other users may not read was not observed, or not complete.
-            stale.update({known: {*observed.subjects, *subjects} for known in nodes})
+            stale.update({judged_by: {*observed.subjects, *subjects} for judged_by in nodes})
         if due := stale.pop(policy, None):
             nodes[policy] = self._probe_again(nodes[policy], due)
         return nodes[policy]

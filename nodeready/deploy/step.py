@@ -113,8 +113,8 @@ class DeployStep:
     def __call__(self, *words: Any, **arguments: Any) -> Any:
         """Call the pyinfra operation. arguments: settings, and pyinfra's own"""
         # pyinfra runs the operation later, once per host: a mistake has to end the run before.
-        given = own_arguments(arguments)
-        pyinfra.call_settings(host, self.name, self.settings, given, words)
+        own_settings = own_arguments(arguments)
+        pyinfra.call_settings(host, self.name, self.settings, own_settings, words)
         return self.operation(**arguments)
 
 
@@ -142,10 +142,11 @@ def step(
         if not fixed:
             raise ValueError(f"no check of {subject} is fixed by {name}")
         deciding = {*settings, *(key for check in fixed for key in check.settings)}
-        known = tuple(field.name for field in fields(Policy) if field.name in deciding)
+        setting_names = tuple(field.name for field in fields(Policy) if field.name in deciding)
 
         def run(**arguments: Any) -> Generator[StringCommand, None, None]:
-            node = pyinfra.judged(host, pyinfra.call_settings(host, name, known, arguments))
+            call = pyinfra.call_settings(host, name, setting_names, arguments)
+            node = pyinfra.judged(host, call)
             assert node.snapshot is not None
             observation = node.snapshot[subject]
             if isinstance(observation, Unknown):
@@ -171,7 +172,7 @@ def step(
         deploy_step = DeployStep(
             name,
             tuple(check.id for check in fixed),
-            known,
+            setting_names,
             make_actions,
             (subject, *touches),
             timeout_s,

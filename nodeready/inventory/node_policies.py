@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -76,21 +76,21 @@ def _file_checks(inventory: Inventory) -> tuple[tuple[SiteCheck, ...], list[str]
 def _checks_of(host: Host, declared: tuple[SiteCheck, ...]) -> tuple[SiteCheck, ...]:
     """The checks of the host's groups. Raises PolicyError."""
     groups = {"all", *host.groups}
-    made = tuple(check for check in declared if not check.groups or groups & {*check.groups})
+    checks = tuple(check for check in declared if not check.groups or groups & {*check.groups})
     places: dict[str, str] = {}
-    for check in made:
+    for check in checks:
         if check.name in places:
             first = places[check.name]
             raise PolicyError([f"site_checks: {check.name} is in {first}, too"])
         places[check.name] = check.source
-    if script_size(made) > _MAX_SCRIPT_BYTES:
+    if script_size(checks) > _MAX_SCRIPT_BYTES:
         raise PolicyError(
             [
-                f"host {host.name}: its {len(made)} site checks have more than "
+                f"host {host.name}: its {len(checks)} site checks have more than "
                 f"{_MAX_SCRIPT_BYTES} bytes of commands: put long ones into scripts on the nodes"
             ]
         )
-    return made
+    return checks
 
 
 def declared_settings(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, dict[str, Any]]:
@@ -139,10 +139,13 @@ def declared_settings(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, 
 
 def policies(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, Policy]:
     """The policy of each of these hosts, by name. Raises PolicyError, see `declared_settings`."""
-    made: dict[int, Policy] = {}
-    policy_of: dict[str, Policy] = {}
-    for name, settings in declared_settings(inventory, hosts).items():
-        if id(settings) not in made:
-            made[id(settings)] = Policy(**settings)
-        policy_of[name] = made[id(settings)]
-    return policy_of
+    return share_policies(declared_settings(inventory, hosts), lambda settings: Policy(**settings))
+
+
+def share_policies(
+    declared: Mapping[str, Mapping[str, Any]], make: Callable[[Mapping[str, Any]], Policy]
+) -> dict[str, Policy]:
+    """Node -> its policy. Nodes that share a dict of `declared_settings` share one policy."""
+    distinct = {id(settings): settings for settings in declared.values()}
+    policy_by_id = {key: make(settings) for key, settings in distinct.items()}
+    return {name: policy_by_id[id(settings)] for name, settings in declared.items()}

@@ -95,5 +95,5 @@ def _read_table(file: Path, text: str, number: int, table: Any) -> tuple[SiteChe
         return parse(table, place), ""
     except Invalid as error:
         line = place.partition(":")[2]
-        where = sanitise(str(file)) + (f":{line}" if line else "")
-        return None, f"{where}: {shown}: {sanitise(str(error))}"
+        origin = sanitise(str(file)) + (f":{line}" if line else "")
+        return None, f"{origin}: {shown}: {sanitise(str(error))}"

@@ -18,7 +18,7 @@ from pyinfra.api.exceptions import InventoryError
 
 from nodeready.inventory.nodeset import NodeSetError, expand, host_name, natural, unique
 from nodeready.inventory.placement import JobPlacement, other_nodes
-from nodeready.policy.fields import closest_word
+from nodeready.policy.fields import suggestion
 from nodeready.shell import search_path
 from nodeready.text import sanitise
 
@@ -183,8 +183,7 @@ def _partitions(out: str) -> dict[str, list[str]]:
 
 
 def _no_partition(partition: str, partitions: Mapping[str, object]) -> str:
-    close = closest_word(partition, partitions)
-    hint = f"did you mean {close}?" if close else f"there are {', '.join(partitions)}"
+    hint = suggestion(partition, partitions)
     return sanitise(f"NODEREADY_PARTITION: no partition {partition}; {hint}", 300)
 
 

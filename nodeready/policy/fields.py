@@ -167,9 +167,8 @@ def _columns(name: str, settings: Any, columns: Mapping[str, type]) -> tuple[tup
         raise Invalid(f"{name!r} must have settings: {{'{next(iter(columns))}': ...}}")
     for column, setting_value in settings.items():
         if column not in columns:
-            close = closest_word(column, columns) if isinstance(column, str) else ""
-            meant = f"did you mean {close}?" if close else "there are " + ", ".join(columns)
-            raise Invalid(f"{name!r} has the unknown setting {value_text(column)}: {meant}")
+            hint = suggestion(column, columns)
+            raise Invalid(f"{name!r} has the unknown setting {value_text(column)}: {hint}")
         if columns[column] is int:
             _check_whole_number(setting_value, 1, 10_000_000)
         else:
@@ -346,3 +345,16 @@ def closest_word(word: str, known_words: Iterable[str], cutoff: float = 0.6) -> 
     import difflib
 
     return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=cutoff)), "")
+
+
+def suggestion(word: Any, known_words: Iterable[str]) -> str:
+    """The advice for an unknown word: the closest known one, else all of them.
+
+    >>> suggestion("severty", ("reason", "severity"))
+    'did you mean severity?'
+    >>> suggestion("x", ("reason", "severity"))
+    'there are reason, severity'
+    """
+    names = list(known_words)
+    close = closest_word(word, names) if isinstance(word, str) else ""
+    return f"did you mean {close}?" if close else f"there are {', '.join(names)}"

@@ -346,8 +346,8 @@ class Policy:
     def with_site_checks(self, ids: Iterable[str]) -> Policy:
         """The policy with those of the site's checks that have one of these ids."""
         chosen = {*ids}
-        made = tuple(check for check in self.site_checks if check.id in chosen)
-        return self if made == self.site_checks else replace(self, site_checks=made)
+        checks = tuple(check for check in self.site_checks if check.id in chosen)
+        return self if checks == self.site_checks else replace(self, site_checks=checks)
 
 
 #: The first words of settings: an unknown key that begins with such a word is misspelt.

@@ -13,7 +13,7 @@ from nodeready.policy.fields import (
     MOST_CHARACTERS,
     Invalid,
     SettingKind,
-    closest_word,
+    suggestion,
     value_text,
 )
 
@@ -47,7 +47,7 @@ class SiteCheck:
     file:       absolute path of the file on the node whose text is judged; "": ``run`` is run
     json:       the way to a value in the JSON that was read (``a.b[0].c``); "": the text itself
     comparator: one of COMPARATORS
-    wanted:     the value that it compares with: a text, (low, high), or an exit status
+    expected:   the value that it compares with: a text, (low, high), or an exit status
     severity:   the status of a result that is not as it should be: ``fail`` or ``warn``
     reason:     why this must hold
     fix:        what repairs it
@@ -62,7 +62,7 @@ class SiteCheck:
     file: str
     json: str
     comparator: str
-    wanted: Any
+    expected: Any
     severity: str = "fail"
     reason: str = ""
     fix: str = ""
@@ -83,7 +83,7 @@ class SiteCheck:
 
     def table(self) -> dict[str, Any]:
         """The check as a file declares it, without the defaults."""
-        comparison = list(self.wanted) if self.comparator == "range" else self.wanted
+        comparison = list(self.expected) if self.comparator == "range" else self.expected
         values = {
             "id": self.name,
             "run": self.run,
@@ -111,9 +111,7 @@ def parse(table: Any, source: str = "") -> SiteCheck:
         raise Invalid("must be a table with id, run or file, and how to judge it")
     for key in table:
         if key not in KEYS:
-            close = closest_word(key, KEYS) if isinstance(key, str) else ""
-            hint = f"did you mean {close}?" if close else "there are " + ", ".join(KEYS)
-            raise Invalid(f"unknown key {value_text(key)}: {hint}")
+            raise Invalid(f"unknown key {value_text(key)}: {suggestion(key, KEYS)}")
     name = table.get("id", "")
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,59}", name):
         raise Invalid(
@@ -131,7 +129,7 @@ def parse(table: Any, source: str = "") -> SiteCheck:
     path = _line(table, "json")
     if "json" in table and not _JSON_PATH.fullmatch(path):
         raise Invalid(f"json = {value_text(path)}: must be names and positions: a.b[0].c")
-    comparator, wanted = _comparison(table)
+    comparator, expected = _comparison(table)
     if comparator == "status" and (file or path):
         raise Invalid(f"status: is for run alone, not for {'file' if file else 'json'}")
     severity = table.get("severity", "fail")
@@ -143,7 +141,7 @@ def parse(table: Any, source: str = "") -> SiteCheck:
         file,
         path,
         comparator,
-        wanted,
+        expected,
         severity,
         _line(table, "reason"),
         _line(table, "fix"),
@@ -242,9 +240,7 @@ def _words(table: Mapping[str, Any], key: str, default: tuple[str, ...]) -> tupl
         raise Invalid(f"{key} = []: selects nothing; leave it out for all")
     for word in value:
         if default and word not in default:
-            close = closest_word(word, default)
-            hint = f"did you mean {close}?" if close else "there are " + ", ".join(default)
-            raise Invalid(f"{key} = {value_text(list(value))}: {hint}")
+            raise Invalid(f"{key} = {value_text(list(value))}: {suggestion(word, default)}")
     return tuple(word for word in default if word in value) if default else tuple(value)
 
 

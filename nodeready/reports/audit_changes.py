@@ -14,17 +14,17 @@ _GOOD = ("ok", "na", "waived")
 
 def findings_of(audit: Audit, before: Findings) -> Findings:
     """The findings of an audit. A node that could not be probed keeps those of before."""
-    found: dict[tuple[str, str], tuple[str, str]] = {}
+    findings: dict[tuple[str, str], tuple[str, str]] = {}
     lost = set()
     for node in audit.nodes:
         if node.error:
             lost.add(node.name)
-            found[node.name, ""] = node.status, node.error
+            findings[node.name, ""] = node.status, node.error
         for result in node.results:
             if result.status not in _GOOD:
-                found[node.name, result.check] = result.status, result_text(result)
-    found |= {key: text for key, text in before.items() if key[0] in lost and key[1]}
-    return found
+                findings[node.name, result.check] = result.status, result_text(result)
+    findings |= {key: text for key, text in before.items() if key[0] in lost and key[1]}
+    return findings
 
 
 def changes(before: Findings, after: Findings, moment: str) -> Iterator[StyledLine]:
@@ -39,7 +39,7 @@ def changes(before: Findings, after: Findings, moment: str) -> Iterator[StyledLi
     ]
     gone = [(("ok", "", key[1]), key[0]) for key in before if key not in after]
     for (status, text, check), names in [*grouped(new), *grouped(gone)]:
-        what = check or ("answers again" if status == "ok" else "")
+        subject = check or ("answers again" if status == "ok" else "")
         head = f"{moment}  ", (f"{status:<13}", STYLES.get(status, ""))
-        name = f"{what}  " if what else ""
+        name = f"{subject}  " if subject else ""
         yield line(*head, name, (node_set(names), "bold"), f"  {text}" if text else "")

@@ -189,7 +189,7 @@ def _import(plugin: Plugin, place: str) -> Any:
         raise plugin.error(f"{place}: {type(error).__name__}: {words}") from error
 
 
-def _problems(plugin: Plugin, subject: Any, others: Mapping[str, Subject]) -> Iterator[str]:
+def _problems(plugin: Plugin, subject: Any, peers: Mapping[str, Subject]) -> Iterator[str]:
     """What a plugin declares wrong."""
     name = plugin.name
     if not isinstance(subject, Subject):
@@ -199,14 +199,14 @@ def _problems(plugin: Plugin, subject: Any, others: Mapping[str, Subject]) -> It
         yield f"the subject's name is {subject.name!r}, its entry point's is {name!r}"
     if not _NAME.match(name):
         yield f"a subject's name is lower-case letters, digits and _, not {name!r}"
-    if name in others or name in _RESERVED:
+    if name in peers or name in _RESERVED:
         yield f"nodeready has a subject {name}"
     if subject.probe is None or subject.probe.subject != name:
         yield f"needs a Probe whose subject is {name!r}"
         return
     if not hasattr(sys.modules[plugin.package], "__path__"):
         yield f"{plugin.package} is a module, and must be a package: a folder"
-    yield from _wrong_sections(subject, others)
+    yield from _wrong_sections(subject, peers)
     yield from _wrong_checks(subject)
     for path in subject.files:
         if not path.startswith("/") or "nodeready" not in path.rpartition("/")[2]:
@@ -215,11 +215,11 @@ def _problems(plugin: Plugin, subject: Any, others: Mapping[str, Subject]) -> It
         yield f"has a check with fixed_by, and no entry point in {OPERATIONS_GROUP}"
 
 
-def _wrong_sections(subject: Subject, others: Mapping[str, Subject]) -> Iterator[str]:
+def _wrong_sections(subject: Subject, peers: Mapping[str, Subject]) -> Iterator[str]:
     assert subject.probe is not None
     sections = {
         section.name: section
-        for other in others.values()
+        for other in peers.values()
         if other.probe
         for section in other.probe.sections
     }
@@ -247,8 +247,10 @@ def _wrong_checks(subject: Subject) -> Iterator[str]:
         yield from _unknown(check.id, "fact of the fleet", check.fleet, facts)
 
 
-def _unknown(check: str, kind: str, names: Iterable[str], known: frozenset[str]) -> Iterator[str]:
-    return (f"{check}: there is no {kind} {name}" for name in names if name not in known)
+def _unknown(
+    check: str, kind: str, names: Iterable[str], declared: frozenset[str]
+) -> Iterator[str]:
+    return (f"{check}: there is no {kind} {name}" for name in names if name not in declared)
 
 
 def _field_names(kind: type) -> frozenset[str]:

@@ -56,11 +56,11 @@ def modules() -> dict[str, str]:
     return sources
 
 
-def _check_imports(plugins: list[Plugin], sources: Mapping[str, str], known: set[str]) -> None:
+def _check_imports(plugins: list[Plugin], sources: Mapping[str, str], available: set[str]) -> None:
     """Raise PluginError where a module imports a package that a node does not have."""
     for name, source in sources.items():
         package = name if payload.is_package(name) else name.rpartition(".")[0]
-        foreign = {word.partition(".")[0] for word in payload.imports(source, package)} - known
+        foreign = {word.partition(".")[0] for word in payload.imports(source, package)} - available
         if foreign:
             raise _unusable(plugins, f"{name} imports {', '.join(sorted(foreign))}")
 

@@ -36,7 +36,7 @@ class ImportedLine:
     text:    the line
     outcome: one of OUTCOMES
     detail:  the ids of the checks that it became or that cover it, or why it cannot be converted
-    checks:  the tables of `checks.d` that it became
+    checks:  the tables of `checks.d` that it became, without their reason: it is the place
     nodes:   the target that selects the nodes; "": all nodes
     """
 
@@ -91,7 +91,8 @@ def write_toml(lines: Iterable[ImportedLine], tool: str) -> Iterator[str]:
             comment = "# "
         for check in line.checks:
             yield f"{comment}[[check]]"
-            yield from (f"{comment}{key} = {_value(value)}" for key, value in check.items())
+            table = {**check, "reason": _plain(line.place)}
+            yield from (f"{comment}{key} = {_value(value)}" for key, value in table.items())
 
 
 def _plain(text: str) -> str:

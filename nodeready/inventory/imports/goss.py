@@ -6,7 +6,7 @@ The meaning of each attribute is that of goss's manual (https://github.com/goss-
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from nodeready.inventory.imports.converted import (
@@ -78,7 +78,7 @@ def _resource(
         # What is left of the attributes has no counterpart.
         for attribute, table in convert(resource, remaining):
             remaining.pop(attribute, None)
-            check = {"id": ids.make(kind, resource, attribute), **table, "reason": place}
+            check = {"id": ids.make(kind, resource, attribute), **table}
             if isinstance(timeout, int):
                 check["timeout_s"] = max(1, min(60, round(timeout / 1000)))
             detail, text = f"site.{check['id']}", f"{title}, {attribute}"
@@ -123,6 +123,15 @@ def _patterns(expected: Any) -> str:
     if not looks:
         raise NotConvertible("an empty list judges nothing")
     return r"\A" + "".join(looks)
+
+
+def _escaped(value: Any) -> str:
+    return re.escape(str(value))
+
+
+def _each_line(expressions: Iterable[str]) -> str:
+    """The expression that matches if each of these has its line."""
+    return r"\A" + "".join(rf"(?=[\s\S]*^{expression}$)" for expression in expressions)
 
 
 def _file(path: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table]]:
@@ -196,13 +205,13 @@ def _port(name: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table]]:
         if not isinstance(attributes["ip"], list):
             raise NotConvertible("ip is no list")
         addresses = f"{run} | awk '{{print $4}}'"
-        looks = (
-            rf"(?=[\s\S]*^\[?{re.escape(str(ip))}(%\w+)?\]?:\d+$)"
+        lines = (
+            rf"\[?{_escaped(ip)}(%\w+)?\]?:\d+"
             if str(ip) not in ("::", "0.0.0.0")
-            else rf"(?=[\s\S]*^(\[::\]|{re.escape(str(ip))}|\*):\d+$)"
+            else rf"(\[::\]|{_escaped(ip)}|\*):\d+"
             for ip in attributes["ip"]
         )
-        yield "ip", {"run": addresses, "matches": r"\A" + "".join(looks)}
+        yield "ip", {"run": addresses, "matches": _each_line(lines)}
 
 
 def _process(name: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table]]:
@@ -215,17 +224,17 @@ def _process(name: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table
 
 
 def _mount(point: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table]]:
-    where = quote(point)
+    target = quote(point)
     if "exists" in attributes:
-        yield "exists", _succeeds(f"findmnt -M {where} >/dev/null", attributes["exists"])
+        yield "exists", _succeeds(f"findmnt -M {target} >/dev/null", attributes["exists"])
     for attribute, column in (("source", "SOURCE"), ("filesystem", "FSTYPE")):
         if attribute in attributes:
-            run = f"findmnt -n -o {column} -M {where} | tail -n 1"
+            run = f"findmnt -n -o {column} -M {target} | tail -n 1"
             yield attribute, _equals(run, attributes[attribute])
     options = attributes.get("opts")
     if isinstance(options, list) and options:
         looks = (f"(?=(.*,)?{re.escape(str(option))}(,|$))" for option in options)
-        run = f"findmnt -n -o OPTIONS -M {where} | tail -n 1"
+        run = f"findmnt -n -o OPTIONS -M {target} | tail -n 1"
         yield "opts", {"run": run, "matches": "^" + "".join(looks)}
 
 
@@ -300,9 +309,8 @@ def _dns(name: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table]]:
             yield attribute, _succeeds(f"{find} >/dev/null", attributes[attribute])
     addresses = attributes.get("addrs")
     if isinstance(addresses, list) and addresses:
-        looks = (rf"(?=[\s\S]*^{re.escape(str(address))}$)" for address in addresses)
         run = f"{find} | awk '{{print $1}}' | sort -u"
-        yield "addrs", {"run": run, "matches": r"\A" + "".join(looks)}
+        yield "addrs", {"run": run, "matches": _each_line(map(_escaped, addresses))}
 
 
 def _addr(name: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Table]]:
@@ -326,9 +334,8 @@ def _interface(name: str, attributes: dict[str, Any]) -> Iterator[tuple[str, Tab
         yield "mtu", _equals(f"cat {device}/mtu", attributes["mtu"])
     addresses = attributes.get("addrs")
     if isinstance(addresses, list) and addresses:
-        looks = (rf"(?=[\s\S]*^{re.escape(str(address))}$)" for address in addresses)
         run = f"ip -o addr show dev {quote(name)} | awk '{{print $4}}'"
-        yield "addrs", {"run": run, "matches": r"\A" + "".join(looks)}
+        yield "addrs", {"run": run, "matches": _each_line(map(_escaped, addresses))}
 
 
 _CONVERT: dict[str, Convert] = {

@@ -25,7 +25,7 @@ from nodeready.inventory.imports.converted import (
 from nodeready.shell import join, quote
 
 Table = dict[str, Any]
-#: The words of a check -> the tables that it becomes, without id and reason.
+#: The words of a check -> the tables that it becomes, without id.
 Convert = Callable[[list[str]], list[Table]]
 
 #: Function of NHC, or of its usual additions -> the checks of nodeready that have it, and how.
@@ -101,10 +101,7 @@ def _lines(
         except NotConvertible as error:
             yield ImportedLine(place, line, IMPOSSIBLE, str(error), nodes=nodes)
             continue
-        checks = tuple(
-            {"id": ids.make(*_id_words(words)), **table, "reason": f"{name}:{number}"}
-            for table in tables
-        )
+        checks = tuple({"id": ids.make(*_id_words(words)), **table} for table in tables)
         detail = ", ".join(f"site.{check['id']}" for check in checks)
         yield ImportedLine(place, line, CONVERTED, detail, checks, nodes)
 
@@ -158,10 +155,10 @@ def _convert(words: list[str]) -> list[Table]:
 def _options(arguments: list[str], letters: str) -> tuple[list[tuple[str, str]], list[str]]:
     """The options (letter, value) and the words after them. Raises NotConvertible."""
     try:
-        pairs, rest = getopt(arguments, letters)
+        pairs, words = getopt(arguments, letters)
     except GetoptError as error:
         raise NotConvertible(str(error)) from None
-    return [(name[1:], value) for name, value in pairs], rest
+    return [(name[1:], value) for name, value in pairs], words
 
 
 def _need(arguments: list[str], count: int) -> list[str]:
@@ -316,8 +313,8 @@ def _mount(mode: str) -> Convert:
         points = [value for letter, value in options if letter in "fF"]
         if not points:
             # The old form: mountpoint, source, type, options.
-            points, rest = words[:1], words[1:]
-            values.update({k: v for k, v in zip("sto", rest, strict=False) if v})
+            points = words[:1]
+            values.update({k: v for k, v in zip("sto", words[1:], strict=False) if v})
         _need(points, 1)
         wishes = [values.get(letter, "*") for letter in "sto"]
         if mode:
@@ -534,8 +531,8 @@ def _ps_service(arguments: list[str]) -> list[Table]:
 
 def _ps_daemon(running: bool) -> Convert:
     def convert(arguments: list[str]) -> list[Table]:
-        command, user, *rest = [*_need(arguments, 1), ""][: max(2, len(arguments))]
-        if rest:
+        command, user, *extra = [*_need(arguments, 1), ""][: max(2, len(arguments))]
+        if extra:
             raise NotConvertible("arguments of the command: write it with pgrep -f as run")
         return [_process(_program(command), user, running=running)]
 

@@ -63,16 +63,16 @@ def judge(check: SiteCheck, observed: Site) -> Result:
 def _is_good(check: SiteCheck, output: SiteOutput) -> bool:
     """Whether the output is as wanted. Raises ValueError for one that cannot be compared."""
     if check.comparator == "status":
-        return bool(output.status == check.wanted)
+        return bool(output.status == check.expected)
     if check.comparator == "equals":
-        return bool(output.text == check.wanted)
+        return bool(output.text == check.expected)
     if check.comparator == "matches":
         with _limited():
-            return re.search(check.wanted, output.text, re.MULTILINE) is not None
+            return re.search(check.expected, output.text, re.MULTILINE) is not None
     match = _NUMBER.search(output.text)
     if match is None:
         raise ValueError(f"prints no number: {_shortened(output.text) or 'nothing'}")
-    low, high = check.wanted
+    low, high = check.expected
     return bool(low <= float(match[0]) <= high)
 
 
@@ -106,13 +106,13 @@ def _bad(check: SiteCheck, actual: str) -> Result:
 def comparison(check: SiteCheck) -> str:
     """What the output has to be, in words."""
     if check.comparator == "status":
-        return f"exit status {check.wanted}"
+        return f"exit status {check.expected}"
     if check.comparator == "matches":
-        words = f"matches {check.wanted}"
+        words = f"matches {check.expected}"
     elif check.comparator == "range":
-        words = "{} to {}".format(*check.wanted)
+        words = "{} to {}".format(*check.expected)
     else:
-        words = check.wanted or "nothing"
+        words = check.expected or "nothing"
     return f"{check.json}: {words}" if check.json else words
 
 
@@ -123,8 +123,8 @@ def _expected(check: SiteCheck) -> str:
 
 def _actual(check: SiteCheck, output: SiteOutput) -> str:
     if check.comparator == "status":
-        said = _shortened(output.error or output.text)
-        return f"exit status {output.status}{f': {said}' if said else ''}"
+        text = _shortened(output.error or output.text)
+        return f"exit status {output.status}{f': {text}' if text else ''}"
     if check.file and check.comparator == "matches" and not check.json:
         return f"{len(output.text.splitlines())} lines"
     return _shortened(output.text) or "nothing"
@@ -161,11 +161,11 @@ def _meaning(check: SiteCheck) -> str:
     else:
         lines = "\n".join(f"    {line}" for line in check.run.strip("\n").split("\n"))
         reads = f"It runs on the node, for at most {check.timeout_s} s:\n\n{lines}"
-    where = f" of the groups {', '.join(check.groups)}" if check.groups else ""
+    groups = f" of the groups {', '.join(check.groups)}" if check.groups else ""
     return (
         f"{reason.rstrip('.')}.\n\n{reads}\n\nWanted: {_shortened(comparison(check))}. "
         f"Anything else is a {check.severity}. Made by {', '.join(check.moments)} "
-        f"on all nodes{where}. Declared in {check.source or 'the setting site_checks'}."
+        f"on all nodes{groups}. Declared in {check.source or 'the setting site_checks'}."
     )
 
 

@@ -143,7 +143,7 @@ def _status_reason(check: SiteCheck, status: int | None, text: str, error: str) 
         return f"did not end within {check.timeout_s} s"
     if status > 128:
         return f"was ended by signal {status - 128}{after}"
-    if check.comparator == "status" and status == check.wanted:
+    if check.comparator == "status" and status == check.expected:
         return ""
     if status == 127:
         return f"command not found{after}"

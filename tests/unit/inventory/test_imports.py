@@ -9,12 +9,16 @@ import pytest
 
 from nodeready.inventory.imports import goss, nhc
 from nodeready.inventory.imports.converted import ImportedLine, ImportFileError, write_toml
+from nodeready.policy import site_checks
 from tests.cases import cases, tomllib
 
 
 def tables(lines: list[ImportedLine]) -> list[dict]:
-    """The tables of `checks.d`, as a reader of the file gets them."""
-    return tomllib.loads("\n".join(write_toml(lines, "x"))).get("check", [])
+    """The tables of `checks.d`, as a reader of the file gets them. Each is a check of a site."""
+    checks = tomllib.loads("\n".join(write_toml(lines, "x"))).get("check", [])
+    for check in checks:
+        site_checks.parse(check)
+    return checks
 
 
 def holds(check: dict) -> bool:
