@@ -9,9 +9,10 @@ nr_relay='while read -r nr_line; do printf "%s %s\n" "$0" "$nr_line"; done'
 nr_newline='
 '
 
-# nr_site NUMBER SECONDS TEXT
+# nr_site NUMBER SECONDS TEXT. A command that ignores SIGTERM is killed 1 s after its limit; a busy
+# node needs some seconds more to report that.
 nr_site() {
-    { nr_site_check "$2" "$3" & } | $nr_limit $(($2 + 2)) sh -c "$nr_relay" "$1"
+    { nr_site_check "$2" "$3" & } | $nr_limit $(($2 + 5)) sh -c "$nr_relay" "$1"
 }
 
 # The first bytes of the output, and of the messages; the rest is read, so that a command that prints
