@@ -147,7 +147,8 @@ def pages_lab(page: str) -> Iterator[None]:
 @pytest.mark.parametrize(
     "page",
     [
-        page
+        # The cheat sheet has the commands of the other pages once more.
+        pytest.param(page, marks=[pytest.mark.nightly] if page == "docs/cheatsheet.md" else [])
         for page, rows in ROWS.items()
         if page not in FIRST_HOURS and any(isinstance(row[0], int) for row in rows)
     ],
