@@ -356,7 +356,7 @@ def _run(profile: str, nodes: int, directory: Path, *, facts: bool) -> Simulated
     os.environ["XDG_STATE_HOME"] = str(directory)
     policy, odd = Policy(), Policy(ptrace_scope=1, timezone="Mars/Olympus", shm_min_mb=1 << 29)
     policies = {f"gpu{n:05}": policy if n % 100 else odd for n in range(nodes)}
-    chosen, selection = snapshot.probes(), select()
+    chosen, selection = snapshot.probes(), select(policies.values())
     formats = {
         name: form
         for name, form in FORMATS["audit"].items()
