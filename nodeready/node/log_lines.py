@@ -56,14 +56,14 @@ def last_lines(
         return LastLines(tuple(_text(row) for row in rows[-count:]), None)
     texts = (row.decode("utf-8", "replace") for row in rows)
     hits = [text for text in texts if expression.search(text)]
-    return LastLines(tuple(_cut(text) for text in hits[-count:]), len(hits))
+    return LastLines(tuple(cut(text) for text in hits[-count:]), len(hits))
 
 
 def _text(row: bytes) -> str:
     # At most four bytes are one character.
-    return _cut(row[: 4 * (MAX_LINE + 1)].decode("utf-8", "replace"))
+    return cut(row[: 4 * (MAX_LINE + 1)].decode("utf-8", "replace"))
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
     text = text.rstrip()
     return text if len(text) <= MAX_LINE else text[:MAX_LINE] + "..."

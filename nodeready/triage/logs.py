@@ -10,73 +10,17 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar
 
 from nodeready.inventory.nodeset import natural
 from nodeready.node import payload
+from nodeready.node.log_ranks import FileRanks, file_ranks, path_ranks
 from nodeready.node.tail import NodeTail, TailConfig
 from nodeready.node.witnesses import logs as witness
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
 from nodeready.subjects.json_types import Count
 from nodeready.transport.base import FAILED, UNREACHED, Conversation, new_nonce, request
-
-# --- The rank of a log file, by its path and its lines.
-
-
-class FileRanks(NamedTuple):
-    """The ranks of a log file; None: not known."""
-
-    rank: int | None
-    local_rank: int | None
-
-
-_RANK_NAME = re.compile(r"(?i)(?<![a-z])(?:([a-z]+)[_-]|(local))?rank[._=-]?(\d{1,7})(?!\d)")
-#: Words before "rank" for numbers that are not the global rank.
-_LOCAL, _GROUP_WORDS = "local", ("node", "group", "dp", "tp", "pp", "cp", "ep", "mp", "sp")
-#: torchrun --log-dir: RUN/attempt_0/LOCAL_RANK/stdout.log
-_TORCHRUN = re.compile(r"/attempt_\d+/(\d{1,7})/(?:stdout|stderr)\.log$")
-#: train.7.out; more digits are a date or a job.
-_NUMBERED = re.compile(r"\.(\d{1,5})\.(?:out|err|log|txt)$")
-
-
-def path_ranks(path: str) -> FileRanks:
-    """The ranks in ``rank_7.log``, ``nccl_trace_rank_7``, ``rank.07/stdout``, ``local_rank3.err``,
-    ``attempt_0/3/stdout.log`` (torchrun) and ``train.7.out``; of several, the last.
-    """
-    rank = local = None
-    for before, joined, number in _RANK_NAME.findall(path):
-        word = (before or joined).lower()
-        if word == _LOCAL:
-            local = int(number)
-        elif word not in _GROUP_WORDS:
-            rank = int(number)
-    if match := _TORCHRUN.search(path):
-        local = int(match[1])
-    elif rank is None and local is None and (match := _NUMBERED.search(path)):
-        rank = int(match[1])
-    return FileRanks(rank, local)
-
-
-# PyTorch's logging and its excepthook (2.2 on) put the global rank before each line.
-_GLOBAL = re.compile(r"\[rank(\d{1,7})\]:")
-
-
-def file_ranks(path: str, lines: Iterable[str]) -> FileRanks:
-    """The ranks of a file: by ``[rank7]:`` before its lines, if all lines have one rank, else by
-    its path.
-
-    With ``[rank7]:`` the rank in the path may be local: torchrun's directories have the local
-    rank, and ``rank_0.log`` may be on each node.
-    """
-    by_path = path_ranks(path)
-    global_ranks = {int(match[1]) for line in lines if (match := _GLOBAL.search(line))}
-    if len(global_ranks) != 1:
-        return by_path
-    (rank,) = global_ranks
-    other = by_path.rank if by_path.rank != rank else None
-    return FileRanks(rank, by_path.local_rank if by_path.local_rank is not None else other)
-
 
 # --- Log lines without the values that always differ between ranks: times, processes, the file's
 # own rank and node. Informative values stay: steps, sequence numbers, losses, sizes, other nodes,
@@ -180,7 +124,7 @@ def normalise(lines: Iterable[str], names: re.Pattern[str], ranks: FileRanks) ->
         own_global = own_ranks | printed if len(printed) == 1 else own_ranks
 
     def replace_rank(match: re.Match[str]) -> str:
-        is_local = match[1][:5].lower() == _LOCAL
+        is_local = match[1][:5].lower() == "local"
         is_own = not own_ranks or _rank_of(match[2]) in (own_ranks if is_local else own_global)
         return f"{match[1]}<rank>" if is_own else match[0]
 

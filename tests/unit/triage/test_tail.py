@@ -17,21 +17,14 @@ from nodeready.cli import values
 from nodeready.cli.options import Refused
 from nodeready.cli.values import past
 from nodeready.node import tail as node_tail
+from nodeready.node.log_ranks import FileRanks, file_ranks, path_ranks
 from nodeready.node.mount_table import MountTable, parse_mounts
 from nodeready.node.tail import LogTail, NodeTail, TailConfig, UnreadFile, read_tail
 from nodeready.node.witnesses.logs import WatchdogReport
 from nodeready.reports import json_report, tail_table
 from nodeready.reports.registry import Options
 from nodeready.subjects.base import ProbeError
-from nodeready.triage.logs import (
-    FileRanks,
-    Grouping,
-    file_ranks,
-    node_names,
-    normalise,
-    parse_tail,
-    path_ranks,
-)
+from nodeready.triage.logs import Grouping, node_names, normalise, parse_tail
 from tests.cases import cases
 from tests.paths import schema
 
