@@ -383,7 +383,8 @@ def _are_ranks(form: _Form, texts: Sequence[str]) -> bool:
     if 4 * len(falls) < len(changes) and {*falls} <= {min(distinct)}:
         # They grow and begin again: ranks that write in turns, or the steps of epochs. Ranks say
         # the same.
-        return 5 * sum(len(several) > 1 for several in owners.values()) >= len(owners)
+        shared = sum(len(several) > 1 for several in owners.values())
+        return bool(falls) and 5 * shared >= len(owners)
     return bool(falls)
 
 
@@ -481,7 +482,8 @@ def _strip_layer(layer: Iterable[_Form], text: str) -> _Prefixes | None:
                 for name in ("label", "local", "pid", "rank")
             )
             writer = _Writer(groups.get("host") or "", label, local, pid)
-            return _Prefixes(writer, rank, (groups.get("time") or "") + text[match.end() :])
+            moment = f"{groups['time'].rstrip()} " if groups.get("time") else ""
+            return _Prefixes(writer, rank, moment + text[match.end() :])
     return None
 
 
