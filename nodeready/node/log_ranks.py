@@ -389,8 +389,9 @@ def _are_ranks(form: _Form, texts: Sequence[str]) -> bool:
 
 
 def _host_number(host: str) -> str:
-    """The last number in the first label of a node's name."""
-    return [*re.findall(r"\d{1,9}", host.partition(".")[0]), "0"][-2:][0]
+    """The last number in the first label of a node's name; "0": it has none."""
+    *_, number = ("0", *re.findall(r"\d{1,9}", host.partition(".")[0]))
+    return str(number)
 
 
 def _learn_fields(stripped: Iterable[_Prefixes]) -> tuple[re.Pattern[str], ...]:

@@ -66,12 +66,12 @@ def test_a_pattern_in_place_of_what_is_learned():
 FORMS = ("{}: {}", "[{}] {}", "[{}]: {}", "[step{}]: {}", "[gpu{}:{}] ", "epoch{}: {}", "it/{} {}")
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(20))
 def test_numbers_that_only_grow_are_never_ranks(seed):
     """With equal texts or different ones, a few lines each or many."""
     rnd = random.Random(seed)
     number, numbers = 0, []
-    for _ in range(rnd.choice((6, 40, 300))):
+    for _ in range(rnd.choice((6, 40, 100))):
         number += rnd.choice((0, 0, 1, 1, 2, rnd.randrange(9)))
         numbers += [number] * rnd.choice((1, 1, 2, 8))
     words = rnd.choice((["step"], [f"loss {rnd.random()}" for _ in range(50)]))
