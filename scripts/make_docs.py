@@ -2,8 +2,8 @@
 
 docs/checks.md, docs/facts.md, docs/nodeready.1 and the schemas are generated whole. In README.md
 and the remaining pages the text between `<!-- begin NAME -->` and `<!-- end NAME -->` is
-generated: the policy keys, the exit codes, the commands, the variables, the rooms and the lab's
-faults.
+generated: the policy keys, the exit codes, the commands, the variables, the rooms, the lab's
+faults and NCCL's errors.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ PIECES: dict[str, Callable[[], str]] = {
     "variables": tables.variables,
     "house": draw_house.room_table,
     "faults": tables.faults,
+    "nccl-errors": tables.nccl_errors_table,
 }
 
 _PIECE = re.compile(r"(<!-- begin ([a-z-]+) -->\n).*?(<!-- end \2 -->)", re.S)
