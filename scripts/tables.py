@@ -18,6 +18,7 @@ from nodeready.lab.profiles import PROFILES
 from nodeready.node.witnesses import nccl_errors
 from nodeready.policy import Policy
 from nodeready.policy.policy import reason, setting_kind
+from nodeready.subjects.environment_rules import RULES, SWITCHES
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -109,6 +110,26 @@ def faults() -> str:
         ]
         tables.append(f"{title}:\n\n{markdown(('Fault', 'Profiles', 'What is wrong'), rows)}")
     return "\n".join(tables)
+
+
+def environment_rules() -> str:
+    """The rules about a job's environment."""
+    weights = {2: "cannot work", 1: "a sign", 0: "slow"}
+    rows = [
+        (rule.variables, plain(rule.problem), weights[rule.weight], plain(rule.advice),
+         plain(rule.source))
+        for rule in RULES
+    ]  # fmt: skip
+    for switch in SWITCHES:
+        numbers = [".".join(map(str, version)) for version in (switch.first, switch.fixed)]
+        versions = f"NCCL {numbers[0]} to before {numbers[1]}" if switch.first else ""
+        variable = f"`{switch.variable}`" if switch.variable else ""
+        place = ", ".join(filter(None, (variable, versions, switch.machine)))
+        rows.append(
+            (place, plain(switch.problem), weights[switch.weight], plain(switch.advice),
+             plain(switch.source))
+        )  # fmt: skip
+    return markdown(("Variable", "What is wrong", "Effect", "What to do", "Source"), rows)
 
 
 def profile_names(profiles: tuple[str, ...]) -> str:

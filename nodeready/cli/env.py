@@ -109,10 +109,10 @@ def env(
 ) -> int:
     """Print the exports for a job on the nodes of INVENTORY, each with its reason.
 
-    NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, NCCL_IB_HCA, PDSH_RCMD_TYPE and MASTER_PORT, as the
-    nodes' networks, adapters and ports suggest. A variable on which the nodes differ is not
-    exported: a comment lists its values and their nodes, and the exit status is 3. Never writes to
-    a node.
+    NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, OMPI_MCA_btl_tcp_if_include, NCCL_IB_HCA,
+    PDSH_RCMD_TYPE, MASTER_ADDR and MASTER_PORT, as the nodes' networks, adapters and ports
+    suggest. A variable on which the nodes differ is not exported: a comment lists its values and
+    their nodes, and the exit status is 3. Never writes to a node.
 
     With --debug also the variables that make the job debuggable (flight recorder, NCCL's
     warnings, Python's stacks, the GPU's cores), under the names of the PyTorch that --python has.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import pwd
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,6 +54,14 @@ def socket_inodes(pid: int, maximum: int) -> set[str]:
     return inodes
 
 
+def user_name(uid: int) -> str:
+    """The user's name; the number if it has no name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
 @dataclass(frozen=True)
 class Listener:
     """A TCP socket that listens."""
@@ -75,3 +84,21 @@ def listeners(text: str) -> Iterator[Listener]:
             # Each group of 32 bits is printed in this machine's order.
             address = ipaddress.ip_address(struct.pack(f"={len(groups)}I", *groups))
             yield Listener(str(address), int(port, 16), int(words[7]), int(words[9]))
+
+
+#: Maximum processes that are searched for a port's holder, and descriptors of each.
+_MAX_HOLDERS, _MAX_DESCRIPTORS = 4096, 65536
+
+
+def holder_text(listener: Listener) -> str:
+    """The user and, if it is visible, the program that has a port."""
+    name = user_name(listener.uid)
+    user = name if name == str(listener.uid) else f"{name} (uid {listener.uid})"
+    text = f"port {listener.port} is taken by {user}"
+    for pid in islice(filter(str.isdigit, os.listdir("/proc")), _MAX_HOLDERS):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{pid}").st_uid == listener.uid and (
+                str(listener.inode) in socket_inodes(int(pid), _MAX_DESCRIPTORS)
+            ):
+                return f"{text}: {stat_fields(f'/proc/{pid}/stat')[0]}, pid {pid}"
+    return text

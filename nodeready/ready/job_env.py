@@ -8,6 +8,8 @@ NCCL_SOCKET_IFNAME  ``=eth1``: exactly this interface; without "=" it is a prefi
 GLOO_SOCKET_IFNAME  the same interface without "=": Gloo opens each name between commas (PyTorch,
                     ProcessGroupGloo)
 NCCL_IB_HCA         the RDMA devices outside the management network: see `ib_hca`
+OMPI_MCA_btl_tcp_if_include  the same interface, for Open MPI's messages over TCP
+MASTER_ADDR         the address of the first node on that interface: rank 0 runs there
 PDSH_RCMD_TYPE      ssh, where pdsh is installed: its own default may be rsh
 MASTER_PORT         a port that is free on every node: see `master_port.choose`
 
@@ -19,6 +21,7 @@ An implausible name of an interface or device in a node's answer is rejected.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -117,7 +120,7 @@ class JobVariable:
     notes:          further lines about it, such as the users of occupied ports
     """
 
-    name: Annotated[str, {"pattern": "^[A-Z][A-Z0-9_]*$"}]
+    name: Annotated[str, {"pattern": "^[A-Z][A-Za-z0-9_]*$"}]
     value: Annotated[str | None, {"pattern": "^[A-Za-z0-9=/][A-Za-z0-9_.:,=/%-]*$"}]
     reason: Name
     settled: bool
@@ -255,6 +258,36 @@ def _sockets(snapshots: Mapping[str, Snapshot], fleet: FleetFacts) -> JobVariabl
     return replace(sockets, notes=(note,))
 
 
+def _master_address(
+    snapshots: Mapping[str, Snapshot], policies: Mapping[str, Policy], fleet: FleetFacts
+) -> JobVariable:
+    """The first node's address, IPv4 first: launchers start rank 0 there."""
+    first = next(name for name in policies if name in snapshots)
+    name, snapshot = "MASTER_ADDR", snapshots[first]
+    suggestion = _interface(snapshot, fleet)
+    if not suggestion.value:
+        unknown = (NodesByReason(suggestion.reason, (first,)),)
+        return JobVariable(name, None, "the first node does not tell", False, (), unknown)
+    listed = snapshot["nics"].interfaces[suggestion.value].addresses
+    texts = (text.partition("/")[0] for text in listed or ())
+    addresses = sorted(filter(_is_shareable, texts), key=lambda text: ":" in text)
+    if not addresses:
+        unknown = (NodesByReason(f"the address of {suggestion.value}", (first,)),)
+        return JobVariable(name, None, "the first node does not tell", False, (), unknown)
+    reason = f"{first}, the first node, on {suggestion.value}; rank 0 must run there"
+    values = (NodesByValue(addresses[0], (first,)),)
+    return JobVariable(name, addresses[0], reason, True, values)
+
+
+def _is_shareable(text: str) -> bool:
+    """Whether other nodes can reach an address."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return not (address.is_link_local or address.is_loopback or address.is_unspecified)
+
+
 def _port(
     snapshots: Mapping[str, Snapshot], policies: Mapping[str, Policy], fleet: FleetFacts
 ) -> JobVariable:
@@ -288,7 +321,9 @@ def variables(
     return (
         _sockets(snapshots, fleet),
         _variable("GLOO_SOCKET_IFNAME", _interface, snapshots, fleet),
+        _variable("OMPI_MCA_btl_tcp_if_include", _interface, snapshots, fleet),
         _variable("NCCL_IB_HCA", _hca, snapshots, fleet),
         _variable("PDSH_RCMD_TYPE", _pdsh, snapshots, fleet, harmless=True),
+        _master_address(snapshots, policies, fleet),
         _port(snapshots, policies, fleet),
     )

@@ -40,13 +40,13 @@ _NO_LIMIT = 1_000_000_000
 #: The witnesses and the kinds of verdicts -> their names for a person.
 _WITNESSES = {
     "logs": "log", "flight_recorder": "flight recorder", "nccl_ras": "NCCL RAS", "gpu": "GPU",
-    "network": "network", "kernel": "kernel",
+    "network": "network", "kernel": "kernel", "environment": "environment",
 }  # fmt: skip
 _KINDS = {
     "late": "a rank is late", "disagree": "ranks disagree", "gone": "a rank is gone",
     "quiet": "all wait, nothing moves", "moving": "all wait, bytes move",
     "slow-node": "a node is slow", "storage": "storage", "loader": "data loader",
-    "not-stuck": "not stuck", "unclear": "unclear",
+    "environment": "a variable is wrong", "not-stuck": "not stuck", "unclear": "unclear",
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 
 from nodeready.exit_codes import exit_code
 from nodeready.smoke.knowledge import PAIR, SmokeSuspect
+from nodeready.subjects.environment_rules import EnvironmentFinding
 from nodeready.subjects.json_types import Count, Moment, Name, Positive
 
 #: The statuses of a node, worst first; see `SmokeNode.status`.
@@ -80,13 +81,14 @@ class SmokeReport:
     rounds:   number of rounds of simultaneous tests
     links:    the bandwidth of each class of links
     stopped:  why it ended early, such as the budget; "": it did not
+    environment: what is wrong with the variables of the ranks
     """
 
     SCHEMA: ClassVar = "smoke"
     JSON: ClassVar = (
         *("started", "finished", "verdict", "complete", "stopped", "engine", "proves", "control"),
         *("budget_s", "tests", "single_node_tests", "rounds", "go", "exclude"),
-        *("suspects", "nodes", "links", "summary"),
+        *("suspects", "nodes", "links", "environment", "summary"),
     )
     JSON_KEYS: ClassVar = {"single_node_tests": "alone"}
 
@@ -104,6 +106,7 @@ class SmokeReport:
     suspects: tuple[SmokeSuspect, ...]
     links: tuple[LinkBandwidth, ...]
     stopped: str = ""
+    environment: tuple[EnvironmentFinding, ...] = ()
 
     @property
     def exclude(self) -> tuple[Name, ...]:

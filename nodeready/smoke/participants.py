@@ -16,6 +16,7 @@ from nodeready.policy import Policy
 from nodeready.ready import mesh
 from nodeready.smoke.engine_choice import EngineChoice, Kind, choose, engine_name
 from nodeready.smoke.idle_gpus import Numbers, idle_gpus
+from nodeready.subjects.environment_rules import EnvironmentFinding, RankEnvironment, judge
 from nodeready.subjects.gpus.gpu import Gpus
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import (
@@ -102,6 +103,7 @@ class Participants:
     gpus:      node -> the numbers of its tested GPUs; {} without GPUs
     ports:     node -> the ports on which it listens
     addresses: node -> the addresses that only this node has
+    findings:  about the variables of the ranks
     """
 
     def __init__(self, task: SmokeTask, tell: Callable[[str], object], progress: Progress) -> None:
@@ -117,6 +119,7 @@ class Participants:
         self.ports: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, tuple[str, ...]] = {}
         self.owners = mesh.Owners({}, {})
+        self.findings: tuple[EnvironmentFinding, ...] = ()
         self._starting: dict[str, tuple[float, Any]] = {}
         self._reported: set[str] = set()
 
@@ -230,6 +233,20 @@ class Participants:
         if "nccl" not in (self.choice.backend, self.choice.single_node[1]):
             self.gpus = {}
         self.report_excluded()
+        self._judge_environment()
+
+    def _judge_environment(self) -> None:
+        """Report the variables of the ranks that keep them apart, before any rank starts."""
+        hellos = {name: self.hellos[name] for name in self.names}
+        ranks = [RankEnvironment(name, dict(hello.variables)) for name, hello in hellos.items()]
+        libraries = (engine.library for hello in hellos.values() for engine in hello.engines)
+        versions = (text[5:] for text in libraries if text.startswith("NCCL "))
+        uses_nccl = "nccl" in (self.choice.backend, self.choice.single_node[1])
+        nccl = next(versions, "") if uses_nccl else None
+        facts = {name: hello.facts for name, hello in hellos.items()}
+        self.findings = judge(ranks, facts, nccl=nccl)
+        for finding in self.findings:
+            self.tell(f"{folded(finding.nodes)}: {finding.text}: {finding.advice}")
 
     def _assign_addresses(self, hellos: Mapping[str, Hello]) -> None:
         """Set each node's ports and addresses, and exclude nodes without."""

@@ -235,6 +235,7 @@ class _SmokeRun:
             suspects=tuple(suspects),
             links=links(self.knowledge.finished, floors),
             stopped=self.stopped,
+            environment=self.nodes.findings,
         )
 
     def _node(self, name: str, blamed: set[str], result: SearchResult) -> document.SmokeNode:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from nodeready.node import payload
+from nodeready.node import payload, proc
 from nodeready.node.proofs import attach, core, peers, resources, session
 from nodeready.node.runtime import ProcessSupervisor, bug_text, hold_streams
 from nodeready.subjects import wire
@@ -131,7 +131,7 @@ def _in_own_session(
     inside:  another nodeready program opened the session, and observes how the node opens sessions
     """
     uid = os.geteuid()
-    user_name = session.name_of(uid)
+    user_name = proc.user_name(uid)
     if config.user and user_name != config.user:
         reason = session.cannot_become(user_name, config.user)
         _say(config, "user", User(config.user, uid, True, reason))
@@ -160,7 +160,7 @@ def _other_sessions(
 ) -> dict[str, Callable[[], Any]]:
     """The proofs in further sessions that this session can open, by name."""
     sessions: dict[str, Callable[[], Any]] = {}
-    opened_by, name = session.opened_by()[0], session.name_of(os.geteuid())
+    opened_by, name = session.opened_by()[0], proc.user_name(os.geteuid())
     if opened_by != "ssh":
         sessions["ssh"] = partial(session.by_ssh, supervisor, config)
     elif session.shell_of(name):

@@ -16,7 +16,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from nodeready.node.proofs.session import name_of
+from nodeready.node.proc import user_name
 from nodeready.node.runtime import ProcessSupervisor
 from nodeready.subjects.proof.facts import ProofConfig
 from nodeready.subjects.proof.session_facts import SHM, DeviceNode, JobDirectory, Resources
@@ -127,7 +127,7 @@ def _device(path: str) -> DeviceNode | None:
         if problem.errno != errno.EACCES:
             return None
         status = os.stat(path)
-        owner = f"{name_of(status.st_uid)}:{_group(status.st_gid)}"
+        owner = f"{user_name(status.st_uid)}:{_group(status.st_gid)}"
         return DeviceNode(path, f"{stat.S_IMODE(status.st_mode):04o} {owner}")
     except OSError:
         return None

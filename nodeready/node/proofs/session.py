@@ -141,14 +141,6 @@ def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> SessionLimits:
     return SessionLimits(core, memlock, nofile, before, _ceiling(), nr_open, opener, further)
 
 
-def name_of(uid: int) -> str:
-    """The user's name; the number if it has no name."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
 def cannot_become(current_user: str, user: str) -> str:
     """Why a session of one user cannot become a session of another user."""
     return f"logged in as {current_user}, who cannot become {user}: log in as root"

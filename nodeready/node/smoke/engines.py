@@ -137,7 +137,7 @@ class _TorchProcess:
         self.ended = False
         self.name = config.python or "python3"
         self.words = (*config.prefix, self.name)
-        variables = _job_variables(config)
+        variables = config.variables
         environment = {**os.environ, **variables}
         if "/" not in self.words[0] and not shutil.which(
             self.words[0], path=environment.get("PATH")
@@ -290,10 +290,6 @@ class _TorchProcess:
 
 class EngineUnusable(Exception):
     """The reason why an engine cannot be used, in one line."""
-
-
-def _job_variables(config: SmokeConfig) -> dict[str, str]:
-    return dict(word.split("=", 1) for word in config.environment if "=" in word)
 
 
 def _start(
@@ -486,7 +482,7 @@ class Engines:
         ]  # fmt: skip
 
     def _vendor(self) -> Engine:
-        environment = {**os.environ, **_job_variables(self._config)}
+        environment = {**os.environ, **self._config.variables}
         path = os.pathsep.join((environment.get("PATH", os.defpath), *_PLACES))
         self._program = shutil.which(_PROGRAM, path=path) or ""
         if not self._program:
@@ -548,7 +544,7 @@ class Engines:
             message = f"{NCCL_TESTS} without MPI proves the GPUs of one node"
             return failed_ranks(order, "start", message)
         began = time.monotonic()
-        environment = {**os.environ, **_job_variables(self._config)}
+        environment = {**os.environ, **self._config.variables}
         environment.setdefault("NCCL_DEBUG", "WARN")
         environment.pop("NCCL_DEBUG_FILE", None)
         gpus = list(order.gpus)

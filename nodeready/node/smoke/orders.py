@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from nodeready.node.proofs.mesh import Try
 from nodeready.subjects import wire
+from nodeready.subjects.job_environment import EnvironmentFacts
 from nodeready.subjects.proof.mesh_facts import Busy
 
 #: The engines, best first: the job's own library, the vendor's test program, our own ring.
@@ -49,6 +50,11 @@ class SmokeConfig:
     prefix: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of the job, by name."""
+        return dict(word.split("=", 1) for word in self.environment if "=" in word)
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -84,6 +90,8 @@ class Hello:
     gpus:      the number that the job's PyTorch sees, else the driver's tool
     engines:   the best first; unusable engines are included
     reason:    why nothing can be tested on this node; "": something can
+    variables: (name, value) of the ranks' environment that decide how they communicate
+    facts:     of the node, which decide about them
     """
 
     host: wire.Name
@@ -95,6 +103,8 @@ class Hello:
     gpus: wire.Count
     engines: tuple[Engine, ...]
     reason: wire.Line
+    variables: tuple[tuple[wire.Name, wire.Name], ...] = ()
+    facts: EnvironmentFacts = EnvironmentFacts("not probed")
 
 
 # --- Orders.

@@ -25,11 +25,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any, NoReturn, Union
 
 from nodeready.node import payload
-from nodeready.node.proc import Listener, listeners, socket_inodes, stat_fields
+from nodeready.node.proc import holder_text, listeners, user_name
 from nodeready.node.proofs import session
 from nodeready.node.proofs.mesh import local_addresses
 from nodeready.node.runtime import Ended, ProcessSupervisor, bug_text, hold_streams
@@ -46,7 +45,9 @@ from nodeready.node.smoke.orders import (
 )
 from nodeready.node.smoke.pair import run_pair
 from nodeready.node.smoke.ring import run_ring
+from nodeready.node.witnesses import environment
 from nodeready.subjects import wire
+from nodeready.subjects.job_environment import EnvironmentFacts
 from nodeready.subjects.proof.mesh_facts import Busy
 
 #: Seconds from a login to our program.
@@ -54,6 +55,8 @@ _LOGIN_S = 20
 #: Seconds to find the engines, more than the engines' own limits; and the maximum part of the
 #: whole time.
 _FIND_S, _FIND_SHARE = 120, 0.75
+#: Seconds for the facts that decide about the job's variables.
+_ENVIRONMENT_S = 3.0
 #: Seconds after a test's limit in which its thread must answer; then another thread answers.
 _LATE_S = 0.9
 #: Messages of the kernel and of PyTorch for a port that another process has (EADDRINUSE).
@@ -257,7 +260,10 @@ class _SessionPart(_ProgramPart):
             hello = _no_hello(self.config.user, "")
             ports = tuple(port for port in self.config.ports if port in answer.ports)
             hello = replace(hello, token=answer.token, ports=ports, busy=answer.busy)
-            answer = replace(hello, gpus=answer.gpus, engines=answer.engines, reason=answer.reason)
+            answer = replace(
+                hello, gpus=answer.gpus, engines=answer.engines, reason=answer.reason,
+                variables=answer.variables, facts=answer.facts,
+            )  # fmt: skip
         elif self._pending.get(answer.number) != name:
             return
         elif isinstance(answer, CollectiveAnswer) and answer.port_holder:
@@ -299,7 +305,7 @@ class _NodePart(_ProgramPart):
 
     def begin(self) -> None:
         """Start, without waiting."""
-        login, user = session.name_of(os.geteuid()), self.config.user
+        login, user = user_name(os.geteuid()), self.config.user
         if user not in ("", login):
             try:
                 uid = pwd.getpwnam(user).pw_uid
@@ -343,7 +349,7 @@ class _NodePart(_ProgramPart):
     # --- Hello.
 
     def _greet_and_work(self) -> None:
-        login = session.name_of(os.geteuid())
+        login = user_name(os.geteuid())
         try:
             hello = self._make_hello(login)
         except Exception as problem:  # noqa: BLE001 - the hello reports it
@@ -354,6 +360,9 @@ class _NodePart(_ProgramPart):
     def _make_hello(self, login: str) -> Hello:
         """Start the listeners, and find the engines of this node."""
         self._addresses = local_addresses()
+        variables = environment.variables_of({**os.environ, **self.config.variables})
+        # The ports are seen before our own listeners take them.
+        facts = self._environment_facts(dict(variables))
         self._listeners = listeners = SmokeListeners(self.config.ports)
         if not listeners.ports:
             return _no_hello(login, _no_port(self.config.ports, listeners.busy), listeners.busy)
@@ -372,7 +381,16 @@ class _NodePart(_ProgramPart):
             gpus=node_engines.gpus,
             engines=node_engines.engines,
             reason="",
+            variables=variables,
+            facts=facts,
         )
+
+    def _environment_facts(self, variables: dict[str, str]) -> EnvironmentFacts:
+        """The facts of this node that decide about the variables of the ranks."""
+        master = variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")
+        masters = {master: [os.getpid()]} if master[0] else {}
+        deadline = time.monotonic() + _ENVIRONMENT_S
+        return environment.observe_node(os.getpid(), masters, deadline)
 
     def _greet(self, hello: Hello) -> None:
         with self._lock:
@@ -458,32 +476,14 @@ class _NodePart(_ProgramPart):
         self._start_thread(self._work)
 
 
-#: Maximum processes that are searched for a port's holder, and descriptors of each.
-_MAX_HOLDERS, _MAX_DESCRIPTORS = 4096, 65536
-
-
 def _foreign_holder(port: int) -> str:
     """Another user's process that has a port of our ranks; "": none is visible."""
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as file:
             for listener in listeners(file.read()):
                 if listener.port == port:
-                    return "" if listener.uid == os.geteuid() else _holder(listener)
+                    return "" if listener.uid == os.geteuid() else holder_text(listener)
     return ""
-
-
-def _holder(listener: Listener) -> str:
-    """The user and, if it is visible, the program that has a port."""
-    name = session.name_of(listener.uid)
-    user = name if name == str(listener.uid) else f"{name} (uid {listener.uid})"
-    text = f"port {listener.port} is taken by {user}"
-    for pid in islice(filter(str.isdigit, os.listdir("/proc")), _MAX_HOLDERS):
-        with contextlib.suppress(OSError):
-            if os.stat(f"/proc/{pid}").st_uid == listener.uid and (
-                str(listener.inode) in socket_inodes(int(pid), _MAX_DESCRIPTORS)
-            ):
-                return f"{text}: {stat_fields(f'/proc/{pid}/stat')[0]}, pid {pid}"
-    return text
 
 
 def _start_timer(limit_s: float, act: Callable[[], None]) -> threading.Timer:

@@ -24,7 +24,15 @@ from nodeready.node.stacks import processes
 from nodeready.node.stacks.processes import HANGS
 from nodeready.node.stacks.targets import StackTarget
 from nodeready.node.users_file import held_path, with_rights
-from nodeready.node.witnesses import flight_recorder, gpus, kernel_log, logs, nccl_ras, ports
+from nodeready.node.witnesses import (
+    environment,
+    flight_recorder,
+    gpus,
+    kernel_log,
+    logs,
+    nccl_ras,
+    ports,
+)
 from nodeready.subjects import wire
 
 #: Seconds for one witness to read all processes, and for each tool of the node.
@@ -123,6 +131,7 @@ class Witnesses:
         self._start(
             "kernel", lambda: kernel_log.witness_log(self._supervisor, since_s, limit_s), limit_s
         )
+        self._ask_environment(limit_s)
         self._ask_ras(limit_s)
         if self._dump:
             self._ask_for_dumps()
@@ -131,6 +140,24 @@ class Witnesses:
             self._ask_each("settings", lambda target: read_settings(*_rank_values(target)))
         if not self._dump:
             self._ask_each("flight_recorder", _recording)
+
+    def _ask_environment(self, limit_s: float) -> None:
+        """Ask for the variables of each rank, and for the facts that decide about them."""
+        target_by_pid = {target.pid: target for target in self._live}
+        owners = {pid: target.owner for pid, target in target_by_pid.items()}
+        pids = processes.by_owner(target_by_pid, owners)
+        network = environment.network_pid(pids)
+        masters: dict[tuple[str, str], list[int]] = {}
+        for pid in pids:
+            values = _values(target_by_pid[pid])
+            if values.get("MASTER_ADDR"):
+                key = values["MASTER_ADDR"], values.get("MASTER_PORT", "")
+                masters.setdefault(key, []).append(pid)
+        deadline = self._processes_deadline
+        self._start(
+            "environment", lambda: environment.observe_node(network, masters, deadline), limit_s
+        )
+        self._ask_each("variables", lambda target: environment.observe_rank(target.pid, network))
 
     def _start(self, name: str, ask: Callable[[], Any], limit_s: float) -> None:
         self._answers[name] = _absent(f"it gave no answer within {limit_s:.0f} s")

@@ -1,6 +1,7 @@
 """A node's processes as /proc shows them: proc(5), and the pages of its files.
 
-Only the values of `KEYS` are kept of an environment; no other leaves the fork that read it.
+Only the values of `KEYS` are kept of an environment; no other leaves the fork that read it
+(`nodeready.node.witnesses.environment` has a list of its own).
 A process that vanishes is no error. A read may wait forever for a lock of its target's memory:
 `probe_each` reads in a fork, and continues without the process that hangs.
 """
@@ -275,9 +276,14 @@ def contents(path: str, max_bytes: int = 65536) -> str:
     return (_read(path, max_bytes) or b"").decode("utf-8", "replace")
 
 
+def environment_bytes(pid: int) -> bytes | None:
+    """The beginning of /proc/PID/environ; None: not permitted, or it has ended."""
+    return _read(f"/proc/{pid}/environ", _ENVIRONMENT_BYTES)
+
+
 def environment_of(pid: int) -> dict[str, str] | None:
     """`environment` of a process; None: not permitted, or it has ended."""
-    data = _read(f"/proc/{pid}/environ", _ENVIRONMENT_BYTES)
+    data = environment_bytes(pid)
     return None if data is None else environment(data)
 
 

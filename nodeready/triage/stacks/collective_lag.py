@@ -341,7 +341,7 @@ class CollectiveReader(StatementBuilder):
         own_logs: dict[int, KeptLog] = {}
         done = {0}
         for place, log in known_logs:
-            node, _, rank = place
+            node, rank = place.node, place.rank
             if absent[log.head]:
                 self.absent["logs"].setdefault(absent[log.head], []).append(place)
             elif rank is not None and rank in self.all_ranks:

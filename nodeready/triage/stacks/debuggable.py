@@ -5,7 +5,7 @@ Pure: from traces that were taken with ``stacks --check`` (`nodeready.node.stack
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -14,12 +14,19 @@ from nodeready.node.stacks.ask_witnesses import RECORDER, RECORDER_ON, buffer_va
 from nodeready.node.stacks.ranks import CLAIMS
 from nodeready.node.witnesses.nccl_ras import SAFE, numbers
 from nodeready.subjects.json_types import MomentOrEmpty
+from nodeready.triage.stacks.evidence import Evidence
+from nodeready.triage.stacks.statements import RankPlace
 from nodeready.triage.stacks.trace import Trace
+from nodeready.triage.stacks.witness_reader import judge_environments
 
 #: Items in the order of the report: py-spy reads the stack; the output is in a file; the flight
 #: recorder is on; it can write its dump; NCCL's RAS port may be asked; a core would be written;
-#: Python prints its stacks when it dies; a core of the GPU can be requested; NCCL logs failures.
-ITEMS = ("stack", "log", "recorder", "dump", "ras", "core", "faulthandler", "gpu-core", "nccl-log")
+#: Python prints its stacks when it dies; a core of the GPU can be requested; NCCL logs failures;
+#: no variable keeps its ranks apart.
+ITEMS = (
+    "stack", "log", "recorder", "dump", "ras", "core", "faulthandler", "gpu-core", "nccl-log",
+    "environment",
+)  # fmt: skip
 #: ok, or it does not apply; warn: some evidence is missing; fail: a hang or a death leaves too
 #: little evidence; unknown: not readable.
 RESULTS = ("ok", "warn", "fail", "unknown")
@@ -237,6 +244,28 @@ def _judged(process: Mapping[str, Any]) -> Iterator[tuple[str, Judged]]:
             yield item, _UNSEEN_RESULT
 
 
+def _judge_environment(
+    evidence: Evidence, places: Sequence[RankPlace], nccl: str | None
+) -> Iterator[tuple[RankPlace, Judged]]:
+    """The results of each process's variables."""
+    judged_by_rank: dict[int | None, list[Judged]] = {}
+    for finding in judge_environments(evidence, places, nccl):
+        result = "fail" if finding.weight > 1 else "warn"
+        for rank in finding.ranks:
+            row = result, finding.text[:200], finding.advice
+            judged_by_rank.setdefault(rank, []).append(row)
+    for place in places:
+        number = evidence.environments.get((place.node, place.pid))
+        if number is None or evidence.rank_variables.all[number].absent:
+            yield place, _UNSEEN_RESULT
+            continue
+        for judged in judged_by_rank.get(place.rank, [_NO_FINDING]):
+            yield place, judged
+
+
+_NO_FINDING: Judged = ("ok", "no variable is known to keep its ranks apart", "")
+
+
 def judge(
     traces: Iterable[Trace],
     errors: Mapping[str, str],
@@ -248,6 +277,7 @@ def judge(
     """How the job of these traces can be debugged. errors: complete after all traces are read."""
     places_of: dict[tuple[str, Judged], list[tuple[int | None, str]]] = {}
     jobs: dict[str, None] = {}
+    evidence, places, nccl_versions = Evidence(), list[RankPlace](), set[str | None]()
     for trace in traces:
         for process in trace["processes"]:
             if process["note"].startswith(CLAIMS):
@@ -255,6 +285,15 @@ def judge(
             jobs.setdefault(process["job"])
             for item, judged in _judged(process):
                 places_of.setdefault((item, judged), []).append((process["rank"], trace["node"]))
+            identity = (process["pid"], process["rank"], process["local_rank"])
+            places.append(RankPlace(trace["node"], *identity))
+            settings = process["witnesses"].get("settings")
+            version = settings.get("nccl") if isinstance(settings, dict) else ""
+            nccl_versions.add(version if version is None or isinstance(version, str) else "")
+        evidence.read(trace)
+    nccl = next((version for version in nccl_versions if isinstance(version, str)), None)
+    for place, judged in _judge_environment(evidence, places, nccl):
+        places_of.setdefault(("environment", judged), []).append((place.rank, place.node))
     findings = [
         DebugFinding(
             item,

@@ -21,16 +21,17 @@ VERDICTS = ("blocked", "spinning", "unsure", "progressing")
 _VERDICTS = (*VERDICTS, None)
 
 #: The witnesses beside the stacks -> their names in reports.
-WITNESSES = ("logs", "flight_recorder", "nccl_ras", "gpu", "network", "kernel")
+WITNESSES = ("logs", "flight_recorder", "nccl_ras", "gpu", "network", "kernel", "environment")
 
 #: Kinds of verdicts. `late`: ranks have not called the collective in which their peers wait;
 #: `disagree`: they have called different ones; `gone`: a rank has ended or was never there;
 #: `quiet`: all wait and nothing moves; `moving`: all wait and bytes move; `slow-node`: one node is
 #: slower than its peers; `storage`: a file system or a device; `loader`: the data loader;
-#: `not-stuck`: the job progresses; `unclear`: none of these can be determined.
+#: `environment`: a variable of the job keeps its ranks apart; `not-stuck`: the job progresses;
+#: `unclear`: none of these can be determined.
 VERDICT_KINDS = (
-    "late", "disagree", "gone", "quiet", "moving", "slow-node", "storage", "loader", "not-stuck",
-    "unclear",
+    "late", "disagree", "gone", "quiet", "moving", "slow-node", "storage", "loader", "environment",
+    "not-stuck", "unclear",
 )  # fmt: skip
 
 
@@ -208,7 +209,7 @@ class Statement(NamedTuple):
 class Witness:
     """One witness beside the stacks, over all ranks.
 
-    name:   `logs`, `flight_recorder`, `nccl_ras`, `gpu`, `network`, `kernel`
+    name:   see WITNESSES
     absent: why it has no answer, each different reason once; () where all answered
     statements: equal statements once, the weightiest first
     """

@@ -20,6 +20,7 @@ from nodeready.node.witnesses.logs import RankLog, WatchdogReport
 from nodeready.node.witnesses.ports import Network, WitnessedPort
 from nodeready.node.witnesses.ras_report import Ras
 from nodeready.subjects import wire
+from nodeready.subjects.job_environment import EnvironmentFacts, RankVariables
 
 #: Maximum characters of a line of output of a process or a node.
 MAX_LINE = 160
@@ -146,6 +147,8 @@ class Evidence:
         self.networks: dict[str, KeptNetwork] = {}
         self.kernels: dict[str, int] = {}
         self.ras: dict[str, Ras] = {}
+        self.environment_facts: dict[str, EnvironmentFacts] = {}
+        self.environments: dict[tuple[str, int], int] = {}
         self.log_heads = HeadTable(RankLog, path="", age_s=0, lines=[], reports=[])
         self.recording_heads = HeadTable(Recording, path="", age_s=0, groups=[], entries=[])
         self.groups, self.entries = ValueTable(ProcessGroup), ValueTable(RecorderEntry)
@@ -160,11 +163,13 @@ class Evidence:
         self.network_heads = HeadTable(Network, seconds=0.0, ports=[])
         self.ports = HeadTable(WitnessedPort, received=0, sent=0)
         self.kernel_logs = ValueTable(KernelLog)
+        self.rank_variables = ValueTable(RankVariables)
 
     def __bool__(self) -> bool:
         return bool(
             self.logs or self.recordings or self.gpus or self.networks or self.kernels or self.ras
-        )
+            or self.environments
+        )  # fmt: skip
 
     def read(self, trace: Mapping[str, Any]) -> None:
         """Keep the answers of one trace's witnesses; an invalid answer is an absent witness."""
@@ -180,6 +185,8 @@ class Evidence:
                 self.logs[key] = self._log(observed["logs"])
             if "flight_recorder" in observed:
                 self.recordings[key] = self._recording(observed["flight_recorder"])
+            if "variables" in observed:
+                self.environments[key] = self._environment(observed["variables"])
 
     def _log(self, value: Any) -> KeptLog:
         try:
@@ -193,7 +200,7 @@ class Evidence:
                 head, reports, path[:MAX_LINE], age, last[:MAX_LINE], _error(lines)[:MAX_LINE]
             )
         except _UNREADABLE as problem:
-            head = self.log_heads.number(wire.plain(RankLog(_decode_problem(problem))))
+            head = self.log_heads.number(wire.plain(RankLog(_absence(value, problem))))
             return KeptLog(head, self.report_lists.setdefault((), 0), "", 0, "", "")
 
     def _reports(self, values: list[Any]) -> int:
@@ -226,7 +233,7 @@ class Evidence:
             calls = self.calls.setdefault((groups, entries), len(self.calls))
             return KeptRecording(head, age, calls)
         except _UNREADABLE as problem:
-            head = self.recording_heads.number(wire.plain(Recording(_decode_problem(problem))))
+            head = self.recording_heads.number(wire.plain(Recording(_absence(value, problem))))
             return KeptRecording(head, 0, self.calls.setdefault(((), ()), len(self.calls)))
 
     def _read_node(self, node: str, witnesses: Mapping[str, Any]) -> None:
@@ -238,20 +245,32 @@ class Evidence:
             try:
                 self.kernels[node] = self.kernel_logs.number(witnesses["kernel"])
             except _UNREADABLE as problem:
-                absent = {"absent": _decode_problem(problem), "messages": []}
+                absent = {"absent": _absence(witnesses["kernel"], problem), "messages": []}
                 self.kernels[node] = self.kernel_logs.number(absent)
         if "nccl_ras" in witnesses:
             try:
                 self.ras[node] = wire.decode(Ras, witnesses["nccl_ras"])
             except wire.DecodeError as problem:
-                self.ras[node] = Ras(_decode_problem(problem))
+                self.ras[node] = Ras(_absence(witnesses["nccl_ras"], problem))
+        if "environment" in witnesses:
+            try:
+                facts = wire.decode(EnvironmentFacts, witnesses["environment"])
+            except wire.DecodeError as problem:
+                facts = EnvironmentFacts(_absence(witnesses["environment"], problem))
+            self.environment_facts[node] = facts
+
+    def _environment(self, value: Any) -> int:
+        try:
+            return self.rank_variables.number(value)
+        except _UNREADABLE as problem:
+            return self.rank_variables.number(wire.plain(RankVariables(_absence(value, problem))))
 
     def _gpus(self, value: Any) -> tuple[str, tuple[KeptGpu, ...]]:
         try:
             head = self.gpus_heads.all[self.gpus_heads.number(value)]
             return head.absent, tuple(map(self._gpu, value["devices"]))
         except _UNREADABLE as problem:
-            return _decode_problem(problem), ()
+            return _absence(value, problem), ()
 
     def _gpu(self, value: Mapping[str, Any]) -> KeptGpu:
         sm, memory, power = value["sm_percent"], value["memory_percent"], value["power_w"]
@@ -278,7 +297,7 @@ class Evidence:
                 ports.append((number, max(0, received) + max(0, sent)))
             return KeptNetwork(head.absent, seconds, tuple(ports))
         except _UNREADABLE as problem:
-            return KeptNetwork(_decode_problem(problem), 0.0, ())
+            return KeptNetwork(_absence(value, problem), 0.0, ())
 
 
 #: Exceptions of reading an answer of another form.
@@ -298,6 +317,9 @@ def _error(lines: Sequence[str]) -> str:
     return ""
 
 
-def _decode_problem(problem: Exception) -> str:
+def _absence(value: Any, problem: Exception) -> str:
+    """Why a witness has no answer: its own reason, else that its answer has another form."""
+    if type(value) is dict and [*value] == ["absent"] and type(value["absent"]) is str:
+        return value["absent"][:MAX_LINE]
     place = problem.defect if isinstance(problem, wire.DecodeError) else "of another form"
     return f"its answer makes no sense ({place[:MAX_LINE]})"

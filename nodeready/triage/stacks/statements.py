@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nodeready.inventory.nodeset import fold, natural
+from nodeready.subjects.environment_rules import EnvironmentFinding
 from nodeready.text import counted
 from nodeready.triage.stacks.document import Statement, Witness, fold_ranks
 from nodeready.triage.stacks.evidence import Evidence
@@ -119,6 +120,7 @@ class WitnessReport:
     bytes_per_s: of all ports that carry the job, together; None: not known
     last:      rank -> the last line of its log, where that is unlike most logs
     raised:    rank -> the error at the end of its log that no other rank's end has caused
+    environment: the gravest findings about the ranks' environment: the job cannot work
     """
 
     witnesses: tuple[Witness, ...] = ()
@@ -129,6 +131,7 @@ class WitnessReport:
     bytes_per_s: float | None = None
     last: dict[int, str] = field(default_factory=dict)
     raised: dict[int, str] = field(default_factory=dict)
+    environment: tuple[EnvironmentFinding, ...] = ()
 
     def of(self, name: str) -> Witness:
         """The witness of this name; an empty one if it was not asked."""
@@ -141,6 +144,7 @@ class RankPlace(NamedTuple):
     node: str
     pid: int
     rank: int | None
+    local_rank: int | None = None
 
 
 class StatementBuilder:
@@ -175,7 +179,8 @@ class StatementBuilder:
         )
 
     def _reasons(self, name: str) -> Iterator[str]:
-        total = len(self.places if name in ("logs", "flight_recorder") else self.nodes)
+        by_rank = name in ("logs", "flight_recorder", "environment")
+        total = len(self.places if by_rank else self.nodes)
         reasons = self.absent[name]
         for reason, absent_places in list(reasons.items())[:_MAX_REASONS]:
             if len(absent_places) == total or name == "nccl_ras":

@@ -416,6 +416,7 @@ class _VerdictBuilder:
                 name for name, statement in self.statements
                 if statement.weight
                 and not statement.against
+                and name != "environment"
                 and set(statement.ranks) & set(lag.ranks)
             }  # fmt: skip
             alive = [self.roles[self.at[rank]] for rank in lag.ranks if rank in self.at]
@@ -651,6 +652,8 @@ class _VerdictBuilder:
     # --- All wait.
 
     def all_wait(self) -> Verdict:
+        if self.report.environment:
+            return self.environment()
         unknown = [
             at for at, role in enumerate(self.roles)
             if role is None and self.groups[at].processes and not self._is_exonerated(at)
@@ -699,6 +702,18 @@ class _VerdictBuilder:
         if len(places) > 1 and not self.report.common:
             return self.disagree(places)
         return self.together()
+
+    def environment(self) -> Verdict:
+        """All wait, and a variable is known to keep ranks from reaching their peers."""
+        findings = self.report.environment
+        self.reorder = len(findings[0].nodes) < len(self.nodes)
+        name = ranks_text(findings[0].ranks, findings[0].nodes)
+        text = f"{name}: {_cut(findings[0].text, 80)}; all wait: {findings[0].advice}"
+        suspects = [
+            self.suspect(finding.ranks, finding.nodes, f"environment: {finding.text}")
+            for finding in findings
+        ]
+        return self.build("environment", text, suspects)
 
     def each_other(self) -> Verdict:
         """Ranks wait for single ranks, which wait for ranks as well."""

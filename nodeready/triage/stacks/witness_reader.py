@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nodeready.node.witnesses.kernel_log import KernelMessage
+from nodeready.node.witnesses.nccl_ras import NO_NCCL
+from nodeready.subjects.environment_rules import EnvironmentFinding, RankEnvironment, judge
 from nodeready.subjects.gpus import xids
 from nodeready.text import counted
 from nodeready.triage.stacks.collective_lag import CollectiveReader
@@ -200,6 +202,26 @@ class WitnessReader(CollectiveReader):
         text = f"{words}{named}{when}: {message.text[:MAX_LINE]}"
         self.add_statement("kernel", text, ranks, [node], weight=weight)
 
+    # --- The environment.
+
+    def environment(self) -> None:
+        for place in self.places:
+            number = self.evidence.environments.get((place.node, place.pid))
+            absent = self.evidence.rank_variables.all[number].absent if number is not None else ""
+            if absent:
+                self.absent["environment"].setdefault(absent, []).append(place)
+        reports = self.evidence.ras.values()
+        nccl: str | None = next((ras.version for ras in reports if ras.version), "")
+        if not nccl and any(ras.absent == NO_NCCL for ras in reports):
+            nccl = None
+        findings = judge_environments(self.evidence, self.places, nccl)
+        for finding in findings:
+            text = f"{finding.text}; {finding.advice}"
+            # A sign on all nodes comes from the job, not from a node.
+            weight = finding.weight if len(finding.nodes) < len(self.nodes) else 0
+            self.add_statement("environment", text, finding.ranks, finding.nodes, weight=weight)
+        self.report.environment = tuple(finding for finding in findings if finding.weight > 1)
+
 
 #: Minimum seconds that a log must have ended before the rest to be reported.
 _SILENT_S = 60
@@ -231,20 +253,37 @@ def age_text(seconds: int) -> str:
     return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
 
 
+def judge_environments(
+    evidence: Evidence, places: Iterable[RankPlace], nccl: str | None
+) -> tuple[EnvironmentFinding, ...]:
+    """What is wrong with the environment of these ranks. nccl: as of `judge`"""
+    variables = [dict(read.variables) for read in evidence.rank_variables.all]
+    ranks = []
+    for place in places:
+        number = evidence.environments.get((place.node, place.pid))
+        read = evidence.rank_variables.all[number] if number is not None else None
+        if number is not None and read is not None and not read.absent:
+            own = (place.rank, place.local_rank, read.cpus, read.contained)
+            ranks.append(RankEnvironment(place.node, variables[number], *own))
+    return judge(ranks, evidence.environment_facts, nccl=nccl)
+
+
 def read_witnesses(evidence: Evidence, places: Iterable[Any], moving: bool) -> WitnessReport:
     """The reports of all witnesses on the job with these processes (node, pid, rank)."""
     if not evidence:
         return WitnessReport()
-    reader = WitnessReader(evidence, [RankPlace(*place[:3]) for place in places], moving)
+    reader = WitnessReader(evidence, [RankPlace(*place[:4]) for place in places], moving)
     reader.recorder()
     reader.logs()
     reader.ras()
     reader.gpus()
     reader.network()
     reader.kernel()
+    reader.environment()
     answers = {
         "logs": evidence.logs, "flight_recorder": evidence.recordings, "nccl_ras": evidence.ras,
         "gpu": evidence.gpus, "network": evidence.networks, "kernel": evidence.kernels,
+        "environment": evidence.environments,
     }  # fmt: skip
     reader.report.witnesses = reader.witnesses(name for name, answer in answers.items() if answer)
     return reader.report

@@ -12,13 +12,22 @@ from nodeready.node.stacks import ask_witnesses, processes
 from nodeready.node.stacks.py_spy import Dump
 from nodeready.node.stacks.ranks import JobRank, RankIdentity
 from nodeready.node.stacks.targets import StackTarget
-from nodeready.node.witnesses import flight_recorder, gpus, kernel_log, logs, nccl_ras, ports
+from nodeready.node.witnesses import (
+    environment,
+    flight_recorder,
+    gpus,
+    kernel_log,
+    logs,
+    nccl_ras,
+    ports,
+)
 from nodeready.node.witnesses.flight_recorder import Recording
 from nodeready.node.witnesses.gpus import WitnessedGpus
 from nodeready.node.witnesses.kernel_log import KernelLog
 from nodeready.node.witnesses.logs import RankLog
 from nodeready.node.witnesses.ports import Network
 from nodeready.node.witnesses.ras_report import Ras
+from nodeready.subjects.job_environment import EnvironmentFacts, RankVariables
 from nodeready.triage.stacks import trace as traces
 from tests.builders.traces import REDUCE, process, trace
 
@@ -44,6 +53,8 @@ def asked(monkeypatch):
             f"no {pids}"
         ),
         (kernel_log, "witness_log"): lambda supervisor, since_s, limit_s: KernelLog(),
+        (environment, "observe_node"): lambda pid, masters, deadline: EnvironmentFacts(cpus=pid),
+        (environment, "observe_rank"): lambda pid, network: RankVariables(cpus=pid),
     }
     for (module, name), function in stands_in.items():
         monkeypatch.setattr(module, name, function)
@@ -73,7 +84,8 @@ def standing(function):
 def test_everybody_is_asked_once(asked):
     (rank,) = targets(0)
     node = round_of(rank)
-    assert set(node) == {"gpus", "kernel", "nccl_ras", "network"}
+    assert set(node) == {"environment", "gpus", "kernel", "nccl_ras", "network"}
+    assert node["environment"]["cpus"] == rank.witnesses["variables"]["cpus"] == os.getpid()
     assert node["gpus"] == {"absent": f"no [{os.getpid()}]", "devices": []}
     assert node["network"]["absent"] == ""
     assert rank.witnesses["logs"]["path"] == f"/log/{os.getpid()}/{os.getuid()}"
@@ -113,6 +125,8 @@ WITNESSES = {
     (flight_recorder, "observe"): "flight_recorder",
     (gpus, "witness_gpus"): "gpus",
     (kernel_log, "witness_log"): "kernel",
+    (environment, "observe_node"): "environment",
+    (environment, "observe_rank"): "variables",
     (ports, "counters"): "network",
     (ports, "network"): "network",
     **{(nccl_ras, name): "nccl_ras" for name in ("observe", "makes_communicator")},
@@ -130,7 +144,10 @@ def test_a_witness_that_fails_or_is_late_is_absent_alone(asked, monkeypatch, mod
     (rank,) = targets(0)
     rank.dumps.append(standing("step"))
     every = {**round_of(rank), **rank.witnesses}
-    assert set(every) == {"gpus", "kernel", "nccl_ras", "network", "logs", "flight_recorder"}
+    assert set(every) == {
+        "gpus", "kernel", "nccl_ras", "network", "logs", "flight_recorder", "environment",
+        "variables",
+    }  # fmt: skip
     assert 0 < len(every.pop(WITNESSES[module, name])["absent"]) <= 250
     assert not [name for name, said in every.items() if said["absent"] and name != "gpus"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nodeready.policy import Policy
@@ -17,8 +19,8 @@ from nodeready.subjects.snapshot import Snapshot
 from tests.builders.job_env import FLEET, POLICY, nics, node, ports, rdma, socket
 from tests.cases import cases
 
-INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-NAMES = (*INTERFACES, "NCCL_IB_HCA", "PDSH_RCMD_TYPE", "MASTER_PORT")
+INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
+NAMES = (*INTERFACES, "NCCL_IB_HCA", "PDSH_RCMD_TYPE", "MASTER_ADDR", "MASTER_PORT")
 LOST = Unknown("timed out")
 
 
@@ -36,11 +38,12 @@ def values(variables: dict[str, JobVariable]) -> dict[str, str | None]:
 
 def test_nodes_that_agree():
     variables = of(node(), node(), node())
-    expected = ("=eth0", "eth0", "=mlx5_0,mlx5_1", "ssh", "29500")
+    expected = ("=eth0", "eth0", "eth0", "=mlx5_0,mlx5_1", "ssh", "10.0.0.1", "29500")
     assert values(variables) == dict(zip(NAMES, expected, strict=True))
     assert all(variable.settled and variable.reason for variable in variables.values())
-    for variable in variables.values():
-        assert variable.nodes_by_value[0][1] == ("gpu1", "gpu2", "gpu3")
+    for name, variable in variables.items():
+        nodes = ("gpu1",) if name == "MASTER_ADDR" else ("gpu1", "gpu2", "gpu3")
+        assert variable.nodes_by_value[0][1] == nodes
     assert variables["NCCL_SOCKET_IFNAME"].reason == "its routes lead to the other nodes"
     assert variables["NCCL_IB_HCA"].reason == "active InfiniBand ports at 400 Gb/s"
 
@@ -64,6 +67,7 @@ def test_a_variable_that_no_node_needs_is_settled():
     [
         ("NCCL_SOCKET_IFNAME", node(nics=nics("eth1")), ("=eth0", "=eth1")),
         ("GLOO_SOCKET_IFNAME", node(nics=nics("eth1")), ("eth0", "eth1")),
+        ("OMPI_MCA_btl_tcp_if_include", node(nics=nics("eth1")), ("eth0", "eth1")),
         ("NCCL_IB_HCA", node(rdma=rdma("mlx5_0")), ("=mlx5_0,mlx5_1", "=mlx5_0")),
         ("NCCL_IB_HCA", node(rdma=rdma()), ("=mlx5_0,mlx5_1", None)),
     ],
@@ -94,7 +98,7 @@ def test_a_list_of_interfaces_is_suggested_where_no_node_has_two_of_them():
             *(node(nics=nics(None, "eth0", "eth1")), INTERFACES),
             "nothing tells which of eth0, eth1 reaches the other nodes",
         ),
-        (Snapshot(), NAMES, "not looked at"),
+        (Snapshot(), tuple({*NAMES} - {"MASTER_ADDR"}), "not looked at"),
     ],
 )
 def test_a_node_without_an_observation_is_named_and_outvotes_no_other(odd, names, why):
@@ -115,7 +119,7 @@ def test_a_name_that_no_device_has_is_not_taken():
     for name in HOSTILE.split("|"):
         variables = of(node(), node(nics=nics(name), rdma=rdma("mlx5_0", name * 5)))
         assert values(variables) == values(of(node()))
-        devices = ("an interface", "an interface", "an RDMA device")
+        devices = (*["an interface"] * 3, "an RDMA device")
         for variable, device in zip((*INTERFACES, "NCCL_IB_HCA"), devices, strict=True):
             ((reason, nodes),) = variables[variable].unknown
             assert nodes == ("gpu2",)
@@ -124,6 +128,23 @@ def test_a_name_that_no_device_has_is_not_taken():
             assert reason.isprintable()
     for name in ("enp1s0f0np0", "bond0.100", "br-ex", "e" * 15):
         assert of(node(nics=nics(name)))["NCCL_SOCKET_IFNAME"].value == f"={name}"
+
+
+def test_the_first_nodes_address_is_the_masters():
+    for addresses, value in (
+        (("10.0.0.1/24",), "10.0.0.1"),
+        (("fe80::1/64", "fd00::1/64", "10.0.0.1/24"), "10.0.0.1"),
+        (("169.254.7.7/16", "fd00::1/64"), "fd00::1"),
+        (("169.254.7.7/16", "x"), None),
+        (None, None),
+    ):
+        network = nics("eth0")
+        interface = replace(network.interfaces["eth0"], addresses=addresses)
+        first = node(nics=replace(network, interfaces={"eth0": interface}))
+        variable = of(first, node())["MASTER_ADDR"]
+        assert (variable.value, variable.settled) == (value, value is not None)
+    unknown = of(node(nics=LOST), node())["MASTER_ADDR"]
+    assert (unknown.value, unknown.unknown) == (None, (("its network: timed out", ("gpu1",)),))
 
 
 # --- MASTER_PORT.

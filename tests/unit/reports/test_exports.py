@@ -66,6 +66,7 @@ def test_what_needs_attention_is_a_line_each() -> None:
     assert differs == [
         f"NCCL_SOCKET_IFNAME {words}=eth0 on gpu[001-063]; =eth1 on gpu064",
         f"GLOO_SOCKET_IFNAME {words}eth0 on gpu[001-063]; eth1 on gpu064",
+        f"OMPI_MCA_btl_tcp_if_include {words}eth0 on gpu[001-063]; eth1 on gpu064",
         f"NCCL_IB_HCA {words}=mlx5_0,mlx5_1 on gpu[001-063]; nothing on gpu064",
     ]
 

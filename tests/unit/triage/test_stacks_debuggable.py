@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from nodeready.subjects.job_environment import RankVariables
+from nodeready.subjects.wire import plain
 from nodeready.triage.stacks import debuggable
 from nodeready.triage.stacks.debuggable import DebugFinding, Debuggable, debuggable_code, judge
 from tests.builders.traces import LOAD, REDUCE, process, trace
@@ -27,7 +29,9 @@ LOG = {"absent": "", "path": "/home/ada/job.log"}
 def rank(number: int | None = 0, *, log: Any = LOG, main: str | None = REDUCE, **more: Any) -> Any:
     """A rank with these settings; ``variables`` are added to the good ones."""
     variables = [*GOOD["variables"], *map(list, more.pop("variables", {}).items())]
-    witnesses = {"logs": log, "settings": {**GOOD, "variables": variables, **more}}
+    environment = plain(RankVariables("", (("MASTER_ADDR", "gpu1"), *more.pop("environment", ()))))
+    settings = {**GOOD, "variables": variables, **more}
+    witnesses = {"logs": log, "settings": settings, "variables": environment}
     return process(number, main, witnesses=witnesses, error="ptrace is not permitted")
 
 
@@ -91,3 +95,15 @@ def test_settings_that_make_no_sense_are_unknown(settings):
     findings = judged(process(0, REDUCE)).findings
     unknown = {finding.item for finding in findings if finding.result == "unknown"}
     assert unknown == set(debuggable.ITEMS) - {"stack"}
+
+
+def test_a_variable_that_keeps_ranks_apart_fails_for_the_ranks_that_have_it():
+    over_loopback = rank(1, environment=(("GLOO_SOCKET_IFNAME", "lo"),))
+    report = judge([trace("gpu1", rank(0)), trace("gpu2", over_loopback)], {})
+    rows = [finding for finding in report.findings if finding.item == "environment"]
+    assert [(row.result, row.ranks, row.nodes) for row in rows] == [
+        ("fail", (1,), ("gpu2",)),
+        ("ok", (0,), ("gpu1",)),
+    ]
+    assert "GLOO_SOCKET_IFNAME=lo leads to the node itself" in rows[0].found
+    assert debuggable_code(report) == 3

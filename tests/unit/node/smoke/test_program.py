@@ -22,8 +22,9 @@ def test_from_hello_to_the_end(start, port):
     hello = node.answer()
     assert hello == Hello(
         os.uname().nodename, pwd.getpwuid(os.geteuid()).pw_name, "token", (port,), (),
-        hello.addresses, 0, hello.engines, "",
+        hello.addresses, 0, hello.engines, "", hello.variables, hello.facts,
     )  # fmt: skip
+    assert [interface.name for interface in hello.facts.interfaces][:1] == ["lo"]
     assert hello.engines[0].name == "torch"
     node.order(ring(1))
     assert [rank.ok for rank in node.answer().ranks] == [True]

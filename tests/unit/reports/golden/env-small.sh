@@ -15,6 +15,11 @@
 #   eth1  gpu064
 # mend gpu064, or give each node its own value in a file there
 
+# OMPI_MCA_btl_tcp_if_include is not set: the nodes differ
+#   eth0  gpu[001-063]
+#   eth1  gpu064
+# mend gpu064, or give each node its own value in a file there
+
 # NCCL_IB_HCA is not set: the nodes differ
 #   =mlx5_0,mlx5_1  gpu[001-063]
 #   nothing         gpu064
@@ -22,6 +27,9 @@
 
 # pdsh is installed, and its own default may be rsh
 export PDSH_RCMD_TYPE=ssh
+
+# gpu001, the first node, on eth0; rank 0 must run there
+export MASTER_ADDR=10.0.0.1
 
 # the first of 29500-29510 that is free on all nodes
 # not 29500 on gpu064: python3 of ada listens
@@ -40,11 +48,19 @@ export MASTER_PORT=29501
 #   eth1  gpu002
 # give each node its own value in a file there
 
+# OMPI_MCA_btl_tcp_if_include is not set: the nodes differ
+#   eth0  gpu001
+#   eth1  gpu002
+# give each node its own value in a file there
+
 # active InfiniBand ports at 400 Gb/s
 export NCCL_IB_HCA='=mlx5_0,mlx5_1'
 
 # pdsh is installed, and its own default may be rsh
 export PDSH_RCMD_TYPE=ssh
+
+# gpu001, the first node, on eth0; rank 0 must run there
+export MASTER_ADDR=10.0.0.1
 
 # the first of 29500-29510 that is free on all nodes
 export MASTER_PORT=29500
@@ -58,11 +74,17 @@ export NCCL_SOCKET_IFNAME='=eth0'
 # its routes lead to the other nodes
 export GLOO_SOCKET_IFNAME=eth0
 
+# its routes lead to the other nodes
+export OMPI_MCA_btl_tcp_if_include=eth0
+
 # active InfiniBand ports at 400 Gb/s
 export NCCL_IB_HCA='=mlx5_0,mlx5_1'
 
 # pdsh is installed, and its own default may be rsh
 export PDSH_RCMD_TYPE=ssh
+
+# gpu001, the first node, on eth0; rank 0 must run there
+export MASTER_ADDR=10.0.0.1
 
 # the first of 29500-29510 that is free on all nodes
 # unknown on gpu003: timed out

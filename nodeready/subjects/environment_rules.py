@@ -1,0 +1,682 @@
+"""Judges a job's environment against the facts of its nodes: what keeps its ranks apart.
+
+Pure: the ranks' variables and the nodes' facts (`nodeready.subjects.job_environment`) go in,
+before the job starts, while it hangs, or when it is gone:
+
+>>> ranks = [RankEnvironment(node, {"NCCL_SOCKET_IFNAME": "lo"}) for node in ("gpu1", "gpu2")]
+>>> [finding.text for finding in judge(ranks)]
+['NCCL_SOCKET_IFNAME=lo leads to the node itself']
+
+A fact that is not known makes no finding. A program may change its environment after its start,
+which /proc does not show.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from nodeready.subjects.job_environment import JOB, EnvironmentFacts, NodeInterface, Rendezvous
+from nodeready.text import counted, sanitise
+
+_NCCL_GUIDE = "NCCL user guide, environment variables"
+_TORCH_GUIDE = "PyTorch, torch.distributed"
+
+
+class Rule(NamedTuple):
+    """A rule of this module.
+
+    variables: as in the page; problem: what is wrong; advice: what to do
+    weight: 2: the job cannot work, or is known to hang; 1: a sign; 0: slow, or good to know
+    """
+
+    name: str
+    variables: str
+    problem: str
+    weight: int
+    advice: str
+    source: str
+
+
+_SAME = "give the variable the same value on all ranks"
+_INTERFACE_ADVICE = "nodeready env prints the interface that leads to the other nodes"
+_INTERFACES = (
+    "`NCCL_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME`, `TP_SOCKET_IFNAME`, "
+    "`OMPI_MCA_btl_tcp_if_include`, `OMPI_MCA_oob_tcp_if_include`"
+)
+_DEVICES = "`CUDA_VISIBLE_DEVICES`, `HIP_VISIBLE_DEVICES`, `ROCR_VISIBLE_DEVICES`"
+#: The rules whose problems are not those of a table below, in the order of the page.
+RULES = (
+    Rule("loopback", _INTERFACES, "leads to the node itself", 2, _INTERFACE_ADVICE,
+         "NCCL src/misc/socket.cc (a list that excludes names includes lo), Gloo's tcp device"),
+    Rule("no-interface", _INTERFACES, "names no interface of the node", 2, _INTERFACE_ADVICE,
+         f"{_NCCL_GUIDE}; {_TORCH_GUIDE}; Open MPI, TCP"),
+    Rule("down", _INTERFACES, "names an interface that is down", 2,
+         "bring the interface up, or name another one: nodeready env", "the same"),
+    Rule("no-address", _INTERFACES, "names an interface without an address", 2,
+         "give the interface an address, or name another one: nodeready env", "the same"),
+    Rule("network", _INTERFACES, "leads to another network than on most nodes; the node has "
+         "another interface in theirs", 2, _INTERFACE_ADVICE, "the same"),
+    Rule("own-name", "`GLOO_SOCKET_IFNAME`", "is not set, and the node's own name leads to "
+         "loopback, which Gloo tells its peers", 2,
+         "export GLOO_SOCKET_IFNAME (nodeready env), or mend /etc/hosts",
+         "pytorch/gloo#223; PyTorch ProcessGroupGloo::createDefaultDevice"),
+    Rule("no-hca", "`NCCL_IB_HCA`", "names no RDMA port of the node that is active", 2,
+         "nodeready env prints the active devices", _NCCL_GUIDE),
+    Rule("hca-down", "`NCCL_IB_HCA`", "some of the named RDMA ports are not active", 1,
+         "see nodeready audit (rdma), or take the port out", _NCCL_GUIDE),
+    Rule("ucx-device", "`UCX_NET_DEVICES`", "names no device of the node", 2,
+         "see ucx_info -d, or take the variable out", "OpenUCX, UCX_NET_DEVICES"),
+    Rule("master-loopback", "`MASTER_ADDR`", "leads to the node itself, and rank 0 is elsewhere",
+         2, "use an address or name of rank 0's node that is the same on all nodes: nodeready env",
+         "pytorch/pytorch#67547"),
+    Rule("master-name", "`MASTER_ADDR`", "has no address on the node", 2,
+         "mend the name service or /etc/hosts there, or use an address", "pytorch/elastic#31"),
+    Rule("master-differs", "`MASTER_ADDR`", "leads to another address than on most nodes", 2,
+         "mend /etc/hosts there, or use an address", _TORCH_GUIDE),
+    Rule("master-node", "`MASTER_ADDR`", "is the address of a node without rank 0, on which the "
+         "job does not listen", 2, "use an address of rank 0's node: nodeready env",
+         "huggingface/accelerate#2362"),
+    Rule("port-taken", "`MASTER_PORT`", "another process listens on the port", 2,
+         "choose a free port: nodeready env", "pytorch/pytorch#129367"),
+    Rule("no-port", "`MASTER_PORT`", "is no port", 2, "a number from 1 to 65535", _TORCH_GUIDE),
+    Rule("same-gpu", _DEVICES, "several ranks of a node have the same GPU", 2,
+         "give each rank a GPU of its own", "NVIDIA/nccl: Duplicate GPU detected (init.cc)"),
+    Rule("few-gpus", _DEVICES, "the node has more ranks than visible GPUs", 2,
+         "start as many ranks as GPUs, or name more GPUs", "the same"),
+    Rule("no-gpu", _DEVICES, "names a GPU that the node does not have; CUDA ignores it and all "
+         "that follow", 2, "nvidia-smi -L lists the GPUs", "CUDA programming guide"),
+    Rule("hidden-gpus", _DEVICES, "hides all GPUs of the node", 1,
+         "take the variable out, or name the GPUs", "CUDA programming guide"),
+    Rule("threads", "`OMP_NUM_THREADS`", "the ranks of a node start more threads than it has "
+         "CPUs", 0, "OMP_NUM_THREADS = CPUs of the node / its ranks", "torchrun's own warning"),
+    Rule("differs", "`NCCL_*`, `MASTER_PORT`", "differs between the ranks", 1, _SAME, _NCCL_GUIDE),
+)  # fmt: skip
+_RULE = {rule.name: rule for rule in RULES}
+#: Variables that must be equal on all ranks: a difference alone keeps a job from working. Each
+#: rank chooses by them how it communicates.
+_MUST_AGREE = frozenset(
+    (
+        "MASTER_PORT", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NET", "NCCL_IB_DISABLE",
+        "NCCL_SOCKET_FAMILY", "NCCL_COMM_ID", "NCCL_BUFFSIZE",
+    )
+)  # fmt: skip
+#: Variables of NCCL that differ rightly, or are judged by another rule.
+_MAY_DIFFER = re.compile(
+    r"NCCL_(SOCKET_IFNAME|IB_HCA|IB_GID_INDEX|OOB_NET_IFNAME|HOSTID|CONF_FILE|DEBUG\w*|RAS_\w+"
+    r"|TOPO_\w+|GRAPH_\w+|\w*FILE|\w*PLUGIN\w*|INSPECTOR_\w+|TUNER_\w+|NET_GDR_LEVEL)"
+)
+
+
+class Switch(NamedTuple):
+    """A value that is wrong by itself, or with a version of NCCL.
+
+    values:  a pattern of the whole value
+    first, fixed: the first version of NCCL with the fault, and without it; (): any
+    machine: of the node; "": any
+    only_rdma: it matters only where the node has an active RDMA port
+    """
+
+    variable: str
+    values: str
+    problem: str
+    weight: int
+    advice: str
+    source: str
+    first: tuple[int, ...] = ()
+    fixed: tuple[int, ...] = ()
+    machine: str = ""
+    only_rdma: bool = False
+
+
+_ON = r"[1-9]\d*"
+_OUT = "take it out, unless it works around a fault that you know"
+#: The values, of one variable the gravest first.
+SWITCHES = (
+    Switch("CUDA_LAUNCH_BLOCKING", _ON, "hangs with this NCCL: a launch waits for a kernel that "
+           "waits for NCCL's own thread", 2, "take it out, or NCCL 2.17 or newer",
+           "NVIDIA/nccl#750, #774", (2, 13), (2, 17)),
+    Switch("CUDA_LAUNCH_BLOCKING", _ON, "each launch waits for its kernel: slow, and a rank with "
+           "several GPUs may hang", 1, "take it out: it is for debugging",
+           "NVIDIA/nccl#774; pytorch/pytorch#121788"),
+    Switch("HIP_LAUNCH_BLOCKING", _ON, "each launch waits for its kernel: slow", 1,
+           "take it out: it is for debugging", "HIP, environment variables"),
+    Switch("AMD_SERIALIZE_KERNEL", _ON, "each launch waits for its kernel: slow", 1,
+           "take it out: it is for debugging", "HIP, environment variables"),
+    Switch("NCCL_P2P_DISABLE", _ON, "GPUs of a node do not use NVLink or PCI directly: slow", 0,
+           _OUT, _NCCL_GUIDE),
+    Switch("NCCL_P2P_LEVEL", r"0|LOC", "GPUs of a node do not use NVLink or PCI directly: slow",
+           0, _OUT, _NCCL_GUIDE),
+    Switch("NCCL_SHM_DISABLE", _ON, "ranks of a node use the network instead of memory: slow", 0,
+           _OUT, _NCCL_GUIDE),
+    Switch("NCCL_IB_DISABLE", _ON, "NCCL uses sockets, and the node has an active RDMA port: slow",
+           0, _OUT, _NCCL_GUIDE, only_rdma=True),
+    Switch("NCCL_NET", r"(?i)socket", "NCCL uses sockets, and the node has an active RDMA port: "
+           "slow", 0, _OUT, _NCCL_GUIDE, only_rdma=True),
+    Switch("FI_PROVIDER", r"tcp|sockets", "libfabric uses sockets, and the node has an active "
+           "RDMA port: slow", 0, _OUT, "libfabric, fi_provider(7)", only_rdma=True),
+    Switch("NCCL_ALGO", r".+", "NCCL may not choose: slow, or an error of a collective that lacks "
+           "it", 0, _OUT, _NCCL_GUIDE),
+    Switch("NCCL_PROTO", r"(?i).*LL128.*", "LL128 corrupts data where the platform does not "
+           "support it", 1, _OUT, _NCCL_GUIDE),
+    Switch("NCCL_BLOCKING_WAIT", _ON, "each collective waits on the CPU: slow", 0, _OUT,
+           _TORCH_GUIDE),
+    Switch("TORCH_NCCL_BLOCKING_WAIT", _ON, "each collective waits on the CPU: slow", 0, _OUT,
+           _TORCH_GUIDE),
+    Switch("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", "a collective that hangs is never ended", 0,
+           "take it out", _TORCH_GUIDE),
+    Switch("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "each collective is checked by another one: slow",
+           0, "take it out: it is for debugging", _TORCH_GUIDE),
+    Switch("", "", "may hang: it sometimes does not end a connection", 1, "NCCL 2.18 or newer",
+           "pytorch/pytorch#97843", (2, 17), (2, 18)),
+    Switch("", "", "is known to hang (a regression)", 1, "NCCL 2.29.3 or newer",
+           "pytorch/pytorch#174338", (2, 29, 2), (2, 29, 3)),
+    Switch("", "", "is known to hang on ARM: it loses slots of its proxy", 1,
+           "NCCL 2.29.3 or newer", "NVIDIA/nccl, release notes of 2.29.3", (2, 12), (2, 29, 3),
+           "aarch64"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RankEnvironment:
+    """The environment of one rank, or of all ranks of a node (``rank`` None).
+
+    variables: those that `nodeready.node.witnesses.environment` reads; ranks with equal ones may
+               share the object
+    cpus:      the CPUs that it may use; 0: not known
+    contained: it has another network than the node's facts show
+    """
+
+    node: str
+    variables: Mapping[str, str]
+    rank: int | None = None
+    local_rank: int | None = None
+    cpus: int = 0
+    contained: bool = False
+
+
+class EnvironmentFinding(NamedTuple):
+    """Something wrong with the environment of some ranks. Text is one line.
+
+    rule:     its name in `RULES`; ``value`` of a `Switch`
+    variable: "": the version of NCCL
+    problem:  what is wrong, after the variable and its value
+    ranks:    () where no rank is known
+    weight:   as of a `Rule`
+    """
+
+    rule: str
+    variable: str
+    value: str
+    problem: str
+    advice: str
+    source: str
+    weight: int
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """``NCCL_SOCKET_IFNAME=lo leads to the node itself``."""
+        if not self.variable:
+            return f"NCCL {self.value} {self.problem}"
+        return f"{self.variable}{'=' * bool(self.value)}{self.value} {self.problem}"
+
+
+#: Maximum characters of a value, and of a name of a node's, in a finding.
+_MAX_VALUE, _MAX_NAME = 60, 40
+
+
+def judge(
+    ranks: Iterable[RankEnvironment],
+    facts: Mapping[str, EnvironmentFacts] | None = None,
+    *,
+    nccl: str | None = "",
+) -> tuple[EnvironmentFinding, ...]:
+    """What is wrong with the environment of a job, the gravest first.
+
+    facts: node -> its facts; a node may be missing
+    nccl:  the version of NCCL; "": not known; None: no rank has loaded it
+    """
+    job = _Job(tuple(ranks), facts or {}, nccl)
+    for rule in (
+        *(_judge_interfaces, _judge_own_names, _judge_hcas, _judge_ucx, _judge_master),
+        *(_judge_port, _judge_gpus, _judge_threads, _judge_switches, _judge_differences),
+    ):
+        rule(job)
+    return job.folded()
+
+
+class _Row(NamedTuple):
+    """Ranks of one node with the same environment.
+
+    facts: None: not known for these ranks
+    """
+
+    node: str
+    variables: Mapping[str, str]
+    ranks: tuple[RankEnvironment, ...]
+    facts: EnvironmentFacts | None
+
+
+@dataclass
+class _Job:
+    """The environments of a job, and the findings, with their ranks and nodes."""
+
+    ranks: Sequence[RankEnvironment]
+    facts: Mapping[str, EnvironmentFacts]
+    nccl: str | None
+    findings: dict[EnvironmentFinding, tuple[list[int], list[str]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        members: dict[tuple[str, int, bool], list[RankEnvironment]] = {}
+        for rank in self.ranks:
+            key = rank.node, id(rank.variables), rank.contained
+            members.setdefault(key, []).append(rank)
+        self.rows = [
+            _Row(node, self._with_conf(node, group[0].variables), tuple(group),
+                 None if contained else self._facts_of(node))
+            for (node, _, contained), group in members.items()
+        ]  # fmt: skip
+        self.nodes: dict[str, list[_Row]] = {}
+        for row in self.rows:
+            self.nodes.setdefault(row.node, []).append(row)
+        self.head = next((rank.node for rank in self.ranks if rank.rank == 0), "")
+
+    def _facts_of(self, node: str) -> EnvironmentFacts | None:
+        facts = self.facts.get(node)
+        return None if facts is None or facts.absent else facts
+
+    def _with_conf(self, node: str, variables: Mapping[str, str]) -> Mapping[str, str]:
+        """The variables; those of NCCL's file on the node count where no rank sets them."""
+        facts = self._facts_of(node)
+        return {**dict(facts.nccl_conf), **variables} if facts and facts.nccl_conf else variables
+
+    def add(
+        self,
+        rule: str | Switch,
+        row: _Row,
+        variable: str,
+        value: str | None = None,
+        detail: str = "",
+        *,
+        weight: int | None = None,
+        ranks: Iterable[RankEnvironment] = (),
+    ) -> None:
+        """Add a finding. ranks: of the row; (): all of them; detail: after the problem"""
+        about = _RULE[rule] if isinstance(rule, str) else rule
+        text = row.variables.get(variable, "") if value is None else value
+        finding = EnvironmentFinding(
+            about.name if isinstance(about, Rule) else "value",
+            variable,
+            sanitise(text, _MAX_VALUE),
+            about.problem + (f": {sanitise(detail, 3 * _MAX_VALUE)}" if detail else ""),
+            about.advice,
+            about.source,
+            about.weight if weight is None else weight,
+        )
+        numbers, nodes = self.findings.setdefault(finding, ([], []))
+        numbers += [rank.rank for rank in ranks or row.ranks if rank.rank is not None]
+        nodes.append(row.node)
+
+    def folded(self) -> tuple[EnvironmentFinding, ...]:
+        """Equal findings once, with the ranks and nodes of all."""
+        findings = [
+            finding._replace(ranks=tuple(sorted({*ranks})), nodes=tuple(dict.fromkeys(nodes)))
+            for finding, (ranks, nodes) in self.findings.items()
+        ]
+        return tuple(sorted(findings, key=lambda finding: -finding.weight))
+
+
+# --- Interfaces.
+
+
+def _matches(name: str, port: int, text: str) -> bool:
+    """Whether NCCL's list of prefixes means an interface or a port of a device.
+
+    ``eth,ib``: prefixes; ``=eth0``: names; ``^``: all others; ``mlx5_0:1``: a port
+    (parseStringList and matchIfList of NCCL's src/misc/utils.cc).
+    """
+    excludes = text.startswith("^")
+    exact = text[excludes:].startswith("=")
+    hit = False
+    for word in text.lstrip("^=").split(","):
+        own, _, number = word.partition(":")
+        alike = name == own if exact else name.startswith(own)
+        hit |= bool(own) and alike and (not number.isdecimal() or port in (-1, int(number)))
+    return hit != excludes
+
+
+def _nccl_interfaces(text: str, interfaces: Sequence[NodeInterface]) -> list[NodeInterface]:
+    return [interface for interface in interfaces if _matches(interface.name, -1, text)]
+
+
+def _named_interfaces(text: str, interfaces: Sequence[NodeInterface]) -> list[NodeInterface]:
+    """By exact names, as Gloo and TensorPipe take them."""
+    names = [word.strip() for word in text.split(",")]
+    return [interface for interface in interfaces if interface.name in names]
+
+
+def _mpi_interfaces(text: str, interfaces: Sequence[NodeInterface]) -> list[NodeInterface]:
+    """By exact names or by networks, as Open MPI takes them."""
+    words = [word.strip() for word in text.split(",")]
+    networks = [network for word in words if (network := _network(word)) is not None]
+    return [
+        interface
+        for interface in interfaces
+        if interface.name in words
+        or any(own.overlaps(network) for own in _networks(interface) for network in networks
+               if own.version == network.version)
+    ]  # fmt: skip
+
+
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_CHOICES: dict[str, Callable[[str, Sequence[NodeInterface]], list[NodeInterface]]] = {
+    "NCCL_SOCKET_IFNAME": _nccl_interfaces,
+    "GLOO_SOCKET_IFNAME": _named_interfaces,
+    "TP_SOCKET_IFNAME": _named_interfaces,
+    "OMPI_MCA_btl_tcp_if_include": _mpi_interfaces,
+    "OMPI_MCA_oob_tcp_if_include": _mpi_interfaces,
+}
+_LO = NodeInterface("lo", "", ("127.0.0.1/8",))
+
+
+def _network(text: str) -> _Network | None:
+    try:
+        return ipaddress.ip_network(text, strict=False) if "/" in text else None
+    except ValueError:
+        return None
+
+
+def _networks(interface: NodeInterface) -> frozenset[_Network]:
+    parsed = (_network(text) for text in interface.addresses or ())
+    return frozenset(network for network in parsed if network is not None)
+
+
+def _judge_interfaces(job: _Job) -> None:
+    if len(job.nodes) < 2:
+        # Ranks of one node may use loopback.
+        return
+    for variable, choose in _CHOICES.items():
+        chosen: list[tuple[_Row, NodeInterface]] = []
+        for row in job.rows:
+            value = row.variables.get(variable, "")
+            # NCCL takes a single character for none.
+            if not value or (variable == "NCCL_SOCKET_IFNAME" and len(value) < 2):
+                continue
+            known = row.facts.interfaces if row.facts else ()
+            first = next(iter(choose(value, known or (_LO,))), None)
+            if first is None:
+                if known:
+                    names = ", ".join(interface.name for interface in known[:8])
+                    job.add("no-interface", row, variable, detail=f"it has {names}")
+            elif first.name == "lo":
+                job.add("loopback", row, variable)
+            elif first.state in ("down", "lowerlayerdown"):
+                job.add("down", row, variable, detail=first.name)
+            elif first.addresses == ():
+                job.add("no-address", row, variable, detail=first.name)
+            elif first.addresses:
+                chosen.append((row, first))
+        _judge_networks(job, variable, chosen)
+
+
+def _judge_networks(
+    job: _Job, variable: str, chosen: Sequence[tuple[_Row, NodeInterface]]
+) -> None:
+    """Find nodes whose interface is in another network than most nodes', and that have another
+    interface in that network. Without one, a router may connect the networks."""
+    nodes_of = Counter(network for _, interface in chosen for network in _networks(interface))
+    if not nodes_of:
+        return
+    head = {network for row, interface in chosen if row.node == job.head
+            for network in _networks(interface)}  # fmt: skip
+    usual = max(nodes_of, key=lambda network: (nodes_of[network], network in head))
+    for row, interface in chosen:
+        own = _networks(interface)
+        better = [
+            other.name
+            for other in (row.facts.interfaces if row.facts else ())
+            if other.name != interface.name and usual in _networks(other)
+        ]
+        if usual not in own and better:
+            detail = f"{interface.name} is in {min(map(str, own))}, {better[0]} in {usual}"
+            job.add("network", row, variable, detail=detail)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _judge_own_names(job: _Job) -> None:
+    if len(job.nodes) < 2:
+        return
+    # Where NCCL is loaded, the job may not use Gloo.
+    weight = 2 if job.nccl is None else 0
+    for row in job.rows:
+        addresses = row.facts.own_addresses if row.facts else ()
+        if addresses and "GLOO_SOCKET_IFNAME" not in row.variables and _is_loopback(addresses[0]):
+            job.add("own-name", row, "GLOO_SOCKET_IFNAME", "", addresses[0], weight=weight)
+
+
+# --- RDMA.
+
+
+def _judge_hcas(job: _Job) -> None:
+    variable = "NCCL_IB_HCA"
+    rows = [row for row in job.rows if row.facts and row.variables.get(variable)]
+    without: list[_Row] = []
+    for row in rows:
+        assert row.facts is not None
+        named = [
+            port
+            for port in row.facts.hca_ports
+            if _matches(port.device, port.port, row.variables[variable])
+        ]
+        down = [f"{port.device}:{port.port} is {port.state}" for port in named
+                if port.state != "active"]  # fmt: skip
+        if len(down) == len(named):
+            without.append(row)
+        elif down and not row.variables[variable].startswith("^"):
+            job.add("hca-down", row, variable, detail=", ".join(down[:4]))
+    # Where no node has one, all use sockets: slow. A job of both kinds does not work.
+    weight = 2 if len(without) < len(job.rows) and len(job.nodes) > 1 else 1
+    for row in without:
+        assert row.facts is not None
+        ports = [f"{port.device}:{port.port} {port.state}" for port in row.facts.hca_ports[:8]]
+        job.add("no-hca", row, variable, detail=", ".join(ports) or "it has none", weight=weight)
+
+
+def _judge_ucx(job: _Job) -> None:
+    for row in job.rows:
+        value = row.variables.get("UCX_NET_DEVICES", "")
+        if not value or value.startswith("^") or "all" in value.split(",") or not row.facts:
+            continue
+        names = {interface.name for interface in row.facts.interfaces}
+        names |= {f"{port.device}:{port.port}" for port in row.facts.hca_ports}
+        if row.facts.interfaces and not names & {*value.split(",")}:
+            job.add("ucx-device", row, "UCX_NET_DEVICES")
+
+
+# --- The rendezvous.
+
+
+def _rendezvous(row: _Row) -> Rendezvous | None:
+    """What the node knows of the MASTER_ADDR and MASTER_PORT of these ranks."""
+    key = row.variables.get("MASTER_ADDR", ""), row.variables.get("MASTER_PORT", "")
+    rows = row.facts.rendezvous if row.facts else ()
+    return next((known for known in rows if (known.address, known.port) == key), None)
+
+
+def _own_addresses(facts: EnvironmentFacts | None) -> set[str]:
+    """The addresses of a node that others can reach; empty: not all are known."""
+    interfaces = facts.interfaces if facts else ()
+    if any(interface.addresses is None for interface in interfaces):
+        return set()
+    texts = (text for interface in interfaces for text in interface.addresses or ())
+    return {text.partition("/")[0] for text in texts if not text.startswith("127.")}
+
+
+def _master_nodes(job: _Job) -> set[str]:
+    """The nodes that have an address to which MASTER_ADDR leads."""
+    rows = filter(None, map(_rendezvous, job.rows))
+    addresses = {text for known in rows for text in known.resolved if not _is_loopback(text)}
+    return {node for node in job.nodes if _own_addresses(job.facts.get(node)) & addresses}
+
+
+def _judge_master(job: _Job) -> None:
+    variable = "MASTER_ADDR"
+    head, masters = job.head, _master_nodes(job)
+    resolved: list[tuple[_Row, frozenset[str]]] = []
+    for row in job.rows:
+        value, known = row.variables.get(variable, ""), _rendezvous(row)
+        if not value or len(job.nodes) < 2:
+            continue
+        addresses = known.resolved if known else (value,) if _is_loopback(value) else ()
+        if known and known.error:
+            job.add("master-name", row, variable, detail=known.error)
+        elif any(map(_is_loopback, addresses[:1])):
+            if row.node != head and not (not head and row.node in masters):
+                job.add("master-loopback", row, variable)
+        elif addresses:
+            resolved.append((row, frozenset(addresses)))
+    counts = Counter(address_set for _, address_set in resolved)
+    usual = max(counts, key=lambda address_set: counts[address_set], default=frozenset[str]())
+    for row, address_set in resolved:
+        if not address_set & usual:
+            detail = f"{min(address_set)}, elsewhere {min(usual)}"
+            job.add("master-differs", row, variable, detail=detail)
+    listens = any(known.listener == JOB for known in filter(None, map(_rendezvous, job.rows)))
+    if head and masters and head not in masters and not listens and _own_addresses(
+        job.facts.get(head)
+    ):  # fmt: skip
+        for row, address_set in resolved:
+            if address_set & usual:
+                node = next(name for name in job.nodes if name in masters)
+                job.add("master-node", row, variable, detail=f"of {node}; rank 0 is on {head}")
+
+
+def _judge_port(job: _Job) -> None:
+    variable = "MASTER_PORT"
+    places = {job.head} if job.head else _master_nodes(job)
+    for row in job.rows:
+        value, known = row.variables.get(variable, ""), _rendezvous(row)
+        if variable in row.variables and not (value.isdecimal() and 0 < int(value[:6]) < 65536):
+            job.add("no-port", row, variable)
+        elif known and known.listener not in ("", JOB) and (
+            row.node in places or len(job.nodes) == 1
+        ):  # fmt: skip
+            job.add("port-taken", row, variable, detail=known.listener)
+
+
+# --- GPUs and CPUs.
+
+_GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+
+def _judge_gpus(job: _Job) -> None:
+    for node_rows in job.nodes.values():
+        for variable in _GPU_VARIABLES:
+            rows = [row for row in node_rows if variable in row.variables]
+            if rows and not (rows[0].facts and rows[0].facts.gpus == 0):
+                _judge_node_gpus(job, variable, rows)
+
+
+def _judge_node_gpus(job: _Job, variable: str, rows: Sequence[_Row]) -> None:
+    """Judge the GPUs of the ranks of one node."""
+    users: dict[str, list[tuple[_Row, RankEnvironment]]] = {}
+    for row in rows:
+        words = [word.strip() for word in row.variables[variable].split(",")]
+        count = row.facts.gpus if row.facts and variable == "CUDA_VISIBLE_DEVICES" else None
+        if words[0] in ("", "-1", "NoDevFiles"):
+            job.add("hidden-gpus", row, variable, weight=1 if count else 0)
+            continue
+        unknown = [word for word in words if word.isdecimal() and count and int(word) >= count]
+        if unknown and count:
+            job.add("no-gpu", row, variable, detail=f"{unknown[0]} of {counted(count, 'GPU')}")
+            continue
+        for rank in row.ranks:
+            if rank.rank is None:
+                continue
+            # With one GPU each, LOCAL_RANK is no index.
+            at = 0 if len(words) == 1 else rank.local_rank
+            if at is None:
+                continue
+            if at >= len(words):
+                detail = f"LOCAL_RANK {at} of {counted(len(words), 'GPU')}"
+                job.add("few-gpus", row, variable, detail=detail, ranks=[rank])
+            else:
+                users.setdefault(words[at], []).append((row, rank))
+    for word, pairs in users.items():
+        for row, rank in pairs if len(pairs) > 1 else ():
+            job.add("same-gpu", row, variable, detail=word, ranks=[rank])
+
+
+def _judge_threads(job: _Job) -> None:
+    variable = "OMP_NUM_THREADS"
+    for rows in job.nodes.values():
+        facts, total = rows[0].facts, 0
+        numbered = [(row, rank) for row in rows for rank in row.ranks if rank.rank is not None]
+        for row, rank in numbered:
+            value = row.variables.get(variable, "").partition(",")[0]
+            total += int(value) if value.isdecimal() and len(value) < 6 else rank.cpus
+        if facts and 0 < facts.cpus < total and len(numbered) > 1:
+            for row in rows:
+                job.add("threads", row, variable, detail=f"{total} threads, {facts.cpus} CPUs")
+
+
+# --- Values that are wrong by themselves, and values that differ.
+
+
+def _version(text: str | None) -> tuple[int, ...]:
+    """The numbers of a version; (): not known."""
+    match = re.match(r"(\d{1,3})\.(\d{1,4})(?:\.(\d{1,4}))?", text or "")
+    return tuple(int(number or 0) for number in match.groups()) if match else ()
+
+
+def _judge_switches(job: _Job) -> None:
+    version = _version(job.nccl)
+    for row in job.rows:
+        active = any(port.state == "active" for port in (row.facts.hca_ports if row.facts else ()))
+        machine, judged = row.facts.machine if row.facts else "", set[str]()
+        for switch in SWITCHES:
+            value = row.variables.get(switch.variable) if switch.variable else ""
+            if value is None or switch.variable in judged or not re.fullmatch(
+                switch.values, value
+            ):  # fmt: skip
+                continue
+            if switch.first and not (version and switch.first <= version < switch.fixed):
+                continue
+            if (switch.only_rdma and not active) or switch.machine not in ("", machine):
+                continue
+            # The first that applies is the gravest.
+            judged |= {switch.variable} - {""}
+            shown = value or ".".join(map(str, version))
+            job.add(switch, row, switch.variable, shown)
+
+
+def _judge_differences(job: _Job) -> None:
+    names = {name for row in job.rows for name in row.variables}
+    for name in sorted(names):
+        must = name in _MUST_AGREE
+        if not must and (not name.startswith("NCCL_") or _MAY_DIFFER.fullmatch(name)):
+            continue
+        counts: Counter[str | None] = Counter()
+        for row in job.rows:
+            counts[row.variables.get(name)] += len(row.ranks)
+        if len(counts) < 2:
+            continue
+        usual, most = counts.most_common(1)[0]
+        shown = "not set" if usual is None else sanitise(usual, _MAX_NAME)
+        for row in job.rows:
+            value = row.variables.get(name)
+            if value != usual or 2 * most <= counts.total():
+                detail = "" if value == usual else f"{shown} on most ranks"
+                job.add("differs", row, name, value or "", detail, weight=2 if must else 1)
