@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,17 +22,28 @@ from tests.command import POLICY, ours, wait_for
 from tests.lab.stacks_job import Job
 from tests.paths import ROOT
 
-pytestmark = pytest.mark.xdist_group("pages")
-
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))]
 #: page -> its commands in their order: (exit status, or the reason; command).
 ROWS = tomllib.loads(Path(__file__).with_name("pages.toml").read_text())
 LIMIT_S = 120
-LAB = "test-pages"
+#: A worker of pytest-xdist has nodes of its own.
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "main")
+LAB = f"test-pages-{WORKER}"
 TRAIN_PYTHON = Path("/opt/train/bin/python")
 #: Pages that are followed from the first line on, with nodes of their own: their number.
 FIRST_HOURS = {"docs/quickstart-slurm.md": 4, "docs/quickstart-cloud.md": 3}
+#: Pages that take a minute and a half; and the cheat sheet, with the other pages' commands.
+NIGHTLY = {"docs/cheatsheet.md", "docs/smoke.md", "docs/quickstart-slurm.md"}
 WAIVERS = {"proof.core": "shared kernel", "proof.backtrace": "shared kernel"}
+
+
+def rows_of(pages: Iterable[str]) -> list[Any]:
+    """A row for each page: two workers share them, and those of `NIGHTLY` have that mark."""
+    rows = []
+    for index, page in enumerate(pages):
+        marks = [pytest.mark.xdist_group(f"pages-{index % 2}")]
+        rows.append(pytest.param(page, marks=marks + [pytest.mark.nightly] * (page in NIGHTLY)))
+    return rows
 
 
 def block_commands(language: str, block: str) -> list[str]:
@@ -61,7 +73,7 @@ def test_every_command_of_a_page_is_listed(page: str) -> None:
 @pytest.fixture(scope="module")
 def cluster(lab_machine: None) -> Iterator[Job]:
     """The nodes of the pages, and the job 4711 on them."""
-    name = f"test-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}-{os.getpid()}-pages"
+    name = f"test-{WORKER}-{os.getpid()}-pages"
     try:
         job = Job(Lab.up(name, 4).nodes, slurm_job="4711")
         yield job
@@ -146,12 +158,11 @@ def pages_lab(page: str) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "page",
-    [
-        # The cheat sheet has the commands of the other pages once more.
-        pytest.param(page, marks=[pytest.mark.nightly] if page == "docs/cheatsheet.md" else [])
+    rows_of(
+        page
         for page, rows in ROWS.items()
         if page not in FIRST_HOURS and any(isinstance(row[0], int) for row in rows)
-    ],
+    ),
 )
 def test_the_commands_of_a_page_end_as_listed(page: str, home: Path, pages_lab: None) -> None:
     done_before: set[str] = set()
@@ -192,7 +203,7 @@ def first_home(page: str, lab_machine: None, tmp_path: Path) -> Iterator[tuple[P
         down(LAB)
 
 
-@pytest.mark.parametrize("page", FIRST_HOURS)
+@pytest.mark.parametrize("page", rows_of(FIRST_HOURS))
 def test_a_first_hour_can_be_followed_line_by_line(
     page: str, first_home: tuple[Path, Lab]
 ) -> None:
