@@ -23,7 +23,7 @@ from nodeready.cli.options import (
 )
 from nodeready.cli.outputs import read_outputs
 from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
-from nodeready.cli.values import epoch_seconds, past, span
+from nodeready.cli.values import epoch_seconds, past, read_ranks, span
 from nodeready.exit_codes import exit_code
 from nodeready.node.tail import TailConfig
 from nodeready.policy import Policy
@@ -45,12 +45,14 @@ def _checked_pattern(pattern: str) -> str:
     return pattern
 
 
-def _checked_regex(regex: str | None) -> str:
-    """The value of --grep, or "". Raises Refused if it is no regular expression."""
+def _checked_regex(name: str, regex: str | None) -> str:
+    """The value of an option, or "". Raises Refused if it is no regular expression."""
     try:
-        re.compile(regex or "")
+        compiled = re.compile(regex or "")
     except re.error as error:
-        raise Refused(f"--grep {regex}: is no regular expression: {error}") from None
+        raise Refused(f"{name} {regex}: is no regular expression: {error}") from None
+    if name == "--rank-pattern" and regex and not compiled.groups:
+        raise Refused(f"{name} {regex}: has no group for the rank, such as '^<(\\d+)>'")
     return regex or ""
 
 
@@ -130,6 +132,12 @@ def _no_file_reason(tail: TailDocument) -> str:
     help="Lines per file.",
 )
 @option("--grep", metavar="REGEX", help="Only lines that match REGEX, and their number.")
+@option("--rank", metavar="RANKS", help="Only lines of these ranks: 3,5-7 or 0-504/8.")
+@option(
+    "--rank-pattern",
+    metavar="REGEX",
+    help="Its group is the rank of a line, if the lines of many ranks are in one file. [learned]",
+)
 @option("--newer", metavar="SPAN", help="Only files written in the last 90s, 10m, 2h, 3d.")
 @since_option("files written")
 @option(
@@ -148,6 +156,8 @@ def tail(
     local: bool,
     lines: int,
     grep: str | None,
+    rank: str | None,
+    rank_pattern: str | None,
     newer: str | None,
     since: str | None,
     max_files: int,
@@ -160,16 +170,18 @@ def tail(
 
     Files with equal lines are shown once, the odd one out first; times, ranks, process numbers,
     addresses and the node's name count as equal. Files that were last written more than a minute
-    before most files come first. The messages of PyTorch's watchdogs follow, the rank with the
-    least progress first. PATTERN is an absolute path with *, ?, [...] and **,
+    before most files come first. A file with lines of many ranks counts as a file for each rank;
+    the prefixes of launchers are recognised. The messages of PyTorch's watchdogs follow, the rank
+    with the least progress first. PATTERN is an absolute path with *, ?, [...] and **,
     quoted so that the nodes expand it, and not your shell. Reads only, at most the last 256 KB of
-    a file.
+    a file, or 16 MB of a file of many ranks.
 
     \b
     Examples:
       nodeready tail inventories/prod.py '/var/log/train/rank_*.log'
       nodeready tail 'gpu[001-064]' '~/logs/**/*.err' -n 1 --newer 2h
       nodeready tail inventories/prod.py '/scratch/trace*' --grep backward
+      nodeready tail login1 '/scratch/slurm-4711.out' -n 1 --rank 0-7
       nodeready tail --local '/tmp/torchelastic_*/**/stderr.log'
     """
     options = TargetOptions(**shared)
@@ -185,9 +197,18 @@ def tail(
     if local and options.limit is not None:
         raise Refused("--limit: cannot be combined with --local")
     config = TailConfig(
-        *("", "", _checked_pattern(words[-1]), lines, _checked_regex(grep), _newer_s(newer)),
+        *(
+            "",
+            "",
+            _checked_pattern(words[-1]),
+            lines,
+            _checked_regex("--grep", grep),
+            _newer_s(newer),
+        ),
         since_s=past(since, epoch_seconds),
         max_files=max_files,
+        ranks=read_ranks(rank),
+        rank_pattern=_checked_regex("--rank-pattern", rank_pattern),
     )
     outputs = read_outputs("tail", format, output)
     if local:

@@ -65,6 +65,18 @@ def past(since: str | None, read: Callable[[str, datetime], float]) -> float:
         raise Refused(f"--since {since}: {error}") from None
 
 
+def read_ranks(words: str | None) -> tuple[tuple[int, int, int], ...]:
+    """``--rank 3,5-7,0-504/8`` as (first, last, step); (): None. Raises Refused."""
+    spans = []
+    for word in (words or "").split(",") if words is not None else ():
+        match = re.fullmatch(r"([0-9]{1,7})(?:-([0-9]{1,7})(?:/([0-9]{1,7}))?)?", word.strip())
+        first, last, step = match.groups() if match else ("1", "0", None)
+        spans.append((int(first), int(last or first), int(step or 1)))
+        if spans[-1][0] > spans[-1][1] or not spans[-1][2]:
+            raise Refused(f"--rank {words}: must be ranks, such as 3, 5-7 or 0-504/8")
+    return tuple(spans)
+
+
 def read_ports(words: str) -> tuple[int, int]:
     """``--ports FIRST-LAST``. Raises Refused."""
     # Imported only here: it takes a fifth of the time of --help, which does not need it.

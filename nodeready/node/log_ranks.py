@@ -46,13 +46,13 @@ def path_ranks(path: str) -> FileRanks:
     """The ranks in ``rank_7.log``, ``nccl_trace_rank_7``, ``rank.07/stdout``, ``local_rank3.err``,
     ``attempt_0/3/stdout.log`` (torchrun) and ``train.7.out``; of several, the last.
     """
-    ranks = _named_ranks(path)
+    ranks = named_ranks(path)
     if ranks == FileRanks(None, None) and (match := _NUMBERED.search(path)):
         return FileRanks(int(match[1]), None)
     return ranks
 
 
-def _named_ranks(path: str) -> FileRanks:
+def named_ranks(path: str) -> FileRanks:
     """The ranks of a path that says that they are ranks."""
     rank = local = None
     for before, joined, number in _RANK_NAME.findall(path):
@@ -318,7 +318,7 @@ def learn_ranks(lines: Iterable[str], *, pattern: str = "", path: str = "") -> R
         return _with_origins(RankReader(pattern=re.compile(pattern)), rows)
     layers = _learn_layers(rows)
     is_launchers = any(form.name not in ("torch", "ray") for layer in layers for form in layer)
-    if not is_launchers and _named_ranks(path) != FileRanks(None, None):
+    if not is_launchers and named_ranks(path) != FileRanks(None, None):
         return RankReader()
     stripped = [_strip(layers, row) for row in rows]
     reader = _learn_processes(RankReader(layers=layers, fields=_learn_fields(stripped)), stripped)
@@ -333,7 +333,8 @@ def _with_origins(reader: RankReader, rows: Sequence[str]) -> RankReader:
     others = [origin for origin in origins if origin.rank is None]
     local = {origin[:3] for origin in others if origin.local_rank is not None}
     hosts = {origin.host for origin in others if origin.host}
-    is_mixed = any(len(names) > 1 for names in (ranks, local, hosts))
+    is_mixed = bool(reader.pattern and ranks)
+    is_mixed = is_mixed or any(len(names) > 1 for names in (ranks, local, hosts))
     return replace(reader, is_mixed=is_mixed, origins=origins)
 
 

@@ -101,6 +101,8 @@ def read_ranks(
         if not missing:
             break
     for rank in ranks.values():
+        if not rank.matches and not rank.whole_lines and not rank.lines_after:
+            rank.lines_after = number
         rank.lines.reverse()
         rank.whole_lines.reverse()
     known = (rank for rank in ranks.values() if rank.lines or rank.origin.is_known)

@@ -16,12 +16,13 @@ import stat
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from nodeready.node import users_file
 from nodeready.node.log_lines import last_lines, text_lines
+from nodeready.node.log_ranks import file_ranks, named_ranks
 from nodeready.node.mount_table import (
     KERNEL_FILE_SYSTEMS,
     hung_devices,
@@ -30,6 +31,7 @@ from nodeready.node.mount_table import (
     own_mounts,
 )
 from nodeready.node.path_pattern import PathMatch, PatternWalk, absolute_pattern
+from nodeready.node.rank_lines import learn_file, read_ranks
 from nodeready.node.runtime import ForkedWorker, Send
 from nodeready.node.stacks import processes
 from nodeready.node.users_file import NOBODY, FileRefused, Rights, by_turns
@@ -59,6 +61,8 @@ class TailConfig:
     limit_s:   seconds after which it must have ended
     processes: (pid, seconds since boot at its start): read the logs of these processes, found by
                their descriptors, in place of the pattern; grep and the times are ignored
+    ranks:     (first, last, step) of the global ranks whose lines are read; (): all lines
+    rank_pattern: a regular expression that finds the rank in a line (`learn_ranks`); "": learned
     """
 
     nonce: str
@@ -71,11 +75,21 @@ class TailConfig:
     max_files: int = 64
     limit_s: int = 30
     processes: tuple[tuple[int, float], ...] = ()
+    ranks: tuple[tuple[int, int, int], ...] = ()
+    rank_pattern: str = ""
+
+    def is_wanted(self, rank: int | None) -> bool:
+        """Whether the lines of this rank are read; None: of an unknown rank."""
+        spans = self.ranks
+        return not spans or any(
+            rank is not None and first <= rank <= last and (rank - first) % step == 0
+            for first, last, step in spans
+        )
 
 
 @dataclass(frozen=True)
 class LogTail:
-    """A file that was read.
+    """A file that was read, or the lines of one rank in a mixed log.
 
     mtime_s: of its last change, in seconds since 1970
     age_s:   since its last change, by the node's clock
@@ -83,6 +97,9 @@ class LogTail:
     matches: lines with the expression in the last `MAX_BYTES`; None: no expression
     reports: of PyTorch's watchdog, in its last `TAIL_BYTES` bytes
     pids:    processes of `TailConfig.processes` that write it; these chose the path
+    is_mixed: the lines of one rank of several; without their prefixes
+    host, rank, local_rank: of a mixed log's lines, see `LineOrigin`
+    lines_after: lines of all ranks after the last line of this one
     """
 
     path: wire.Path
@@ -93,6 +110,11 @@ class LogTail:
     matches: wire.Count | None
     reports: tuple[WatchdogReport, ...] = ()
     pids: tuple[wire.Pid, ...] = ()
+    is_mixed: bool = False
+    host: wire.Line = ""
+    rank: wire.Count | None = None
+    local_rank: wire.Count | None = None
+    lines_after: wire.Count = 0
 
 
 @dataclass(frozen=True)
@@ -115,6 +137,7 @@ class NodeTail:
     left_out: number of matching files beyond max_files
     older:    number of matching files outside the requested time
     error:    why the answer is incomplete; ""
+    other_ranks: number of matching files without a line of `TailConfig.ranks`
     """
 
     host: wire.Name
@@ -123,6 +146,7 @@ class NodeTail:
     left_out: wire.Count
     older: wire.Count
     error: wire.Line
+    other_ranks: wire.Count = 0
 
 
 # --- The fork: it expands the pattern and reads the files, and may hang at each step.
@@ -222,7 +246,13 @@ class TailReader:
         new = [hit for hit in hits.values() if self.is_in_time(hit.mtime_s)]
         # Files of the same time are ordered by name.
         new.sort(key=lambda hit: hit.match.shown)
-        chosen = by_turns(new)[: self.config.max_files]
+        # Files of other ranks come last: the rank in a path may be a local one.
+        wanted: list[_Hit] = []
+        others: list[_Hit] = []
+        for hit in new:
+            rank = named_ranks(hit.match.shown).rank
+            (wanted if rank is None or self.config.is_wanted(rank) else others).append(hit)
+        chosen = [*by_turns(wanted), *by_turns(others)][: self.config.max_files]
         header = {"left_out": len(new) - len(chosen), "older": len(hits) - len(new)}
         self.send({**header, "chosen": [hit.match.shown for hit in chosen]})
         opened = [self.open(hit) for hit in chosen if hit.match.shown not in self.left_out]
@@ -281,18 +311,20 @@ class TailReader:
             status = os.fstat(handle)
             is_whole = self.expression is not None
             rows = _read_rows(handle, status.st_size, self.config.lines, is_whole=is_whole)
+            if rows is None:
+                self.unread(match.shown, "is no text", fault=False)
+                return
+            if self.expression or self.config.rank_pattern:
+                self.send({"search": match.shown, "owner": hit.owner})
+            files = _log_tails(
+                match.shown, handle, status, rows, self.config, expression=self.expression
+            )
         except OSError as error:
             self.report_error(match.shown, error)
             return
         finally:
             os.close(handle)
-        if rows is None:
-            self.unread(match.shown, "is no text", fault=False)
-            return
-        if self.expression:
-            self.send({"search": match.shown, "owner": hit.owner})
-        file = _log_tail(match.shown, status, rows, self.config.lines, self.expression)
-        self.send({"file": asdict(file)})
+        self.send({"file": match.shown, "tails": [asdict(file) for file in files]})
 
 
 def _read_rows(handle: int, size: int, count: int, *, is_whole: bool) -> list[bytes] | None:
@@ -309,17 +341,45 @@ def _read_rows(handle: int, size: int, count: int, *, is_whole: bool) -> list[by
     return rows
 
 
-def _log_tail(
+def _log_tails(
     path: str,
+    handle: int,
     status: os.stat_result,
     rows: list[bytes],
-    count: int,
+    config: TailConfig,
+    *,
     expression: re.Pattern[str] | None = None,
-) -> LogTail:
-    lines, matches = last_lines(rows, count, expression)
-    age_s = time.time() - status.st_mtime
-    texts = (row[:_MAX_LINE_BYTES].decode("utf-8", "replace") for row in _last_rows(rows))
-    return LogTail(path, status.st_size, status.st_mtime, age_s, lines, matches, reports(texts))
+) -> list[LogTail]:
+    """The last lines of a file; of a mixed log, those of each rank."""
+    size = status.st_size
+    file = LogTail(path, size, status.st_mtime, time.time() - status.st_mtime, (), None)
+    reader = learn_file(handle, size, rows, path=path, pattern=config.rank_pattern)
+    if not reader.is_mixed:
+        lines, matches = last_lines(rows, config.lines, expression)
+        texts = (row[:_MAX_LINE_BYTES].decode("utf-8", "replace") for row in _last_rows(rows))
+        file = replace(file, lines=lines, matches=matches, reports=reports(texts))
+        return [file] if config.is_wanted(file_ranks(path, lines).rank) else []
+    return [
+        replace(
+            file,
+            lines=tuple(rank.lines),
+            matches=rank.matches if expression else None,
+            reports=reports(rank.whole_lines),
+            is_mixed=True,
+            host=rank.origin.host,
+            rank=rank.origin.rank,
+            local_rank=rank.origin.local_rank,
+            lines_after=rank.lines_after,
+        )
+        for rank in read_ranks(
+            handle,
+            size,
+            reader,
+            config.lines,
+            is_wanted=lambda origin: config.is_wanted(origin.rank),
+            expression=expression,
+        )
+    ]
 
 
 # --- The logs of processes, which are found by descriptors and not by names.
@@ -329,27 +389,28 @@ def _log_tail(
 class _ProcessLog:
     """A process's log.
 
-    file:   None: there is no log to read
+    files:  as `_log_tails` returns them; (): there is no log to read
     key:    device and inode of the file
     reason: why there is no log to read
     """
 
-    file: LogTail | None = None
+    files: tuple[LogTail, ...] = ()
     key: str = ""
     reason: str = ""
 
 
-def _read_process_log(pid: int, uid: int, count: int) -> _ProcessLog:
+def _read_process_log(pid: int, uid: int, config: TailConfig) -> _ProcessLog:
     """The log that a process writes, read with its user's rights; called in a fork."""
     try:
         with logs.open_logs(pid, uid) as files:
             log = logs.last_written(files)
             status = os.fstat(log.number)
-            rows = _read_rows(log.number, status.st_size, count, is_whole=False)
+            rows = _read_rows(log.number, status.st_size, config.lines, is_whole=False)
             if rows is None:
                 return _ProcessLog(reason=f"{log.path}: is no text")
             key = f"{status.st_dev}:{status.st_ino}"
-            return _ProcessLog(_log_tail(log.path, status, rows, count), key)
+            tails = _log_tails(log.path, log.number, status, rows, config)
+            return _ProcessLog(tuple(tails), key)
     except (logs.NoLogError, OSError) as problem:
         return _ProcessLog(reason=str(problem))
 
@@ -366,7 +427,7 @@ def read_logs(config: TailConfig) -> NodeTail:
         if process and process.start_s == started[pid]
     }
     process_logs = processes.probe_each(
-        lambda pid: asdict(_read_process_log(pid, uids[pid], config.lines)),
+        lambda pid: asdict(_read_process_log(pid, uids[pid], config)),
         list(uids),
         deadline,
         uids,
@@ -374,9 +435,10 @@ def read_logs(config: TailConfig) -> NodeTail:
     pids: dict[str, list[int]] = defaultdict(list)
     for pid in started:
         log = process_logs.get(pid)
-        if isinstance(log, dict) and log["file"]:
+        if isinstance(log, dict) and log["files"]:
             pids[log["key"]].append(pid)
-            answer.add_message({"file": {**log["file"], "pids": pids[log["key"]]}}, log["key"])
+            tails = [{**file, "pids": pids[log["key"]]} for file in log["files"]]
+            answer.add_message({"file": log["key"], "tails": tails})
         else:
             has_ended = pid in facts and pid not in uids
             reason = "it has ended" if has_ended else "not read in time"
@@ -388,8 +450,9 @@ def read_logs(config: TailConfig) -> NodeTail:
 
 # --- The program: forks until all files are read, and their messages as one answer.
 
-#: Maximum bytes of all lines of a node, maximum unread paths, and maximum reports in an answer.
-MAX_ANSWER, MAX_UNREAD, MAX_REPORTS = 900_000, 64, 2000
+#: Maximum bytes of all lines of a node, maximum unread paths, maximum reports, and maximum files
+#: and ranks in an answer.
+MAX_ANSWER, MAX_UNREAD, MAX_REPORTS, MAX_TAILS = 900_000, 64, 2000, 8192
 #: Seconds for one use of a file system, or for the expression on one file.
 PATIENCE_S = 4
 
@@ -399,24 +462,25 @@ class _TailAnswer:
 
     def __init__(self, config: TailConfig) -> None:
         self.config = config
-        self.files: dict[str, LogTail] = {}
+        #: Path, or key of a file -> the file, or its ranks; (): it has no wanted rank.
+        self.files: dict[str, tuple[LogTail, ...]] = {}
         self.unread: dict[str, UnreadFile] = {}
         self.chosen: list[str] = []
         self.counts = {"left_out": 0, "older": 0}
         self.error = ""
         self.done = False
-        self.sizes: dict[str, list[int]] = {}
+        #: Key of a file -> the sizes of each rank's lines.
+        self.sizes: dict[str, list[list[int]]] = {}
         self.size = 0
 
-    def add_message(self, message: dict[str, Any], key: str = "") -> None:
-        """Add a message of a fork.
-
-        key: of a file; "": its path
-        """
-        if "file" in message:
-            header = message["file"]
-            header["reports"] = tuple(WatchdogReport(**report) for report in header["reports"])
-            self.add_file(LogTail(**header), key)
+    def add_message(self, message: dict[str, Any]) -> None:
+        """Add a message of a fork."""
+        if "tails" in message:
+            tails = [
+                LogTail(**{**tail, "reports": tuple(WatchdogReport(**r) for r in tail["reports"])})
+                for tail in message["tails"]
+            ]
+            self.add_file(message["file"], tails)
         elif "unread" in message:
             unread_file = UnreadFile(**message["unread"])
             if len(self.unread) < MAX_UNREAD or unread_file.path in self.unread:
@@ -430,22 +494,29 @@ class _TailAnswer:
             self.error = message["error"]
         self.done = self.done or "done" in message
 
-    def add_file(self, file: LogTail, key: str = "") -> None:
+    def add_file(self, key: str, tails: Sequence[LogTail]) -> None:
         """Add a file. All files together take at most twice the maximum of an answer."""
-        key = key or file.path
-        self.size -= sum(self.sizes.get(key, ()))
-        self.files[key] = replace(file, lines=tuple(file.lines), pids=tuple(file.pids))
-        self.sizes[key] = [len(json.dumps(text)) + 1 for text in file.lines]
-        self.size += sum(self.sizes[key])
+        self.size -= sum(map(sum, self.sizes.get(key, ())))
+        count = sum(map(len, self.files.values())) - len(self.files.get(key, ()))
+        if count + len(tails) > MAX_TAILS:
+            self.error = f"more than {MAX_TAILS:,} ranks and files: take less, or use --rank"
+            tails = tails[: MAX_TAILS - count]
+        self.files[key] = tuple(
+            replace(tail, lines=tuple(tail.lines), pids=tuple(tail.pids)) for tail in tails
+        )
+        self.sizes[key] = [[len(json.dumps(text)) + 1 for text in tail.lines] for tail in tails]
+        self.size += sum(map(sum, self.sizes[key]))
         if self.size > 2 * MAX_ANSWER:
             self.fit()
 
     def fit(self) -> None:
-        """Leave out the first lines of the largest files, until all fit into the answer."""
-        room, files = MAX_ANSWER, len(self.files)
-        for path in sorted(self.files, key=lambda path: sum(self.sizes[path])):
-            sizes, per_file = self.sizes[path], room // files
-            files -= 1
+        """Leave out the first lines of the largest files and ranks, until all fit."""
+        tails = [(key, index) for key, sizes in self.sizes.items() for index in range(len(sizes))]
+        tails.sort(key=lambda tail: sum(self.sizes[tail[0]][tail[1]]))
+        room, remaining = MAX_ANSWER, len(tails)
+        for key, index in tails:
+            sizes, per_file = self.sizes[key][index], room // remaining
+            remaining -= 1
             size = kept_count = 0
             # The last lines are the most useful.
             for line_size in reversed(sizes):
@@ -456,25 +527,29 @@ class _TailAnswer:
             if kept_count < len(sizes):
                 self.error = f"more than {MAX_ANSWER:,} bytes: lines are missing; take less"
                 first = len(sizes) - kept_count
-                self.files[path] = replace(self.files[path], lines=self.files[path].lines[first:])
-                self.sizes[path] = sizes[first:]
+                files = [*self.files[key]]
+                files[index] = replace(files[index], lines=files[index].lines[first:])
+                self.files[key], self.sizes[key][index] = tuple(files), sizes[first:]
             room -= size
         self.size = MAX_ANSWER - room
 
     def tail(self) -> NodeTail:
         self.fit()
-        per_file = max(1, MAX_REPORTS // max(1, len(self.files)))
+        tails = [tail for files in self.files.values() for tail in files]
+        per_file = max(1, MAX_REPORTS // max(1, len(tails)))
+        paths = {tail.path for tail in tails}
         for path in self.chosen:
             if path not in self.files and path not in self.unread:
                 reason = f"not read within {self.config.limit_s} s"
                 self.unread[path] = UnreadFile(path, reason, True)
         return NodeTail(
             os.uname().nodename,
-            tuple(replace(file, reports=file.reports[:per_file]) for file in self.files.values()),
-            tuple(file for file in self.unread.values() if file.path not in self.files),
+            tuple(replace(tail, reports=tail.reports[:per_file]) for tail in tails),
+            tuple(file for file in self.unread.values() if file.path not in paths),
             self.counts["left_out"],
             self.counts["older"],
             self.error,
+            sum(not files for files in self.files.values()),
         )
 
 
@@ -508,7 +583,8 @@ def read_tail(config: TailConfig) -> NodeTail:
         if searching:
             slow.add(searching)
             used_s[owner] += PATIENCE_S
-            reason = f"--grep takes longer than {PATIENCE_S} s on its lines"
+            option = "--grep" if config.grep else "--rank-pattern"
+            reason = f"{option} takes longer than {PATIENCE_S} s on its lines"
             answer.unread[searching] = UnreadFile(searching, reason, True)
         elif device:
             hung.add(device)
@@ -526,9 +602,9 @@ def answer_line(config: TailConfig, tail: NodeTail) -> str:
 def main(config: TailConfig) -> None:
     """Read the logs, and print the answer."""
     try:
-        if config.grep:
-            re.compile(config.grep)
+        for expression in (config.grep, config.rank_pattern):
+            re.compile(expression)
         tail = read_tail(config)
     except re.error as error:
-        tail = NodeTail(os.uname().nodename, (), (), 0, 0, f"--grep: {error}")
+        tail = NodeTail(os.uname().nodename, (), (), 0, 0, f"no regular expression: {error}")
     print(answer_line(config, tail), flush=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from nodeready.reports.lines import STYLES, StyledLine, line
 from nodeready.reports.rank_groups import ranks
@@ -11,7 +11,7 @@ from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import reasons
 from nodeready.reports.table_layout import NO_LIMIT, TableLayout
 from nodeready.text import counted, span
-from nodeready.triage.logs import LogGroup, LogReport, TailDocument
+from nodeready.triage.logs import LogGroup, LogReport, RankFile, TailDocument
 
 #: Maximum groups without -v.
 _MAX_GROUPS = 20
@@ -59,13 +59,21 @@ class _TailTable(TableLayout):
         ]
 
     def rank_text(self, group: LogGroup) -> str:
+        """The known ranks of a group's files, and the nodes that a mixed log names."""
+        hosts = {file.host: None for file in group.files if file.host}
+        return self.ranks_of(group) + (f" of {self.names(hosts)}" if hosts else "")
+
+    def ranks_of(self, group: LogGroup) -> str:
         """The known ranks of a group's files."""
         global_ranks = sorted({file.rank for file in group.files if file.rank is not None})
         local = sorted({file.local_rank for file in group.files if file.local_rank is not None})
         limit = NO_LIMIT if self.verbose else _RANKS
         if global_ranks:
             return f"  {ranks(global_ranks, limit)}"
-        return f"  local {ranks(local, limit)}" if local else ""
+        if local:
+            return f"  local {ranks(local, limit)}"
+        is_mixed = any(file.is_mixed and not file.host for file in group.files)
+        return "  lines without a rank" if is_mixed else ""
 
     def example_word(self, group: LogGroup) -> str:
         return "e.g. " if len(group.files) > 1 else ""
@@ -91,7 +99,10 @@ class _TailTable(TableLayout):
         for text in group.lines:
             yield self.detail(("| ", "dim"), text)
         if not group.lines:
-            yield self.detail(("no line" if self.tail.grep else "empty", "dim"))
+            has_lines = self.tail.grep or any(file.is_mixed for file in group.files)
+            yield self.detail(
+                ("no line in the part that was read" if has_lines else "empty", "dim")
+            )
 
     def reports(self) -> Iterator[StyledLine]:
         """The watchdogs' reports, the rank with least progress first; equal texts share a row."""
@@ -112,17 +123,27 @@ class _TailTable(TableLayout):
             yield self.detail((f"and {len(rows) - maximum} more (-v shows them)", "bold"))
 
     def state(self, group: LogGroup) -> str:
-        parts = [counted(len(group.files), "file")]
+        parts = [_counted_files(group.files)]
         if self.tail.grep:
             matches = sum(file.matches or 0 for file in group.files)
             parts.append(counted(matches, "match", "matches"))
         parts.append(f"written {span(min(file.age_s or 0 for file in group.files))} ago")
-        if group.kind == "stopped":
+        after = [file.lines_after or 0 for file in group.files if file.is_mixed]
+        if group.kind == "stopped" and after:
+            parts.append(f"{min(after):,} lines of other ranks since")
+        elif group.kind == "stopped":
             behind = sorted(file.behind_s or 0 for file in group.files)
             minimum, maximum = span(behind[0]), span(behind[-1])
             gap = minimum if minimum == maximum else f"{minimum} to {maximum}"
             parts.append(f"{gap} before most files")
         return ", ".join(parts)
+
+
+def _counted_files(files: Sequence[RankFile]) -> str:
+    """``3 files``; of mixed logs ``512 ranks in 1 file``."""
+    paths = counted(len({(file.node, file.path) for file in files}), "file")
+    is_mixed = any(file.is_mixed for file in files)
+    return f"{counted(len(files), 'rank')} in {paths}" if is_mixed else paths
 
 
 def _watchdog_text(report: LogReport) -> str:
@@ -169,7 +190,8 @@ def show(tail: TailDocument, options: Options = PLAIN) -> Iterator[StyledLine]:
 
 
 def _end(tail: TailDocument, groups: int) -> Iterator[StyledLine]:
-    names = {node for g in tail.groups if g.kind in ("stopped", "lines") for node in g.nodes}
+    read = [file for g in tail.groups if g.kind in ("stopped", "lines") for file in g.files]
+    names = {file.node for file in read}
     yield line("")
     if not tail.complete:
         yield line(("partial      ", STYLES["warn"]), "interrupted: not all nodes answered")
@@ -177,8 +199,7 @@ def _end(tail: TailDocument, groups: int) -> Iterator[StyledLine]:
         files = counted(tail.left_out, "file matches", "files match")
         yield line(f"{files}, too, and were written before these: --max-files takes more")
     yield line(
-        f"{counted(tail.files, 'file')} on {counted(len(names), 'node')}, "
-        f"{counted(groups, 'group')}"
+        f"{_counted_files(read)} on {counted(len(names), 'node')}, {counted(groups, 'group')}"
     )
     if groups > _MAX_GROUPS and groups * 2 > tail.files:
         yield line("few lines are equal: -n 1 compares only the last one, --grep chooses lines")

@@ -149,6 +149,9 @@ def normalise(lines: Iterable[str], names: re.Pattern[str], ranks: FileRanks) ->
 
 #: A file has stopped if it is older than the median file by more than these seconds.
 BEHIND_S = 60
+#: A rank in a mixed log has stopped if its last line is followed by more than this number of lines
+#: for each rank of the file, and by more than four times the lines of the median rank.
+SILENT_LINES = 20
 
 #: Kinds of groups, in the order of the report: nodes where no file matches; files that could not
 #: be read; files that stopped before most files; all further files; no readable files, such as
@@ -158,13 +161,16 @@ KINDS = ("no-file", "unreadable", "stopped", "lines", "skipped")
 
 @dataclass(frozen=True)
 class RankFile:
-    """One file of one node.
+    """One file of one node, or the lines of one rank in a mixed log.
 
     rank, local_rank: by its lines or its path; None: not known
     mtime_s:  time of the last write, in seconds since 1970; None: not read
     age_s:    seconds since the last write, by the clock of the node; None: not read
     behind_s: age_s minus the median age of all files
-    matches:  number of matches of --grep in the last 256 KB; None: no --grep
+    matches:  number of matches of --grep in the part that was read; None: no --grep
+    host:     node by the lines of a mixed log; None: not known
+    lines_after: in a mixed log, number of lines of all ranks after its last line; None: the file
+                 has one rank
     """
 
     node: str
@@ -176,6 +182,13 @@ class RankFile:
     age_s: float | None = None
     behind_s: float | None = None
     matches: int | None = None
+    host: str | None = None
+    lines_after: int | None = None
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether other ranks write into the file, too."""
+        return self.lines_after is not None
 
 
 @dataclass(frozen=True)
@@ -183,8 +196,9 @@ class LogGroup:
     """Files with equal last lines, or that were not read for the same reason.
 
     kind:    no-file: nodes where no file matches; unreadable: files that could not be read;
-             stopped: files last written more than a minute before most files; lines: all further
-             files; skipped: no readable files, such as directories
+             stopped: files last written more than a minute before most files, and ranks of a
+             mixed log that no longer write; lines: all further files and ranks; skipped: no
+             readable files, such as directories
     nodes:   each once
     lines:   of the example, the oldest first
     example: NODE:PATH, or empty for no-file
@@ -264,7 +278,7 @@ class TailDocument:
 
     @property
     def files(self) -> int:
-        """The number of files that were read."""
+        """The number of files that were read; of mixed logs, the number of ranks."""
         return sum(len(g.files) for g in self.groups if g.kind in ("stopped", "lines"))
 
     @property
@@ -296,31 +310,45 @@ class Grouping:
         self._equal_files: dict[tuple[str, ...], _EqualFiles] = {}
         self._unread: dict[tuple[str, str], list[RankFile]] = {}
         self._nodes_without: dict[str, list[str]] = {}
+        self._nodes_of_other_ranks: list[str] = []
+        #: Node and path of a mixed log -> the lines after the last line of each rank.
+        self._lines_after: dict[tuple[str, str], list[int]] = {}
         self._left_out = 0
         self._reports: dict[witness.WatchdogReport, str] = {}
         self._notes: dict[str, str] = {}
 
     def add(self, node: str, tail: NodeTail) -> None:
         """Add one node's answer."""
-        names = node_names(node, tail.host)
+        names = {"": node_names(node, tail.host)}
         if tail.error:
             self._notes[node] = tail.error
         for log in tail.files:
             ranks = file_ranks(log.path, log.lines)
+            if log.is_mixed:
+                ranks = FileRanks(log.rank, log.local_rank)
+                if log.rank is not None or log.local_rank is not None:
+                    key = (node, log.path)
+                    self._lines_after.setdefault(key, []).append(log.lines_after)
             file = RankFile(
                 *(node, log.path, *ranks, log.size_bytes, log.mtime_s, log.age_s),
                 matches=log.matches,
+                host=log.host or None,
+                lines_after=log.lines_after if log.is_mixed else None,
             )
+            if log.host not in names:
+                names[log.host] = node_names(node, tail.host, log.host)
             for report in log.reports:
                 self._reports.setdefault(_with_writer(report, ranks), f"{node}:{log.path}")
-            key = normalise(log.lines, names, ranks)
-            self._equal_files.setdefault(key, _EqualFiles()).add(file, log.lines)
+            lines = normalise(log.lines, names[log.host], ranks)
+            self._equal_files.setdefault(lines, _EqualFiles()).add(file, log.lines)
         for entry in tail.unread:
             kind = "unreadable" if entry.fault else "skipped"
             file = RankFile(node, entry.path, *path_ranks(entry.path))
             self._unread.setdefault((kind, entry.reason), []).append(file)
         faults = any(entry.fault for entry in tail.unread)
-        if not (tail.files or faults or tail.error):
+        if tail.other_ranks and not tail.files:
+            self._nodes_of_other_ranks.append(node)
+        elif not (tail.files or faults or tail.error):
             older = "the files that match were written before"
             self._nodes_without.setdefault(older if tail.older else "no file matches", []).append(
                 node
@@ -339,9 +367,12 @@ class Grouping:
         complete: bool = True,
     ) -> TailDocument:
         """The document: within each kind, the smallest group first."""
+        nodes_without = dict(self._nodes_without)
+        if self._nodes_of_other_ranks and not self._equal_files:
+            nodes_without["no file has lines of these ranks"] = self._nodes_of_other_ranks
         groups = [
             LogGroup("no-file", tuple(sorted(nodes, key=natural)), (), reason=reason)
-            for reason, nodes in self._nodes_without.items()
+            for reason, nodes in nodes_without.items()
         ]
         groups += [
             _group(kind, files, reason=reason, first=(files[0], ()))
@@ -381,14 +412,20 @@ class Grouping:
     def _read_groups(self) -> Iterable[LogGroup]:
         ages = [_age(file) for equal in self._equal_files.values() for file in equal.files]
         median = statistics.median_low(ages) if ages else 0.0
+        silent_lines = {
+            key: max(SILENT_LINES * len(counts), 4 * statistics.median_low(counts))
+            for key, counts in self._lines_after.items()
+        }
         for equal in self._equal_files.values():
             stopped: list[RankFile] = []
             current: list[RankFile] = []
             for file in equal.files:
                 behind_s = round(_age(file) - median, 3)
-                (stopped if behind_s > BEHIND_S else current).append(
-                    replace(file, behind_s=behind_s)
-                )
+                maximum = silent_lines.get((file.node, file.path), 0)
+                is_ranked = file.rank is not None or file.local_rank is not None
+                is_silent = is_ranked and file.is_mixed and (file.lines_after or 0) > maximum
+                is_stopped = is_silent or behind_s > BEHIND_S
+                (stopped if is_stopped else current).append(replace(file, behind_s=behind_s))
             if stopped and equal.oldest:
                 yield _group("stopped", stopped, first=equal.oldest)
             if current and equal.newest:
