@@ -61,13 +61,14 @@ def read_ranks(
     *,
     is_wanted: Callable[[LineOrigin], bool] = lambda _: True,
     expression: re.Pattern[str] | None = None,
+    max_bytes: int = 0,
 ) -> list[RankLines]:
     """The last ``count`` lines of each wanted rank, in the order of ranks.
 
     It reads back until each rank that the reader has met has its lines, at most `MAX_BYTES` and
     `MAX_S`. A rank without a line there has no lines.
 
-    expression: that each line must contain
+    expression: that each line must contain; max_bytes: in place of `MAX_BYTES`; 0: that
     """
     ranks: dict[tuple[str, int | None, int | None], RankLines] = {}
     for origin in reader.origins:
@@ -75,7 +76,7 @@ def read_ranks(
             ranks.setdefault(origin.key, RankLines(origin))
     missing = set(ranks)
     number = 0
-    for is_last, rows in _blocks(handle, size):
+    for is_last, rows in _blocks(handle, size, max_bytes or MAX_BYTES):
         for row in reversed(rows):
             text = row[: 4 * _MAX_CHARACTERS].decode("utf-8", "replace")
             origin = reader.split(text)
@@ -114,10 +115,10 @@ def _order(origin: LineOrigin) -> tuple[object, ...]:
     return rank, origin.host, local
 
 
-def _blocks(handle: int, size: int) -> Iterator[tuple[bool, list[bytes]]]:
+def _blocks(handle: int, size: int, max_bytes: int) -> Iterator[tuple[bool, list[bytes]]]:
     """The lines of each block of the file, the last block first; whether it is the last."""
     deadline, offset, rest = time.monotonic() + MAX_S, size, b""
-    while offset and size - offset < MAX_BYTES and time.monotonic() < deadline:
+    while offset and size - offset < max_bytes and time.monotonic() < deadline:
         start = max(0, offset - _BLOCK_BYTES)
         data = os.pread(handle, offset - start, start) + rest
         # The first line of the block may begin before it.

@@ -61,7 +61,7 @@ class _TailTable(TableLayout):
     def rank_text(self, group: LogGroup) -> str:
         """The known ranks of a group's files, and the nodes that a mixed log names."""
         hosts = {file.host: None for file in group.files if file.host}
-        return self.ranks_of(group) + (f" of {self.names(hosts)}" if hosts else "")
+        return self.ranks_of(group) + (f" of {self.names(hosts)[0]}" if hosts else "")
 
     def ranks_of(self, group: LogGroup) -> str:
         """The known ranks of a group's files."""
@@ -70,10 +70,7 @@ class _TailTable(TableLayout):
         limit = NO_LIMIT if self.verbose else _RANKS
         if global_ranks:
             return f"  {ranks(global_ranks, limit)}"
-        if local:
-            return f"  local {ranks(local, limit)}"
-        is_mixed = any(file.is_mixed and not file.host for file in group.files)
-        return "  lines without a rank" if is_mixed else ""
+        return f"  local {ranks(local, limit)}" if local else ""
 
     def example_word(self, group: LogGroup) -> str:
         return "e.g. " if len(group.files) > 1 else ""
@@ -92,6 +89,8 @@ class _TailTable(TableLayout):
         style = "warn" if len(group.files) * 2 < self.tail.files else ""
         if group.kind in _WORDS:
             word, style = _WORDS[group.kind]
+        elif not any(file.is_known for file in group.files):
+            word, style = "no rank", ""
         yield self.head(
             word, style, self.names(group.nodes), self.rank_text(group), f"  {self.state(group)}"
         )
@@ -123,7 +122,8 @@ class _TailTable(TableLayout):
             yield self.detail((f"and {len(rows) - maximum} more (-v shows them)", "bold"))
 
     def state(self, group: LogGroup) -> str:
-        parts = [_counted_files(group.files)]
+        paths = counted(len({(file.node, file.path) for file in group.files}), "file")
+        parts = [f"in {paths}" if any(file.is_mixed for file in group.files) else paths]
         if self.tail.grep:
             matches = sum(file.matches or 0 for file in group.files)
             parts.append(counted(matches, "match", "matches"))
@@ -142,8 +142,9 @@ class _TailTable(TableLayout):
 def _counted_files(files: Sequence[RankFile]) -> str:
     """``3 files``; of mixed logs ``512 ranks in 1 file``."""
     paths = counted(len({(file.node, file.path) for file in files}), "file")
-    is_mixed = any(file.is_mixed for file in files)
-    return f"{counted(len(files), 'rank')} in {paths}" if is_mixed else paths
+    if not any(file.is_mixed for file in files):
+        return paths
+    return f"{counted(sum(file.is_known for file in files), 'rank')} in {paths}"
 
 
 def _watchdog_text(report: LogReport) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from nodeready.inventory.placement import JobPlacement
 from nodeready.node.secrets import redacted
-from nodeready.node.tail import TailConfig
+from nodeready.node.tail import NodeTail, TailConfig
 from nodeready.policy import Policy
 from nodeready.text import counted, sanitise, utc_now
 from nodeready.transport.base import (
@@ -56,6 +56,26 @@ class LogWriter:
     start_s: float
     rank: int | None
     lines: tuple[str, ...]
+
+
+def own_files(
+    tail: NodeTail, writers: Sequence[LogWriter]
+) -> list[tuple[str, list[int], Sequence[str]]]:
+    """Path, ranks and lines of each log of these writers; of a mixed log, of each rank apart."""
+    files = []
+    for log in tail.files:
+        own = (writer.rank for writer in writers if writer.pid in log.pids)
+        ranks = sorted({rank for rank in own if rank is not None})
+        if log.is_mixed and log.rank is not None:
+            ranks = [log.rank] if log.rank in ranks else []
+            if not ranks:
+                continue
+        elif log.is_mixed:
+            ranks = []
+            if log.host.partition(".")[0] not in ("", tail.host.partition(".")[0]):
+                continue
+        files.append((log.path, ranks, log.lines))
+    return files
 
 
 #: Node -> path of a log in the namespace of its processes -> the processes that write it. The path
@@ -269,18 +289,18 @@ class EvidenceCollector:
             for path, writers in self._first_logs(name):
                 result = tails.get(path, Fetched())
                 tail = result.tail
-                files = [(file.path, file.pids, file.lines) for file in tail.files] if tail else []
+                files = own_files(tail, writers) if tail else []
                 if tail is None or tail.unread:
                     reason = tail.unread[0].reason if tail else "not read"
                     errors.setdefault(name, result.error or f"{path}: {reason}")
                 if not files:
                     # Use the lines that the stacks have.
-                    files = [(path, (writers[0].pid,), writers[0].lines)]
-                for shown, pids, lines in files:
+                    writer = writers[0]
+                    ranks = [] if writer.rank is None else [writer.rank]
+                    files = [(path, ranks, writer.lines)]
+                for shown, ranks, lines in files:
                     number += 1
                     if lines:
-                        own_ranks = {writer.rank for writer in writers if writer.pid in pids}
-                        ranks = sorted(rank for rank in own_ranks if rank is not None)
                         head = f"{name}:{shown}"
                         head += f" (ranks {fold_ranks(ranks)})" if ranks else ""
                         text = [sanitise(line, 100_000) for line in redacted([head, *lines])]

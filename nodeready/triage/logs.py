@@ -153,6 +153,9 @@ BEHIND_S = 60
 #: for each rank of the file, and by more than four times the lines of the median rank.
 SILENT_LINES = 20
 
+#: A node as a log names it, which is a user's text.
+_HOST = re.compile(r"[A-Za-z0-9][\w.: -]{0,254}", re.A)
+
 #: Kinds of groups, in the order of the report: nodes where no file matches; files that could not
 #: be read; files that stopped before most files; all further files; no readable files, such as
 #: directories.
@@ -189,6 +192,12 @@ class RankFile:
     def is_mixed(self) -> bool:
         """Whether other ranks write into the file, too."""
         return self.lines_after is not None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is not the lines without a prefix in a mixed log."""
+        is_ranked = self.rank is not None or self.local_rank is not None
+        return is_ranked or self.host is not None or not self.is_mixed
 
 
 @dataclass(frozen=True)
@@ -279,7 +288,8 @@ class TailDocument:
     @property
     def files(self) -> int:
         """The number of files that were read; of mixed logs, the number of ranks."""
-        return sum(len(g.files) for g in self.groups if g.kind in ("stopped", "lines"))
+        read = (group for group in self.groups if group.kind in ("stopped", "lines"))
+        return sum(file.is_known for group in read for file in group.files)
 
     @property
     def has_all_files(self) -> bool:
@@ -332,14 +342,17 @@ class Grouping:
             file = RankFile(
                 *(node, log.path, *ranks, log.size_bytes, log.mtime_s, log.age_s),
                 matches=log.matches,
-                host=log.host or None,
+                host=log.host if _HOST.fullmatch(log.host) else None,
                 lines_after=log.lines_after if log.is_mixed else None,
             )
-            if log.host not in names:
-                names[log.host] = node_names(node, tail.host, log.host)
+            host = file.host or ""
+            if host not in names:
+                names[host] = node_names(node, tail.host, host)
             for report in log.reports:
-                self._reports.setdefault(_with_writer(report, ranks), f"{node}:{log.path}")
-            lines = normalise(log.lines, names[log.host], ranks)
+                self._reports.setdefault(
+                    witness.with_writer(report, ranks.rank), f"{node}:{log.path}"
+                )
+            lines = normalise(log.lines, names[host], ranks)
             self._equal_files.setdefault(lines, _EqualFiles()).add(file, log.lines)
         for entry in tail.unread:
             kind = "unreadable" if entry.fault else "skipped"
@@ -430,12 +443,6 @@ class Grouping:
                 yield _group("stopped", stopped, first=equal.oldest)
             if current and equal.newest:
                 yield _group("lines", current, first=equal.newest)
-
-
-def _with_writer(report: witness.WatchdogReport, ranks: FileRanks) -> witness.WatchdogReport:
-    """The report, with the rank of the file if it is about the rank that wrote it."""
-    is_about_writer = report.kind not in ("missing", "mismatch")
-    return replace(report, rank=ranks.rank) if report.rank is None and is_about_writer else report
 
 
 def _age(file: RankFile) -> float:

@@ -135,7 +135,7 @@ class Witnesses:
         self._ask_ras(limit_s)
         if self._dump:
             self._ask_for_dumps()
-        self._ask_each("logs", lambda target: logs.observe(target.pid, target.facts[-1].uid))
+        self._ask_each("logs", _log)
         if self._check:
             self._ask_each("settings", lambda target: read_settings(*_rank_values(target)))
         if not self._dump:
@@ -255,6 +255,11 @@ class Witnesses:
 def _values(target: StackTarget) -> Mapping[str, str]:
     """The variables of a rank's environment."""
     return target.rank.process.environment or {}
+
+
+def _log(target: StackTarget) -> logs.RankLog:
+    identity = target.rank.identity
+    return logs.observe(target.pid, target.facts[-1].uid, identity.rank, identity.local_rank)
 
 
 def _rank_values(target: StackTarget) -> tuple[int, int, int | None, Mapping[str, str]]:

@@ -18,6 +18,8 @@ from typing import Any
 
 from nodeready.node import users_file
 from nodeready.node.log_lines import text_lines
+from nodeready.node.log_ranks import LineOrigin, RankReader
+from nodeready.node.rank_lines import learn_file, read_ranks
 from nodeready.node.stacks import processes
 from nodeready.node.users_file import rights_of, with_rights
 
@@ -25,6 +27,8 @@ from nodeready.node.users_file import rights_of, with_rights
 MAX_LINES, MAX_CHARACTERS = 5, 200
 #: Bytes at the end of a log that are read.
 TAIL_BYTES = 64 * 1024
+#: Bytes at the end of a mixed log in which the lines of one rank are searched.
+_MIXED_BYTES = 1 << 20
 #: Maximum reports of one log.
 MAX_REPORTS = 64
 #: The kinds of a report; see `WatchdogReport`.
@@ -64,7 +68,8 @@ class RankLog:
     absent:  why there is no log, one line; "": there is a log
     path:    the file that is written
     age_s:   whole seconds since it was last written
-    lines:   its last lines, the oldest first, at most `MAX_LINES`; escapes are not removed
+    lines:   its last lines, the oldest first, at most `MAX_LINES`; of a log of many ranks, its own
+             lines without the prefixes; escapes are not removed
     reports: of the watchdog, in its last `TAIL_BYTES` bytes, at most `MAX_REPORTS`
     """
 
@@ -168,6 +173,12 @@ def reports(lines: Iterable[str], maximum: int = MAX_REPORTS) -> tuple[WatchdogR
         if len(statements) >= 4 * maximum:
             break
     return tuple(dict.fromkeys(_merged_reports(list(statements))))[:maximum]
+
+
+def with_writer(report: WatchdogReport, rank: int | None) -> WatchdogReport:
+    """The report, with the rank that wrote it if it is about that rank."""
+    is_about_writer = report.kind not in ("missing", "mismatch")
+    return replace(report, rank=rank) if report.rank is None and is_about_writer else report
 
 
 @dataclass(frozen=True)
@@ -376,16 +387,17 @@ def _inode(file_stat: os.stat_result) -> tuple[int, int]:
     return file_stat.st_dev, file_stat.st_ino
 
 
-def observe(pid: int, uid: int) -> RankLog:
+def observe(pid: int, uid: int, rank: int | None = None, local_rank: int | None = None) -> RankLog:
     """The log of this process, read with its user's rights.
 
     It runs in a fork (`processes.probe_each`), because the file system may never answer.
 
     uid: of the user who started the process
+    rank, local_rank: of the process, by which its lines are found in a log of many ranks
     """
     try:
         with open_logs(pid, uid) as files:
-            return _log(files)
+            return _log(files, rank, local_rank)
     except NoLogError as problem:
         return RankLog(absent=str(problem))
 
@@ -412,22 +424,69 @@ def open_logs(pid: int, uid: int) -> Iterator[list[_LogFile]]:
             os.close(file.number)
 
 
-def _log(files: Sequence[_LogFile]) -> RankLog:
+def _log(files: Sequence[_LogFile], rank: int | None, local_rank: int | None) -> RankLog:
     """The lines of the file that was written last, and the reports of all files."""
-    lines_by_file: dict[_LogFile, list[str] | None] = {}
+    ends: dict[_LogFile, _LogEnd | None] = {}
     for file in files:
         with contextlib.suppress(OSError):
-            lines_by_file[file] = _read(file)
-    if not lines_by_file:
+            ends[file] = _read(file)
+    if not ends:
         return RankLog(absent="its log cannot be read")
-    last = last_written(list(lines_by_file))
-    lines = lines_by_file[last]
-    if lines is None:
+    last = last_written(list(ends))
+    end = ends[last]
+    if end is None:
         return RankLog(absent=f"what it writes is no text: {last.path[:MAX_CHARACTERS]}")
     age = max(0, min(int(time.time() - last.file_stat.st_mtime), 1 << 31))
-    watchdog_reports = reports(line for rows in lines_by_file.values() for line in rows or ())
+    watchdog_reports = dict.fromkeys(
+        report for other in ends.values() if other for report in other.reports()
+    )
+    lines = end.lines
+    with contextlib.suppress(OSError):
+        lines = _own_lines(last, end.reader, rank, local_rank) or lines
     shown = tuple(line[:MAX_CHARACTERS] for line in lines[-MAX_LINES:])
-    return RankLog("", last.path, age, shown, watchdog_reports)
+    return RankLog("", last.path, age, shown, tuple(watchdog_reports)[:MAX_REPORTS])
+
+
+@dataclass(frozen=True)
+class _LogEnd:
+    """The last lines of a log, and the reader of their ranks."""
+
+    lines: list[str]
+    reader: RankReader
+
+    def reports(self) -> tuple[WatchdogReport, ...]:
+        """The reports of the watchdogs; in a log of many ranks, those of each rank."""
+        if not self.reader.is_mixed:
+            return reports(self.lines)
+        lines_by_rank: dict[int | None, list[str]] = {}
+        for line in self.lines:
+            lines_by_rank.setdefault(self.reader.split(line).rank, []).append(line)
+        return tuple(
+            with_writer(report, rank)
+            for rank, lines in lines_by_rank.items()
+            for report in reports(lines)
+        )
+
+
+def _own_lines(
+    file: _LogFile, reader: RankReader, rank: int | None, local_rank: int | None
+) -> list[str]:
+    """The last lines of one rank in a log of many ranks; []: there are none."""
+    node = os.uname().nodename.partition(".")[0]
+
+    def is_own(origin: LineOrigin) -> bool:
+        if origin.rank is not None:
+            return origin.rank == rank
+        is_here = origin.host.partition(".")[0] in ("", node)
+        return is_here and origin.local_rank is not None and origin.local_rank == local_rank
+
+    if not reader.is_mixed:
+        return []
+    size = os.fstat(file.number).st_size
+    own = read_ranks(
+        file.number, size, reader, MAX_LINES, is_wanted=is_own, max_bytes=_MIXED_BYTES
+    )
+    return own[0].lines if own else []
 
 
 def last_written(files: Sequence[_LogFile]) -> _LogFile:
@@ -435,13 +494,16 @@ def last_written(files: Sequence[_LogFile]) -> _LogFile:
     return max(files, key=lambda file: (file.file_stat.st_size > 0, file.file_stat.st_mtime_ns))
 
 
-def _read(log_file: _LogFile) -> list[str] | None:
-    """The lines at the end of a log; None: it is no text."""
-    start = max(0, os.fstat(log_file.number).st_size - TAIL_BYTES)
+def _read(log_file: _LogFile) -> _LogEnd | None:
+    """The end of a log; None: it is no text."""
+    size = os.fstat(log_file.number).st_size
+    start = max(0, size - TAIL_BYTES)
     rows = text_lines(os.pread(log_file.number, TAIL_BYTES, start), is_whole=start == 0)
     if rows is None:
         return None
-    return [row[: 4 * _LONGEST].decode("utf-8", "replace").rstrip() for row in rows]
+    reader = learn_file(log_file.number, size, rows, path=log_file.path)
+    lines = [row[: 4 * _LONGEST].decode("utf-8", "replace").rstrip() for row in rows]
+    return _LogEnd(lines, reader)
 
 
 def _files(pid: int, uid: int, descriptor: int) -> list[_LogFile]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node import path_pattern
+from nodeready.node import path_pattern, rank_lines
 from nodeready.node import tail as program
 from nodeready.node.tail import MAX_ANSWER, NodeTail, TailConfig, answer_line, read_tail
 from nodeready.triage.logs import parse_tail
@@ -62,8 +62,8 @@ def test_an_answer_has_a_bound(tmp_path, monkeypatch):
     # No more is kept meanwhile than twice as much.
     kept = program._TailAnswer(TailConfig("N", "nodeready:test", ""))
     for file in seen.files * 3:
-        kept.add_file(replace(file, path=f"{len(kept.files)}", lines=("x" * 30_000,)))
-        assert sum(map(sum, kept.sizes.values())) <= 2 * program.MAX_ANSWER
+        kept.add_file(f"{len(kept.files)}", [replace(file, lines=("x" * 30_000,))])
+        assert kept.size <= 2 * program.MAX_ANSWER
     (tmp_path / "8.log").touch()
     assert "names: only some were looked at" in tail(f"{tmp_path}/*", lines=1).error
     # The kernel's own files are not walked through.
@@ -76,3 +76,61 @@ def test_a_mistake_in_the_fork_is_an_error(tree, monkeypatch):
     seen = tail(f"{tree}/a/*.log")
     assert seen.error == "its own reader broke off"
     assert [file.reason for file in seen.unread] == ["not read within 30 s"]
+
+
+def labelled(ranks: int, rounds: int, silent: int = -1, since: int = 0) -> str:
+    """The lines of srun --label: in each round each rank writes, but one that fell silent."""
+    return "".join(
+        f"{rank}: step {step} of {rank}\n"
+        for step in range(rounds)
+        for rank in sorted(range(ranks), key=lambda rank: (rank * 7 + step) % ranks)
+        if rank != silent or step < since
+    )
+
+
+def test_a_mixed_log_is_read_back_until_each_rank_has_its_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(rank_lines, "_BLOCK_BYTES", 4096)
+    path = tmp_path / "slurm.4711.out"
+    path.write_text(f"loading\n{labelled(8, 4000, 5, 1500)}srun: error: task 5: Exited\n")
+    (lost, *known) = tail(path, lines=2).files
+    assert (lost.rank, lost.lines) == (None, ("srun: error: task 5: Exited",))
+    assert [(log.rank, log.is_mixed) for log in known] == [(rank, True) for rank in range(8)]
+    assert {log.lines for log in known if log.rank != 5} == {
+        (f"step 3998 of {rank}", f"step 3999 of {rank}") for rank in range(8) if rank != 5
+    }
+    assert known[5].lines == ("step 1498 of 5", "step 1499 of 5")
+    assert 17_500 <= known[5].lines_after <= 17_516
+    # It is not searched for without end.
+    monkeypatch.setattr(rank_lines, "MAX_BYTES", 8192)
+    silent = tail(path, lines=2).files[6]
+    assert (silent.rank, silent.lines) == (5, ())
+    assert 0 < silent.lines_after < 1000
+
+
+def test_the_lines_of_chosen_ranks(tmp_path):
+    for rank in range(4):
+        (tmp_path / f"rank_{rank}.log").write_text(f"[rank{rank}]: step 1\n")
+    (tmp_path / "all.out").write_text(labelled(8, 20))
+    seen = tail(f"{tmp_path}/*", lines=1, ranks=((2, 6, 4), (3, 3, 1)))
+    names = [(log.path.rpartition("/")[2], log.rank, log.is_mixed) for log in seen.files]
+    mixed = [("all.out", rank, True) for rank in (2, 3, 6)]
+    assert sorted(names) == [*mixed, ("rank_2.log", None, False), ("rank_3.log", None, False)]
+    assert seen.other_ranks == 2
+    # Files with the wanted ranks go first.
+    seen = tail(f"{tmp_path}/rank*", ranks=((2, 2, 1),), max_files=1)
+    assert [log.path for log in seen.files] == [f"{tmp_path}/rank_2.log"]
+    counted = tail(f"{tmp_path}/all.out", grep="step 1[0-9]", lines=1, ranks=((0, 1, 1),))
+    assert [(log.matches, log.lines) for log in counted.files] == [
+        (10, ("step 19 of 0",)),
+        (10, ("step 19 of 1",)),
+    ]
+    own = tail(f"{tmp_path}/all.out", lines=1, rank_pattern=r"of (\d)$")
+    assert [log.lines for log in own.files][7] == ("7: step 19 of 7",)
+
+
+def test_an_answer_of_too_many_ranks_is_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "MAX_TAILS", 5)
+    (tmp_path / "all.out").write_text(labelled(8, 20))
+    seen = tail(f"{tmp_path}/all.out")
+    assert [log.rank for log in seen.files] == [0, 1, 2, 3, 4]
+    assert "more than 5 ranks and files" in seen.error

@@ -120,6 +120,19 @@ def test_the_output_of_a_launcher_is_the_log(run, tmp_path):
     assert (log.path, len(log.reports)) == (str(err), 1)
 
 
+def test_a_rank_in_a_log_of_many_has_its_own_lines(run, tmp_path):
+    path = tmp_path / "train.out"
+    timeout = "[E P.cpp:1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)"
+    lines = [f"{rank}: step {step} of {rank}" for step in range(4) for rank in (1, 0, 3, 2)]
+    path.write_text("\n".join([*lines, f"2: {timeout}", "1: last", "srun: error: x", ""]))
+    with path.open("a") as file:
+        process = run(stdout=file)
+    log = logs.observe(process.pid, os.getuid(), 3, 1)
+    assert log.lines == tuple(f"step {step} of 3" for step in range(4))
+    assert [(report.rank, report.sequence) for report in log.reports] == [(2, 7)]
+    assert logs.observe(process.pid, os.getuid(), 9, 1).lines[-1] == "srun: error: x"
+
+
 @pytest.fixture
 def step(run, tmp_path):
     """A rank two processes below slurmstepd, which reads its output as nobody of its user's."""

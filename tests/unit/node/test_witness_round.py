@@ -42,7 +42,7 @@ def asked(monkeypatch):
         return Ras(version="2.29.3")
 
     stands_in = {
-        (logs, "observe"): lambda pid, uid: RankLog(path=f"/log/{pid}/{uid}"),
+        (logs, "observe"): lambda pid, uid, *_: RankLog(path=f"/log/{pid}/{uid}"),
         (flight_recorder, "observe"): lambda pid, uid, rank, values: Recording(path=f"/{rank}"),
         (flight_recorder, "ask_for_dump"): lambda pid, uid, rank, values: "no pipe",
         (nccl_ras, "observe"): ras,
@@ -158,7 +158,7 @@ def test_an_odd_answer_is_made_one_that_travels_or_absent(asked, monkeypatch):
         (("\udcff\ud800", "x" * 9000), {"lines": ["??", "x" * 4000], "absent": ""}),
         (("x" * 3000,) * 100, {"absent": "its answer is too large"}),
     ):
-        monkeypatch.setattr(logs, "observe", lambda pid, uid, lines=lines: RankLog(lines=lines))
+        monkeypatch.setattr(logs, "observe", lambda *_, lines=lines: RankLog(lines=lines))
         (rank,) = targets(0)
         round_of(rank)
         assert answer.items() <= rank.witnesses["logs"].items()

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodeready.node.tail import NodeTail, UnreadFile
+from nodeready.node.tail import LogTail, NodeTail, UnreadFile
 from nodeready.reports.registry import find_format
 from nodeready.triage import incident as incidents
-from nodeready.triage.collector import EvidenceCollector, LogWriter
+from nodeready.triage.collector import EvidenceCollector, LogWriter, own_files
 from nodeready.triage.incident import Part
 from nodeready.triage.logs import Fetched
 from nodeready.triage.stacks.document import Suspect, Verdict
@@ -216,3 +216,27 @@ def test_a_log_that_cannot_be_read_costs_no_other_log(tmp_path):
     assert (part.status, part.errors) == ("partial", {"gpu1": "/a.log: is no text"})
     texts = [(directory.path / name).read_text() for name in directory.files("logs")]
     assert sorted(texts) == ["gpu1:/a.log (ranks 0)\nstep 1\n", "gpu1:/b.log (ranks 1)\nstep 2\n"]
+
+
+def test_of_a_mixed_log_each_rank_of_the_node_is_a_file():
+    def log(rank, host="", is_mixed=True):
+        own = LogTail("/a.log", 1, 0.0, 0.0, (f"of {rank}",), None, pids=(1, 2))
+        return replace(own, rank=rank, host=host, is_mixed=is_mixed)
+
+    writers = [LogWriter(pid, 1.0, rank, ()) for pid, rank in ((1, 4), (2, 5), (3, 6))]
+    logs = [
+        log(None),
+        log(3),
+        log(4),
+        log(5),
+        log(6),
+        log(None, "gpu2"),
+        log(None, is_mixed=False),
+    ]
+    kept = own_files(NodeTail("gpu1.cluster", tuple(logs), (), 0, 0, ""), writers)
+    assert [(ranks, lines[0]) for _, ranks, lines in kept] == [
+        ([], "of None"),
+        ([4], "of 4"),
+        ([5], "of 5"),
+        ([4, 5], "of None"),
+    ]

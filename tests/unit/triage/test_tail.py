@@ -296,6 +296,57 @@ def test_many_groups_are_cut_but_never_the_largest():
     assert "more groups" not in table(grouped(nodes), 1)
 
 
+def own(rank: int | None, *lines: str, after: int = 3, host: str = "") -> LogTail:
+    """The lines of one rank in a mixed log."""
+    one = replace(log("", *lines), path="/log/slurm.out", is_mixed=True)
+    return replace(one, rank=rank, host=host, lines_after=after)
+
+
+def test_the_ranks_of_a_mixed_log_are_grouped_as_files_are():
+    logs = [own(rank, f"rank {rank} on gpu{rank}: step 9", host=f"gpu{rank}") for rank in range(8)]
+    logs[3] = own(3, "step 8", after=200, host="gpu3")
+    logs[6] = own(6, "step 7", after=9, host="gpu6")
+    tail = grouped({"login": node(own(None, "srun: error: task 3"), *logs)})
+    assert [(group.kind, [file.rank for file in group.files]) for group in tail.groups] == [
+        ("stopped", [3]),
+        ("lines", [None]),
+        ("lines", [6]),
+        ("lines", [0, 1, 2, 4, 5, 7]),
+    ]
+    rows = [" ".join(row.split()) for row in table(tail).splitlines()]
+    assert rows[0] == (
+        "stopped login rank 3 of gpu3 in 1 file, written 2 s ago, 200 lines of other ranks since"
+    )
+    assert rows[3] == "no rank login in 1 file, written 2 s ago"
+    assert "6 of 8 login ranks 0-2,4-5,7 of gpu[0-2,4-5,7] in 1 file, written 2 s ago" in rows
+    assert rows[-1] == "8 ranks in 1 file on 1 node, 4 groups"
+    (file,) = checked(tail)["groups"][0]["files"]
+    assert (file["rank"], file["host"], file["lines_after"]) == (3, "gpu3", 200)
+    # Where only one rank writes, the others are not silent.
+    quiet = [own(rank, "step 1", after=900 * (rank > 0)) for rank in range(8)]
+    assert [group.kind for group in grouped({"login": node(*quiet)}).groups] == ["lines"]
+
+
+def test_a_node_without_the_chosen_ranks_is_no_trouble():
+    nodes = {"n1": node(log(0, "x")), "n2": node(other_ranks=2)}
+    assert [group.kind for group in grouped(nodes).groups] == ["lines"]
+    (group,) = grouped({"n2": nodes["n2"]}).groups
+    assert (group.kind, group.reason) == ("no-file", "no file has lines of these ranks")
+
+
+@pytest.mark.parametrize(("words", "spans"), [
+    ("3", ((3, 3, 1),)), ("3, 5-7,0-504/8", ((3, 3, 1), (5, 7, 1), (0, 504, 8))), (None, ()),
+])  # fmt: skip
+def test_ranks(words, spans):
+    assert values.read_ranks(words) == spans
+
+
+@pytest.mark.parametrize("words", ["", "x", "7-5", "1,", "0-8/0", "-1", "3/2", "1" * 9])
+def test_what_are_no_ranks(words):
+    with pytest.raises(Refused, match=r"^--rank .*must be ranks"):
+        values.read_ranks(words)
+
+
 LOGS = Path(__file__).parent / "logs" / "torchrun"
 
 
