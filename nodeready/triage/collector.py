@@ -60,7 +60,7 @@ class LogWriter:
 
 def own_files(
     tail: NodeTail, writers: Sequence[LogWriter]
-) -> list[tuple[str, list[int], Sequence[str]]]:
+) -> list[tuple[str, list[int], tuple[str, ...]]]:
     """Path, ranks and lines of each log of these writers; of a mixed log, of each rank apart."""
     files = []
     for log in tail.files:
