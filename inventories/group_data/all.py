@@ -98,10 +98,12 @@ from __future__ import annotations
 # swap = "any"
 # numa_balancing = None
 
-# What `nodeready smoke` tests with, and the bus bandwidth in Gbit/s that it must reach (0: only
-# peers are compared): ("apptainer", "exec", "--nv", "/images/job.sif"), ("NCCL_DEBUG=WARN",).
+# What `nodeready smoke` tests with, the bus bandwidth in Gbit/s that it must reach (0: only peers
+# are compared), and the network that NCCL must choose ("IB"):
+# ("apptainer", "exec", "--nv", "/images/job.sif"), ("NCCL_DEBUG=WARN",).
 # smoke_min_gbps = 0
 # smoke_min_node_gbps = 0
+# nccl_network = ""
 # smoke_python = ""
 # smoke_prefix = ()
 # smoke_environment = ()

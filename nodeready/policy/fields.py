@@ -316,6 +316,11 @@ KERNEL_ARGS = SettingKind(
 USER = SettingKind(
     lambda value: value if value == "" else USERS.check((value,))[0], 'a user name, or `""`'
 )
+_NETWORKS = matching(r"[A-Za-z0-9][A-Za-z0-9_ .+-]{0,39}", "NCCL network")
+NETWORK = SettingKind(
+    lambda value: value if value == "" else _NETWORKS.check((value,))[0],
+    '`"IB"`, `"OFI"`, `"Socket"`, the name of a plugin\'s network, or `""`',
+)
 DIRECTORY = SettingKind(_directory, 'an absolute path of a directory, or `""`')
 TEXTFILE = SettingKind(_textfile, 'an absolute path of a file `*.prom`, or `""`')
 

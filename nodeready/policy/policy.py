@@ -21,6 +21,7 @@ from nodeready.policy.fields import (
     LIMIT,
     LINE,
     LINES,
+    NETWORK,
     PACKAGES,
     PATH,
     PATHS,
@@ -308,6 +309,13 @@ class Policy:
         whole_number(0, 1_000_000),
         "The same inside of a node; 0: only peers are compared. In use: 1200 over NVLink, 120 "
         "over PCIe.",
+    )
+    nccl_network: str = setting(
+        "",
+        NETWORK,
+        "The network that NCCL must use in `nodeready smoke`, in its own word; '': any. A node on "
+        "which it chose another one, such as sockets because a container lacks /dev/infiniband, "
+        "fails.",
     )
     smoke_python: str = setting(
         "",

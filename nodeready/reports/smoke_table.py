@@ -24,6 +24,7 @@ from nodeready.reports.table_layout import MAX_TEXT, MAX_WIDTH, NO_LIMIT, TableL
 from nodeready.shell import quote
 from nodeready.smoke.document import UNREACHABLE, UNTESTED, LinkBandwidth, SmokeReport
 from nodeready.smoke.knowledge import NODE, PAIR, SCALE, SmokeSuspect
+from nodeready.smoke.networks import describe
 from nodeready.text import counted, sanitise
 
 #: Maximum suspects, pieces of evidence of a suspect, and reasons for untested nodes, without -v.
@@ -201,10 +202,24 @@ class _SmokeTable(TableLayout):
             for engine, names in rows:
                 shown = self.names_beside(names, self.indent + len(engine) + 2)
                 yield self.head("engine", "na", shown, f"  {engine}")
+        yield from self.networks()
         if smoke.control and self.verbose:
             yield self.head("control", "na", smoke.control)
         if smoke.proves:
             yield self.head("proves" if smoke.good else "tried", "na", smoke.proves)
+
+    def networks(self) -> Iterator[StyledLine]:
+        """The networks that NCCL chose, with their nodes where they differ."""
+        nodes = [node for node in self.smoke.nodes if node.network]
+        words = {
+            node.name: describe(node.network, node.interface, node.hcas, node.gdr)
+            for node in nodes
+        }
+        rows = grouped((text, name) for name, text in words.items())
+        for index, (network, names) in enumerate(rows):
+            shown = self.names_beside(names, self.indent + len(network) + 2)
+            parts = [shown, f"  {network}"] if rows[1:] else [network]
+            yield self.head("" if index else "network", "na", *parts)
 
     def links(self) -> Iterator[StyledLine]:
         """The bandwidth of each class of links, with the slowest test."""

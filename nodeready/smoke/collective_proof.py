@@ -6,6 +6,7 @@ from nodeready.smoke.document import UNREACHABLE, UNTESTED, SmokeReport
 from nodeready.smoke.engine_choice import MISSING_ENGINE
 from nodeready.smoke.idle_gpus import list_numbers
 from nodeready.smoke.knowledge import GPU, PAIR, SCALE
+from nodeready.smoke.networks import describe
 from nodeready.subjects.proof.facts import ProvedCollective
 from nodeready.subjects.result import join_first
 
@@ -34,5 +35,6 @@ def collective_proofs(smoke: SmokeReport) -> dict[str, ProvedCollective]:
             untested=reason,
             lacking=is_out and not smoke.engine and reason.startswith(MISSING_ENGINE),
             warnings=node.warnings,
+            network=describe(node.network, node.interface, node.hcas, node.gdr),
         )
     return rows

@@ -30,6 +30,10 @@ class SmokeNode:
     engine:   such as ``torch 2.13.0 over gloo``; "": none was found
     warnings: values that got worse during the test (errors of a GPU, of a port), or are slow
     slots:    maximum processes of a job: its GPUs, with those that took no part; 0: unknown
+    network:  that NCCL chose: ``IB``, ``Socket``, ``OFI`` or a plugin's; ``gloo``; "": unknown
+    interface: of its sockets; "": unknown
+    hcas:     the RDMA ports that NCCL uses: ``mlx5_0:1/IB``
+    gdr:      GPUDirect RDMA is used; null: unknown
     """
 
     JSON_KEYS: ClassVar = {"reason": "why"}
@@ -42,6 +46,10 @@ class SmokeNode:
     engine: str = ""
     warnings: tuple[str, ...] = ()
     slots: int = 0
+    network: str = ""
+    interface: str = ""
+    hcas: tuple[str, ...] = ()
+    gdr: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from nodeready.node.smoke.orders import RankNetwork
 from nodeready.subjects.json_types import Count, Name
 
 NODE, GPU, PAIR, SCALE = KINDS = ("node", "gpu", "pair", "scale")
@@ -47,6 +48,7 @@ class SmokeOutcome:
     culprits:    nodes that report an own fault (a rank that died at start, a wrong sum, a missing
                  GPU): the search begins with them, and tests each of them
     retransmits: TCP segments that the source of a sweep sent again; 0: none, or unknown
+    networks:    (node, the network that its ranks used), where it is known
     """
 
     ok: bool
@@ -57,6 +59,7 @@ class SmokeOutcome:
     barred: tuple[str, ...] = ()
     culprits: tuple[str, ...] = ()
     retransmits: int = 0
+    networks: tuple[tuple[str, RankNetwork], ...] = ()
 
 
 @dataclass(frozen=True)

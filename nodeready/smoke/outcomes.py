@@ -21,6 +21,7 @@ from nodeready.node.smoke.orders import (
 )
 from nodeready.ready import mesh
 from nodeready.smoke.knowledge import SmokeOutcome, Test
+from nodeready.smoke.networks import of_node
 from nodeready.subjects.ports.checks import ports_text
 from nodeready.subjects.result import join_first
 from nodeready.text import sanitise
@@ -122,6 +123,9 @@ def collective_outcome(
         for rank in answer.ranks
     ]
     ranks.sort(key=lambda named: named.rank.rank)
+    used = {name: of_node(rank.network for rank in received[name].ranks)
+            for name in test.nodes if name in received and name not in certain}  # fmt: skip
+    networks = tuple((name, network) for name, network in used.items() if network)
     for name, answer in received.items():
         if answer.error:
             certain.setdefault(name, f"{name}: {_line(answer.error)}")
@@ -133,7 +137,7 @@ def collective_outcome(
 
     def fails(cause: str, nodes: Iterable[str]) -> SmokeOutcome:
         culprits = tuple(name for name in test.nodes if name in {*nodes} and name not in lost)
-        return SmokeOutcome(False, cause, lost=lost, culprits=culprits)
+        return SmokeOutcome(False, cause, lost=lost, culprits=culprits, networks=networks)
 
     if certain:
         return fails(next(certain[name] for name in test.nodes if name in certain), [*certain])
@@ -153,7 +157,7 @@ def collective_outcome(
         return fails(loss, ())
     rates = [named.rank.gbps for named in ranks if named.rank.gbps > 0]
     slowest_ms = max((named.rank.ms for named in ranks), default=0.0)
-    return SmokeOutcome(True, ms=slowest_ms, gbps=min(rates, default=0.0))
+    return SmokeOutcome(True, ms=slowest_ms, gbps=min(rates, default=0.0), networks=networks)
 
 
 def port_holder(answer: CollectiveAnswer | PairAnswer | str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from nodeready.node.smoke.orders import RING
-from nodeready.smoke import document
+from nodeready.node.smoke.orders import RING, RankNetwork
+from nodeready.smoke import document, networks
 from nodeready.smoke.bandwidth import Floor, below_floor, links
 from nodeready.smoke.engine_choice import Kind
 from nodeready.smoke.knowledge import (
@@ -26,6 +26,7 @@ from nodeready.smoke.plan import plan
 from nodeready.smoke.regressions import regressions
 from nodeready.smoke.rounds import OutOfTime, TestRounds
 from nodeready.smoke.search import search
+from nodeready.subjects.rdma.facts import Rdma
 from nodeready.text import counted, utc_now
 from nodeready.transport.snapshots import NOT_PROBED
 
@@ -83,6 +84,8 @@ class _SmokeRun:
         self.rounds = TestRounds(nodes, self.knowledge)
         self.controls: dict[SmokeSuspect, str] = {}
         self.common_control = self.control_engine = self.stopped = ""
+        self.networks: dict[str, RankNetwork] = {}
+        self.slow_networks: dict[str, tuple[str, ...]] = {}
 
     def search(self) -> None:
         """Search, round by round, as long as there is time."""
@@ -220,6 +223,12 @@ class _SmokeRun:
         slow = below_floor(self.knowledge.finished, floors, blamed)
         suspects += [SmokeSuspect(NODE, (name,), (), evidence) for name, evidence in slow.items()]
         blamed |= slow.keys()
+        self.networks = networks.networks(self.knowledge.finished)
+        wanted = {name: policy.nccl_network for name, policy in task.policies.items()}
+        for name, evidence in networks.unexpected(self.networks, wanted).items():
+            suspects += [] if name in blamed else [SmokeSuspect(NODE, (name,), (), evidence)]
+            blamed.add(name)
+        self.slow_networks = networks.warnings(self.networks, self._hcas())
         return document.SmokeReport(
             started=started,
             finished=utc_now(),
@@ -244,6 +253,9 @@ class _SmokeRun:
         status, reason = self._status(name, blamed, result)
         snapshots = nodes.snapshots(name)
         warnings = regressions(*snapshots) if len(snapshots) == 2 else ()
+        if name not in blamed:
+            warnings += self.slow_networks.get(name, ())
+        network = self.networks.get(name, RankNetwork(""))
         if warnings and status == document.PASSED:
             status = document.WARNED
         takes_part = name in nodes.names
@@ -252,8 +264,18 @@ class _SmokeRun:
             ranks=self._rank_count(name) if takes_part else 0,
             gpus=nodes.gpus.get(name, ()) if takes_part else (),
             engine=nodes.engine(name, nodes.choice.kind),
-            warnings=warnings, slots=nodes.slots(name),
+            warnings=warnings, slots=nodes.slots(name), network=network.name,
+            interface=network.interface, hcas=network.hcas, gdr=network.gdr,
         )  # fmt: skip
+
+    def _hcas(self) -> dict[str, tuple[str, ...]]:
+        """Node -> its RDMA devices that NCCL could use."""
+        seen = {
+            name: snapshots[0].subjects.get("rdma")
+            for name in self.task.policies
+            if (snapshots := self.nodes.snapshots(name))
+        }
+        return {name: rdma.nccl_ib_hca for name, rdma in seen.items() if isinstance(rdma, Rdma)}
 
     def _evidence(self, suspect: SmokeSuspect) -> tuple[str, ...]:
         """Lost connections, the evidence of the search, and the result of another engine."""

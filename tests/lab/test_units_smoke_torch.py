@@ -28,6 +28,7 @@ from nodeready.node.smoke.orders import (
     TORCH,
     CollectiveOrder,
     Engine,
+    RankNetwork,
     RankResult,
     SmokeConfig,
     SmokePeer,
@@ -335,6 +336,11 @@ real_init, real_barrier = dist.init_process_group, dist.barrier
 def init(backend, *, store, rank, world_size, timeout, device_id=None):
     assert backend == "nccl" and timeout.total_seconds() > 3000
     real_init("gloo", store=store, rank=rank, world_size=world_size)
+    with open(os.environ["NCCL_DEBUG_FILE"], "w") as file:
+        for words in ("NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.4<0>",
+                      "Using network IB",
+                      "Channel 00/0 : 0[0] -> 1[1] [send] via NET/IB/0/GDRDMA"):
+            file.write("gpu1:7:9 [0] NCCL INFO " + words + "\\n")
 dist.init_process_group = init
 def barrier(device_ids):
     os.write(2, ("NCCL WARN %s %s %s\\n" % (os.environ["CUDA_VISIBLE_DEVICES"],
@@ -353,8 +359,10 @@ def test_ranks_have_the_gpus_of_their_order(node, monkeypatch):
     ranks = node.run(order(2, gpus=(3, 1), **asked), GPUS)
     assert passed(ranks), ranks
     assert [rank.gpu for rank in ranks] == [3, 1]
+    network = RankNetwork("IB", "eth0", ("mlx5_0:1/IB",), gdr=True)
+    assert [rank.network for rank in ranks] == [network, network]
     ranks = node.run(order(2, gpus=(3, 1), **asked), GPUS + "dist.all_gather = lambda *a: 1 / 0")
-    error = "ZeroDivisionError: division by zero (3,1 PCI_BUS_ID WARN)"
+    error = "ZeroDivisionError: division by zero (3,1 PCI_BUS_ID INFO)"
     assert {rank.error for rank in ranks} == {error}
     fault = GPUS + "cuda.init = lambda: None\ncuda.device_count = lambda: 1"
     ranks = node.run(order(2, gpus=(0, 7), **asked), fault)

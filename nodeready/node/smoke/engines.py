@@ -33,10 +33,13 @@ from nodeready.node.smoke.orders import (
     TORCH,
     CollectiveOrder,
     Engine,
+    RankNetwork,
     RankResult,
     SmokeConfig,
     failed_ranks,
 )
+from nodeready.node.witnesses import nccl_errors
+from nodeready.node.witnesses.nccl_log import read_log
 
 _LONGEST = torch_ranks.LONGEST
 
@@ -71,6 +74,30 @@ def _finite(value: Any) -> float:
     return number
 
 
+def _network(lines: Iterable[str], rank: int) -> RankNetwork | None:
+    """The network in NCCL's lines of a rank's process; None: they name none."""
+    ranks = [row for row in read_log(lines).ranks if row.network]
+    nccl = next((row for row in ranks if row.rank == rank), ranks[0] if ranks else None)
+    if nccl is None:
+        return None
+    notes = [
+        nccl_errors.by_key(error.key).meaning
+        for error in nccl.errors
+        if error.key in nccl_errors.FALLBACKS
+    ]
+    note = "; ".join(notes) if nccl.network == "Socket" else ""
+    return RankNetwork(nccl.network, nccl.interface, nccl.hcas, nccl.gdr, note)
+
+
+def _rank_network(row: Mapping[str, Any]) -> RankNetwork | None:
+    """The network of a rank in an answer of the job's Python. Raises TypeError, ValueError."""
+    interface, address = (str(word)[:80] for word in row.get("address", ("", "")))
+    if address:
+        return RankNetwork(_GLOO, interface or address)
+    lines = [str(line) for line in row.get("nccl", ())[: torch_ranks.DEBUG_LINES]]
+    return _network(lines, int(row["rank"]))
+
+
 def _parse_ranks(order: CollectiveOrder, answer: Mapping[str, Any]) -> tuple[RankResult, ...]:
     """The ranks in an answer of the job's Python, which is the user's program. Raises KeyError,
     TypeError, ValueError for an answer that makes no sense."""
@@ -78,7 +105,7 @@ def _parse_ranks(order: CollectiveOrder, answer: Mapping[str, Any]) -> tuple[Ran
         RankResult(
             int(row["rank"]), int(row["gpu"]), str(row["phase"]), str(row["mismatch"])[:_LONGEST],
             str(row["error"])[:_LONGEST], int(row["waits_for"]), _finite(row["ms"]),
-            _finite(row["gbps"]), _finite(row["seconds"]),
+            _finite(row["gbps"]), _finite(row["seconds"]), _rank_network(row),
         )
         for row in answer["ranks"]
     )  # fmt: skip
@@ -543,10 +570,21 @@ class Engines:
         if order.world != order.ranks:
             message = f"{NCCL_TESTS} without MPI proves the GPUs of one node"
             return failed_ranks(order, "start", message)
+        debug = torch_ranks.open_debug_file()
+        try:
+            return self._run_program(order, stop, debug)
+        finally:
+            if debug >= 0:
+                os.close(debug)
+
+    def _run_program(
+        self, order: CollectiveOrder, stop: threading.Event, debug: int
+    ) -> tuple[RankResult, ...]:
+        """Run nccl-tests. debug: the descriptor of NCCL's file; -1: none"""
         began = time.monotonic()
         environment = {**os.environ, **self._config.variables}
-        environment.setdefault("NCCL_DEBUG", "WARN")
-        environment.pop("NCCL_DEBUG_FILE", None)
+        environment.update(torch_ranks.debug_variables(debug))
+        environment.pop("NCCL_DEBUG_SUBSYS", None)
         gpus = list(order.gpus)
         try:
             name = "HIP_VISIBLE_DEVICES" if os.path.exists("/dev/kfd") else "CUDA_VISIBLE_DEVICES"
@@ -560,7 +598,7 @@ class Engines:
             "-g", str(order.ranks), "-n", str(_REPETITIONS), "-w", str(_WARM_UPS), "-c", "1",
         ]  # fmt: skip
         try:
-            process = _start(self._supervisor, argv, environment)
+            process = _start(self._supervisor, argv, environment, [debug] if debug >= 0 else [])
         except EngineUnusable as problem:
             return failed_ranks(order, "start", str(problem))
         text, reason = _watch(process, began + order.limit_s - 0.5, stop)
@@ -571,6 +609,8 @@ class Engines:
             end_all({process.pid})
         self._supervisor.stop(process)
         torch_ranks.remove_files(files)
+        lines = torch_ranks.debug_lines(debug) if debug >= 0 else []
+        text = "\n".join((text, *lines))
         result = performance(text)
         message = result.error or reason
         if not message and not result.mismatch and (rc or not result.is_complete):
@@ -580,9 +620,12 @@ class Engines:
         seconds = time.monotonic() - began
         ms, gbps = (0.0, 0.0) if message else (round(result.ms, 4), round(result.gbps, 4))
         return tuple(
-            replace(rank, mismatch=result.mismatch, ms=ms, gbps=gbps, seconds=seconds)
+            replace(
+                rank, mismatch=result.mismatch, ms=ms, gbps=gbps, seconds=seconds,
+                network=_network(lines, rank.rank),
+            )
             for rank in failed_ranks(order, phase, message)
-        )
+        )  # fmt: skip
 
     def close(self) -> None:
         """End the job's Python."""

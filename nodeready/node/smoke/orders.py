@@ -205,6 +205,25 @@ def read(text: str) -> CollectiveOrder | PairOrder | EndOrder:
 
 
 @dataclass(frozen=True)
+class RankNetwork:
+    """The network that a rank's library chose.
+
+    name:      ``IB``, ``Socket``, ``OFI`` or another plugin's (`nccl_log.network_family`);
+               ``gloo``
+    interface: of its sockets; "": unknown
+    hcas:      ``mlx5_0:1/IB``
+    gdr:       whether GPUDirect RDMA is used; None: unknown, as on one node
+    note:      why it has no better network, in words; "": unknown
+    """
+
+    name: wire.Name
+    interface: wire.Name = ""
+    hcas: tuple[wire.Name, ...] = ()
+    gdr: bool | None = None
+    note: wire.Line = ""
+
+
+@dataclass(frozen=True)
 class RankResult:
     """The result of one rank.
 
@@ -216,6 +235,7 @@ class RankResult:
     ms:        the median of its small collectives; 0: there was none
     gbps:      bus bandwidth of its large all_reduce, in Gbit/s; 0: there was none
     seconds:   of the whole rank
+    network:   that it used between ranks; None: unknown
     """
 
     rank: wire.Count
@@ -227,6 +247,7 @@ class RankResult:
     ms: float
     gbps: float
     seconds: wire.Seconds
+    network: RankNetwork | None = None
 
     @property
     def ok(self) -> bool:

@@ -12,9 +12,9 @@ the answer reports. Ranks end with this process (PR_SET_PDEATHSIG) and by their 
 process ends with its standard input.
 
 The environment is the job's. A rank sets CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, so that GPU
-numbers are the driver's; NCCL_DEBUG=WARN if the job sets no NCCL_DEBUG, for the reason of an
-error; TORCH_NCCL_DUMP_ON_TIMEOUT=0, because a dump is a file in /tmp; MASTER_ADDR and MASTER_PORT
-of the test's store. It removes NCCL_DEBUG_FILE.
+numbers are the driver's; NCCL_DEBUG=INFO and NCCL_DEBUG_FILE, a file in memory that ends with the
+rank, for its network and the reason of an error; TORCH_NCCL_DUMP_ON_TIMEOUT=0, because a dump is a
+file in /tmp; MASTER_ADDR and MASTER_PORT of the test's store.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
+import fcntl
 import gc
 import importlib
 import inspect
@@ -60,6 +61,9 @@ SHARE = 0.2
 REPETITIONS, LATENCIES = 5, 5
 #: Maximum characters of an error; bytes of a rank's output that are kept.
 LONGEST, KEPT = 300, 32768
+#: Bytes of NCCL's lines that are read, at their beginning and at their end; the maximum lines that
+#: are sent, and characters of each.
+DEBUG_HEAD, DEBUG_TAIL, DEBUG_LINES, DEBUG_WIDTH = 256 << 10, 64 << 10, 64, 300
 #: Side of the matrices, on a GPU and on a CPU; bytes that are copied to a GPU's memory and back.
 SIDE, SIDE_CPU, COPIED = 2048, 64, 64 << 20
 
@@ -116,6 +120,40 @@ def last_warning(output: str) -> str:
     return ""
 
 
+# --- NCCL's own lines (NCCL_DEBUG=INFO), in a file in memory.
+
+# The lines about the network, the links and failures; of a link, what differs between links.
+_TELLING = re.compile(
+    r"NCCL (?:WARN|version)|RCCL version|Using network|Assigned NET|NET/(?:IB|Socket|OFI|Plugin)|"
+    r"Bootstrap ?:|comm 0x|libibverbs|GPU Direct|coll channels|Channel .* via (.*)"
+)
+
+
+def open_debug_file() -> int:
+    """The descriptor of a new file in memory; -1: the kernel or the container has none."""
+    with contextlib.suppress(OSError, AttributeError):
+        return os.memfd_create("nccl")
+    return -1
+
+
+def debug_lines(number: int) -> list[str]:
+    """The lines about the network in NCCL's file, each kind of link once, the last lines last."""
+    size = os.fstat(number).st_size
+    data = os.pread(number, DEBUG_HEAD, 0)
+    if size > DEBUG_HEAD:
+        tail = os.pread(number, DEBUG_TAIL, max(DEBUG_HEAD, size - DEBUG_TAIL))
+        # Lines that are cut are left out.
+        data = data[: data.rfind(b"\n")] + tail[tail.find(b"\n") :]
+    lines: dict[str, str] = {}
+    for line in data.decode("utf-8", "replace").splitlines():
+        match = _TELLING.search(line)
+        if match:
+            link = re.sub(r"\d+", "", match.group(1) or "")
+            lines.setdefault(link or line, line[:DEBUG_WIDTH])
+    kept = list(lines.values())
+    return kept[: DEBUG_LINES // 2] + kept[DEBUG_LINES // 2 :][-DEBUG_LINES // 2 :]
+
+
 # --- TCP connections of this process.
 
 
@@ -160,6 +198,35 @@ def table_address(number: bytes) -> str:
         parts = [part[::-1] for part in parts]
     family = socket.AF_INET if len(number) == 4 else socket.AF_INET6
     return socket.inet_ntop(family, b"".join(parts))
+
+
+def own_address(without: int) -> str:
+    """The own address of most of this process's connections; "": there is none.
+
+    without: the port of connections that do not count
+    """
+    counts: dict[str, int] = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError, ValueError):
+            if not os.readlink("/proc/self/fd/" + name).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6):
+                    own, peer = connection.getsockname(), connection.getpeername()
+                    if without not in (own[1], peer[1]):
+                        address = own[0].rpartition("::ffff:")[2]
+                        counts[address] = counts.get(address, 0) + 1
+    return max(counts, key=lambda address: counts[address]) if counts else ""
+
+
+def interface_of(address: str) -> str:
+    """The interface with this IPv4 address (netdevice(7)); "": unknown."""
+    for _, name in socket.if_nameindex():
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            request = struct.pack("256s", os.fsencode(name))
+            if socket.inet_ntoa(fcntl.ioctl(probe, 0x8915, request)[20:24]) == address:
+                return name  # SIOCGIFADDR
+    return ""
 
 
 def unanswered_connections() -> str:
@@ -306,6 +373,9 @@ class RankWork:
             order["backend"], store=self.store, rank=self.rank, world_size=self.world,
             timeout=limit, **options,
         )  # fmt: skip
+        if order["backend"] != "nccl":
+            address = own_address(order["port"])
+            self.say(address=[interface_of(address), address])
         # In init, gloo's time-out names the rank that gloo does not reach. A later time-out names
         # no rank, and closes the connections that show it, so gloo gets none after init.
         c10d = importlib.import_module("torch.distributed.distributed_c10d")
@@ -506,10 +576,17 @@ def visible_devices(gpus: list[int], session_gpus: str) -> str:
     return ",".join(allowed[gpu] if named else str(gpu) for gpu in gpus)
 
 
+def debug_variables(number: int) -> dict[str, str]:
+    """The variables for NCCL's lines in this file; -1: only failures, in the output."""
+    if number < 0:
+        return {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": ""}
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"/proc/self/fd/{number}"}
+
+
 def prepare(order: dict[str, Any], hip: bool) -> None:
     """The environment of a rank."""
-    os.environ.setdefault("NCCL_DEBUG", "WARN")
-    os.environ.pop("NCCL_DEBUG_FILE", None)
+    os.environ.update(debug_variables(order["debug"]))
+    os.environ.pop("NCCL_DEBUG_SUBSYS", None)
     os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = order["host"], str(order["port"])
     if order["gpus"]:
@@ -592,6 +669,7 @@ class RankProcess:
 
     report: the rank's messages, merged
     killed: why it was killed; "": it was not
+    nccl:   NCCL's lines about its network, after its end
     ended:  its exit status, or the negative number of its signal; None: it runs
     """
 
@@ -606,6 +684,8 @@ class RankProcess:
         self.buffer, self.output = b"", b""
         self.killed = ""
         self.files: list[str] = []
+        self.nccl: list[str] = []
+        self.debug = open_debug_file()
         self.messages_end, tell = os.pipe()
         questions, self.ask_end = os.pipe()
         self.log, output = os.pipe()
@@ -619,6 +699,7 @@ class RankProcess:
                             os.close(number)
                 os.close(out)
                 isolate(order["seconds"] + 1, parent, output)
+                order["debug"] = self.debug
                 rank_process(torch, order, index, tell, questions)
             finally:
                 os._exit(1)
@@ -692,6 +773,9 @@ class RankProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
+        if self.debug >= 0:
+            self.nccl = debug_lines(self.debug)
+            os.close(self.debug)
         for number in (self.messages_end, self.ask_end, self.log):
             os.close(number)
         self.messages_end = self.ask_end = self.log = -1
@@ -707,11 +791,13 @@ class RankProcess:
             "waits_for": report.get("waits_for", -1) if error else -1,
             "ms": round(report.get("ms", 0.0), 4), "gbps": round(report.get("gbps", 0.0), 4),
             "seconds": round(self.seconds or time.monotonic() - self.began, 3),
+            "nccl": self.nccl, "address": report.get("address", ["", ""]),
         }  # fmt: skip
 
     def failure(self) -> str:
         """Why the rank did not come to its end."""
-        error, output = self.report.get("error", ""), self.output.decode("utf-8", "replace")
+        error = self.report.get("error", "")
+        output = "\n".join((self.output.decode("utf-8", "replace"), *self.nccl))
         warning = last_warning(output)
         if self.ended is None:
             zombie = f"process {self.pid} does not end after SIGKILL"

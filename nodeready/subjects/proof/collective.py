@@ -21,8 +21,9 @@ def collective(observed: Proved, policy: Policy) -> Result:
     proof.collective``, with a budget to match (``--budget 300``). The engine is the best that most
     nodes have: the job's own PyTorch (policy smoke_python, smoke_prefix, smoke_environment), else
     a plain ring over TCP. A node fails with the evidence against it, also when it fails only with
-    one other node, or only at that number of nodes. New errors of a GPU or a port on a node that
-    passed are a warning.
+    one other node, or only at that number of nodes, and if NCCL chose another network there than
+    the policy's nccl_network. A slower network than on most nodes, and new errors of a GPU or a
+    port on a node that passed, are a warning.
     """
     check, expected = "proof.collective", "all nodes together pass"
     result = observation(check, observed, "collective", ProvedCollective)
@@ -36,4 +37,5 @@ def collective(observed: Proved, policy: Policy) -> Result:
         return (na if result.lacking else unknown)(check, result.untested)
     if result.warnings:
         return warn(check, expected, join_first(result.warnings), result.engine, _COUNTERS_FIX)
-    return ok(check, expected, f"{result.engine}: {result.proves}")
+    network = f", network {result.network}" if result.network else ""
+    return ok(check, expected, f"{result.engine}{network}: {result.proves}")

@@ -45,6 +45,7 @@ class ProvedCollective:
     untested: why the node was not tested; "": it was
     lacking:  the node was not tested because it has no engine
     warnings: counters that got worse on the node meanwhile, and slow links
+    network:  that NCCL chose on the node, ``IB, 8 ports, GPUDirect RDMA``; "": unknown
     """
 
     nodes: int
@@ -54,6 +55,7 @@ class ProvedCollective:
     untested: str = ""
     lacking: bool = False
     warnings: tuple[str, ...] = ()
+    network: str = ""
 
 
 # --- All proofs of one node, and the reader of its answer.

@@ -119,11 +119,15 @@ def mixed() -> SmokeReport:
     )  # fmt: skip
     blamed = ("node02", "node03", "node09", "node13")
     nodes = {
-        name: SmokeNode(name, SUSPECT if name in blamed else PASSED, "", 8, every, engine, (), 8)
+        name: SmokeNode(name, SUSPECT if name in blamed else PASSED, "", 8, every, engine, (), 8,
+                        "IB", "eth0", tuple(f"mlx5_{n}:1/IB" for n in range(8)), gdr=True)
         for name in names(16)
-    }
+    }  # fmt: skip
     warning = "GPU 2: 3 new corrected ECC errors during the test"
+    socket = "NCCL uses Socket over eth0, most nodes IB: NCCL sees no InfiniBand or RoCE device"
     nodes["node04"] = replace(nodes["node04"], status=WARNED, warnings=(warning,))
+    nodes["node05"] = replace(nodes["node05"], status=WARNED, warnings=(socket,),
+                              network="Socket", hcas=(), gdr=False)  # fmt: skip
     for name in ("node10", "node11"):
         busy = "GPU 0 is busy (python, pid 4711); --busy tests beside them"
         nodes[name] = SmokeNode(name, UNTESTED, busy)
@@ -157,8 +161,10 @@ def recorded(
     blamed = {name for suspect in suspects for name in suspect.blamed}
     engine = "torch 1.13.0a0 over gloo"
     nodes = tuple(
-        SmokeNode(name, SUSPECT if name in blamed else PASSED, "", 2, (), engine) for name in LAB
-    )
+        SmokeNode(name, SUSPECT if name in blamed else PASSED, "", 2, (), engine,
+                  network="gloo", interface="eth0")
+        for name in LAB
+    )  # fmt: skip
     return made(0, *suspects, engine=engine, nodes=nodes, links=links, **figures)
 
 

@@ -25,6 +25,7 @@ from nodeready.node.smoke.orders import (
     Hello,
     PairAnswer,
     PairOrder,
+    RankNetwork,
     RankResult,
     Try,
 )
@@ -66,6 +67,7 @@ class Cluster:
         default_factory=dict
     )  # node -> what it says instead of its answer
     engines: tuple[Engine, ...] = (GLOO, RING)
+    networks: dict[str, RankNetwork] = field(default_factory=dict)  # node -> what its ranks used
     taken: set[tuple[str, int]] = field(default_factory=set)  # node, port that somebody else has
     seconds: float = 1.0  # that a collective takes
     more_s: float = 0.0  # and one of several nodes in addition
@@ -125,7 +127,7 @@ class Cluster:
             return
         gbps = 10.0 if phase == "done" else 0.0
         ranks = tuple(
-            RankResult(number, -1, phase, "", error, -1, 0.1, gbps, 0.1)
+            RankResult(number, -1, phase, "", error, -1, 0.1, gbps, 0.1, self.networks.get(name))
             for number in range(order.first, order.first + order.ranks)
         )
         lie = self.lies.get(name)
@@ -580,6 +582,24 @@ def test_below_the_policys_floor_is_no_go(clock):
     assert done.suspects == [("node", ("n02",))]
     assert "the policy wants 400 (smoke_min_gbps)" in done.found.suspects[0].evidence[0]
     assert document.code(done.found) == 3
+
+
+def test_a_node_that_fell_back_to_sockets_is_a_warning_and_by_the_policy_no_go(clock):
+    infiniband = RankNetwork("IB", "eth0", ("mlx5_0:1/IB",), gdr=True)
+    socket = RankNetwork("Socket", "eth0", (), gdr=False, note="NCCL sees no RDMA device")
+    networks = {"n01": infiniband, "n02": socket, "n03": infiniband}
+    done = Run(clock, Cluster(named(3), networks=networks))
+    assert done.of("warned") == {"n02": ""}
+    node = done.found.nodes[1]
+    assert (node.network, node.interface, node.gdr) == ("Socket", "eth0", False)
+    assert node.warnings == (
+        "NCCL uses Socket over eth0, most nodes IB: NCCL sees no RDMA device",
+    )
+    policies = dict.fromkeys(named(3), Policy(port_range=(29500, 29502), nccl_network="IB"))
+    done = Run(clock, Cluster(named(3), networks=networks), policies=policies)
+    assert done.suspects == [("node", ("n02",))]
+    assert "the policy wants IB (nccl_network)" in done.found.suspects[0].evidence[0]
+    assert (done.found.nodes[1].warnings, document.code(done.found)) == ((), 3)
 
 
 def test_what_got_worse_is_a_warning(clock, replies):

@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,6 +28,7 @@ from nodeready.node.smoke.orders import (
     TORCH,
     CollectiveOrder,
     Engine,
+    RankNetwork,
     SmokeConfig,
     SmokePeer,
 )
@@ -264,6 +266,48 @@ def test_what_nccl_tests_print(text, expected):
     assert engines.performance(text) == expected
 
 
+INFO = (
+    "gpu1:7:9 [{0}] NCCL INFO Bootstrap : Using eth0:10.0.0.4<0>\n"
+    "gpu1:7:9 [{0}] NCCL INFO NET/IB : No device found.\n"
+    "gpu1:7:9 [{0}] NCCL INFO NET/Socket : Using [0]eth1:10.1.0.4<0>\n"
+    "gpu1:7:9 [{0}] NCCL INFO Using network Socket\n"
+    "gpu1:7:9 [{0}] NCCL INFO comm 0x1 rank {0} nranks 2 cudaDev {0} - Init COMPLETE\n"
+)
+SOCKET = RankNetwork("Socket", "eth1", note="NCCL sees no InfiniBand or RoCE device")
+
+
+def test_of_nccls_own_lines_those_about_the_network_are_kept():
+    channels = "".join(
+        f"gpu1:7:9 [0] NCCL INFO Channel {n:02}/0 : 0[0] -> {n}[0] [send] via NET/Socket/{n}\n"
+        for n in range(5000)
+    )
+    noise = "gpu1:7:9 [0] NCCL INFO Ring 02 : 2 -> 0 -> 1\n" * 9000
+    warning = "gpu1:7:9 [0] misc/socket.cc:1 NCCL WARN Connection closed by remote peer gpu2<1>"
+    number = torch_ranks.open_debug_file()
+    try:
+        for text in (INFO.format(0), channels, noise, warning):
+            os.write(number, text.encode())
+        lines = torch_ranks.debug_lines(number)
+    finally:
+        os.close(number)
+    assert len(lines) == 7
+    assert lines[-1] == warning
+    assert engines._network(lines, 0) == replace(SOCKET, gdr=False)
+
+
+def test_an_answer_names_the_network_of_each_rank():
+    rows = [
+        {"rank": 0, "gpu": 0, "phase": "done", "mismatch": "", "error": "", "waits_for": -1,
+         "ms": 1, "gbps": 1, "seconds": 1, **more}
+        for more in ({"nccl": INFO.format(0).splitlines()}, {"address": ["eth0", "10.0.0.4"]},
+                     {"address": ["", "10.0.0.4"]}, {"nccl": []}, {})
+    ]  # fmt: skip
+    one = order(ranks=1, world=1, gpus=(0,))
+    ranks = [engines._parse_ranks(one, {"ranks": [row]})[0].network for row in rows]
+    gloo = RankNetwork("gloo", "eth0")
+    assert ranks == [SOCKET, gloo, RankNetwork("gloo", "10.0.0.4"), None, None]
+
+
 @pytest.fixture
 def vendor(supervisor, tmp_path, monkeypatch) -> Callable[[str], engines.Engines]:
     """nccl-tests that is this shell text, on a node with two GPUs."""
@@ -288,6 +332,18 @@ def order(**changed: object) -> CollectiveOrder:
         "small": 4096, "large": 256 << 20, "limit_s": 20.0,
     }  # fmt: skip
     return CollectiveOrder(**{**given, **changed})  # type: ignore[arg-type]
+
+
+def test_nccl_tests_tells_the_network_from_its_own_file(vendor):
+    """One process has all GPUs, and its warning is the reason of a failure."""
+    text = INFO.format(0) + INFO.format(1).replace("Socket", "IB").replace("eth1", "eth2")
+    warning = "gpu1:7:9 [0] init.cc:1 NCCL WARN Duplicate GPU detected"
+    found = vendor(f'cat good; cat >"$NCCL_DEBUG_FILE" <<END\n{text}END\n')
+    ranks = found.run(order(), threading.Event())
+    assert [rank.ok for rank in ranks] == [True, True]
+    assert [rank.network.name for rank in ranks] == ["Socket", "IB"]
+    found = vendor(f'cat failed; echo "{warning}" >"$NCCL_DEBUG_FILE"; exit 3')
+    assert "(Duplicate GPU detected)" in found.run(order(), threading.Event())[0].error
 
 
 def test_nccl_tests_runs_over_the_gpus_of_the_order(vendor, tmp_path, supervisor):
