@@ -37,6 +37,7 @@ _COMMANDS = {
     "jobs": "What runs where: jobs, their users, ranks and nodes.",
     "stacks": "The stack of every rank of a hung job; the odd rank out first.",
     "incident": "The evidence of a hung job, in one archive.",
+    "postmortem": "Who failed first in a job that has died, and of what.",
     "watch": "Watch a job, and keep the evidence when it hangs.",
     "explain": "What a check means, and what repairs it.",
     "tail": "The last lines of every rank's log, over all nodes, grouped.",

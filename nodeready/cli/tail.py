@@ -36,7 +36,7 @@ from nodeready.triage.logs import Fetched, Grouping, TailDocument, fetch_tail
 _PATH_MAX = 4096
 
 
-def _checked_pattern(pattern: str) -> str:
+def checked_pattern(pattern: str) -> str:
     """The PATTERN. Raises Refused if the nodes could not expand it."""
     if not pattern.startswith(("/", "~/")):
         raise Refused(f"PATTERN {pattern}: must be absolute, such as '/var/log/train/rank_*.log'")
@@ -200,7 +200,7 @@ def tail(
         *(
             "",
             "",
-            _checked_pattern(words[-1]),
+            checked_pattern(words[-1]),
             lines,
             _checked_regex("--grep", grep),
             _newer_s(newer),

@@ -417,7 +417,7 @@ def _read_process_log(pid: int, uid: int, config: TailConfig) -> _ProcessLog:
 
 def read_logs(config: TailConfig) -> NodeTail:
     """The logs of `TailConfig.processes`, each once, within config.limit_s."""
-    answer, started = _TailAnswer(config), dict(config.processes)
+    answer, started = TailAnswer(config), dict(config.processes)
     deadline = time.monotonic() + config.limit_s - 1
     facts = processes.observe(list(started), deadline)
     # Another process may have the pid of a process that has ended.
@@ -457,7 +457,7 @@ MAX_ANSWER, MAX_UNREAD, MAX_REPORTS, MAX_TAILS = 900_000, 64, 2000, 8192
 PATIENCE_S = 4
 
 
-class _TailAnswer:
+class TailAnswer:
     """The answer, collected from the forks' messages."""
 
     def __init__(self, config: TailConfig) -> None:
@@ -553,18 +553,25 @@ class _TailAnswer:
         )
 
 
-def read_tail(config: TailConfig) -> NodeTail:
-    """The logs of this node that match the pattern, within config.limit_s."""
+def read_tail(
+    config: TailConfig,
+    reader: type[TailReader] = TailReader,
+    answer: TailAnswer | None = None,
+) -> NodeTail:
+    """The logs of this node that match the pattern, within config.limit_s.
+
+    reader: does the work of a fork; answer: takes its messages
+    """
     if config.processes:
         return read_logs(config)
-    answer = _TailAnswer(config)
+    answer = answer or TailAnswer(config)
     deadline = time.monotonic() + config.limit_s - 1
     hung, slow = hung_devices(), set[str]()
     used_s: dict[int, float] = defaultdict(float)
     while (seconds_left := deadline - time.monotonic()) > 0:
 
         def work(send: Send) -> None:
-            TailReader(config, send, hung, slow | {*answer.files}, used_s).work()
+            reader(config, send, hung, slow | {*answer.files}, used_s).work()
 
         worker, device, searching, ended = ForkedWorker(work, seconds_left + 1), "", "", True
         owner = 0

@@ -137,6 +137,8 @@ _ROWS = (
     Format("cores", "json", "json_report:render", ".json"),
     Format("tail", "table", "tail_table:show", ".txt", styled=True),
     Format("tail", "json", "json_report:render", ".json"),
+    Format("postmortem", "table", "postmortem_table:show", ".txt", styled=True),
+    Format("postmortem", "json", "json_report:render", ".json"),
     Format("incident", "table", "incident_table:incident_index", ".txt", styled=True),
     Format("incident", "json", "json_report:render", ".json"),
     Format("env", "sh", "env_script:shell_lines", ".env"),

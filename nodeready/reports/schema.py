@@ -25,6 +25,7 @@ from nodeready.triage.cores import Cores
 from nodeready.triage.incident import Incident
 from nodeready.triage.jobs import Jobs
 from nodeready.triage.logs import TailDocument
+from nodeready.triage.postmortem.document import Postmortem
 from nodeready.triage.stacks.debuggable import Debuggable
 from nodeready.triage.stacks.document import Group, Stacks
 
@@ -34,6 +35,7 @@ DOCUMENTS: dict[str, Any] = {
     for kind in (
         *(Audit, Ready, SmokeReport, Deploy, Stacks),
         *(Debuggable, Jobs, Cores, TailDocument, Environment, Incident),
+        Postmortem,
     )
 }
 

@@ -1,0 +1,204 @@
+"""`nodeready postmortem`: who failed first in a job that is dead or dying, and of what."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nodeready.cli.conversations import converse
+from nodeready.cli.default_inventory import find_inventory
+from nodeready.cli.options import (
+    Refused,
+    command,
+    inventory_argument,
+    local_option,
+    option,
+    report_options,
+    since_option,
+    transport_options,
+)
+from nodeready.cli.outputs import read_outputs
+from nodeready.cli.tail import checked_pattern
+from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
+from nodeready.cli.values import epoch_seconds, past
+from nodeready.node.postmortem import PostmortemConfig
+from nodeready.policy import Policy
+from nodeready.text import utc_now
+from nodeready.transport.base import INTERRUPTED, Conversation, Failure, has_failed, new_nonce
+from nodeready.triage.postmortem.collect import (
+    EvidenceBuilder,
+    NodeEvidence,
+    fetch_failures,
+    is_unreached,
+    postmortem_of,
+)
+from nodeready.triage.postmortem.document import Postmortem, postmortem_code
+
+#: Age of the kernel's messages that are read, where the job's start is not known.
+_KERNEL_S = 24 * 3600
+
+
+def _read_directory(source: str) -> Postmortem:
+    """The document of a directory. Raises Refused."""
+    from nodeready.triage.postmortem.directory import NoEvidenceError, read_directory
+
+    started = utc_now()
+    try:
+        evidence = read_directory(Path(source))
+    except NoEvidenceError as problem:
+        raise Refused(f"--from {problem}") from None
+    except OSError as problem:
+        raise Refused(f"--from {problem.filename or source}: {problem.strerror}") from None
+    return postmortem_of(evidence, started=started, source=source)
+
+
+def _ask_nodes(
+    nodes: Targets, options: TargetOptions, config: PostmortemConfig, job: str, source: str
+) -> tuple[Postmortem, bool]:
+    """The document of all nodes' answers, and whether nodeready failed on a node."""
+    builder, started, screen = EvidenceBuilder(), utc_now(), options.screen()
+    transport = nodes.transport
+    shared = new_nonce() if transport.one_text else ""
+
+    def converse_with(name: str) -> Conversation[NodeEvidence]:
+        own = PostmortemConfig(**{**vars(config), "nonce": shared or new_nonce()})
+        return (yield from fetch_failures(name, own, transport.tag))
+
+    results = {
+        name: NodeEvidence(error=result.error, kind=result.kind)
+        if isinstance(result, Failure)
+        else result
+        for name, result in converse(transport, screen, "reading", converse_with).items()
+    }
+    for name, result in results.items():
+        builder.add(name, result)
+    errors = {name: result for name, result in results.items() if result.error}
+    if transport.interrupted:
+        screen.say_partial(errors)
+    names = [name for name, result in results.items() if result.kind != INTERRUPTED]
+    nodes.remember_failed([name for name in names if name in errors], lost=True, reached=names)
+    failed = {name: r.error for name, r in errors.items() if not is_unreached(r)} | builder.notes
+    document = postmortem_of(
+        builder.complete(),
+        started=started,
+        job=job,
+        source=source,
+        unreachable={name: r.error for name, r in errors.items() if is_unreached(r)},
+        failed=failed,
+        complete=not transport.interrupted,
+    )
+    return document, has_failed(r.error for n, r in errors.items() if not is_unreached(r))
+
+
+@command()
+@inventory_argument
+@local_option
+@option("--job", metavar="ID", help="The Slurm job; its logs are found by scontrol and sacct.")
+@option(
+    "--logs",
+    "patterns",
+    metavar="PATTERN",
+    multiple=True,
+    help="The job's logs on the nodes, quoted; may be repeated.",
+)
+@option("--from", "source", metavar="DIR", help="Read logs from this directory; ask no node.")
+@since_option("logs written")
+@option(
+    "--max-files",
+    type=click.IntRange(1, 1000),
+    default=256,
+    metavar="N",
+    help="Maximum files per node, the most recently written first.",
+)
+@option(
+    "--timeout",
+    type=click.IntRange(1, 3600),
+    default=60,
+    metavar="S",
+    help="Maximum seconds per node, after it is connected.",
+)
+@report_options("postmortem", general=False)
+@transport_options
+def postmortem(
+    inventory: str | None,
+    *,
+    local: bool,
+    job: str | None,
+    patterns: tuple[str, ...],
+    source: str | None,
+    since: str | None,
+    max_files: int,
+    timeout: int,
+    format: str,
+    output: tuple[str, ...],
+    **shared: Any,
+) -> int:
+    """Show who failed first in a job that has died, of what, and who only lost a peer.
+
+    Reads the beginning and the end of the logs, torchrun's error files, the kernel's log and
+    Slurm's records. An error of a rank's own outranks every lost connection; equal failures are
+    shown once. Reads only. Exit status 3: the cause is unclear, or evidence is missing.
+
+    \b
+    Examples:
+      nodeready postmortem inventories/prod.py --job 4711
+      nodeready postmortem 'gpu[001-064]' --logs '/scratch/logs/4711/**'
+      nodeready postmortem --local --logs '/tmp/torchelastic_*/**'
+      nodeready postmortem --from crash-4711
+    """
+    options = TargetOptions(**shared)
+    outputs = read_outputs("postmortem", format, output)
+    if source is not None:
+        if local or job or patterns or inventory is not None:
+            raise Refused("--from: asks no node; remove INVENTORY, --local, --job and --logs")
+        return _show(outputs, options, _read_directory(source))
+    by_job = options.via != "ssh" and job is not None
+    inventory = find_inventory(inventory, options, elsewhere=local or by_job)
+    if local == (inventory is not None) and not by_job:
+        raise Refused("give an INVENTORY, --local or --from DIR")
+    if local and (options.via != "ssh" or options.limit is not None):
+        raise Refused("--local: cannot be combined with --via or --limit")
+    if not job and not patterns:
+        raise Refused("give --job ID, --logs PATTERN or --from DIR")
+    from nodeready.triage.postmortem.slurm_records import slurm_records
+
+    records = slurm_records(job or "")
+    logs = [*map(checked_pattern, patterns), *([] if patterns else records.logs)]
+    screen = options.screen()
+    if not logs:
+        reasons = "; ".join(f"{name} {why}" for name, why in records.missing.items())
+        raise Refused(
+            f"--job {job}: its logs are not known ({reasons or 'Slurm names none'}): "
+            "give --logs PATTERN"
+        )
+    if records.is_running:
+        screen.note(f"Slurm says that job {job} still runs: nodeready stacks shows where")
+    now = time.time()
+    config = PostmortemConfig(
+        *("", "", ""),
+        patterns=tuple(dict.fromkeys(logs)),
+        since_s=past(since, epoch_seconds) or records.since_s,
+        max_files=max_files,
+        limit_s=timeout,
+        kernel_s=int(max(60, now - records.since_s)) if records.since_s else _KERNEL_S,
+    )
+    if local:
+        nodes = local_targets(Policy(), sudo=options.sudo)
+    else:
+        nodes = select_targets(inventory, options, job=job if by_job else None, tell=screen.note)
+    with nodes.transport:
+        document, failed = _ask_nodes(nodes, options, config, job or "", " ".join(logs))
+    if not document.logs and not (document.unreachable or document.failed):
+        raise Refused(f"{document.source}: no file matches, on {len(nodes.policies)} nodes")
+    return _show(outputs, options, document, failed=failed)
+
+
+def _show(
+    outputs: Any, options: TargetOptions, document: Postmortem, *, failed: bool = False
+) -> int:
+    outputs.show(document, options.screen(), mode=0o600)
+    return postmortem_code(document, failed=failed)

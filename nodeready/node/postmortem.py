@@ -1,0 +1,221 @@
+"""The program on the node that reads what a dead job left: failures in its logs, the kernel's log.
+
+Of a log, the beginning and the end are read, and only events come back, not its lines. The files
+are found and read as `nodeready.node.tail` finds and reads them: in forks, as their owners.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from nodeready.node.failure_events import (
+    Calendar,
+    FailureEvent,
+    FileFailures,
+    LogStream,
+    node_calendar,
+    read_error_file,
+    read_lines,
+)
+from nodeready.node.log_lines import text_lines
+from nodeready.node.runtime import ProcessSupervisor
+from nodeready.node.tail import (
+    LogTail,
+    TailAnswer,
+    TailConfig,
+    TailReader,
+    UnreadFile,
+    read_tail,
+)
+from nodeready.node.witnesses.kernel_log import KernelLog, witness_log
+from nodeready.node.witnesses.logs import WatchdogReport
+from nodeready.subjects import wire
+
+#: Maximum bytes at the beginning and at the end of a file that are read, and of all files of one
+#: fork.
+HEAD_BYTES, END_BYTES, _ALL_BYTES = 256 << 10, (4 << 20) - (256 << 10), 64 << 20
+#: Maximum bytes of an answer before it is compressed.
+_MAX_ANSWER = 3 << 20
+#: Seconds for the kernel's log.
+_KERNEL_S = 8.0
+
+
+@dataclass(frozen=True)
+class PostmortemConfig(TailConfig):
+    """The program's configuration; ``pattern`` is not used.
+
+    patterns: of the logs
+    kernel_s: age of the kernel's messages in seconds; 0: do not read them
+    """
+
+    patterns: tuple[str, ...] = ()
+    kernel_s: int = 0
+
+
+@dataclass(frozen=True)
+class NodeFailures:
+    """What one node has of the job.
+
+    host:       the node's own host name
+    started_s, finished_s: by the node's clock, in seconds since 1970
+    left_out:   matching files beyond max_files
+    older:      matching files outside the requested time
+    error:      why the answer is incomplete; ""
+    """
+
+    host: wire.Name
+    started_s: float
+    finished_s: float
+    files: tuple[FileFailures, ...]
+    unread: tuple[UnreadFile, ...]
+    left_out: wire.Count
+    older: wire.Count
+    kernel: KernelLog
+    error: wire.Line
+
+
+def file_failures(
+    handle: int, path: str, room: int, calendar: Calendar = node_calendar
+) -> FileFailures | None:
+    """What an open file reports, from its beginning and its end; None: it is no text.
+
+    room: maximum bytes
+    Raises OSError.
+    """
+    status = os.fstat(handle)
+    size = status.st_size
+    end_bytes = min(END_BYTES, max(0, room - HEAD_BYTES))
+    whole = size <= HEAD_BYTES + end_bytes
+    head = os.pread(handle, size if whole else HEAD_BYTES, 0)
+    rows = text_lines(head if whole else head[: head.rfind(b"\n") + 1], is_whole=True)
+    end = [] if whole else text_lines(os.pread(handle, end_bytes, size - end_bytes), is_whole=False)
+    if rows is None or end is None:
+        return None
+    lines = [row.decode("utf-8", "replace") for row in (*rows, *end)]
+    try:
+        year = time.gmtime(status.st_mtime).tm_year
+    except (OverflowError, ValueError, OSError):
+        year = time.gmtime().tm_year
+    found = None
+    if whole and size <= HEAD_BYTES and lines and lines[0].startswith("{"):
+        found = read_error_file("\n".join(lines), calendar)
+    if found is None:
+        found = read_lines(lines, year, calendar)
+    return replace(
+        found,
+        path=path,
+        size_bytes=size,
+        mtime_s=status.st_mtime,
+        skipped=0 if whole else size - HEAD_BYTES - end_bytes,
+    )
+
+
+class FailureFileReader(TailReader):
+    """One fork's work: sends what each file reports."""
+
+    room = _ALL_BYTES
+
+    def read(self, hit: Any, handle: int) -> None:
+        """Read one file, and send what it reports."""
+        try:
+            self.touch(hit.match.real)
+            found = file_failures(handle, hit.match.shown, self.room)
+        except OSError as error:
+            self.report_error(hit.match.shown, error)
+            return
+        finally:
+            os.close(handle)
+        if found is None:
+            self.unread(hit.match.shown, "is no text", fault=False)
+            return
+        self.room -= min(found.size_bytes, HEAD_BYTES + END_BYTES)
+        self.send({"failures": asdict(found)})
+
+
+class _FailureAnswer(TailAnswer):
+    """Collects the forks' messages."""
+
+    def __init__(self, config: TailConfig) -> None:
+        super().__init__(config)
+        self.failures: dict[str, FileFailures] = {}
+
+    def add_message(self, message: dict[str, Any], key: str = "") -> None:
+        if "failures" not in message:
+            super().add_message(message, key)
+            return
+        row = message["failures"]
+        found = FileFailures(
+            **{
+                **row,
+                "events": tuple(FailureEvent(**event) for event in row["events"]),
+                "streams": tuple(LogStream(**stream) for stream in row["streams"]),
+                "reports": tuple(WatchdogReport(**report) for report in row["reports"]),
+            }
+        )
+        self.failures[found.path] = found
+        # A further fork leaves it out.
+        self.add_file(LogTail(found.path, found.size_bytes, found.mtime_s, 0.0, (), None))
+
+
+def read_job(config: PostmortemConfig, kernel: Callable[[], KernelLog]) -> NodeFailures:
+    """What this node has of the job, within config.limit_s."""
+    started_s, deadline = time.time(), time.monotonic() + config.limit_s
+    messages = kernel()
+    files: dict[str, FileFailures] = {}
+    unread: dict[str, UnreadFile] = {}
+    left_out = older = 0
+    errors = []
+    for number, pattern in enumerate(config.patterns):
+        seconds_left = deadline - time.monotonic()
+        share_s = max(2, int(seconds_left / (len(config.patterns) - number)))
+        own = replace(config, pattern=pattern, limit_s=share_s)
+        answer = _FailureAnswer(own)
+        tail = read_tail(own, FailureFileReader, answer)
+        files |= answer.failures
+        unread |= {file.path: file for file in tail.unread}
+        left_out, older = left_out + tail.left_out, older + tail.older
+        errors += [tail.error] if tail.error else []
+    chosen, error = fitting(files.values())
+    return NodeFailures(
+        *(os.uname().nodename, started_s, time.time(), chosen, tuple(unread.values())[:64]),
+        *(left_out, older, messages, error or next(iter(errors), "")),
+    )
+
+
+def fitting(files: Any) -> tuple[tuple[FileFailures, ...], str]:
+    """The files whose events fit into an answer, and why events are missing; ""."""
+    room, chosen, error = _MAX_ANSWER, [], ""
+    for found in sorted(files, key=lambda found: len(found.events)):
+        size = len(json.dumps(asdict(found)))
+        if size > room:
+            error = "too many failures: those of some logs are missing"
+            found = replace(found, events=found.events[:20], streams=(), reports=())
+            size = len(json.dumps(asdict(found)))
+        if size <= room:
+            chosen.append(found)
+            room -= size
+    return tuple(chosen), error
+
+
+def main(config: PostmortemConfig) -> None:
+    """Read what the job left, and print it as the line ``NONCE job "..."``."""
+    supervisor = ProcessSupervisor(config.tag, config.limit_s)
+    supervisor.end_on_signals()
+    with supervisor:
+
+        def kernel() -> KernelLog:
+            if not config.kernel_s:
+                return KernelLog("not asked for")
+            return witness_log(supervisor, config.kernel_s, _KERNEL_S)
+
+        found = read_job(config, kernel)
+    text = json.dumps(asdict(found), separators=(",", ":")).encode("ascii")
+    packed = base64.b64encode(zlib.compress(text)).decode("ascii")
+    print(f'{config.nonce} job "{packed}"', flush=True)

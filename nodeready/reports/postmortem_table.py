@@ -1,0 +1,90 @@
+"""A postmortem on a terminal: the cause first, then who only lost a peer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nodeready.reports.lines import STYLES, StyledLine, line
+from nodeready.reports.rank_groups import ranks
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.table_layout import NO_LIMIT, TableLayout
+from nodeready.text import counted
+from nodeready.triage.postmortem.document import FailureGroup, Postmortem
+
+#: Maximum groups, ranks of one group in words, sources and reasons without -v.
+_MAX_GROUPS, _RANKS, _MAX_ROWS = 8, 30, 4
+#: Role -> its style.
+_STYLES = {"failed": "fail", "lost": "victim", "waited": "blocked", "ended": "na", "report": "na"}
+#: Offsets of clocks from which on they are shown, in seconds.
+_OFFSET_S = 0.5
+
+
+class _PostmortemTable(TableLayout):
+    indent = 11
+
+    def cause(self, document: Postmortem) -> Iterator[StyledLine]:
+        """The first failure with its evidence."""
+        cause = document.cause
+        style = "unknown" if cause.kind == "unclear" else "fail"
+        yield self.head(cause.kind, style, (cause.text, "bold"))
+        place = [f"at {cause.frame}" if cause.frame else "", cause.time.replace("T", " ")]
+        if any(place):
+            yield self.detail(", ".join(filter(None, place)))
+        for number, suspect in enumerate(cause.suspects[: None if self.is_whole else 3]):
+            if number:
+                yield self.detail(("or ", "dim"), (self.who(suspect.ranks, suspect.nodes), "bold"))
+            for word, texts in (("for", suspect.for_), ("against", suspect.against)):
+                for text in texts:
+                    yield self.detail((f"{word:<8}", "dim"), text)
+        for text in dict.fromkeys(cause.missing):
+            yield self.detail(("missing ", "dim"), text)
+
+    def who(self, numbers: tuple[int, ...], nodes: tuple[str, ...]) -> str:
+        limit = NO_LIMIT if self.is_whole else _RANKS
+        parts = [ranks(list(numbers), limit) if numbers else ""]
+        if nodes:
+            parts.append(f"({self.names(nodes)[0]})" if numbers else self.names(nodes)[0])
+        return " ".join(filter(None, parts))
+
+    def group(self, group: FailureGroup) -> Iterator[StyledLine]:
+        """Equal failures: who, how many, and one of them."""
+        who = self.who(group.ranks, group.nodes) or "unknown ranks"
+        count = f", {group.count} times" if group.count > max(1, len(group.ranks)) else ""
+        yield self.head(group.role, _STYLES[group.role], (who, "bold"), count)
+        text = group.text or f"{group.kind}"
+        yield self.detail(text)
+        yield self.detail(("e.g. " if group.count > 1 else "", "dim"), (group.example, "dim"))
+
+
+def show(document: Postmortem, options: Options = PLAIN) -> Iterator[StyledLine]:
+    """The cause with its evidence, all failures, and the sources. -v leaves nothing out."""
+    table = _PostmortemTable(options)
+    for word, errors in (("unreachable", document.unreachable), ("failed", document.failed)):
+        for node, error in errors.items():
+            yield table.head(word, word, (node, "bold"), f"  {error}")
+    yield from table.cause(document)
+    yield line("")
+    groups = [group for group in document.failures if table.is_whole or group.role != "report"]
+    count = len(groups) if table.is_whole else _MAX_GROUPS
+    for group in groups[:count]:
+        yield from table.group(group)
+    if len(groups) > count:
+        yield table.count_line(len(groups) - count)
+    if groups:
+        yield line("")
+    sources = ", ".join(f"{name}: {text}" for name, text in document.sources.items())
+    if sources:
+        yield table.head("read", "", sources)
+    rows = list(document.missing.items())
+    for name, reason in rows if table.is_whole else rows[:_MAX_ROWS]:
+        yield table.head("missing", "warn", f"{name}: {reason}")
+    if not table.is_whole and len(rows) > _MAX_ROWS:
+        yield table.count_line(len(rows) - _MAX_ROWS)
+    ahead = {node: clock for node, clock in document.clocks.items() if abs(clock[0]) > _OFFSET_S}
+    for node, clock in list(ahead.items())[: None if table.is_whole else _MAX_ROWS]:
+        text = f"{node}'s clock is {clock.offset_s:+.1f} s (±{clock.uncertainty_s:.1f} s)"
+        yield table.head("clock", "warn", text)
+    if not document.complete:
+        yield line(("partial    ", STYLES["warn"]), "interrupted: not all nodes answered")
+    if document.logs == 0:
+        yield line(counted(0, "log"))

@@ -1,0 +1,154 @@
+"""Collects the evidence on a dead job from its nodes, and makes the document."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from nodeready.node.postmortem import NodeFailures, PostmortemConfig
+from nodeready.subjects import wire
+from nodeready.subjects.base import ProbeError
+from nodeready.text import counted, utc_now
+from nodeready.transport.base import (
+    FAILED,
+    UNREACHED,
+    Conversation,
+    no_answer_reason,
+    request,
+)
+from nodeready.triage.postmortem.document import ClockOffset, Postmortem
+from nodeready.triage.postmortem.evidence import JobEvidence, JobFile, KernelFault, NodeClock
+from nodeready.triage.postmortem.first_failure import FirstFailureFinder
+
+#: Maximum bytes of a node's unpacked answer.
+_MAX_UNPACKED = 16 << 20
+#: The kernel's faults of this many seconds before the end of the logs count: a fault may let a job
+#: hang until its timeout.
+_BEFORE_S, _AFTER_S = 2 * 3600, 120
+
+
+@dataclass(frozen=True)
+class NodeEvidence:
+    """One node's answer. found: None: none; error: why; kind: of the failure"""
+
+    found: NodeFailures | None = None
+    clock: NodeClock | None = None
+    error: str = ""
+    kind: str = ""
+
+
+def fetch_failures(node: str, config: PostmortemConfig, tag: str) -> Conversation[NodeEvidence]:
+    """The conversation with one node. config: with its nonce"""
+    config = replace(config, tag=tag)
+    answer = yield request(node, "nodeready.node.postmortem", config)
+    received_s = time.time()
+    if answer.error:
+        return NodeEvidence(error=answer.error, kind=answer.kind)
+    try:
+        for name, data in wire.lines(answer.stdout, config.nonce):
+            if name == "job" and isinstance(data, str):
+                found = wire.decode(
+                    NodeFailures, wire.load_json(wire.unpack(data, _MAX_UNPACKED))
+                )
+                return NodeEvidence(found, _clock(found, received_s, answer.seconds))
+        raise ProbeError(no_answer_reason(answer, config))
+    except ProbeError as error:
+        return NodeEvidence(error=str(error), kind=FAILED)
+
+
+def _clock(found: NodeFailures, received_s: float, seconds: float) -> NodeClock:
+    """The node's clock, as NTP measures it: by the times of the question and of the answer."""
+    sent_s = received_s - seconds
+    offset_s = ((found.started_s - sent_s) + (found.finished_s - received_s)) / 2
+    travel_s = max(0.0, seconds - (found.finished_s - found.started_s))
+    return NodeClock(offset_s, travel_s / 2)
+
+
+@dataclass
+class EvidenceBuilder:
+    """Takes the nodes' answers one at a time.
+
+    notes: node -> the defect of its answer
+    """
+
+    evidence: JobEvidence = field(default_factory=JobEvidence)
+    notes: dict[str, str] = field(default_factory=dict)
+    _kernels: dict[str, tuple[NodeFailures, NodeClock]] = field(default_factory=dict)
+
+    def add(self, node: str, answer: NodeEvidence) -> None:
+        """Add one node's answer."""
+        found, clock = answer.found, answer.clock
+        if found is None or clock is None:
+            return
+        evidence = self.evidence
+        evidence.clocks[node] = clock
+        evidence.files += [JobFile(node, failures) for failures in found.files]
+        if found.error:
+            self.notes[node] = found.error
+        for file in found.unread:
+            if file.fault:
+                evidence.missing[f"{node}:{file.path}"] = file.reason
+        if found.left_out:
+            evidence.missing[f"{node}: {counted(found.left_out, 'log')}"] = "beyond --max-files"
+        if found.kernel.absent:
+            evidence.missing[f"kernel's log of {node}"] = found.kernel.absent
+        else:
+            self._kernels[node] = found, clock
+
+    def complete(self) -> JobEvidence:
+        """The evidence, with the kernel's faults in the job's time."""
+        evidence = self.evidence
+        ends = [
+            file.failures.mtime_s - evidence.clocks[file.node].offset_s
+            for file in evidence.files
+            if file.failures.size_bytes
+        ]
+        end_s = max(ends, default=None)
+        for node, (found, clock) in self._kernels.items():
+            for message in found.kernel.messages:
+                moment = found.started_s - message.ago_s
+                if end_s is None or -_BEFORE_S < moment - clock.offset_s - end_s < _AFTER_S:
+                    fault = KernelFault(node, message.kind, moment, message.pid, message.text)
+                    evidence.kernel.append(fault)
+        if self._kernels:
+            count = counted(len(evidence.kernel), "fault")
+            evidence.sources["kernel's log"] = f"{count} on {counted(len(self._kernels), 'node')}"
+        if evidence.files:
+            nodes = counted(len({file.node for file in evidence.files}), "node")
+            logs = counted(len(evidence.files), "file")
+            evidence.sources = {"logs": f"{logs} on {nodes}", **evidence.sources}
+        return evidence
+
+
+def postmortem_of(
+    evidence: JobEvidence,
+    *,
+    started: str,
+    job: str = "",
+    source: str,
+    unreachable: Mapping[str, str] | None = None,
+    failed: Mapping[str, str] | None = None,
+    complete: bool = True,
+) -> Postmortem:
+    """The document of this evidence."""
+    finder = FirstFailureFinder(evidence)
+    cause = finder.find()
+    clocks = {
+        node: ClockOffset(round(clock.offset_s, 3), round(clock.uncertainty_s, 3))
+        for node, clock in evidence.clocks.items()
+    }
+    return Postmortem(
+        *(started, utc_now(), job, source, cause, finder.groups(cause), len(evidence.files)),
+        sources=evidence.sources,
+        missing=evidence.missing,
+        clocks=clocks,
+        unreachable=unreachable or {},
+        failed=failed or {},
+        complete=complete,
+    )
+
+
+def is_unreached(answer: NodeEvidence) -> bool:
+    """Whether the node could not be reached."""
+    return answer.kind in UNREACHED

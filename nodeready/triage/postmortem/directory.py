@@ -1,0 +1,131 @@
+"""The evidence on a dead job in a directory (``--from``): logs, and what was saved beside them.
+
+``NODE/…`` are the files of a node; ``kernel/NODE.txt`` and ``NODE.kernel.txt`` its kernel's log;
+``sacct.txt`` the output of ``sacct --parsable2``, ``scontrol.txt`` of ``scontrol show job``. All
+further files are logs, of any name; ``*.json`` may be error files of torchelastic. The directory
+of an incident has its logs in ``logs/``, each with its node and path in the first line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from nodeready.node import users_file
+from nodeready.node.failure_events import stamp, utc_calendar
+from nodeready.node.postmortem import END_BYTES, HEAD_BYTES, file_failures
+from nodeready.node.witnesses.kernel_log import message_of
+from nodeready.text import counted
+from nodeready.triage.postmortem.evidence import JobEvidence, JobFile, KernelFault
+from nodeready.triage.postmortem.slurm_records import SlurmStep, parse_sacct, parse_scontrol, steps_of
+
+#: Maximum files, and maximum bytes of all logs.
+_MAX_FILES, _MAX_BYTES = 20_000, 512 << 20
+#: Names of directories that are no nodes.
+_NO_NODES = re.compile(r"(?i)kernel|logs?|errors?|stacks|cores|audit|out|output|attempt_\d+|\d+|run\w*")
+_KERNEL = re.compile(r"(?:^|/)kernel/([\w.-]+?)(?:\.(?:txt|log))?$|(?:^|/)([\w.-]+?)\.kernel\.(?:txt|log)$")
+_PACKED = (".gz", ".xz", ".bz2", ".zst", ".tar", ".npy", ".pt", ".pkl")
+#: The first line of an incident's log: ``gpu1:/var/log/train/rank_0.log (ranks 0)``.
+_INCIDENT_HEAD = re.compile(r"([\w.-]+):(/\S+)(?: \(ranks? [\d,/-]+\))?$")
+#: Before the text of a kernel's line: its time, the host and the word kernel.
+_KERNEL_HEAD = re.compile(
+    r"(?:<\d+>)?(?:\[[^\]]{1,40}\] ?|\w{3} +\d+ \d\d:\d\d:\d\d |\d{4}-\d\d-\d\dT\S+ )?"
+    r"(?:[\w.-]+ kernel: )?(?:\[ *\d+\.\d+\] ?)?"
+)
+
+
+class NoEvidenceError(Exception):
+    """The directory has no evidence: why, one line."""
+
+
+def read_directory(path: Path) -> JobEvidence:
+    """The evidence in this directory. Raises NoEvidenceError, OSError."""
+    root = os.path.realpath(path)
+    if not os.path.isdir(root):
+        raise NoEvidenceError(f"{path}: is no directory")
+    evidence, room, logs = JobEvidence(), _MAX_BYTES, 0
+    for number, name in enumerate(_files(root)):
+        if number >= _MAX_FILES or room <= 0:
+            evidence.missing["logs"] = f"only {counted(logs, 'file')} read: the rest is too much"
+            break
+        full = f"{root}/{name}"
+        try:
+            handle, status = users_file.open_regular(full)
+        except OSError as error:
+            evidence.missing[name] = error.strerror or str(error)
+            continue
+        try:
+            room -= min(status.st_size, HEAD_BYTES + END_BYTES)
+            if match := _KERNEL.search(name):
+                text = os.read(handle, END_BYTES).decode("utf-8", "replace")
+                _add_kernel(evidence, match[1] or match[2], text, status.st_mtime)
+            elif os.path.basename(name) in ("sacct.txt", "scontrol.txt"):
+                _add_slurm(evidence, name, os.read(handle, END_BYTES).decode("utf-8", "replace"))
+            else:
+                found = file_failures(handle, name, HEAD_BYTES + END_BYTES, utc_calendar)
+                if found is not None:
+                    head = os.pread(handle, 4096, 0).decode("utf-8", "replace").partition("\n")[0]
+                    origin = _INCIDENT_HEAD.match(head) if name.startswith("logs/") else None
+                    evidence.files.append(JobFile(origin[1] if origin else _node(name), found))
+                    logs += 1
+        finally:
+            os.close(handle)
+    if not (logs or evidence.steps or evidence.kernel):
+        raise NoEvidenceError(f"{path}: no log in it")
+    nodes = {file.node for file in evidence.files if file.node}
+    where = f" of {counted(len(nodes), 'node')}" if nodes else ""
+    evidence.sources = {"logs": f"{counted(logs, 'file')}{where}", **evidence.sources}
+    if not any(name.startswith("kernel") for name in evidence.sources):
+        evidence.missing.setdefault("kernel's log", "none in the directory")
+    return evidence
+
+
+def _files(root: str) -> Iterator[str]:
+    """The names of the files below the directory, sorted; links are not followed."""
+    for directory, names, files in os.walk(root):
+        names[:] = sorted(name for name in names if not name.startswith("."))
+        for name in sorted(files):
+            full = f"{directory}/{name}"
+            if name.startswith(".") or name.endswith(_PACKED):
+                continue
+            if stat.S_ISREG(os.lstat(full).st_mode):
+                yield os.path.relpath(full, root)
+
+
+def _node(name: str) -> str:
+    """The node of a file: the first directory of its name."""
+    first, slash, _ = name.partition("/")
+    return first if slash and not _NO_NODES.fullmatch(first) else ""
+
+
+def _add_kernel(evidence: JobEvidence, node: str, text: str, mtime_s: float) -> None:
+    year, cgroup = time.gmtime(mtime_s).tm_year, ""
+    for row in text.splitlines():
+        words = _KERNEL_HEAD.sub("", row, count=1)
+        if words.startswith("oom-kill:"):
+            # Its cgroup may have the number of Slurm's task; the line of the kill follows.
+            cgroup = words
+        message = message_of(words, 0)
+        if message is not None:
+            moment = stamp(row, year, utc_calendar)
+            text, cgroup = (f"{message.text} {cgroup}"[:600], "") if message.kind == "oom" else (
+                message.text, cgroup
+            )  # fmt: skip
+            evidence.kernel.append(KernelFault(node, message.kind, moment, message.pid, text))
+    evidence.sources["kernel's log"] = counted(len(evidence.kernel), "fault")
+
+
+def _add_slurm(evidence: JobEvidence, name: str, text: str) -> None:
+    if os.path.basename(name) == "sacct.txt":
+        steps = steps_of(parse_sacct(text))
+        evidence.sources["sacct"] = counted(len(steps), "record")
+    else:
+        record = parse_scontrol(text)
+        state = record.get("JobState", "")
+        steps = [SlurmStep(record.get("JobId", ""), state, 0, 0, record.get("NodeList", ""))]
+        evidence.sources["scontrol"] = f"the job is {state}"
+    evidence.steps += steps

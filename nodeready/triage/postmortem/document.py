@@ -1,0 +1,122 @@
+"""The document of `nodeready postmortem`: who failed first, of what, and who only lost a peer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
+
+from nodeready.exit_codes import exit_code
+from nodeready.node.failure_events import KINDS, ROLES
+from nodeready.subjects.json_types import Count, Moment, MomentOrEmpty
+from nodeready.triage.stacks.document import Suspect
+
+#: Kinds of a cause; `unclear`: the evidence does not tell.
+CAUSE_KINDS = (*KINDS, "unclear")
+
+
+@dataclass(frozen=True)
+class FirstFailure:
+    """The cause of a job's end.
+
+    kind:     see CAUSE_KINDS
+    text:     one line: who failed, of what
+    ranks:    that failed first; (): not known, or the whole job
+    nodes:    of these
+    frame:    innermost call of the user's code, `train.py:12 in step`; "": not known
+    time:     by this machine's clock; "": not known
+    suspects: what failed, with the evidence for and against; the most suspicious first
+    missing:  what would help, one line each
+    """
+
+    kind: Annotated[str, {"enum": CAUSE_KINDS}]
+    text: str
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    frame: str = ""
+    time: MomentOrEmpty = ""
+    suspects: tuple[Suspect, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FailureGroup:
+    """Equal failures of several ranks.
+
+    role:    `failed`: by themselves; `lost`: they lost a peer; `waited`: until a timeout; `ended`:
+             by a signal or the scheduler; `report`: a launcher reports how they ended
+    kind:    see CAUSE_KINDS
+    text:    of one of them
+    count:   how many
+    example: `NODE:PATH:LINE` of one of them
+    time:    of the first; "": not known
+    """
+
+    role: Annotated[str, {"enum": ROLES}]
+    kind: Annotated[str, {"enum": CAUSE_KINDS}]
+    text: str
+    count: Annotated[int, {"minimum": 1}]
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    example: str
+    time: MomentOrEmpty = ""
+
+
+class ClockOffset(NamedTuple):
+    """How far a node's clock is ahead of this machine's, in seconds, and how sure that is."""
+
+    offset_s: float
+    uncertainty_s: Annotated[float, {"minimum": 0}]
+
+
+@dataclass(frozen=True)
+class Postmortem:
+    """The document of `nodeready postmortem`. Texts of nodes are one line.
+
+    started:     UTC
+    finished:    UTC
+    job:         "": not named
+    source:      the pattern or the directory of the logs
+    cause:       of the job's end
+    failures:    all failures, the cause first, victims last
+    logs:        number of files that were read
+    sources:     source of evidence -> what it gave
+    missing:     source of evidence -> why it gave nothing
+    clocks:      node -> its clock; only where it was measured
+    unreachable: node -> why it could not be reached
+    failed:      node -> why it gave no answer although it was reached
+    complete:    False when it was interrupted
+    """
+
+    SCHEMA: ClassVar = "postmortem"
+    JSON: ClassVar = (
+        *("started", "finished", "job", "source", "complete", "cause", "failures", "logs"),
+        *("sources", "missing", "clocks", "unreachable", "failed"),
+    )
+
+    started: Moment
+    finished: Moment
+    job: str
+    source: str
+    cause: FirstFailure
+    failures: tuple[FailureGroup, ...]
+    logs: Count
+    sources: Mapping[str, str]
+    missing: Mapping[str, str]
+    clocks: Mapping[str, ClockOffset]
+    unreachable: Mapping[str, str]
+    failed: Mapping[str, str]
+    complete: bool = True
+
+
+def postmortem_code(document: Postmortem, *, failed: bool = False) -> int:
+    """The exit code: 0 if a cause is named and no node's answer is missing.
+
+    failed: nodeready failed on a node
+    """
+    return exit_code(
+        interrupted=not document.complete,
+        failed=failed,
+        unreachable=bool(document.unreachable),
+        check=document.cause.kind == "unclear" or bool(document.failed),
+    )

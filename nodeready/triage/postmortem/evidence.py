@@ -1,0 +1,179 @@
+"""The evidence on a dead job: its logs' failures, the kernel's faults, Slurm's records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from nodeready.node.failure_events import REPORT, FailureEvent, FileFailures
+from nodeready.triage.logs import path_ranks
+
+
+class JobFile(NamedTuple):
+    """What a log or an error file reports. node: "": not known"""
+
+    node: str
+    failures: FileFailures
+
+
+class KernelFault(NamedTuple):
+    """A line of a node's kernel log about a fault that ends jobs.
+
+    kind:   as of `KernelMessage`
+    time_s: since 1970, by the node's clock; None: not known
+    pid:    0: none
+    """
+
+    node: str
+    kind: str
+    time_s: float | None
+    pid: int
+    text: str
+
+
+class SlurmStep(NamedTuple):
+    """A job or a step in Slurm's records.
+
+    step:   ``4711``, ``4711.0``, ``4711.batch``
+    state:  ``OUT_OF_MEMORY``, ``TIMEOUT``
+    code:   exit status; signal: that ended it
+    nodes:  as Slurm lists them
+    """
+
+    step: str
+    state: str
+    code: int
+    signal: int
+    nodes: str
+
+
+class NodeClock(NamedTuple):
+    """A node's clock beside this machine's.
+
+    offset_s:      seconds that it is ahead
+    uncertainty_s: of the offset, half of the measured round trip
+    """
+
+    offset_s: float
+    uncertainty_s: float
+
+
+class JobCore(NamedTuple):
+    """A core file of the job. signal: its name"""
+
+    node: str
+    rank: int | None
+    signal: str
+    place: str
+
+
+@dataclass
+class JobEvidence:
+    """All evidence on a job.
+
+    sources: name of a source -> what it gave, in words
+    missing: name of a source -> why it gave nothing
+    """
+
+    files: list[JobFile] = field(default_factory=list)
+    kernel: list[KernelFault] = field(default_factory=list)
+    steps: list[SlurmStep] = field(default_factory=list)
+    cores: list[JobCore] = field(default_factory=list)
+    clocks: dict[str, NodeClock] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+class RankFailure(NamedTuple):
+    """An event with its place.
+
+    rank:   None: not known
+    node:   "": not known
+    time_s: of the event, at least the time of the line before it, by this machine's clock
+    slack_s: uncertainty of the time
+    """
+
+    rank: int | None
+    node: str
+    path: str
+    event: FailureEvent
+    time_s: float | None
+    slack_s: float
+
+    @property
+    def example(self) -> str:
+        """``NODE:PATH:LINE``."""
+        node = f"{self.node}:" if self.node else ""
+        return f"{node}{self.path}:{self.event.line}"
+
+
+#: Seconds that an event without a time of its own may be after the line before it.
+_AFTER_S = 5.0
+
+
+class RankFinder:
+    """Finds the rank of each event: by its line, its file's name, or a launcher's report."""
+
+    def __init__(self, evidence: JobEvidence) -> None:
+        self.evidence = evidence
+        self.by_local: dict[tuple[str, int], int] = {}
+        self.by_pid: dict[tuple[str, int], int] = {}
+        self.nodes = {_label(file.node) for file in evidence.files if file.node}
+        for file in evidence.files:
+            for event in file.failures.events:
+                if len(event.ranks) != 1:
+                    continue
+                node = self.node_of(file, event)
+                if event.local_rank is not None:
+                    self.by_local.setdefault((_label(node), event.local_rank), event.ranks[0])
+                if event.pid:
+                    self.by_pid.setdefault((_label(node), event.pid), event.ranks[0])
+
+    def node_of(self, file: JobFile, event: FailureEvent) -> str:
+        """The node of an event: the host in its line if a launcher reports it or is known."""
+        if event.host and (not file.node or event.role == REPORT or _label(event.host) in self.nodes):
+            return event.host.partition(".")[0] if not event.host[0].isdigit() else event.host
+        return file.node
+
+    def failures(self) -> Iterator[RankFailure]:
+        """Every event, once for each of its ranks."""
+        for file in self.evidence.files:
+            by_path = path_ranks(file.failures.path)
+            clock = self.evidence.clocks.get(file.node)
+            offset, slack = (clock.offset_s, clock.uncertainty_s) if clock else (0.0, 0.0)
+            for event in file.failures.events:
+                node = self.node_of(file, event)
+                moment = event.time_s if event.time_s is not None else event.after_s
+                slack_s = slack + (_AFTER_S if event.time_s is None else 0.0)
+                time_s = None if moment is None else moment - offset
+                for rank in event.ranks or (self.rank_of(node, event, by_path),):
+                    yield RankFailure(rank, node, file.failures.path, event, time_s, slack_s)
+
+    def rank_of(self, node: str, event: FailureEvent, by_path: tuple[int | None, int | None]) -> int | None:
+        """The rank of an event whose line names none; None: not known."""
+        rank, local = by_path
+        if event.pid and (_label(node), event.pid) in self.by_pid:
+            return self.by_pid[_label(node), event.pid]
+        if rank is not None:
+            return rank
+        local = event.local_rank if event.local_rank is not None else local
+        if local is None:
+            return None
+        known = self.by_local.get((_label(node), local))
+        return local if known is None and len(self.nodes) < 2 else known
+
+
+def _label(name: str) -> str:
+    """A host name without its domain, for comparisons."""
+    return name if name[:1].isdigit() else name.partition(".")[0].lower()
+
+
+def known_ranks(evidence: JobEvidence, failures: Mapping[int, object]) -> frozenset[int]:
+    """All ranks that a log, a name of a file or a report names."""
+    ranks = set(failures)
+    for file in evidence.files:
+        by_path = path_ranks(file.failures.path).rank
+        ranks |= {by_path} if by_path is not None else set()
+        ranks |= {stream.rank for stream in file.failures.streams if stream.rank is not None}
+    return frozenset(ranks)

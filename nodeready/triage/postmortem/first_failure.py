@@ -1,0 +1,644 @@
+"""Who failed first, by the events of all ranks, the kernel and Slurm. Pure.
+
+An error of a rank's own outranks every lost peer; a kill outranks a timeout; a timeout outranks a
+lost connection. Times decide between own errors only beyond the uncertainty of the clocks.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from nodeready.inventory.nodeset import fold, natural
+from nodeready.node.failure_events import (
+    ENDED,
+    FAILED,
+    LOST,
+    REPORT,
+    SIGNAL_NAMES,
+    WAITED,
+    FailureEvent,
+    kind_of_code,
+    signal_of,
+)
+from nodeready.subjects import wire
+from nodeready.node.witnesses.logs import RankLog
+from nodeready.text import counted
+from nodeready.triage.postmortem.document import FailureGroup, FirstFailure
+from nodeready.triage.postmortem.evidence import (
+    JobEvidence,
+    KernelFault,
+    RankFailure,
+    RankFinder,
+    known_ranks,
+)
+from nodeready.triage.stacks.document import Suspect
+from nodeready.triage.stacks.evidence import Evidence
+from nodeready.triage.stacks.statements import ranks_of
+from nodeready.triage.stacks.witness_reader import read_witnesses
+
+#: Lines of the same rank after an error from which on the rank went on after it.
+_FINAL_LINES = 40
+#: Maximum characters of a failure in the first line.
+_TEXT = 160
+#: Order of the groups of failures.
+_ROLE_ORDER = {role: order for order, role in enumerate((FAILED, WAITED, LOST, ENDED, REPORT))}
+_SHAPE = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)*|\b[0-9a-f]{8,}\b")
+#: Signals that a rank gets from its own error, not from a person.
+_LAUNCHERS = {
+    "torchrun": "torchrun", "torchrun-root": "torchrun", "srun": "srun", "mpirun": "mpirun",
+    "deepspeed": "DeepSpeed's launcher", "shell": "the shell", "spawn": "torch.multiprocessing",
+    "slurm": "Slurm", "slurm-job": "Slurm", "agent": "the launcher",
+    "error-file": "its error file",
+}  # fmt: skip
+
+
+@dataclass
+class _EqualFailures:
+    """Failures with the same text, but for numbers."""
+
+    failures: list[RankFailure] = field(default_factory=list)
+
+    @property
+    def first(self) -> RankFailure:
+        return self.failures[0]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({f.rank for f in self.failures if f.rank is not None}))
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(sorted({f.node for f in self.failures if f.node}, key=natural))
+
+    @property
+    def earliest(self) -> RankFailure | None:
+        """The failure with the earliest time; None: none has a time."""
+        timed = [f for f in self.failures if f.time_s is not None]
+        return min(timed, key=lambda f: (f.time_s or 0.0) + f.slack_s, default=None)
+
+
+def _equal(failures: Iterable[RankFailure]) -> list[_EqualFailures]:
+    groups: dict[tuple[str, str, str], _EqualFailures] = defaultdict(_EqualFailures)
+    for failure in failures:
+        event = failure.event
+        key = event.role, event.source if event.role == REPORT else "", _shape(event.text)
+        groups[key].failures.append(failure)
+    return list(groups.values())
+
+
+def _shape(text: str) -> str:
+    return _SHAPE.sub("0", text)[:120]
+
+
+class FirstFailureFinder:
+    """Finds the first failure in the evidence on one job."""
+
+    def __init__(self, evidence: JobEvidence) -> None:
+        self.evidence = evidence
+        finder = RankFinder(evidence)
+        self.rank_by_pid = finder.by_pid
+        self.all = _attributed(list(finder.failures()))
+        self.ranks = known_ranks(
+            evidence, {f.rank: f for f in self.all if f.rank is not None}
+        )
+        self.node_of: dict[int, str] = {}
+        for failure in self.all:
+            if failure.rank is not None and failure.node:
+                self.node_of.setdefault(failure.rank, failure.node)
+        for file in evidence.files:
+            for stream in file.failures.streams:
+                if stream.rank is not None and file.node:
+                    self.node_of.setdefault(stream.rank, file.node)
+        self.own = [f for f in self.all if f.event.role == FAILED and not self._is_victim(f)]
+        self.final = [f for f in self.own if f.event.lines_after <= _FINAL_LINES]
+        self.reports = [f for f in self.all if f.event.role == REPORT and f.event.code]
+        self.lost = [f for f in self.all if f.event.role == LOST]
+        self.waited = [f for f in self.all if f.event.role == WAITED]
+        self.ended = [f for f in self.all if f.event.role == ENDED]
+        self.missing: list[str] = []
+
+    def _is_victim(self, failure: RankFailure) -> bool:
+        """Whether an error follows a lost peer or a timeout of the same rank."""
+        event = failure.event
+        for other in self.all:
+            if other.path != failure.path or other.node != failure.node:
+                continue
+            is_before = other.event.line < event.line and other.event.lines_after <= _FINAL_LINES
+            if not is_before or other.event.role not in (LOST, WAITED):
+                continue
+            # A shared log may have the lines of several ranks: only a crash follows there.
+            if failure.rank is not None and other.rank == failure.rank:
+                return True
+            if failure.rank is None and not event.frame:
+                return True
+        return False
+
+    # --- The verdict.
+
+    def find(self) -> FirstFailure:
+        """The first failure."""
+        rules: tuple[Callable[[], FirstFailure | None], ...] = (
+            self._out_of_memory, self._own_error, self._scheduler, self._killed, self._gpu,
+            self._earlier_error, self._timeout, self._ended_from_outside, self._kernel,
+            self._silent,
+        )  # fmt: skip
+        for rule in rules:
+            if cause := rule():
+                return replace(cause, missing=tuple(self.missing))
+        return self._unclear()
+
+    def _out_of_memory(self) -> FirstFailure | None:
+        """The kernel or Slurm killed a process of the job for its memory."""
+        faults = [fault for fault in self.evidence.kernel if fault.kind == "oom"]
+        told = [f for f in self.own if f.event.kind == "oom" and f.event.source == "slurm"]
+        steps = [step for step in self.evidence.steps if step.state.startswith("OUT_OF_ME")]
+        srun = [f for f in self.reports if f.event.kind == "oom"]
+        if not (faults or told or steps or srun):
+            return None
+        killed = [f for f in self.reports if signal_of(f.event.code) == 9]
+        workers = [f for f in self.own if "is killed by signal: Killed" in f.event.text]
+        ranks: set[int] = {f.rank for f in srun if f.rank is not None}
+        pids = {fault.pid for fault in faults}
+        for failure in (*killed, *workers):
+            if failure.event.pid in pids and failure.rank is not None:
+                ranks.add(failure.rank)
+        for fault in faults:
+            rank = self.rank_by_pid.get((fault.node, fault.pid))
+            if rank is None and (match := re.search(r"/step_\S*?/task_(\d{1,6})", fault.text)):
+                rank = int(match[1])
+            ranks |= {rank} if rank is not None else set()
+        nodes = {fault.node for fault in faults if fault.node} | {f.node for f in told if f.node}
+        if not ranks:
+            on_nodes = [f for f in (*workers, *killed) if not nodes or f.node in nodes]
+            ranks = {f.rank for f in on_nodes[:1] if f.rank is not None}
+        if not ranks and self.final and not (told or steps or srun):
+            return None  # A process of another job may have been killed.
+        if not ranks:
+            ranks = set(self._silent_ranks())
+        nodes |= {self.node_of[rank] for rank in ranks if rank in self.node_of}
+        evidence = [f"the kernel of {fault.node}: {fault.text}" for fault in faults[:3]]
+        evidence += [f"Slurm: {f.event.text}" for f in told[:2]]
+        evidence += [f"sacct: step {step.step} {step.state}" for step in steps[:2]]
+        evidence += [self._report_text(f) for f in srun[:2]]
+        evidence += [self._report_text(f) for f in killed[:1] if f.rank in ranks]
+        own = [f for f in self.final if f.event.kind not in ("oom",) and f not in workers]
+        if own and not ranks:
+            return None
+        who = self._who(ranks, nodes)
+        where = "a worker of its data loader" if workers else "it"
+        text = f"{who}: the kernel killed {where} for memory"
+        return self._cause("oom", text, ranks, nodes, evidence, (), (workers or killed)[:1])
+
+    def _own_error(self) -> FirstFailure | None:
+        """An error that no other rank's end has caused."""
+        return self._of_errors(self.final)
+
+    def _earlier_error(self) -> FirstFailure | None:
+        """An error after which its rank went on, such as that of a thread."""
+        later = [f for f in self.own if f not in self.final]
+        groups = _equal(later)
+        few = [f for g in groups if 2 * len(g.ranks) <= len(self.ranks) for f in g.failures]
+        cause = self._of_errors(few) if self.lost or self.waited else None
+        if cause is None:
+            return None
+        suspects = [
+            suspect._replace() if False else replace(
+                suspect, against=(*suspect.against, "its rank wrote further lines after it")
+            )
+            for suspect in cause.suspects
+        ]
+        return replace(cause, suspects=tuple(suspects))
+
+    def _of_errors(self, failures: Sequence[RankFailure]) -> FirstFailure | None:
+        groups = _equal(_once(failures))
+        if not groups:
+            return None
+        groups, reason = self._in_order(groups)
+        first = groups[0]
+        ranks, nodes = set(first.ranks), set(first.nodes)
+        nodes |= {self.node_of[rank] for rank in ranks if rank in self.node_of}
+        event = first.first.event
+        for failure in first.failures:
+            if failure.event.frame and not event.frame:
+                event = failure.event
+        kind, for_, against = event.kind, self._error_evidence(first, reason), []
+        if len(groups) > 1 and not reason:
+            who = " and ".join(self._who(set(g.ranks), set(g.nodes)) for g in groups[:3])
+            text = f"{who} failed by themselves; which was first is not known"
+            self.missing.append("times in the logs would tell which error was first")
+            all_ranks = {rank for group in groups for rank in group.ranks}
+            all_nodes = {node for group in groups for node in group.nodes}
+            cause = self._cause(kind, text, all_ranks, all_nodes, for_, against, first.failures)
+        else:
+            is_all = len(self.ranks) > 1 and ranks == self.ranks
+            who = f"all {len(ranks)} ranks" if is_all else self._who(ranks, nodes)
+            if is_all:
+                for_.append("every rank raised it: a mistake that all share, not one rank's")
+            against += self._contrary_reports(ranks)
+            if kind == "gpu" and "CUDA" in event.text:
+                against.append(
+                    "CUDA reports errors late: the frame may be wrong; CUDA_LAUNCH_BLOCKING=1 "
+                    "shows the call"
+                )
+            text = f"{who}: {event.text[:_TEXT]}"
+            cause = self._cause(kind, text, ranks, nodes, for_, against, first.failures)
+        others = [
+            Suspect(g.ranks, g.nodes, (g.first.event.text, f"in {g.first.example}"), ())
+            for g in groups[1:4]
+        ]
+        return replace(cause, suspects=(*cause.suspects, *others), frame=event.frame)
+
+    def _error_evidence(self, group: _EqualFailures, reason: str) -> list[str]:
+        """Why this error is the first."""
+        evidence = [f"in {group.first.example}"]
+        if group.first.event.frame:
+            evidence[0] += f", in {group.first.event.frame}"
+        if reason:
+            evidence.append(reason)
+        for failure in self.reports:
+            if failure.rank in group.ranks and failure.event.source == "torchrun-root":
+                evidence.append(self._report_text(failure))
+                break
+        for fault in self._xids(set(group.nodes)) if group.first.event.kind == "gpu" else ():
+            evidence.append(f"the kernel of {fault.node}: {fault.text}")
+        return evidence
+
+    def _contrary_reports(self, ranks: set[int]) -> list[str]:
+        """Launchers that name another rank as the first."""
+        roots = [f for f in self.reports if f.event.source == "torchrun-root" and f.rank is not None]
+        return [
+            f"torchrun names rank {f.rank} as its first observed failure, which only says that "
+            "its end was seen first"
+            for f in roots[:1]
+            if ranks and all(other.rank not in ranks for other in roots)
+        ]
+
+    def _in_order(self, groups: list[_EqualFailures]) -> tuple[list[_EqualFailures], str]:
+        """The groups, the first failure first, and how that is known; "": it is not known."""
+        if len(groups) == 1:
+            lost = {f.rank for f in self.lost if f.rank is not None} - {*groups[0].ranks}
+            return groups, f"{ranks_of(lost)} only lost a peer" if lost else "no other error"
+        timed = [(earliest, group) for group in groups if (earliest := group.earliest)]
+        if len(timed) == len(groups):
+            timed.sort(key=lambda row: row[0].time_s or 0.0)
+            (one, group), (two, _) = timed[:2]
+            gap_s = (two.time_s or 0.0) - (one.time_s or 0.0)
+            if gap_s > one.slack_s + two.slack_s:
+                ordered = [row[1] for row in timed]
+                return ordered, f"{gap_s:.1f} s before the next error"
+        for failure in self.reports:
+            if failure.event.source == "torchrun-root" and self._has_one_agent:
+                for group in groups:
+                    if failure.rank is not None and failure.rank in group.ranks:
+                        rest = [other for other in groups if other is not group]
+                        return [group, *rest], "torchrun saw its end first"
+        paths = {(f.node, f.path) for group in groups for f in group.failures}
+        if len(paths) == 1:
+            groups = sorted(groups, key=lambda group: group.first.event.line)
+            return groups, "its lines come first in the log"
+        by_size = sorted(groups, key=lambda group: len(group.ranks) or 1)
+        few, many = len(by_size[0].ranks), len(by_size[-1].ranks)
+        if few < len(by_size[1].ranks) and 2 * many > len(self.ranks):
+            return by_size, f"{counted(many, 'other rank')} share one error, as victims do"
+        return by_size, ""
+
+    @property
+    def _has_one_agent(self) -> bool:
+        """Whether one torchrun reports all: each node's own sees only its ranks."""
+        return sum(f.event.source == "torchrun-root" for f in self.reports) == 1
+
+    def _scheduler(self) -> FirstFailure | None:
+        """Slurm ended the job by its limit."""
+        told = [f for f in self.ended if f.event.kind == "limit"]
+        states = ("TIMEOUT", "PREEMPTED", "DEADLINE")
+        steps = [step for step in self.evidence.steps if step.state.startswith(states)]
+        nodes = [step for step in self.evidence.steps if step.state.startswith("NODE_FAIL")]
+        if nodes:
+            evidence = [f"sacct: {step.step} {step.state}" for step in nodes[:2]]
+            return self._cause(
+                "network", f"Slurm lost a node of the job ({nodes[0].nodes})", (), (), evidence, ()
+            )
+        if not (told or steps):
+            return None
+        word = told[0].event.text if told else steps[0].state
+        evidence = [f"{f.example}: {f.event.text}" for f in told[:2]]
+        evidence += [f"sacct: {step.step} {step.state}" for step in steps[:2]]
+        is_preempted = "PREEMPT" in word
+        text = "Slurm ended the job: " + ("preempted" if is_preempted else word.lower())
+        if "TIME" in word:
+            text = "Slurm ended the job: its time limit was reached"
+        return self._cause("limit", text, (), (), evidence, ())
+
+    def _killed(self) -> FirstFailure | None:
+        """A rank that ended by a signal or with a status, without an error in its log."""
+        excused = {f.rank for f in (*self.lost, *self.waited) if f.rank is not None}
+        agent_pids = {(f.node, f.event.pid) for f in self.ended if f.event.source == "torchrun"}
+        order: list[RankFailure] = []
+        for failure in self.reports:
+            number = signal_of(failure.event.code)
+            is_ended = number in (1, 2, 15) or (failure.node, failure.event.pid) in agent_pids
+            if is_ended or failure.rank in excused:
+                continue
+            order.append(failure)
+        if not order:
+            return None
+        has_signals = any(signal_of(f.event.code) for f in order)
+        order.sort(key=lambda f: self._report_key(f, has_signals))
+        first = order[0]
+        same = [f for f in order if f.event.code == first.event.code and f.event.source in
+                (first.event.source, "torchrun-root") and f.event.line == first.event.line]
+        ranks = {f.rank for f in (same or [first]) if f.rank is not None}
+        number = signal_of(first.event.code)
+        nodes = {f.node for f in same or [first] if f.node}
+        who = self._who(ranks, nodes)
+        kind = kind_of_code(first.event.code) if number else "exception"
+        against = []
+        if number:
+            name = SIGNAL_NAMES.get(number, f"signal {number}")
+            text = f"{who} was ended by {name} (signal {number}), without an error in its log"
+            if number == 9:
+                against.append(self._no_oom_text(nodes))
+        else:
+            text = f"{who} exited with status {first.event.code}, without an error in its log"
+        evidence = [self._report_text(f) for f in (first, *self._roots(ranks, first))]
+        cores = [core for core in self.evidence.cores if core.rank in ranks]
+        evidence += [f"core of rank {core.rank}: {core.signal} in {core.place}" for core in cores]
+        return self._cause(kind, text, ranks, nodes, evidence, against, [first])
+
+    def _report_key(self, failure: RankFailure, has_signals: bool) -> tuple[object, ...]:
+        event = failure.event
+        return (
+            has_signals and not signal_of(event.code) and event.source != "srun",
+            failure.time_s or 0.0,
+            event.source not in ("torchrun-root", "srun", "mpirun"),
+            event.line,
+        )
+
+    def _roots(self, ranks: set[int], first: RankFailure) -> list[RankFailure]:
+        return [
+            f for f in self.reports
+            if f.event.source == "torchrun-root" and f.rank in ranks and f is not first
+        ][:1]  # fmt: skip
+
+    def _no_oom_text(self, nodes: set[str]) -> str:
+        reasons = [why for name, why in self.evidence.missing.items() if "kernel" in name]
+        if reasons:
+            self.missing.append("the kernel's log would tell whether it was killed for memory")
+            return f"a person, or the kernel for memory: {reasons[0]}"
+        if any("kernel" in name for name in self.evidence.sources):
+            return "not for memory by the kernel: its log has no such line"
+        self.missing.append("the kernel's log would tell whether it was killed for memory")
+        return "a person may have killed it, or the kernel for memory: its log was not read"
+
+    def _xids(self, nodes: set[str]) -> list[KernelFault]:
+        return [
+            fault for fault in self.evidence.kernel
+            if fault.kind == "xid" and (not nodes or fault.node in nodes)
+        ][:3]  # fmt: skip
+
+    def _gpu(self) -> FirstFailure | None:
+        """A GPU's fault in the kernel's log, where no rank has an error of its own."""
+        xids = self._xids(set())
+        if not xids:
+            return None
+        nodes = {fault.node for fault in xids}
+        ranks = {self.rank_by_pid[key] for f in xids if (key := (f.node, f.pid)) in self.rank_by_pid}
+        text = f"{self._who(ranks, nodes)}: {xids[0].text[:_TEXT]}"
+        evidence = [f"the kernel of {fault.node}: {fault.text}" for fault in xids]
+        return self._cause("gpu", text, ranks, nodes, evidence, ())
+
+    def _timeout(self) -> FirstFailure | None:
+        """A hang that a watchdog ended: the rank that lags behind is the suspect."""
+        if not self.waited:
+            return None
+        lags = self._lags()
+        waiting = {f.rank for f in self.waited if f.rank is not None}
+        evidence = [f"{f.example}: {f.event.text}" for f in self.waited[:1]]
+        if lags:
+            (ranks, reason), *_ = lags
+            evidence += [why for _, why in lags[:3]]
+        else:
+            ranks, reason = set(self._silent_ranks()), "has no failure in its log"
+            if ranks:
+                evidence.append(f"{ranks_of(waiting)} waited; {ranks_of(ranks)} {reason}")
+        nodes = {self.node_of[rank] for rank in ranks if rank in self.node_of}
+        what = self.waited[0].event.text[:_TEXT]
+        if ranks:
+            text = f"{self._who(ranks, nodes)} did not come until a timeout: {what}"
+        else:
+            text = f"a timeout, and no rank is known to be late: {what}"
+            self.missing.append("which rank was late: the flight recorder's dumps would tell")
+        return self._cause("timeout", text, ranks, nodes, evidence, (), self.waited[:1])
+
+    def _lags(self) -> list[tuple[set[int], str]]:
+        """The ranks that lag behind by the watchdogs' reports and the flight recorder's dumps."""
+        traces, places = Evidence(), []
+        for number, file in enumerate(self.evidence.files, 1):
+            failures = file.failures
+            if not failures.reports:
+                continue
+            ranks = {stream.rank for stream in failures.streams} - {None}
+            rank = ranks.pop() if len(ranks) == 1 else None
+            log = wire.plain(RankLog("", failures.path[:1000], 0, (), failures.reports))
+            node = file.node or "node"
+            process = {"pid": number, "witnesses": {"logs": log}}
+            traces.read({"node": node, "processes": [process]})
+            places.append((node, number, rank))
+        named = {place[2] for place in places}
+        places += [("node", -rank - 1, rank) for rank in sorted(self.ranks - named)]
+        report = read_witnesses(traces, places, False)
+        lags = [lag for lag in report.lags if lag.ranks and not lag.chained]
+        lags.sort(key=lambda lag: -lag.weight)
+        rows = [(set(lag.ranks), f"{ranks_of(lag.ranks)} has not called {lag.call}") for lag in lags]
+        for witness in report.witnesses:
+            for statement in witness.statements:
+                if statement.weight and not statement.against and statement.ranks and not rows:
+                    rows.append((set(statement.ranks), statement.text))
+        return rows
+
+    def _ended_from_outside(self) -> FirstFailure | None:
+        """A signal ended the launcher or the ranks."""
+        job = [f for f in self.ended if f.event.source in ("slurm-job", "agent")]
+        cancelled = [step for step in self.evidence.steps if step.state.startswith("CANCELLED")]
+        own = [f for f in self.ended if f.event.source in ("", "error-file", "shell")]
+        ended = [f for f in self.reports if signal_of(f.event.code) in (1, 2, 15)]
+        if not (job or cancelled or own or ended):
+            return None
+        if job or cancelled:
+            evidence = [f"{f.example}: {f.event.text}" for f in job[:2]]
+            evidence += [f"sacct: {step.step} {step.state}" for step in cancelled[:2]]
+            is_slurm = cancelled or job[0].event.source == "slurm-job"
+            text = "the job was cancelled" if is_slurm else "a signal ended the launcher"
+            return self._cause("signal", text, (), (), evidence, ())
+        first = min(own or ended, key=lambda f: (f.time_s or 0.0, f.event.line))
+        ranks = {f.rank for f in own or ended[:1] if f.rank is not None}
+        is_all = len(self.ranks) > 1 and ranks == self.ranks
+        nodes = {f.node for f in own or ended[:1] if f.node}
+        name = "SIGINT (Ctrl-C)" if "KeyboardInterrupt" in first.event.text else "SIGTERM"
+        who = "all ranks" if is_all else self._who(ranks, nodes)
+        text = f"{who} was ended by {name}, from outside" if not is_all else (
+            f"{who} were ended by {name}, from outside"
+        )
+        evidence = [f"{first.example}: {first.event.text}"]
+        return self._cause("signal", text, ranks, nodes, evidence, (), [first])
+
+    def _kernel(self) -> FirstFailure | None:
+        """A fault of a node in the kernel's log, where the ranks only lost a peer."""
+        kinds = {"link": "network", "filesystem": "storage", "segfault": "segfault",
+                 "memory": "signal"}  # fmt: skip
+        faults = [fault for fault in self.evidence.kernel if fault.kind in kinds]
+        if not faults:
+            return None
+        fault = min(faults, key=lambda fault: list(kinds).index(fault.kind))
+        rank = self.rank_by_pid.get((fault.node, fault.pid))
+        ranks = {rank} if rank is not None else set[int]()
+        text = f"{self._who(ranks, {fault.node})}: {fault.text[:_TEXT]}"
+        evidence = [f"the kernel of {f.node}: {f.text}" for f in faults[:3]]
+        return self._cause(kinds[fault.kind], text, ranks, {fault.node}, evidence, ())
+
+    def _silent_ranks(self) -> list[int]:
+        """The ranks without any failure, where the other ranks have one; [] for more than half."""
+        failed = {f.rank for f in self.all if f.rank is not None and f.event.role != REPORT}
+        silent = sorted(self.ranks - failed)
+        return silent if silent and 2 * len(silent) <= len(self.ranks) else []
+
+    def _silent(self) -> FirstFailure | None:
+        """The rank whose log ends without a failure, while the others lost a peer."""
+        silent = set(self._silent_ranks())
+        if not silent or not self.lost:
+            return None
+        nodes = {self.node_of[rank] for rank in silent if rank in self.node_of}
+        lost = {f.rank for f in self.lost if f.rank is not None}
+        text = f"{self._who(silent, nodes)} ended without a word; {ranks_of(lost)} lost a peer"
+        evidence = [f"its log has no failure; {self.lost[0].example}: {self.lost[0].event.text}"]
+        self.missing.append("its exit status: sacct, the launcher's output or the kernel's log")
+        return self._cause("unclear", text, silent, nodes, evidence, ())
+
+    def _unclear(self) -> FirstFailure:
+        if self.lost:
+            text = "every failure is a lost peer: the rank that failed first left no trace"
+            kind, evidence = "unclear", [f"{f.example}: {f.event.text}" for f in self.lost[:2]]
+            self.missing.append("the log of the rank that ended first, its exit status")
+            return self._cause(kind, text, (), (), evidence, ())
+        if self.reports:
+            text = "; ".join(dict.fromkeys(self._report_text(f) for f in self.reports[:3]))
+            return FirstFailure("unclear", text)
+        return FirstFailure("unclear", "no failure in the evidence", missing=tuple(self.missing))
+
+    # --- Words.
+
+    def _who(self, ranks: Iterable[int], nodes: Iterable[str]) -> str:
+        ranks, names = set(ranks), sorted(filter(None, set(nodes)), key=natural)
+        where = fold(names) if names else ""
+        if ranks:
+            return f"{ranks_of(ranks)}{f' ({where})' if where and len(where) < 60 else ''}"
+        return f"a rank on {where}" if where else "a rank"
+
+    def _report_text(self, failure: RankFailure) -> str:
+        event = failure.event
+        number = signal_of(event.code)
+        how = f"ended by {SIGNAL_NAMES.get(number, number)}" if number else (
+            f"exited with status {event.code}"
+        )
+        who = f"rank {failure.rank}" if failure.rank is not None else (
+            f"local rank {event.local_rank}" if event.local_rank is not None else
+            f"process {event.pid}" if event.pid else "a process"
+        )
+        if event.kind == "oom":
+            how = "out of memory"
+        root = ", as its first observed failure" if event.source == "torchrun-root" else ""
+        return f"{_LAUNCHERS.get(event.source, event.source)} reports: {who} {how}{root}"
+
+    def _cause(
+        self,
+        kind: str,
+        text: str,
+        ranks: Iterable[int],
+        nodes: Iterable[str],
+        for_: Iterable[str],
+        against: Iterable[str],
+        failures: Sequence[RankFailure] = (),
+    ) -> FirstFailure:
+        sorted_ranks = tuple(sorted(ranks))
+        names = tuple(sorted(filter(None, nodes), key=natural))
+        moments = [f.time_s for f in failures if f.time_s is not None]
+        suspect = Suspect(sorted_ranks, names, tuple(for_), tuple(against))
+        return FirstFailure(
+            *(kind, text, sorted_ranks, names),
+            time=moment_text(min(moments)) if moments else "",
+            suspects=(suspect,),
+        )
+
+    # --- All failures, for the report.
+
+    def groups(self, cause: FirstFailure) -> tuple[FailureGroup, ...]:
+        """All failures, equal ones once: the cause first, victims after it."""
+        groups = [
+            FailureGroup(
+                *(group.first.event.role, group.first.event.kind, group.first.event.text),
+                *(len({(f.rank, f.path, f.event.line) for f in group.failures}), group.ranks),
+                *(group.nodes, group.first.example),
+                time=moment_text(group.earliest.time_s) if group.earliest else "",
+            )
+            for group in _equal(self.all)
+        ]
+
+        def order(group: FailureGroup) -> tuple[object, ...]:
+            is_cause = group.role == FAILED and set(group.ranks) <= set(cause.ranks)
+            return _ROLE_ORDER[group.role], not is_cause, len(group.ranks)
+
+        return tuple(sorted(groups, key=order))
+
+
+def moment_text(seconds: float | None) -> str:
+    """A time as the reports write it; "" for none."""
+    if seconds is None or not 0 < seconds < 1e11:
+        return ""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _once(failures: Iterable[RankFailure]) -> list[RankFailure]:
+    """The first error of each rank; of a rank's log and a launcher's copy of it, the log's."""
+    ordered = sorted(failures, key=lambda f: (f.event.source not in ("", "mpirun"), f.event.line))
+    kept: dict[object, RankFailure] = {}
+    for failure in ordered:
+        key = failure.rank
+        if key is None:
+            texts = [_shape(other.event.text) for other in kept.values()]
+            if failure.event.source and _shape(failure.event.text) in texts:
+                continue
+            kept[failure.node, failure.path, failure.event.line] = failure
+        else:
+            kept.setdefault(key, failure)
+    return list(kept.values())
+
+
+def _attributed(failures: list[RankFailure]) -> list[RankFailure]:
+    """The failures; an error in a shared log gets the rank whose error a launcher repeats."""
+    copies: dict[str, set[int]] = defaultdict(set)
+    statuses: set[int] = set()
+    for failure in failures:
+        event = failure.event
+        if failure.rank is None:
+            continue
+        if event.source in ("torchrun", "torchrun-root", "error-file") and event.role != REPORT:
+            copies[_shape(event.text)].add(failure.rank)
+        if event.role == REPORT and event.code and not signal_of(event.code):
+            statuses.add(failure.rank)
+    own = {_shape(f.event.text) for f in failures if f.rank is None and f.event.role == FAILED
+           and f.event.lines_after <= _FINAL_LINES and not f.event.source}  # fmt: skip
+    attributed = []
+    for failure in failures:
+        event = failure.event
+        if failure.rank is None and event.role == FAILED and not event.source:
+            ranks = copies.get(_shape(event.text), set())
+            if not ranks and len(own) == 1 and len(statuses) == 1:
+                ranks = statuses
+            if len(ranks) == 1:
+                failure = failure._replace(rank=next(iter(ranks)))
+        attributed.append(failure)
+    return attributed

@@ -1,0 +1,156 @@
+"""What Slurm knows of a job that has ended: states, exit statuses, nodes, logs, times.
+
+`sacct` needs accounting (slurmdbd); `scontrol` forgets a job after MinJobAge, mostly minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from shutil import which
+
+from pyinfra.api.exceptions import InventoryError
+
+from nodeready.inventory.nodeset import NodeSetError, expand
+from nodeready.inventory.slurm import TIMEOUT_S, ask
+from nodeready.shell import search_path
+from nodeready.triage.postmortem.evidence import SlurmStep
+
+_FIELDS = "JobID,JobName,User,State,ExitCode,DerivedExitCode,NodeList,Start,End,WorkDir"
+_STATUS = re.compile(r"(\d{1,5}):(\d{1,3})")
+
+
+@dataclass
+class SlurmRecords:
+    """Slurm's records of one job.
+
+    logs:    patterns of the files of its output
+    since_s: its start, in seconds since 1970; 0: not known
+    nodes:   (): not known
+    user:    "": not known
+    sources: name of the tool -> what it gave; missing: -> why it gave nothing
+    is_running: Slurm says that it runs
+    """
+
+    steps: list[SlurmStep] = field(default_factory=list)
+    logs: list[str] = field(default_factory=list)
+    since_s: float = 0
+    nodes: tuple[str, ...] = ()
+    user: str = ""
+    sources: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    is_running: bool = False
+
+
+def parse_sacct(text: str) -> list[dict[str, str]]:
+    """The rows of ``sacct --parsable2``, by the names in its first line."""
+    head, *rows = text.splitlines() or [""]
+    names = head.split("|")
+    if "JobID" not in names or "State" not in names:
+        return []
+    return [dict(zip(names, row.split("|"), strict=False)) for row in rows if "|" in row]
+
+
+def parse_scontrol(text: str) -> dict[str, str]:
+    """``scontrol show job``: name -> value; only of the first job."""
+    record: dict[str, str] = {}
+    for match in re.finditer(r"(?:^|\s)([A-Za-z:/_]+)=(\S*(?:(?: (?![A-Za-z:/_]+=)\S+)*))", text):
+        record.setdefault(match[1], match[2])
+    return record
+
+
+def steps_of(rows: list[dict[str, str]]) -> list[SlurmStep]:
+    """The job and its steps, from the rows of `parse_sacct`."""
+    steps = []
+    for row in rows:
+        status = _STATUS.match(row.get("ExitCode", ""))
+        code, signal = (int(status[1]), int(status[2])) if status else (0, 0)
+        steps.append(
+            SlurmStep(row["JobID"][:60], row["State"][:60], code, signal, row.get("NodeList", ""))
+        )
+    return steps
+
+
+def log_patterns(path: str, job: str, record: Mapping[str, str], nodes: tuple[str, ...]) -> str:
+    """The pattern of a file name of sbatch's or srun's --output (sbatch(1), filename pattern).
+
+    ``%j`` is known; what only a step, a node or a task knows becomes ``*``.
+    """
+    number, _, task = job.partition("_")
+    values = {
+        "%": "%", "j": record.get("JobId", number), "A": record.get("ArrayJobId", number),
+        "a": record.get("ArrayTaskId", task or "*"), "x": record.get("JobName", "*"),
+        "u": record.get("UserId", "*").partition("(")[0], "J": f"{number}*",
+    }  # fmt: skip
+    path = re.sub(
+        r"%\d*([A-Za-z%])",
+        lambda match: values.get(match[1], "*"),
+        re.sub(r"([?\[])", r"[\1]", path),
+    )
+    if path and not path.startswith("/"):
+        path = f"{record.get('WorkDir', '').rstrip('/')}/{path}"
+    return path if path.startswith("/") else ""
+
+
+def slurm_records(job: str, environ: Mapping[str, str] = os.environ) -> SlurmRecords:
+    """What `sacct` and `scontrol` know of this job. A cluster may have no Slurm: nothing raises."""
+    records = SlurmRecords()
+    if not re.fullmatch(r"\d{1,10}([_+.]\d{1,10})?", job):
+        return records
+    path = search_path(environ.get("PATH", ""))
+    record: dict[str, str] = {}
+    texts: dict[str, str] = {}
+    for name, argv in (
+        ("scontrol", ["scontrol", "show", "job", job]),
+        ("sacct", ["sacct", "-j", job, "--parsable2", f"--format={_FIELDS}"]),
+    ):
+        if not which(name, path=path):
+            records.missing[name] = "is not installed here"
+            continue
+        try:
+            texts[name] = ask(argv, path, TIMEOUT_S)
+        except InventoryError as error:
+            records.missing[name] = str(error)
+    if "scontrol" in texts:
+        record = parse_scontrol(texts["scontrol"])
+        state = record.get("JobState", "")
+        if state:
+            records.sources["scontrol"] = f"job {job} is {state}"
+            records.is_running = state in ("RUNNING", "COMPLETING", "SUSPENDED", "PENDING")
+            status = _STATUS.match(record.get("ExitCode", ""))
+            code, signal = (int(status[1]), int(status[2])) if status else (0, 0)
+            nodes = record.get("NodeList", "")
+            records.steps.append(SlurmStep(job, state, code, signal, nodes))
+    if "sacct" in texts:
+        rows = parse_sacct(texts["sacct"])
+        if rows:
+            records.sources["sacct"] = f"{len(rows)} records"
+            records.steps += steps_of(rows)
+            for ours, theirs in (("StartTime", "Start"), ("NodeList", "NodeList"),
+                                 ("WorkDir", "WorkDir"), ("JobName", "JobName")):  # fmt: skip
+                record.setdefault(ours, rows[0].get(theirs, ""))
+            record.setdefault("UserId", rows[0].get("User", ""))
+        else:
+            records.missing["sacct"] = f"knows no job {job}"
+    records.since_s = _epoch(record.get("StartTime", ""))
+    records.user = record.get("UserId", "").partition("(")[0]
+    try:
+        records.nodes = tuple(expand(record.get("NodeList", "")))
+    except NodeSetError:
+        records.nodes = ()
+    for name in ("StdOut", "StdErr"):
+        pattern = log_patterns(record.get(name, ""), job, record, records.nodes)
+        if pattern and pattern not in records.logs and pattern != "/dev/null":
+            records.logs.append(pattern)
+    return records
+
+
+def _epoch(text: str) -> float:
+    """A time of Slurm, which is in this machine's time zone, in seconds since 1970; 0: none."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return 0
