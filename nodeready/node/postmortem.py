@@ -95,7 +95,9 @@ def file_failures(
     whole = size <= HEAD_BYTES + end_bytes
     head = os.pread(handle, size if whole else HEAD_BYTES, 0)
     rows = text_lines(head if whole else head[: head.rfind(b"\n") + 1], is_whole=True)
-    end = [] if whole else text_lines(os.pread(handle, end_bytes, size - end_bytes), is_whole=False)
+    end = (
+        [] if whole else text_lines(os.pread(handle, end_bytes, size - end_bytes), is_whole=False)
+    )
     if rows is None or end is None:
         return None
     lines = [row.decode("utf-8", "replace") for row in (*rows, *end)]

@@ -48,9 +48,7 @@ def fetch_failures(node: str, config: PostmortemConfig, tag: str) -> Conversatio
     try:
         for name, data in wire.lines(answer.stdout, config.nonce):
             if name == "job" and isinstance(data, str):
-                found = wire.decode(
-                    NodeFailures, wire.load_json(wire.unpack(data, _MAX_UNPACKED))
-                )
+                found = wire.decode(NodeFailures, wire.load_json(wire.unpack(data, _MAX_UNPACKED)))
                 return NodeEvidence(found, _clock(found, received_s, answer.seconds))
         raise ProbeError(no_answer_reason(answer, config))
     except ProbeError as error:

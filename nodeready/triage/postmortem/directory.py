@@ -21,13 +21,22 @@ from nodeready.node.postmortem import END_BYTES, HEAD_BYTES, file_failures
 from nodeready.node.witnesses.kernel_log import message_of
 from nodeready.text import counted
 from nodeready.triage.postmortem.evidence import JobEvidence, JobFile, KernelFault
-from nodeready.triage.postmortem.slurm_records import SlurmStep, parse_sacct, parse_scontrol, steps_of
+from nodeready.triage.postmortem.slurm_records import (
+    SlurmStep,
+    parse_sacct,
+    parse_scontrol,
+    steps_of,
+)
 
 #: Maximum files, and maximum bytes of all logs.
 _MAX_FILES, _MAX_BYTES = 20_000, 512 << 20
 #: Names of directories that are no nodes.
-_NO_NODES = re.compile(r"(?i)kernel|logs?|errors?|stacks|cores|audit|out|output|attempt_\d+|\d+|run\w*")
-_KERNEL = re.compile(r"(?:^|/)kernel/([\w.-]+?)(?:\.(?:txt|log))?$|(?:^|/)([\w.-]+?)\.kernel\.(?:txt|log)$")
+_NO_NODES = re.compile(
+    r"(?i)kernel|logs?|errors?|stacks|cores|audit|out|output|attempt_\d+|\d+|run\w*"
+)
+_KERNEL = re.compile(
+    r"(?:^|/)kernel/([\w.-]+?)(?:\.(?:txt|log))?$|(?:^|/)([\w.-]+?)\.kernel\.(?:txt|log)$"
+)
 _PACKED = (".gz", ".xz", ".bz2", ".zst", ".tar", ".npy", ".pt", ".pkl")
 #: The first line of an incident's log: ``gpu1:/var/log/train/rank_0.log (ranks 0)``.
 _INCIDENT_HEAD = re.compile(r"([\w.-]+):(/\S+)(?: \(ranks? [\d,/-]+\))?$")

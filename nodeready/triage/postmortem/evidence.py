@@ -90,12 +90,14 @@ class RankFailure(NamedTuple):
 
     rank:   None: not known
     node:   "": not known
+    file:   index of its file in the evidence
     time_s: of the event, at least the time of the line before it, by this machine's clock
     slack_s: uncertainty of the time
     """
 
     rank: int | None
     node: str
+    file: int
     path: str
     event: FailureEvent
     time_s: float | None
@@ -104,7 +106,7 @@ class RankFailure(NamedTuple):
     @property
     def example(self) -> str:
         """``NODE:PATH:LINE``."""
-        node = f"{self.node}:" if self.node else ""
+        node = f"{self.node}:" if self.node and not self.path.startswith(f"{self.node}/") else ""
         return f"{node}{self.path}:{self.event.line}"
 
 
@@ -132,13 +134,15 @@ class RankFinder:
 
     def node_of(self, file: JobFile, event: FailureEvent) -> str:
         """The node of an event: the host in its line if a launcher reports it or is known."""
-        if event.host and (not file.node or event.role == REPORT or _label(event.host) in self.nodes):
+        if event.host and (
+            not file.node or event.role == REPORT or _label(event.host) in self.nodes
+        ):
             return event.host.partition(".")[0] if not event.host[0].isdigit() else event.host
         return file.node
 
     def failures(self) -> Iterator[RankFailure]:
         """Every event, once for each of its ranks."""
-        for file in self.evidence.files:
+        for number, file in enumerate(self.evidence.files):
             by_path = path_ranks(file.failures.path)
             clock = self.evidence.clocks.get(file.node)
             offset, slack = (clock.offset_s, clock.uncertainty_s) if clock else (0.0, 0.0)
@@ -148,9 +152,13 @@ class RankFinder:
                 slack_s = slack + (_AFTER_S if event.time_s is None else 0.0)
                 time_s = None if moment is None else moment - offset
                 for rank in event.ranks or (self.rank_of(node, event, by_path),):
-                    yield RankFailure(rank, node, file.failures.path, event, time_s, slack_s)
+                    yield RankFailure(
+                        *(rank, node, number, file.failures.path, event, time_s, slack_s)
+                    )
 
-    def rank_of(self, node: str, event: FailureEvent, by_path: tuple[int | None, int | None]) -> int | None:
+    def rank_of(
+        self, node: str, event: FailureEvent, by_path: tuple[int | None, int | None]
+    ) -> int | None:
         """The rank of an event whose line names none; None: not known."""
         rank, local = by_path
         if event.pid and (_label(node), event.pid) in self.by_pid:

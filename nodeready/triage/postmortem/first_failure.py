@@ -20,12 +20,11 @@ from nodeready.node.failure_events import (
     REPORT,
     SIGNAL_NAMES,
     WAITED,
-    FailureEvent,
     kind_of_code,
     signal_of,
 )
-from nodeready.subjects import wire
 from nodeready.node.witnesses.logs import RankLog
+from nodeready.subjects import wire
 from nodeready.text import counted
 from nodeready.triage.postmortem.document import FailureGroup, FirstFailure
 from nodeready.triage.postmortem.evidence import (
@@ -102,9 +101,7 @@ class FirstFailureFinder:
         finder = RankFinder(evidence)
         self.rank_by_pid = finder.by_pid
         self.all = _attributed(list(finder.failures()))
-        self.ranks = known_ranks(
-            evidence, {f.rank: f for f in self.all if f.rank is not None}
-        )
+        self.ranks = known_ranks(evidence, {f.rank: f for f in self.all if f.rank is not None})
         self.node_of: dict[int, str] = {}
         for failure in self.all:
             if failure.rank is not None and failure.node:
@@ -125,7 +122,7 @@ class FirstFailureFinder:
         """Whether an error follows a lost peer or a timeout of the same rank."""
         event = failure.event
         for other in self.all:
-            if other.path != failure.path or other.node != failure.node:
+            if other.file != failure.file:
                 continue
             is_before = other.event.line < event.line and other.event.lines_after <= _FINAL_LINES
             if not is_before or other.event.role not in (LOST, WAITED):
@@ -205,12 +202,8 @@ class FirstFailureFinder:
         cause = self._of_errors(few) if self.lost or self.waited else None
         if cause is None:
             return None
-        suspects = [
-            suspect._replace() if False else replace(
-                suspect, against=(*suspect.against, "its rank wrote further lines after it")
-            )
-            for suspect in cause.suspects
-        ]
+        note = "its rank wrote further lines after it"
+        suspects = [replace(s, against=(*s.against, note)) for s in cause.suspects]
         return replace(cause, suspects=tuple(suspects))
 
     def _of_errors(self, failures: Sequence[RankFailure]) -> FirstFailure | None:
@@ -269,7 +262,9 @@ class FirstFailureFinder:
 
     def _contrary_reports(self, ranks: set[int]) -> list[str]:
         """Launchers that name another rank as the first."""
-        roots = [f for f in self.reports if f.event.source == "torchrun-root" and f.rank is not None]
+        roots = [
+            f for f in self.reports if f.event.source == "torchrun-root" and f.rank is not None
+        ]
         return [
             f"torchrun names rank {f.rank} as its first observed failure, which only says that "
             "its end was seen first"
@@ -296,7 +291,7 @@ class FirstFailureFinder:
                     if failure.rank is not None and failure.rank in group.ranks:
                         rest = [other for other in groups if other is not group]
                         return [group, *rest], "torchrun saw its end first"
-        paths = {(f.node, f.path) for group in groups for f in group.failures}
+        paths = {f.file for group in groups for f in group.failures}
         if len(paths) == 1:
             groups = sorted(groups, key=lambda group: group.first.event.line)
             return groups, "its lines come first in the log"
@@ -349,8 +344,13 @@ class FirstFailureFinder:
         has_signals = any(signal_of(f.event.code) for f in order)
         order.sort(key=lambda f: self._report_key(f, has_signals))
         first = order[0]
-        same = [f for f in order if f.event.code == first.event.code and f.event.source in
-                (first.event.source, "torchrun-root") and f.event.line == first.event.line]
+        same = [
+            f
+            for f in order
+            if f.event.code == first.event.code
+            and f.event.source in (first.event.source, "torchrun-root")
+            and f.event.line == first.event.line
+        ]
         ranks = {f.rank for f in (same or [first]) if f.rank is not None}
         number = signal_of(first.event.code)
         nodes = {f.node for f in same or [first] if f.node}
@@ -406,7 +406,9 @@ class FirstFailureFinder:
         if not xids:
             return None
         nodes = {fault.node for fault in xids}
-        ranks = {self.rank_by_pid[key] for f in xids if (key := (f.node, f.pid)) in self.rank_by_pid}
+        ranks = {
+            self.rank_by_pid[key] for f in xids if (key := (f.node, f.pid)) in self.rank_by_pid
+        }
         text = f"{self._who(ranks, nodes)}: {xids[0].text[:_TEXT]}"
         evidence = [f"the kernel of {fault.node}: {fault.text}" for fault in xids]
         return self._cause("gpu", text, ranks, nodes, evidence, ())
@@ -453,7 +455,9 @@ class FirstFailureFinder:
         report = read_witnesses(traces, places, False)
         lags = [lag for lag in report.lags if lag.ranks and not lag.chained]
         lags.sort(key=lambda lag: -lag.weight)
-        rows = [(set(lag.ranks), f"{ranks_of(lag.ranks)} has not called {lag.call}") for lag in lags]
+        rows = [
+            (set(lag.ranks), f"{ranks_of(lag.ranks)} has not called {lag.call}") for lag in lags
+        ]
         for witness in report.witnesses:
             for statement in witness.statements:
                 if statement.weight and not statement.against and statement.ranks and not rows:
@@ -480,8 +484,10 @@ class FirstFailureFinder:
         nodes = {f.node for f in own or ended[:1] if f.node}
         name = "SIGINT (Ctrl-C)" if "KeyboardInterrupt" in first.event.text else "SIGTERM"
         who = "all ranks" if is_all else self._who(ranks, nodes)
-        text = f"{who} was ended by {name}, from outside" if not is_all else (
-            f"{who} were ended by {name}, from outside"
+        text = (
+            f"{who} was ended by {name}, from outside"
+            if not is_all
+            else (f"{who} were ended by {name}, from outside")
         )
         evidence = [f"{first.example}: {first.event.text}"]
         return self._cause("signal", text, ranks, nodes, evidence, (), [first])
@@ -541,12 +547,21 @@ class FirstFailureFinder:
     def _report_text(self, failure: RankFailure) -> str:
         event = failure.event
         number = signal_of(event.code)
-        how = f"ended by {SIGNAL_NAMES.get(number, number)}" if number else (
-            f"exited with status {event.code}"
+        how = (
+            f"ended by {SIGNAL_NAMES.get(number, number)}"
+            if number
+            else (f"exited with status {event.code}")
         )
-        who = f"rank {failure.rank}" if failure.rank is not None else (
-            f"local rank {event.local_rank}" if event.local_rank is not None else
-            f"process {event.pid}" if event.pid else "a process"
+        who = (
+            f"rank {failure.rank}"
+            if failure.rank is not None
+            else (
+                f"local rank {event.local_rank}"
+                if event.local_rank is not None
+                else f"process {event.pid}"
+                if event.pid
+                else "a process"
+            )
         )
         if event.kind == "oom":
             how = "out of memory"
@@ -580,7 +595,7 @@ class FirstFailureFinder:
         groups = [
             FailureGroup(
                 *(group.first.event.role, group.first.event.kind, group.first.event.text),
-                *(len({(f.rank, f.path, f.event.line) for f in group.failures}), group.ranks),
+                *(len({(f.rank, f.file, f.event.line) for f in group.failures}), group.ranks),
                 *(group.nodes, group.first.example),
                 time=moment_text(group.earliest.time_s) if group.earliest else "",
             )
@@ -611,34 +626,50 @@ def _once(failures: Iterable[RankFailure]) -> list[RankFailure]:
             texts = [_shape(other.event.text) for other in kept.values()]
             if failure.event.source and _shape(failure.event.text) in texts:
                 continue
-            kept[failure.node, failure.path, failure.event.line] = failure
+            kept[failure.file, failure.event.line] = failure
         else:
             kept.setdefault(key, failure)
     return list(kept.values())
 
 
 def _attributed(failures: list[RankFailure]) -> list[RankFailure]:
-    """The failures; an error in a shared log gets the rank whose error a launcher repeats."""
-    copies: dict[str, set[int]] = defaultdict(set)
-    statuses: set[int] = set()
+    """The failures; an error in a shared log gets the rank whose end a launcher reports there."""
+    by_file: dict[int, list[RankFailure]] = defaultdict(list)
     for failure in failures:
-        event = failure.event
-        if failure.rank is None:
-            continue
-        if event.source in ("torchrun", "torchrun-root", "error-file") and event.role != REPORT:
-            copies[_shape(event.text)].add(failure.rank)
-        if event.role == REPORT and event.code and not signal_of(event.code):
-            statuses.add(failure.rank)
-    own = {_shape(f.event.text) for f in failures if f.rank is None and f.event.role == FAILED
-           and f.event.lines_after <= _FINAL_LINES and not f.event.source}  # fmt: skip
+        by_file[failure.file].append(failure)
+    copies: dict[str, set[int]] = defaultdict(set)
+    for failure in failures:
+        if failure.event.source in _COPIES and failure.event.role != REPORT:
+            copies[_shape(failure.event.text)] |= {failure.rank} - {None}
     attributed = []
     for failure in failures:
         event = failure.event
         if failure.rank is None and event.role == FAILED and not event.source:
-            ranks = copies.get(_shape(event.text), set())
-            if not ranks and len(own) == 1 and len(statuses) == 1:
-                ranks = statuses
+            ranks = copies.get(_shape(event.text)) or _reported(by_file[failure.file])
             if len(ranks) == 1:
                 failure = failure._replace(rank=next(iter(ranks)))
         attributed.append(failure)
     return attributed
+
+
+_COPIES = ("torchrun", "torchrun-root", "error-file")
+
+
+def _reported(failures: Sequence[RankFailure]) -> set[int]:
+    """The rank of the only own error in a log, by a launcher's reports in it; more: not known."""
+    own = {_shape(f.event.text) for f in failures if f.rank is None and f.event.role == FAILED
+           and f.event.lines_after <= _FINAL_LINES and not f.event.source}  # fmt: skip
+    reports = [f for f in failures if f.event.role == REPORT and f.event.code > 0
+               and not signal_of(f.event.code) and f.rank is not None]  # fmt: skip
+    if len(own) != 1:
+        return set()
+    for root in reports:
+        if root.event.source != "torchrun-root":
+            continue
+        # Of ranks whose end it sees at the same time, torchrun names the lowest.
+        equal = [
+            f for f in reports if f.time_s == root.time_s and (f.rank or 0) > (root.rank or 0)
+        ]
+        return set() if equal or root.rank is None else {root.rank}
+    first = [f for f in reports if f.event.source in ("srun", "mpirun")][:1]
+    return {f.rank for f in first or reports if f.rank is not None}
