@@ -1,29 +1,36 @@
 """The failures that the lines of a dead job's logs report: events with their rank, kind and time.
 
-Pure, and the same code on a node and on the control machine. A line is data of a job's user: an
-event says what its own file reports, and never more.
+Pure, and the same code on a node and on the control machine. An event says what its own file
+reports, and never more.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
+from nodeready.node.failure_rules import (
+    ENDED,
+    FAILED,
+    LINE_RULES,
+    MAX_LINE,
+    REPORT,
+    VAGUE,
+    code_of,
+    has_needle,
+    kind_of_code,
+    meaning,
+    ranks_in,
+    signal_of,
+)
+from nodeready.node.log_ranks import LineOrigin, learn_ranks
+from nodeready.node.log_times import STAMP_CHARACTERS, TIMED, Calendar, node_calendar, stamp
 from nodeready.node.witnesses.logs import WatchdogReport, reports
 from nodeready.subjects import wire
 
-#: Roles of an event. The rank failed by itself; it lost a peer; it waited until a timeout; a
-#: signal or the scheduler ended it; a launcher or Slurm reports how a rank ended.
-FAILED, LOST, WAITED, ENDED, REPORT = ROLES = ("failed", "lost", "waited", "ended", "report")
-#: Kinds of a failure.
-KINDS = (
-    "oom", "exception", "segfault", "gpu", "network", "storage", "timeout", "limit", "signal",
-)  # fmt: skip
-#: Maximum characters of an event's text, and of a line that is searched.
-MAX_TEXT, _MAX_LINE = 300, 4096
+#: Maximum characters of an event's text.
+MAX_TEXT = 300
 #: Maximum events of one file; of one stream, the first and the last.
 _MAX_EVENTS, _MAX_OF_STREAM = 4000, 12
 #: Maximum lines in which reports of the watchdog are searched.
@@ -34,8 +41,7 @@ _MAX_FOUND = 20_000
 class FailureEvent:
     """One failure that a log reports.
 
-    kind:        see KINDS
-    role:        see ROLES
+    kind, role:  see `failure_rules`
     source:      who reports it: ``torchrun``, ``torchrun-root`` (its first observed failure),
                  ``srun``, ``slurm``, ``mpirun``, ``deepspeed``, ``shell``, ``error-file``; "": the
                  rank itself
@@ -106,347 +112,7 @@ class FileFailures:
     reports: tuple[WatchdogReport, ...]
 
 
-# --- What a text means.
-
-
-class TextRule(NamedTuple):
-    """A text that matches has this role and kind."""
-
-    role: str
-    kind: str
-    pattern: re.Pattern[str]
-
-
-def _rule(role: str, kind: str, pattern: str) -> TextRule:
-    return TextRule(role, kind, re.compile(pattern))
-
-
-#: Names of clients of services outside of the job: a connection that they lose is no peer.
-_OUTSIDE = r"requests\.|urllib3|HTTPS?Connection|botocore|boto3|huggingface|aiohttp|httpx|wandb"
-#: Exceptions and messages, the most special first. Sources: PyTorch's ProcessGroupNCCL.cpp,
-#: ProcessGroupGloo.cpp, TCPStore.cpp, socket.cpp and CUDAException.cpp, gloo's transport/tcp,
-#: NCCL's enqueue.cc and net_ib.cc, Python's errno.
-TEXT_RULES = (
-    _rule(
-        FAILED, "oom",
-        r"(?:CUDA|HIP) out of memory|CUDA error: out of memory|Cuda failure '?out of memory"
-        r"|CUBLAS_STATUS_ALLOC_FAILED|DefaultCPUAllocator: (?:can't|not enough)|std::bad_alloc"
-        r"|OutOfMemoryError|^MemoryError|Cannot allocate memory|Unable to allocate .* for an array",
-    ),
-    _rule(FAILED, "network", rf"(?:{_OUTSIDE}).*(?i:connect|timed? ?out|resol|reset)"),
-    _rule(FAILED, "timeout", r"DataLoader timed out"),
-    _rule(
-        FAILED, "storage",
-        r"No space left on device|Disk quota exceeded|Stale (?:NFS )?file handle"
-        r"|Input/output error|Read-only file system|Transport endpoint is not connected"
-        r"|\[Errno (?:5|28|30|116|122)\]|insufficient shared memory|unable to (?:open|mmap) shared"
-        r"|PytorchStreamWriter failed|unexpected pos \d+ vs",
-    ),
-    _rule(
-        WAITED, "timeout",
-        r"Timed out waiting \d+ms|[Ww]atchdog caught collective operation timeout"
-        r"|wait timeout after|Socket Timeout|Timed out after \d+ seconds? waiting for clients"
-        r"|RendezvousTimeoutError|monitoredBarrier|client socket has timed out"
-        r"|Heartbeat monitor timed out|watchdog hang|Connect timeout|failed to pass monitored"
-        r"|collective timeout|due to timeout",
-    ),
-    _rule(
-        LOST, "network",
-        r"(?i)connection (?:closed|reset|refused|aborted|was)|(?:reset|closed) by (?:remote )?peer"
-        r"|broken ?pipe|ConnectionResetError|ConnectionRefusedError|ConnectionAbortedError"
-        r"|remote process|ncclRemoteError|failed on Socket|flag on TCPStore|remote peer"
-        r"|communicator was aborted|NCCL communicator.{0,40}abort|RendezvousClosedError"
-        r"|RendezvousConnectionError|peer (?:process )?has (?:unexpectedly|exited|disconnected)"
-        r"|^EOFError$|readv failed|Endpoint is not connected|failed to send a keep-alive"
-        r"|Application timeout caused pair closure|socketProgress",
-    ),
-    _rule(
-        FAILED, "gpu",
-        r"CUDA (?:driver )?error|CUBLAS_STATUS_|CUDNN_STATUS|cuDNN error|HIP error|hipError"
-        r"|ECC error|no CUDA-capable device|CUDA unknown error|Found no NVIDIA driver"
-        r"|invalid device ordinal|NVML|[Cc]uda failure|unhandled cuda error"
-        r"|block: \[[\d,]+\], thread: .*Assertion",
-    ),
-    _rule(
-        FAILED, "network",
-        r"[Aa]ddress already in use|EADDRINUSE|No route to host|Network is unreachable"
-        r"|Name or service not known|Temporary failure in name resolution|getaddrinfo"
-        r"|[Uu]nable to resolve|Connection timed out|No socket interface found"
-        r"|[Uu]nable to find (?:address|interface)|Cannot assign requested address",
-    ),
-    _rule(ENDED, "signal", r"^KeyboardInterrupt|SignalException|got signal: (?:15|2|1)\b|SIGTERM"),
-    _rule(FAILED, "segfault", r"(?i)segmentation fault|SIGSEGV"),
-)  # fmt: skip
-#: A first line that says nothing; the lines after it do.
-_VAGUE = re.compile(
-    r"NCCL [Ee]rror|unhandled system error|internal error|CUDA error|:\s*$|what\(\)"
-)
-
-
-class Meaning(NamedTuple):
-    """The role and the kind of a text; is_known: a rule has it."""
-
-    role: str
-    kind: str
-    is_known: bool
-
-
-def meaning(text: str) -> Meaning:
-    """The role and the kind of an exception or a message.
-
-    >>> meaning("RuntimeError: Connection closed by peer [10.0.0.2]:4711").role
-    'lost'
-    >>> meaning("OSError: [Errno 28] No space left on device").kind
-    'storage'
-    """
-    for rule in TEXT_RULES:
-        if rule.pattern.search(text[:_MAX_LINE]):
-            return Meaning(rule.role, rule.kind, True)
-    return Meaning(FAILED, "exception", False)
-
-
-#: Signal -> kind, and its words in a shell and in srun.
-_SIGNAL_KINDS = {11: "segfault", 4: "segfault", 8: "segfault"}
-SIGNAL_NAMES = {
-    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
-    9: "SIGKILL", 11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM",
-}  # fmt: skip
-_SIGNAL_WORDS = {
-    "Hangup": 1, "Interrupt": 2, "Quit": 3, "Illegal instruction": 4, "Aborted": 6,
-    "Bus error": 7, "Floating point exception": 8, "Killed": 9, "Segmentation fault": 11,
-    "Broken pipe": 13, "Terminated": 15, "Out Of Memory": 9,
-}  # fmt: skip
-_NUMBERS = {name: number for number, name in SIGNAL_NAMES.items()}
-_WORDS = "|".join(_SIGNAL_WORDS)
-
-
-def kind_of_code(code: int) -> str:
-    """The kind of an exit status, or of minus a signal."""
-    number = -code if code < 0 else code - 128 if 128 < code < 160 else 0
-    return _SIGNAL_KINDS.get(number, "signal") if number else "exception"
-
-
-def signal_of(code: int) -> int:
-    """The signal of an exit status (137) or of minus a signal; 0: none.
-
-    >>> signal_of(137), signal_of(-11), signal_of(1)
-    (9, 11, 0)
-    """
-    return -code if code < 0 else code - 128 if code - 128 in SIGNAL_NAMES else 0
-
-
-# --- Times.
-
-_CLOCK = r"(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
-_MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
-_STAMPS = (
-    # 2026-03-01T12:00:00.123Z, 2026-03-01 12:00:00,123, torchrun's 2026-03-01_12:00:00
-    re.compile(rf"(\d{{4}})[-/](\d\d)[-/](\d\d)[T _]{_CLOCK}(Z|[+-]\d\d:?\d\d)?"),
-    # glog: E0301 12:00:00.123456
-    re.compile(rf"\b[IWEFDV](\d\d)(\d\d) {_CLOCK}"),
-    # syslog, and dmesg -T with a year: Mar  1 12:00:00
-    re.compile(rf"\b({'|'.join(_MONTHS)}) +(\d{{1,2}}) {_CLOCK}(?: (\d{{4}}))?"),
-)
-#: Characters at the beginning of a line in which its time stands.
-_STAMP_CHARACTERS = 80
-_TIMED = re.compile(r"\d\d:\d\d:\d\d")
-#: Makes seconds since 1970 of year, month, day, hour, minute and second in a log's time zone.
-Calendar = Callable[[tuple[int, int, int, int, int, int]], float]
-
-
-def node_calendar(moment: tuple[int, int, int, int, int, int]) -> float:
-    """The seconds since 1970 of a moment in this machine's time zone."""
-    return time.mktime((*moment, 0, 0, -1))
-
-
-def stamp(text: str, year: int, calendar: Calendar) -> float | None:
-    """The time at the beginning of a line, in seconds since 1970; None: it has none.
-
-    year: of a line that has none
-    """
-    head = text[:_STAMP_CHARACTERS]
-    iso, glog, syslog = (pattern.search(head) for pattern in _STAMPS)
-    try:
-        if iso:
-            *words, fraction, zone = iso.groups()
-            moment = tuple(map(int, words))
-        elif glog:
-            *words, fraction = glog.groups()
-            moment, zone = (year, *map(int, words)), None
-        elif syslog:
-            month, *words, fraction, own_year = syslog.groups()
-            moment = (int(own_year or year), _MONTHS.index(month) + 1, *map(int, words))
-            zone = None
-        else:
-            return None
-        if not (1970 <= moment[0] < 2200 and moment[1] <= 12 and moment[2] <= 31):
-            return None
-        seconds = _zoned(moment, zone) if zone else calendar(moment)  # type: ignore[arg-type]
-    except (ValueError, OverflowError):
-        return None
-    return seconds + (float(f"0.{fraction}") if fraction else 0.0)
-
-
-def utc_calendar(moment: tuple[int, int, int, int, int, int]) -> float:
-    """The seconds since 1970 of a moment in UTC."""
-    import calendar
-
-    return float(calendar.timegm((*moment, 0, 0, 0)))
-
-
-def _zoned(moment: tuple[int, int, int, int, int, int], zone: str) -> float:
-    digits = zone.replace(":", "")
-    minutes = 0 if zone == "Z" else int(digits[1:3]) * 60 + int(digits[3:5])
-    return utc_calendar(moment) - (-60 if digits.startswith("-") else 60) * minutes
-
-
-# --- Lines outside of tracebacks.
-
-
-class LineRule(NamedTuple):
-    """A line that matches is an event.
-
-    kind:   "": by the named group ``word``, ``signal`` or ``code``, else by the text
-    groups: ``ranks``, ``local``, ``host``, ``pid``, ``code``, ``signal``, ``word``, ``text``
-    """
-
-    role: str
-    kind: str
-    source: str
-    pattern: re.Pattern[str]
-
-
-def _line(role: str, kind: str, source: str, pattern: str) -> LineRule:
-    return LineRule(role, kind, source, re.compile(pattern))
-
-
-_RANKS = r"(?P<ranks>\d{1,7}(?:[,-]\d{1,7}){0,1000})"
-_HOST = r"(?P<host>[\w.-]{1,255})"
-#: Sources: Slurm's src/srun/task_state.c, src/srun/libsrun/launch.c, src/slurmd/slurmstepd (req.c,
-#: mgr.c); torch's distributed/elastic (agent, multiprocessing/api.py) and multiprocessing/spawn.py;
-#: Open MPI's help-orterun.txt and PRRTE's help-prterun.txt, MPICH's hydra; DeepSpeed's
-#: launcher/launch.py; bash's jobs.c; CPython's faulthandler.c; UCX's debug.c; glibc's malloc.c.
-LINE_RULES = (
-    _line(
-        REPORT, "", "srun",
-        rf"srun: error: {_HOST}: tasks? {_RANKS}: "
-        rf"(?:(?P<word>{_WORDS})\b|Exited with exit code (?P<code>\d{{1,3}}))",
-    ),
-    _line(
-        ENDED, "limit", "slurm",
-        rf"\*\*\* (?:JOB|STEP) \S+ ON {_HOST} CANCELLED AT \S+ "
-        r"DUE TO (?P<text>TIME LIMIT|PREEMPTION|DEADLINE|JOB REQUEUE)",
-    ),
-    _line(ENDED, "limit", "slurm", r"(?P<text>Job \S+ exceeded time limit|DUE TO TIME LIMIT)"),
-    _line(FAILED, "network", "slurm", rf"(?P<text>CANCELLED AT \S+ DUE TO NODE {_HOST}? ?FAILURE)"),
-    _line(FAILED, "network", "slurm", rf"srun: error: (?P<text>Node failure on {_HOST})"),
-    _line(ENDED, "signal", "slurm-job", rf"\*\*\* JOB \S+ ON {_HOST} CANCELLED AT \S+ \*\*\*"),
-    _line(ENDED, "signal", "slurm", rf"\*\*\* STEP \S+ ON {_HOST} CANCELLED AT \S+ \*\*\*"),
-    _line(
-        FAILED, "oom", "slurm",
-        r"slurmstepd(?:-(?P<host>[\w.-]{1,64}))?: error: (?P<text>Detected \d+ oom[_-]kill "
-        r"event.*|(?:Step|Job) \S+ exceeded (?:virtual )?memory limit.*|Exceeded \S* ?memory limit"
-        r".*)",
-    ),
-    _line(
-        REPORT, "", "torchrun",
-        r"failed \(exitcode: (?P<code>-?\d{1,5})\) local_rank: (?P<local>\d{1,5}) "
-        r"\(pid: (?P<pid>\d{1,10})\)",
-    ),
-    _line(
-        ENDED, "signal", "torchrun",
-        r"Sending process (?P<pid>\d{1,10}) closing signal (?P<signal>SIG[A-Z]{1,8})",
-    ),
-    _line(
-        ENDED, "signal", "agent",
-        r"Received (?:Signals\.)?(?P<signal>SIG[A-Z]{1,8}|\d{1,2}) death signal"
-        r"|SignalException: Process \d+ got signal: (?P<code>\d{1,2})",
-    ),
-    _line(
-        REPORT, "", "spawn",
-        r"ProcessExitedException: process (?P<ranks>\d{1,7}) terminated with "
-        r"(?:exit code (?P<code>\d{1,3})|signal (?P<signal>SIG[A-Z]{1,8}))",
-    ),
-    _line(FAILED, "exception", "mpirun", r"(?P<text>MPI_ABORT was invoked on rank (?P<ranks>\d+))"),
-    _line(
-        FAILED, "exception", "mpirun",
-        r"^(?P<text>Abort\(-?\d+\) on node (?P<ranks>\d{1,7}) .{0,200})",
-    ),
-    _line(
-        REPORT, "", "mpirun",
-        r"(?:mpi|prte)\w+ noticed that process rank (?P<ranks>\d{1,7}) with PID (?P<pid>\d{1,10}) "
-        rf"on node {_HOST} exited on signal (?P<signal>\d{{1,2}})",
-    ),
-    _line(
-        REPORT, "", "deepspeed",
-        r"sigkill_handler\] .*--local_rank=(?P<local>\d{1,5}).* exits with return code = "
-        r"(?P<code>-?\d{1,5})",
-    ),
-    _line(
-        FAILED, "", "",
-        r"DataLoader worker \(pid(?:\(s\))? (?P<pid>\d{1,10})[\d, ]*\) "
-        rf"(?:is killed by signal: (?P<word>{_WORDS})|exited unexpectedly.*)",
-    ),
-    _line(FAILED, "", "", rf"Fatal Python error: (?P<word>{_WORDS})"),
-    _line(
-        FAILED, "", "",
-        rf"\[[\w.-]+:(?P<pid>\d{{1,10}})(?::\d+:\d+)?\] (?:Caught signal \d+ \(|Signal: )"
-        rf"(?P<word>{_WORDS})",
-    ),
-    _line(
-        FAILED, "segfault", "",
-        r"(?P<text>double free or corruption.*|(?:free|malloc|realloc)\(\): .*"
-        r"|corrupted (?:size|double).*|\*\*\* stack smashing detected.*)",
-    ),
-    _line(
-        REPORT, "", "shell",
-        rf"^(?:\S+: line \d+: +)?(?:(?P<pid>\d{{1,10}}) )?(?P<word>{_WORDS})"
-        r"(?: \(core dumped\))?(?:  .*)?$",
-    ),
-    _line(FAILED, "gpu", "", r"(?P<text>block: \[[\d,]+\], thread: .*Assertion .* failed.*)"),
-    _line(FAILED, "", "", r"^F\d{4} \d\d:\d\d:\d\d\S* .*?\] (?P<text>.*)"),
-    _line(
-        FAILED, "exception", "",
-        r"^(?P<text>\S*python[\d.]*: (?:can't open file|No module named) .*"
-        r"|[\w./-]+: error: (?:unrecognized|argument|the following|ambiguous|invalid) .*"
-        r"|\S+: error while loading shared libraries: .*"
-        r"|(?:\S*(?:bash|sh|slurm_script)|slurmstepd): .*(?:command not found"
-        r"|: No such file or directory|Permission denied))$",
-    ),
-    # Of a process group or NCCL; the text decides.
-    _line("", "", "", r"(?P<text>terminated with exception: .*)"),
-    _line("", "", "", r"\] (?P<text>.*[Ww]atchdog caught collective operation timeout.*)"),
-    _line("", "", "", r"(?P<text>NCCL WARN .*)"),
-    _line("", "", "", r"^\[[EWF]\d{4} .*?\] (?P<text>.*)"),
-)  # fmt: skip
-#: Every line of a failure, and every line of the watchdog, has one of these words. A search for
-#: words is ten times faster than their pattern.
-_NEEDLES = (
-    *(
-        "rror",
-        "xception",
-        "raceback",
-        "ABORT",
-        "ault",
-        "ailed",
-        "ailure",
-        "illed",
-        "illing",
-        "bort",
-    ),
-    *("ermina", "CANCEL", "imed out", "imeout", "NCCL WARN", "oom", "emory", "ssert", "ignal"),
-    *(" peer", "pipe", "nterrupt", "xit", "noticed", "corrupt", "TIME LIMIT", "not found"),
-    *("No such", "No module", "ermission", "Hangup", "Quit", "atchdog", "nqueued ", "Barrier"),
-    *("onnection ", "on Socket", "on TCPStore", "is running ", "ollective #", "lagging ranks"),
-    *("eartbeat", "at NCCL work", "Root Cause", "Process name", 'File "'),
-)
-
-
-def _has_needle(text: str) -> bool:
-    return any(map(text.__contains__, _NEEDLES)) or text.startswith(("F", "[F"))
-
-
-_RANK_PREFIX = re.compile(r"^\[rank(\d{1,7})\]: ?")
+_RANK_PREFIX = re.compile(r"^ ?\[rank(\d{1,7})\]: ?")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _HEADER = re.compile(r"(?:^|[\s|:\]])(?:Original )?Traceback \(most recent call last\):\s*$")
 _FRAME = re.compile(r'^\s*(?:\| *)?File "([^"]{1,1000})", line (\d{1,7})(?:,? in (.{1,200}))?')
@@ -469,21 +135,12 @@ _MPI_CODE = re.compile(r"\s*Exit code: +(\d{1,3})")
 _DETAILS = 12
 
 
-class RankLine(NamedTuple):
-    """A line of a log, without its prefix."""
-
-    host: str
-    rank: int | None
-    local_rank: int | None
-    text: str
+Split = Callable[[str], LineOrigin]
 
 
-Split = Callable[[str], RankLine]
-
-
-def unsplit(line: str) -> RankLine:
+def unsplit(line: str) -> LineOrigin:
     """The line of a file without prefixes."""
-    return RankLine("", None, None, line)
+    return LineOrigin("", None, None, line)
 
 
 @dataclass
@@ -539,21 +196,23 @@ class FailureReader:
         self.number += 1
         if "\x1b" in line:
             line = _ANSI.sub("", line)
-        host, rank, local, text = self.split(line[:_MAX_LINE].rstrip())
+        origin = self.split(line[:MAX_LINE].rstrip())
+        (host, rank, local), text = origin.key, origin.text
         if match := _RANK_PREFIX.match(text):
             rank, text = int(match[1]), text[match.end() :]
+            host, local = "", None
         key = host, rank, local
         stream = self.streams.get(key)
         if stream is None:
             stream = self.streams[key] = _Stream(key)
         stream.lines += 1
-        is_plain = not stream.mode and not _has_needle(text)
+        is_plain = not stream.mode and not has_needle(text)
         if is_plain or not self._read(stream, text, line):
             stream.plain += 1
             if text.strip():
                 stream.last = text
         # Parsed only when an event needs it.
-        if _TIMED.search(text, 0, _STAMP_CHARACTERS):
+        if TIMED.search(text, 0, STAMP_CHARACTERS):
             stream.timed = text
 
     # --- One line of a stream. Whether it belongs to a failure.
@@ -674,10 +333,10 @@ class FailureReader:
         if not stream.chain:
             return
         last = stream.chain[-1]
-        if stream.details and (not last.is_known or _VAGUE.search(last.event.text)):
+        if stream.details and (not last.is_known or VAGUE.search(last.event.text)):
             details = "\n".join(stream.details)
             known = meaning(details)
-            if known.is_known and _VAGUE.search(last.event.text):
+            if known.is_known and VAGUE.search(last.event.text):
                 first = next(filter(None, stream.details), "")
                 text = f"{last.event.text} {first}"[:MAX_TEXT]
                 if not last.is_known or known.role == FAILED:
@@ -704,11 +363,16 @@ class FailureReader:
             if is_wrapped:
                 first, last = last, first
                 event = first.event
-            elif not first.is_known and not first.has_user_frame and last.is_known:
+            elif "DataLoader worker" in last.event.text or (
+                not first.is_known and not first.has_user_frame and last.is_known
+            ):
+                # The loader finds its worker dead behind a broken pipe of its own.
                 event = last.event
             text = event.text
             if last.event.text != text and event is first.event:
                 text = f"{text[:200]}; then {last.event.text}"[:MAX_TEXT]
+            frames = [item.event.frame for item in chain if item.has_user_frame]
+            event = replace(event, frame=next(iter(frames), event.frame))
             kinds = [item.event.kind for item in chain if item.event.role == event.role]
             kind = next((kind for kind in kinds if kind != "exception"), event.kind)
             event = replace(event, text=text, kind=kind if event.role == FAILED else event.kind)
@@ -788,7 +452,7 @@ class FailureReader:
             if not match:
                 continue
             groups = {name: value for name, value in match.groupdict().items() if value}
-            code = _code(groups)
+            code = code_of(groups)
             known = meaning(groups.get("text", text))
             if not rule.role and not known.is_known:
                 return False
@@ -803,7 +467,7 @@ class FailureReader:
                 self._event(stream, role, kind, groups.get("text", text)),
                 time_s=self._moment(text),
                 source=rule.source,
-                ranks=_ranks(groups["ranks"]) if "ranks" in groups else _own(stream),
+                ranks=ranks_in(groups["ranks"]) if "ranks" in groups else _own(stream),
                 local_rank=int(groups["local"]) if "local" in groups else stream.key[2],
                 host=groups.get("host", stream.key[0]),
                 pid=int(groups.get("pid", 0)),
@@ -857,33 +521,21 @@ def _own(stream: _Stream) -> tuple[int, ...]:
     return () if stream.key[1] is None else (stream.key[1],)
 
 
-def _code(groups: dict[str, str]) -> int:
-    """The exit status, or minus the signal, that a line names; 0: none."""
-    if "word" in groups:
-        return -_SIGNAL_WORDS[groups["word"]]
-    if "signal" in groups:
-        name = groups["signal"]
-        return -(int(name) if name.isdigit() else _NUMBERS.get(name, 0))
-    return int(groups.get("code", 0))
-
-
-def _ranks(text: str) -> tuple[int, ...]:
-    """The ranks of ``3``, ``0-2,5``; at most 100,000."""
-    numbers: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        numbers += range(int(first), min(int(last or first), int(first) + 100_000) + 1)
-    return tuple(numbers[:100_000])
+#: Lines at the beginning and at the end of which the prefixes are learned.
+_LEARNED = 2000
 
 
 def read_lines(
-    lines: Sequence[str], year: int, calendar: Calendar = node_calendar, split: Split = unsplit
+    lines: Sequence[str], year: int, calendar: Calendar = node_calendar, path: str = ""
 ) -> FileFailures:
     """What the lines of one file report."""
+    learned = lines if len(lines) < 2 * _LEARNED else [*lines[:_LEARNED], *lines[-_LEARNED:]]
+    ranks = learn_ranks(learned, path=path)
+    split = ranks.split if ranks.layers or ranks.is_mixed else unsplit
     reader = FailureReader(year, calendar, split)
     for line in lines:
         reader.feed(line)
-    return reader.failures()
+    return replace(reader.failures(), path=path)
 
 
 # --- The error files of torchelastic (TORCHELASTIC_ERROR_FILE).
@@ -901,9 +553,9 @@ def read_error_file(text: str, calendar: Calendar = node_calendar) -> FileFailur
     words = message.get("message") if isinstance(message, dict) else message
     if not isinstance(words, str) or not isinstance(stack, str):
         return None
-    moment = extra.get("timestamp") if isinstance(extra, dict) else data.get("timestamp")
+    moment = str((extra if isinstance(extra, dict) else data).get("timestamp", ""))
     found = read_lines(stack.splitlines() or [words], 1970, calendar)
-    seconds = float(moment) if re.fullmatch(r"\d{9,11}", str(moment)) else None
+    seconds = float(moment) if re.fullmatch(r"\d{9,11}", moment) else None
     events = [event for event in found.events if event.role != REPORT][-1:]
     if not events:
         return None

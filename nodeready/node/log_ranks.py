@@ -37,7 +37,7 @@ _RANK_NAME = re.compile(r"(?i)(?<![a-z])(?:([a-z]+)[_-]|(local))?rank[._=-]?(\d{
 #: Words before "rank" for numbers that are not the global rank.
 _LOCAL, _GROUP_WORDS = "local", ("node", "group", "dp", "tp", "pp", "cp", "ep", "mp", "sp")
 #: torchrun --log-dir: RUN/attempt_0/LOCAL_RANK/stdout.log
-_TORCHRUN = re.compile(r"/attempt_\d+/(\d{1,7})/(?:stdout|stderr)\.log$")
+_TORCHRUN = re.compile(r"/attempt_\d+/(\d{1,7})/(?:stdout\.log|stderr\.log|error\.json)$")
 #: train.7.out; more digits are a date or a job.
 _NUMBERED = re.compile(r"\.(\d{1,5})\.(?:out|err|log|txt)$")
 

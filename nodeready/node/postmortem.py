@@ -11,20 +11,19 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from nodeready.node.failure_events import (
-    Calendar,
     FailureEvent,
     FileFailures,
     LogStream,
-    node_calendar,
     read_error_file,
     read_lines,
 )
 from nodeready.node.log_lines import text_lines
+from nodeready.node.log_times import Calendar, node_calendar
 from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.tail import (
     LogTail,
@@ -109,7 +108,7 @@ def file_failures(
     if whole and size <= HEAD_BYTES and lines and lines[0].startswith("{"):
         found = read_error_file("\n".join(lines), calendar)
     if found is None:
-        found = read_lines(lines, year, calendar)
+        found = read_lines(lines, year, calendar, path)
     return replace(
         found,
         path=path,
@@ -191,18 +190,18 @@ def read_job(config: PostmortemConfig, kernel: Callable[[], KernelLog]) -> NodeF
     )
 
 
-def fitting(files: Any) -> tuple[tuple[FileFailures, ...], str]:
+def fitting(files: Iterable[FileFailures]) -> tuple[tuple[FileFailures, ...], str]:
     """The files whose events fit into an answer, and why events are missing; ""."""
     room, chosen, error = _MAX_ANSWER, [], ""
     for found in sorted(files, key=lambda found: len(found.events)):
-        size = len(json.dumps(asdict(found)))
-        if size > room:
+        short = replace(found, events=found.events[:20], streams=(), reports=())
+        for form in (found, short):
+            size = len(json.dumps(asdict(form)))
+            if size <= room:
+                chosen.append(form)
+                room -= size
+                break
             error = "too many failures: those of some logs are missing"
-            found = replace(found, events=found.events[:20], streams=(), reports=())
-            size = len(json.dumps(asdict(found)))
-        if size <= room:
-            chosen.append(found)
-            room -= size
     return tuple(chosen), error
 
 

@@ -16,13 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nodeready.node import users_file
-from nodeready.node.failure_events import stamp, utc_calendar
+from nodeready.node.log_times import stamp, utc_calendar
 from nodeready.node.postmortem import END_BYTES, HEAD_BYTES, file_failures
 from nodeready.node.witnesses.kernel_log import message_of
 from nodeready.text import counted
-from nodeready.triage.postmortem.evidence import JobEvidence, JobFile, KernelFault
+from nodeready.triage.postmortem.evidence import JobEvidence, JobFile, KernelFault, SlurmStep
 from nodeready.triage.postmortem.slurm_records import (
-    SlurmStep,
     parse_sacct,
     parse_scontrol,
     steps_of,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
 from nodeready.exit_codes import exit_code
-from nodeready.node.failure_events import KINDS, ROLES
+from nodeready.node.failure_rules import KINDS, ROLES
 from nodeready.subjects.json_types import Count, Moment, MomentOrEmpty
 from nodeready.triage.stacks.document import Suspect
 

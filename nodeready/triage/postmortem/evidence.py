@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nodeready.node.failure_events import REPORT, FailureEvent, FileFailures
-from nodeready.triage.logs import path_ranks
+from nodeready.node.failure_events import FailureEvent, FileFailures
+from nodeready.node.failure_rules import REPORT
+from nodeready.node.log_ranks import path_ranks
 
 
 class JobFile(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from nodeready.inventory.nodeset import fold, natural
-from nodeready.node.failure_events import (
+from nodeready.node.failure_rules import (
     ENDED,
     FAILED,
     LOST,
@@ -188,7 +188,9 @@ class FirstFailureFinder:
         who = self._who(ranks, nodes)
         where = "a worker of its data loader" if workers else "it"
         text = f"{who}: the kernel killed {where} for memory"
-        return self._cause("oom", text, ranks, nodes, evidence, (), (workers or killed)[:1])
+        return self._cause(
+            "oom", text, ranks, nodes, for_=evidence, failures=(workers or killed)[:1]
+        )
 
     def _own_error(self) -> FirstFailure | None:
         """An error that no other rank's end has caused."""
@@ -218,14 +220,23 @@ class FirstFailureFinder:
         for failure in first.failures:
             if failure.event.frame and not event.frame:
                 event = failure.event
-        kind, for_, against = event.kind, self._error_evidence(first, reason), []
+        kind, for_ = event.kind, self._error_evidence(first, reason)
+        against: list[str] = []
         if len(groups) > 1 and not reason:
             who = " and ".join(self._who(set(g.ranks), set(g.nodes)) for g in groups[:3])
             text = f"{who} failed by themselves; which was first is not known"
             self.missing.append("times in the logs would tell which error was first")
             all_ranks = {rank for group in groups for rank in group.ranks}
             all_nodes = {node for group in groups for node in group.nodes}
-            cause = self._cause(kind, text, all_ranks, all_nodes, for_, against, first.failures)
+            cause = self._cause(
+                kind,
+                text,
+                all_ranks,
+                all_nodes,
+                for_=for_,
+                against=against,
+                failures=first.failures,
+            )
         else:
             is_all = len(self.ranks) > 1 and ranks == self.ranks
             who = f"all {len(ranks)} ranks" if is_all else self._who(ranks, nodes)
@@ -238,7 +249,9 @@ class FirstFailureFinder:
                     "shows the call"
                 )
             text = f"{who}: {event.text[:_TEXT]}"
-            cause = self._cause(kind, text, ranks, nodes, for_, against, first.failures)
+            cause = self._cause(
+                kind, text, ranks, nodes, for_=for_, against=against, failures=first.failures
+            )
         others = [
             Suspect(g.ranks, g.nodes, (g.first.event.text, f"in {g.first.example}"), ())
             for g in groups[1:4]
@@ -315,7 +328,11 @@ class FirstFailureFinder:
         if nodes:
             evidence = [f"sacct: {step.step} {step.state}" for step in nodes[:2]]
             return self._cause(
-                "network", f"Slurm lost a node of the job ({nodes[0].nodes})", (), (), evidence, ()
+                "network",
+                f"Slurm lost a node of the job ({nodes[0].nodes})",
+                (),
+                (),
+                for_=evidence,
             )
         if not (told or steps):
             return None
@@ -326,7 +343,7 @@ class FirstFailureFinder:
         text = "Slurm ended the job: " + ("preempted" if is_preempted else word.lower())
         if "TIME" in word:
             text = "Slurm ended the job: its time limit was reached"
-        return self._cause("limit", text, (), (), evidence, ())
+        return self._cause("limit", text, (), (), for_=evidence)
 
     def _killed(self) -> FirstFailure | None:
         """A rank that ended by a signal or with a status, without an error in its log."""
@@ -355,8 +372,8 @@ class FirstFailureFinder:
         number = signal_of(first.event.code)
         nodes = {f.node for f in same or [first] if f.node}
         who = self._who(ranks, nodes)
-        kind = kind_of_code(first.event.code) if number else "exception"
-        against = []
+        kind = kind_of_code(first.event.code) if number else "unclear"
+        against: list[str] = []
         if number:
             name = SIGNAL_NAMES.get(number, f"signal {number}")
             text = f"{who} was ended by {name} (signal {number}), without an error in its log"
@@ -364,10 +381,15 @@ class FirstFailureFinder:
                 against.append(self._no_oom_text(nodes))
         else:
             text = f"{who} exited with status {first.event.code}, without an error in its log"
-        evidence = [self._report_text(f) for f in (first, *self._roots(ranks, first))]
+            self.missing.append("why it exited: its log does not say")
+        reports = first, *self._roots(ranks, first)
+        evidence = [self._report_text(f) for f in reports]
+        evidence += [f"{f.example}: {f.event.text}" for f in reports[:1] if f.event.text]
         cores = [core for core in self.evidence.cores if core.rank in ranks]
         evidence += [f"core of rank {core.rank}: {core.signal} in {core.place}" for core in cores]
-        return self._cause(kind, text, ranks, nodes, evidence, against, [first])
+        return self._cause(
+            kind, text, ranks, nodes, for_=evidence, against=against, failures=[first]
+        )
 
     def _report_key(self, failure: RankFailure, has_signals: bool) -> tuple[object, ...]:
         event = failure.event
@@ -411,7 +433,7 @@ class FirstFailureFinder:
         }
         text = f"{self._who(ranks, nodes)}: {xids[0].text[:_TEXT]}"
         evidence = [f"the kernel of {fault.node}: {fault.text}" for fault in xids]
-        return self._cause("gpu", text, ranks, nodes, evidence, ())
+        return self._cause("gpu", text, ranks, nodes, for_=evidence)
 
     def _timeout(self) -> FirstFailure | None:
         """A hang that a watchdog ended: the rank that lags behind is the suspect."""
@@ -434,7 +456,7 @@ class FirstFailureFinder:
         else:
             text = f"a timeout, and no rank is known to be late: {what}"
             self.missing.append("which rank was late: the flight recorder's dumps would tell")
-        return self._cause("timeout", text, ranks, nodes, evidence, (), self.waited[:1])
+        return self._cause("timeout", text, ranks, nodes, for_=evidence, failures=self.waited[:1])
 
     def _lags(self) -> list[tuple[set[int], str]]:
         """The ranks that lag behind by the watchdogs' reports and the flight recorder's dumps."""
@@ -477,7 +499,7 @@ class FirstFailureFinder:
             evidence += [f"sacct: {step.step} {step.state}" for step in cancelled[:2]]
             is_slurm = cancelled or job[0].event.source == "slurm-job"
             text = "the job was cancelled" if is_slurm else "a signal ended the launcher"
-            return self._cause("signal", text, (), (), evidence, ())
+            return self._cause("signal", text, (), (), for_=evidence)
         first = min(own or ended, key=lambda f: (f.time_s or 0.0, f.event.line))
         ranks = {f.rank for f in own or ended[:1] if f.rank is not None}
         is_all = len(self.ranks) > 1 and ranks == self.ranks
@@ -490,7 +512,7 @@ class FirstFailureFinder:
             else (f"{who} were ended by {name}, from outside")
         )
         evidence = [f"{first.example}: {first.event.text}"]
-        return self._cause("signal", text, ranks, nodes, evidence, (), [first])
+        return self._cause("signal", text, ranks, nodes, for_=evidence, failures=[first])
 
     def _kernel(self) -> FirstFailure | None:
         """A fault of a node in the kernel's log, where the ranks only lost a peer."""
@@ -504,7 +526,7 @@ class FirstFailureFinder:
         ranks = {rank} if rank is not None else set[int]()
         text = f"{self._who(ranks, {fault.node})}: {fault.text[:_TEXT]}"
         evidence = [f"the kernel of {f.node}: {f.text}" for f in faults[:3]]
-        return self._cause(kinds[fault.kind], text, ranks, {fault.node}, evidence, ())
+        return self._cause(kinds[fault.kind], text, ranks, {fault.node}, for_=evidence)
 
     def _silent_ranks(self) -> list[int]:
         """The ranks without any failure, where the other ranks have one; [] for more than half."""
@@ -522,17 +544,17 @@ class FirstFailureFinder:
         text = f"{self._who(silent, nodes)} ended without a word; {ranks_of(lost)} lost a peer"
         evidence = [f"its log has no failure; {self.lost[0].example}: {self.lost[0].event.text}"]
         self.missing.append("its exit status: sacct, the launcher's output or the kernel's log")
-        return self._cause("unclear", text, silent, nodes, evidence, ())
+        return self._cause("unclear", text, silent, nodes, for_=evidence)
 
     def _unclear(self) -> FirstFailure:
         if self.lost:
             text = "every failure is a lost peer: the rank that failed first left no trace"
             kind, evidence = "unclear", [f"{f.example}: {f.event.text}" for f in self.lost[:2]]
             self.missing.append("the log of the rank that ended first, its exit status")
-            return self._cause(kind, text, (), (), evidence, ())
+            return self._cause(kind, text, (), (), for_=evidence)
         if self.reports:
             text = "; ".join(dict.fromkeys(self._report_text(f) for f in self.reports[:3]))
-            return FirstFailure("unclear", text)
+            return self._cause("unclear", text, (), ())
         return FirstFailure("unclear", "no failure in the evidence", missing=tuple(self.missing))
 
     # --- Words.
@@ -574,8 +596,9 @@ class FirstFailureFinder:
         text: str,
         ranks: Iterable[int],
         nodes: Iterable[str],
-        for_: Iterable[str],
-        against: Iterable[str],
+        *,
+        for_: Iterable[str] = (),
+        against: Iterable[str] = (),
         failures: Sequence[RankFailure] = (),
     ) -> FirstFailure:
         sorted_ranks = tuple(sorted(ranks))
@@ -640,15 +663,13 @@ def _attributed(failures: list[RankFailure]) -> list[RankFailure]:
     copies: dict[str, set[int]] = defaultdict(set)
     for failure in failures:
         if failure.event.source in _COPIES and failure.event.role != REPORT:
-            copies[_shape(failure.event.text)] |= {failure.rank} - {None}
+            copies[_shape(failure.event.text)] |= set() if failure.rank is None else {failure.rank}
     attributed = []
     for failure in failures:
-        event = failure.event
+        event, ranks = failure.event, set[int]()
         if failure.rank is None and event.role == FAILED and not event.source:
-            ranks = copies.get(_shape(event.text)) or _reported(by_file[failure.file])
-            if len(ranks) == 1:
-                failure = failure._replace(rank=next(iter(ranks)))
-        attributed.append(failure)
+            ranks = set(copies.get(_shape(event.text), ())) or _reported(by_file[failure.file])
+        attributed.append(failure._replace(rank=ranks.pop()) if len(ranks) == 1 else failure)
     return attributed
 
 

@@ -96,7 +96,7 @@ def log_patterns(path: str, job: str, record: Mapping[str, str], nodes: tuple[st
 
 
 def slurm_records(job: str, environ: Mapping[str, str] = os.environ) -> SlurmRecords:
-    """What `sacct` and `scontrol` know of this job. A cluster may have no Slurm: nothing raises."""
+    """What `sacct` and `scontrol` know of this job; without Slurm, nothing."""
     records = SlurmRecords()
     if not re.fullmatch(r"\d{1,10}([_+.]\d{1,10})?", job):
         return records
