@@ -498,7 +498,10 @@ class FirstFailureFinder:
             evidence = [f"{f.example}: {f.event.text}" for f in job[:2]]
             evidence += [f"sacct: {step.step} {step.state}" for step in cancelled[:2]]
             is_slurm = cancelled or job[0].event.source == "slurm-job"
-            text = "the job was cancelled" if is_slurm else "a signal ended the launcher"
+            text = "the job was cancelled"
+            if not is_slurm:
+                name = SIGNAL_NAMES.get(abs(job[0].event.code), "a signal")
+                text = f"{name} ended the launcher, from outside"
             return self._cause("signal", text, (), (), for_=evidence)
         first = min(own or ended, key=lambda f: (f.time_s or 0.0, f.event.line))
         ranks = {f.rank for f in own or ended[:1] if f.rank is not None}
