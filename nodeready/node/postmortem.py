@@ -26,7 +26,6 @@ from nodeready.node.log_lines import text_lines
 from nodeready.node.log_times import Calendar, node_calendar
 from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.tail import (
-    LogTail,
     TailAnswer,
     TailConfig,
     TailReader,
@@ -147,9 +146,10 @@ class _FailureAnswer(TailAnswer):
         super().__init__(config)
         self.failures: dict[str, FileFailures] = {}
 
-    def add_message(self, message: dict[str, Any], key: str = "") -> None:
+    def add_message(self, message: dict[str, Any]) -> None:
+        """Add a message of a fork."""
         if "failures" not in message:
-            super().add_message(message, key)
+            super().add_message(message)
             return
         row = message["failures"]
         found = FileFailures(
@@ -162,7 +162,7 @@ class _FailureAnswer(TailAnswer):
         )
         self.failures[found.path] = found
         # A further fork leaves it out.
-        self.add_file(LogTail(found.path, found.size_bytes, found.mtime_s, 0.0, (), None))
+        self.add_file(found.path, ())
 
 
 def read_job(config: PostmortemConfig, kernel: Callable[[], KernelLog]) -> NodeFailures:
