@@ -119,6 +119,6 @@ def probe_nodes(
         return take_snapshot(name, policies[name], chosen, limit_s, read, nonce=transport.nonce)
 
     results = converse(
-        transport, screen, "looking", conversation, names, on_interrupt=on_interrupt
+        transport, screen, "probing", conversation, names, on_interrupt=on_interrupt
     )
     return [SnapshotReply.of(name, result) for name, result in results.items()]

@@ -167,7 +167,11 @@ def cores(
     if local and options.limit is not None:
         raise Refused("--limit: cannot be combined with --local")
     screen = options.screen()
-    nodes = local_targets(local_policy()) if local else _targets(inventory, options, job, screen)
+    nodes = (
+        local_targets(local_policy(options))
+        if local
+        else _targets(inventory, options, job, screen)
+    )
     with nodes.transport as transport:
         ask = ask_with_progress(transport, screen)
         if pid is not None:

@@ -35,7 +35,7 @@ def find_inventory(
         return None
     text, source = default
     if source == _HERE:
-        _refuse_stranger()
+        refuse_stranger(FILE, f"name it: ./{FILE}")
     options.warn(f"inventory: {text} ({source})")
     return text
 
@@ -59,17 +59,15 @@ def require_inventory(inventory: str | None, options: TargetOptions) -> str:
     return word
 
 
-def _refuse_stranger() -> None:
-    """Raises Refused unless the user or root alone could have put the file here.
+def refuse_stranger(path: str, remedy: str) -> None:
+    """Raises Refused unless the user or root alone could have put this here.
 
     Nobody named it, and it runs with the user's rights. What root may run, `inventory.trust` says.
     """
     trusted = {0, os.geteuid()}
     try:
-        entries = os.lstat(FILE), os.stat(FILE)
+        entries = os.lstat(path), os.stat(path)
     except OSError as error:
-        raise Refused(f"{FILE}: {error.strerror}") from None
+        raise Refused(f"{path}: {error.strerror}") from None
     if any(entry.st_uid not in trusted for entry in entries) or entries[1].st_mode & stat.S_IWOTH:
-        raise Refused(
-            f"{FILE} of this directory may be another user's: to use it, name it: ./{FILE}"
-        )
+        raise Refused(f"{path} of this directory may be another user's: to use it, {remedy}")

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from nodeready.audit.document import Audit, NodeReport
-from nodeready.cli.audit import audit_document
+from nodeready.cli.audit_run import audit_document
 from nodeready.cli.conversations import ask_with_progress, converse, probe_nodes
 from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.jobs import running_lines
@@ -123,7 +123,6 @@ def nodes_of_job(
     inventory: str | None, job: str, options: TargetOptions, *, local: bool
 ) -> tuple[Targets, str]:
     """The nodes, and the job's id as its processes have it. Raises Refused."""
-    inventory = find_inventory(inventory, options, elsewhere=local or options.via != "ssh")
     if local and (inventory is not None or options.via != "ssh"):
         raise Refused("--local: cannot be combined with an INVENTORY or --via")
     if not local and inventory is None and options.via == "ssh":
@@ -131,7 +130,7 @@ def nodes_of_job(
     if local and options.limit is not None:
         raise Refused("--limit: cannot be combined with --local")
     if local:
-        return local_targets(local_policy(), sudo=options.sudo), job
+        return local_targets(local_policy(options), sudo=options.sudo), job
     srun_job = job if options.via == "srun" or inventory is None else None
     targets = select_targets(inventory, options, job=srun_job, tell=options.screen().note)
     return targets, targets.job or job
@@ -208,6 +207,7 @@ def incident(
         raise Refused("-o is missing: name a new directory with -o DIR")
     refuse_bad_search(timeout, job, user)
     screen = options.screen()
+    inventory = find_inventory(inventory, options, elsewhere=local or options.via != "ssh")
     nodes, name = nodes_of_job(inventory, job, options, local=local)
     directory = _make_directory(Path(output))
     with nodes.transport:
@@ -225,5 +225,6 @@ def incident(
     if problem:
         screen.say(f"no archive: {problem}")
     code = incident_code(incident)
-    show("incident", format, incident, screen, silent=screen.quiet and not code)
+    shown = Options(inventory=options.words(inventory))
+    show("incident", format, incident, screen, silent=screen.quiet and not code, options=shown)
     return code

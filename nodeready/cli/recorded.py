@@ -142,7 +142,8 @@ def recorded_audit(
         )
     if any(result.actual == NO_TEXT for node in node_reports for result in node.results):
         screen.note(
-            "metrics have no texts: nodeready audit INVENTORY --limit @last-failed has them"
+            f"metrics have no texts: nodeready audit {options.words(inventory)} "
+            "--limit @last-failed has them"
         )
     audit = Audit(started, utc_now(), digest(policies.values()), node_reports, recorded=about)
     return audit, Targets(Local(), policies, loaded)

@@ -27,7 +27,7 @@ from nodeready.cli.screen import Screen, show
 from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
 from nodeready.node.stacks.program import StacksConfig
 from nodeready.policy import Policy
-from nodeready.reports.registry import FORMATS
+from nodeready.reports.registry import FORMATS, Options
 from nodeready.text import utc_now
 from nodeready.triage.stacks import archive, debuggable, group
 from nodeready.triage.stacks.collect import (
@@ -351,5 +351,6 @@ def stacks(
         archive.write(directory, document, texts)
         screen.note(f"{directory}: the traces, and {', '.join(texts)}")
     is_well = not code and document.verdict is not None and document.verdict.kind == "not-stuck"
-    show("stacks", format, document, screen, silent=screen.quiet and is_well)
+    shown = Options(inventory=options.words(inventory))
+    show("stacks", format, document, screen, silent=screen.quiet and is_well, options=shown)
     return code

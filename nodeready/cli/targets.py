@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nodeready.cli.default_inventory import refuse_stranger
 from nodeready.cli.interrupts import interrupt_on_signals
 from nodeready.cli.last_failed import LAST_FAILED, load_failed, save_failed
 from nodeready.cli.options import Refused
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError
+from nodeready.policy.site_checks import FOLDER
 from nodeready.shell import join
 from nodeready.transport.base import Transport
 from nodeready.transport.local import Local
@@ -63,8 +65,11 @@ class TargetOptions:
 
         return Screen(self.color, self.quiet, self.verbose)
 
-    def words(self, inventory: str) -> str:
-        """The inventory and the options that reach the same nodes, as words of a shell."""
+    def words(self, inventory: str | None) -> str:
+        """The inventory and the options that reach the same nodes, as words of a shell; without
+        one, the word for it."""
+        if inventory is None:
+            return "INVENTORY"
         options = (("--limit", self.limit), ("-u", self.ssh_user), ("--ssh-key", self.ssh_key))
         words = [word for name, value in options if value is not None for word in (name, value)]
         return join([inventory, *words, *(["--sudo"] if self.sudo else [])])
@@ -79,7 +84,8 @@ class TargetOptions:
 class Targets:
     """The nodes of one command, and their transport, a context manager that disconnects.
 
-    policies:  the declared policy of each node, by name
+    policies:  the policy of each node, by name
+    declared:  these policies as the inventory declares them, where the command has changed them
     inventory: None: this machine, or all nodes of the job
     job:       number of the Slurm job in whose steps requests run; "": none, or a new allocation
     """
@@ -88,6 +94,12 @@ class Targets:
     policies: Mapping[str, Policy]
     inventory: NodeInventory | None = None
     job: str = ""
+    declared: Mapping[str, Policy] | None = None
+
+    @property
+    def gate_policies(self) -> Mapping[str, Policy]:
+        """The policy that each node's own check has to have."""
+        return self.policies if self.declared is None else self.declared
 
     @property
     def slots(self) -> dict[str, int]:
@@ -99,16 +111,17 @@ class Targets:
 
     def at(self, moment: str) -> Targets:
         """The nodes with the site's checks of one of `site_checks.MOMENTS` alone."""
-        return self._changed(lambda policy: policy.at(moment))
+        return self.changed(lambda policy: policy.at(moment))
 
     def chosen(self, selection: CheckSelection) -> Targets:
         """The nodes with the chosen of the site's checks alone, so that no other runs there."""
-        return self._changed(lambda policy: policy.with_site_checks(selection.checks))
+        return self.changed(lambda policy: policy.with_site_checks(selection.checks))
 
-    def _changed(self, change: Callable[[Policy], Policy]) -> Targets:
+    def changed(self, change: Callable[[Policy], Policy]) -> Targets:
+        """The nodes with changed policies for this command."""
         shared = {id(policy): change(policy) for policy in self.policies.values()}
         policies = {name: shared[id(policy)] for name, policy in self.policies.items()}
-        return replace(self, policies=policies)
+        return replace(self, policies=policies, declared=self.gate_policies)
 
     def remember_failed(
         self, failed: Iterable[str], *, lost: bool = False, reached: Iterable[str] | None = None
@@ -129,11 +142,10 @@ class Targets:
 
 
 def load_targets(
-    inventory: str, options: TargetOptions, settings: Mapping[str, Any] = _NO_SETTINGS
+    inventory: str, options: TargetOptions
 ) -> tuple[NodeInventory, list[Host], dict[str, Policy]]:
     """An INVENTORY, its selected hosts, and their policies by name. Contacts no node.
 
-    settings: fields of the policy that the command line sets for every node
     Raises Refused for every mistake in the inventory, its data and --limit.
     """
     from pyinfra.api.exceptions import InventoryError
@@ -156,9 +168,6 @@ def load_targets(
         raise Refused("\n".join(error.problems)) from None
     if loaded.note:
         options.warn(loaded.note)
-    if settings:
-        changed = {policy: replace(policy, **settings) for policy in {*policies.values()}}
-        policies = {name: changed[policy] for name, policy in policies.items()}
     return loaded, hosts, policies
 
 
@@ -203,9 +212,17 @@ def ssh_targets(inventory: str, options: TargetOptions) -> Targets:
     return Targets(SshTransport(loaded, hosts, _pyinfra_config(options)), policies, loaded)
 
 
-def local_policy() -> Policy:
-    """The policy of this machine. Raises Refused."""
+def local_policy(options: TargetOptions) -> Policy:
+    """The policy of this machine: that of @local where the current directory has a policy, else
+    that of the last deploy. Raises Refused."""
     from nodeready.healthcheck import here
+
+    beside = [name for name in ("group_data", FOLDER) if os.path.lexists(name)]
+    for name in beside:
+        refuse_stranger(name, "name an INVENTORY: @local")
+    if beside:
+        (policy,) = load_targets("@local", options)[2].values()
+        return policy
 
     try:
         return here.load(None)
@@ -232,6 +249,7 @@ def select_targets(
     """The nodes of a command, with the transport of ``--via``. Raises Refused.
 
     inventory: None: all nodes of the job, with the default policy
+    settings:  fields of the policy that the command line sets for every node
     job:       the running Slurm job in whose steps requests run, by srun; None: not given
     tell:      called with a line about the transport
     works:     requests use the job's GPUs (`transport.srun.Srun`)
@@ -239,8 +257,20 @@ def select_targets(
     interrupt_on_signals()
     _refuse_unused_options(inventory, options, job)
     if inventory is None:
-        return _job_targets(job, options, settings, tell, works)
-    loaded, hosts, policies = load_targets(inventory, options, settings)
+        targets = _job_targets(job, options, tell, works)
+    else:
+        targets = _inventory_targets(inventory, options, job, tell, works)
+    return targets.changed(lambda policy: replace(policy, **settings)) if settings else targets
+
+
+def _inventory_targets(
+    inventory: str,
+    options: TargetOptions,
+    job: str | None,
+    tell: Callable[[str], None],
+    works: bool,
+) -> Targets:
+    loaded, hosts, policies = load_targets(inventory, options)
     _refuse_nameless_user(hosts)
     own_job = _own_job(hosts) if job is None and options.via in ("srun", "auto") else ""
     via = _choose_transport(options, hosts, own_job)
@@ -364,7 +394,6 @@ def running_job(job: str) -> RunningJob:
 def _job_targets(
     job: str | None,
     options: TargetOptions,
-    settings: Mapping[str, Any],
     tell: Callable[[str], None],
     works: bool,
 ) -> Targets:
@@ -377,8 +406,7 @@ def _job_targets(
         raise Refused("--salloc: the job has its nodes already")
     running = running_job(job)
     transport = Srun(running, tell, works=works, sudo=options.sudo)
-    policy = replace(Policy(), **settings)
-    return Targets(transport, dict.fromkeys(transport.nodes, policy), job=running.number)
+    return Targets(transport, dict.fromkeys(transport.nodes, Policy()), job=running.number)
 
 
 def _srun_transport(

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from nodeready.cli.conversations import ask_with_progress
+from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.incident import JOB, TIMEOUT, USER, collector, nodes_of_job, refuse_bad_search
 from nodeready.cli.jobs import running_lines
 from nodeready.cli.options import (
@@ -258,6 +259,7 @@ def watch(
     if then is not None and not command:
         raise Refused("--then: names no command")
     screen = options.screen()
+    inventory = find_inventory(inventory, options, elsewhere=local or options.via != "ssh")
     nodes, name = nodes_of_job(inventory, job, options, local=local)
     directory = Path(output) if output is not None else _default_directory()
     placement = JobPlacement() if user else job_placement(name, nodes.transport.nodes)

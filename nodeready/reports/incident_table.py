@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.reports.lines import STYLES, StyledLine, line, node_set
+from nodeready.reports.lines import STYLES, StyledLine, line, node_set, with_inventory
 from nodeready.reports.rank_groups import ranks
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.similar_texts import reasons
@@ -43,7 +43,7 @@ def incident_index(incident: Incident, options: Options = PLAIN) -> Iterator[Sty
             reason = f": {suspect.for_[0]}" if suspect.for_ else ""
             yield line(f"{'':<{_NAME_WIDTH}}suspect: {suspected}{place}{reason}")
     for row in incident.advice:
-        yield line(f"{'':<{_NAME_WIDTH}}{row}")
+        yield line(f"{'':<{_NAME_WIDTH}}{with_inventory(row, options.inventory)}")
     yield line("")
     directory = incident.archive.rpartition("/")[2].removesuffix(".tar.gz") or "DIR"
     for part in incident.parts:

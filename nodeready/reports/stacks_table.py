@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from nodeready.reports.lines import STYLES, StyledLine, line, node_set
+from nodeready.reports.lines import STYLES, StyledLine, line, node_set, with_inventory
 from nodeready.reports.rank_groups import (
     headline,
     largest,
@@ -89,6 +89,7 @@ class _StacksTable(TableLayout):
     def __init__(self, stacks: Stacks, options: Options) -> None:
         super().__init__(options)
         self.is_whole = bool(self.verbose)
+        self.inventory = options.inventory
         self.largest = largest(stacks)
         self.max_ranks = NO_LIMIT if self.verbose else _RANKS
         self.members = [members(group, self.max_ranks) for group in stacks.groups]
@@ -190,7 +191,7 @@ class _StacksTable(TableLayout):
         yield from self.children(group)
         yield from self.locals(group)
         if group.hint:
-            yield self.detail("hint: ", (group.hint, "cyan"))
+            yield self.detail("hint: ", (with_inventory(group.hint, self.inventory), "cyan"))
 
     def children(self, group: Group) -> Iterator[StyledLine]:
         """The kinds of child processes of the ranks, a line each."""
@@ -222,7 +223,8 @@ class _StacksTable(TableLayout):
             if self.verbose:
                 yield self.detail(("  ", ""), (sanitise(child.command, MAX_TEXT), "dim"))
             if child.hint and (self.verbose or child is first):
-                yield self.detail("  hint: ", (child.hint, "cyan"))
+                hint = with_inventory(child.hint, self.inventory)
+                yield self.detail("  hint: ", (hint, "cyan"))
         if group.children[maximum:] and maximum:
             hidden = counted(len(group.children) - maximum, "more sort", "more sorts")
             yield self.detail((f"{hidden} below (-v shows them)", "dim"))
@@ -317,7 +319,8 @@ def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[StyledLine]:
     if stacks.advice:
         yield line("")
     for text in stacks.advice:
-        yield line((f"{'next':<{table.indent}}", STYLES["change"]), text)
+        next_text = with_inventory(text, options.inventory)
+        yield line((f"{'next':<{table.indent}}", STYLES["change"]), next_text)
 
 
 def _merge_nodes_without_data(stacks: Stacks) -> Stacks:

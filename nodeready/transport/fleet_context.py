@@ -25,6 +25,7 @@ def fleet_context(
 ) -> FleetContext:
     """The context of these snapshots, without the nodes' addresses.
 
+    declared:  the policies of the inventory, which the gate's files have to have
     transport: fetches a block of known hosts that was too large for a snapshot
     """
     snapshots = {reply.name: reply.snapshot for reply in replies if reply.snapshot is not None}

@@ -15,6 +15,7 @@ from tests.helpers import nodeready
 
 SETTINGS = {"limit_memlock": 4096, "limit_nofile": 16384, "gate": True}
 ONLY = ("--only", "gate")
+SITE_CHECK = '[[check]]\nid = "allowed"\nrun = "echo no jobs"\nequals = "jobs"\nin = ["gate"]\n'
 LOGGER = '#!/bin/sh\necho "$*" >>/run/logged\n'
 
 
@@ -49,6 +50,8 @@ def node(fresh_nodes):
 
 def test_it_is_installed_once_kept_and_taken_away(node, inventory):
     where = inventory([node], **SETTINGS)
+    (where.parent / "checks.d").mkdir()
+    (where.parent / "checks.d/jobs.toml").write_text(SITE_CHECK)
     assert nodeready("deploy", where, "--yes", *ONLY).returncode == 0
     own = f"umask 077; flock -n /run/nodeready.record sh -c 'umask 022; exec {probe.RECORD}' "
     assert f"*/5 * * * * root {own}" in node.read(probe.CRON)
@@ -62,6 +65,11 @@ def test_it_is_installed_once_kept_and_taken_away(node, inventory):
     node.run(f"mv {probe.BUNDLE} /root/away")
     assert "nodeready: no-go: " in node.run(f"env -i {probe.RECORD}", check=False).stdout
     node.run(f"mv /root/away {probe.BUNDLE}")
+    verdict = json.loads(node.read(probe.VERDICT))
+    (result,) = (row for row in verdict["results"] if row["check"] == "site.allowed")
+    assert (result["status"], result["actual"]) == ("fail", "no jobs"), result
+    assert node.run(f"env -i {probe.PROLOG}", check=False).returncode == 1
+    assert "site.allowed: no jobs" in logged(node)
     assert "nodeready_" in node.read("/var/lib/prometheus/node-exporter/nodeready.prom")
     audit = nodeready("audit", where, "--format", "json", *ONLY)
     results = json.loads(audit.stdout)["nodes"][0]["results"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,14 @@ AWAY = fails(UNREACHABLE, "n: no answer in 15 s")
 DIES = fails(LOST, "connection lost")
 #: A recorded node.
 SOUND = shows(recorded("h100"))
+
+
+#: The modules that choose the nodes, where they are not the command's own.
+CHOOSERS = {
+    "watch": "nodeready.cli.incident",
+    "audit": "nodeready.cli.audit_run",
+    "ready": "nodeready.cli.ready_run",
+}
 
 
 @dataclass(frozen=True)
@@ -62,9 +70,8 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: Any) -> Callable
         nodes_of = targets.Targets(transport, policies, inventory.load(",".join(nodes)))
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
-        # `watch` finds the nodes of a job as `incident` does.
-        chooser = {"watch": "nodeready.cli.incident"}.get(name, command.callback.__module__)
-        module = sys.modules[chooser]
+        chooser = CHOOSERS.get(name, command.callback.__module__)
+        module = importlib.import_module(chooser)
         way = "ssh_targets" if name == "deploy" else "select_targets"
         monkeypatch.setattr(module, way, lambda *given, **how: nodes_of)
         code = command.main(["nodes", *words], standalone_mode=False)

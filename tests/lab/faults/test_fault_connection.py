@@ -104,7 +104,7 @@ def test_node_unreachable(fresh_nodes, fleet, tool):
     assert not re.search("^unreachable +busy", done.out, re.M)
     assert good.run("sysctl -n kernel.yama.ptrace_scope").stdout == "0\n"
     # Progress without a terminal: plain lines that name who is waited for.
-    waiting = [line for line in done.lines if line.startswith("nodeready: looking: ")]
+    waiting = [line for line in done.lines if line.startswith("nodeready: probing: ")]
     assert "silent" in waiting[-1]
 
 

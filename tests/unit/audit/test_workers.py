@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from nodeready.audit import answer_judge, workers
-from nodeready.cli import audit as command
+from nodeready.cli import audit_run as command
 from nodeready.policy import Policy
 from nodeready.reports.registry import format_names
 from nodeready.subjects import snapshot

@@ -11,8 +11,10 @@ import pytest
 from nodeready.cli import cli, config_file
 from nodeready.cli.default_inventory import KEY, find_inventory
 from nodeready.cli.options import FORMS, Option, Refused
-from nodeready.cli.targets import TargetOptions
+from nodeready.cli.targets import TargetOptions, local_policy, select_targets
 from nodeready.exit_codes import USAGE
+from nodeready.healthcheck import here
+from nodeready.policy.site_checks import AUDIT
 
 # --- From the system's file and the user's.
 
@@ -142,6 +144,31 @@ def test_an_inventory_of_another_user_is_not_taken_unnamed(monkeypatch, tmp_path
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     refuse()
+
+
+def test_the_gate_keeps_the_policy_of_the_inventory():
+    """Whatever the command line sets for this run: `gate.policy` does not fail by it."""
+    options = TargetOptions()
+    targets = select_targets("gpu001", options, {"gpu_count": 8}, job=None, tell=print).at(AUDIT)
+    counts = targets.policies["gpu001"].gpu_count, targets.gate_policies["gpu001"].gpu_count
+    assert counts == (8, None)
+
+
+@pytest.mark.usefixtures("variables")
+def test_this_machine_has_the_policy_of_the_current_directory(monkeypatch, tmp_path):
+    """As @local has it; without one, that of the last deploy."""
+    monkeypatch.setattr(here, "PATH", str(tmp_path / "policy.json"))
+    (tmp_path / "policy.json").write_text('{"ptrace_scope": 2}')
+    assert local_policy(TargetOptions()).ptrace_scope == 2
+    (tmp_path / "group_data").mkdir()
+    (tmp_path / "group_data/all.py").write_text("ptrace_scope = 1\n")
+    (tmp_path / "checks.d").mkdir()
+    (tmp_path / "checks.d/a.toml").write_text('[[check]]\nid = "a"\nrun = "true"\nstatus = 0\n')
+    policy = local_policy(TargetOptions())
+    assert (policy.ptrace_scope, len(policy.site_checks)) == (1, 1)
+    (tmp_path / "checks.d").chmod(0o777)
+    with pytest.raises(Refused, match=r"checks\.d of this directory may be another user's"):
+        local_policy(TargetOptions())
 
 
 def test_words_that_name_other_nodes_take_no_default(tool, tmp_path):

@@ -96,7 +96,7 @@ def test_an_output_that_cannot_be_a_file_is_refused(name, words, tmp_path):
 def asked(total: int, left: list[int], seconds: float, failed: int = 0) -> NodeProgress:
     """A progress of `total` nodes, of which all but `left` are done after `seconds`."""
     names = [f"gpu{number:05d}" for number in range(total)]
-    waiting = NodeProgress("looking", set(names), lambda: 0.0)
+    waiting = NodeProgress("probing", set(names), lambda: 0.0)
     waiting.clock = lambda: seconds
     for place, number in enumerate(sorted({*range(total)} - {*left})):
         waiting(names[number], place < failed)
@@ -109,18 +109,18 @@ LATE = [17, 231, 9998]
 @pytest.mark.parametrize(
     ("nodes", "width", "line"),
     [
-        ((2, [1], 1, 0), 79, "looking  1/2  0:01  waiting for gpu00001"),
+        ((2, [1], 1, 0), 79, "probing  1/2  0:01  waiting for gpu00001"),
         ((10_000, range(4000), 10, 12), 79,
-         "looking  6000/10000  60 %  600/s  12 failed  0:10, 0:07 left"),
-        ((10_000, range(4000), 10, 12), 39, "looking  6000/10000  60 %  12 failed"),
+         "probing  6000/10000  60 %  600/s  12 failed  0:10, 0:07 left"),
+        ((10_000, range(4000), 10, 12), 39, "probing  6000/10000  60 %  12 failed"),
         ((10_000, range(9960), 30, 0), 79,
-         "looking  40/10000  0 %  1.3/s  0:30, 2:04:30 left"),
+         "probing  40/10000  0 %  1.3/s  0:30, 2:04:30 left"),
         ((10_000, LATE, 44, 12), 79,
-         "looking  9997/10000  12 failed  0:44  waiting for 3: gpu[00017,00231,09998]"),
+         "probing  9997/10000  12 failed  0:44  waiting for 3: gpu[00017,00231,09998]"),
         ((10_000, LATE, 44, 12), 59,
-         "looking  9997/10000  12 failed  waiting for 3: gpu[00..."),
-        ((10_000, LATE, 44, 12), 24, "looking  9997/10000"),
-        ((10_000, [], 44, 12), 79, "looking  10000/10000  100 %  227/s  12 failed  0:44"),
+         "probing  9997/10000  12 failed  waiting for 3: gpu[00..."),
+        ((10_000, LATE, 44, 12), 24, "probing  9997/10000"),
+        ((10_000, [], 44, 12), 79, "probing  10000/10000  100 %  227/s  12 failed  0:44"),
     ],
 )  # fmt: skip
 def test_the_line_of_progress_has_what_matters_in_its_width(nodes, width, line):
@@ -136,7 +136,7 @@ def test_how_long_the_last_nodes_are_silent_is_said():
     assert waiting.slow_nodes(60) == "waiting for 3: gpu[00017,00231,09998], 41 s"
     assert waiting.line(79).endswith("  1:25  waiting for 3: gpu[00017,00231,09998], 41 s")
     assert waiting.sentence() == (
-        "looking: 9997 of 10000 nodes, 118/s. waiting for 3: gpu[00017,00231,09998], 41 s"
+        "probing: 9997 of 10000 nodes, 118/s. waiting for 3: gpu[00017,00231,09998], 41 s"
     )
     # A node that is told twice is one, and of another question none.
     for name in ("gpu00000", "login1"):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from nodeready.cli import ready
+from nodeready.cli import ready_run as ready
 from nodeready.cli.options import Refused
 from nodeready.policy import Policy
 from tests.fake import interrupts, one_by_one
@@ -50,7 +50,7 @@ def test_ready_waits_until_enough_nodes_are_ready(run, monkeypatch):
     done = run({"a": SOUND, "b": one_by_one(AWAY, AWAY, SOUND)}, *words)
     assert done.code == 0
     # Each look is asked for, but only what has changed is told.
-    assert done.err.count("1 of 2 nodes ready, not b; looking again for ") == 1
+    assert done.err.count("1 of 2 nodes ready, not b; probing again for ") == 1
     assert done.out.startswith("GO       a,b  2 nodes")
 
 

@@ -35,6 +35,12 @@ def test_every_line_is_safe_and_the_table_fits_80_columns(name):
         assert max(map(len, rows)) <= 80
 
 
+def test_the_commands_have_the_inventory_of_the_run():
+    stacks = replace(FLEETS["hung"](), advice=("look for it: `nodeready cores INVENTORY`",))
+    shown = [line.plain for line in show(stacks, Options(inventory="prod.py --sudo"))]
+    assert shown[-1].endswith("look for it: `nodeready cores prod.py --sudo`")
+
+
 @pytest.mark.parametrize(
     ("short", "long", "gone_on"),
     [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nodeready.cli import ready as command
+from nodeready.cli import ready_run as command
 from nodeready.policy import Policy
 from nodeready.ready import run as ready
 from nodeready.smoke import document, participants, run

@@ -1,0 +1,184 @@
+"""What `nodeready audit` does when it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from nodeready.audit.document import FAILED, UNREACHABLE, Audit, audit_code
+from nodeready.audit.fleet import distinguishing_groups, probed_subjects
+from nodeready.cli.conversations import probe_nodes
+from nodeready.cli.default_inventory import require_inventory
+from nodeready.cli.options import Refused
+from nodeready.cli.outputs import Outputs, read_outputs
+from nodeready.cli.recorded import recorded_audit, recorded_source
+from nodeready.cli.screen import Screen
+from nodeready.cli.targets import TargetOptions, Targets, select_targets
+from nodeready.exit_codes import INTERRUPTED as INTERRUPTED_CODE
+from nodeready.policy import Policy
+from nodeready.policy.site_checks import AUDIT
+from nodeready.reports.nagios import nagios_code
+from nodeready.reports.registry import Options
+from nodeready.subjects.registry import CheckSelection, SelectionError, select
+from nodeready.text import utc_now
+from nodeready.transport.base import INTERRUPTED
+from nodeready.transport.snapshots import SnapshotReply
+
+if TYPE_CHECKING:
+    from nodeready.audit.workers import AuditWorkers
+
+#: The statuses of the nodes that ``--limit @last-failed`` means.
+FAILING = (UNREACHABLE, FAILED, "fail", "unknown", "warn")
+
+
+def audit_document(
+    targets: Targets,
+    screen: Screen,
+    selection: CheckSelection,
+    replies: list[SnapshotReply],
+    *,
+    started: str,
+    workers: AuditWorkers,
+) -> Audit:
+    """The audit of these replies to a probe of targets with an inventory.
+
+    replies: without the snapshots that the workers hold
+    """
+    from nodeready.subjects.context import FleetContext
+    from nodeready.transport.fleet_context import fleet_context
+
+    assert targets.inventory is not None
+    transport, inventory = targets.transport, targets.inventory
+    replies = workers.settle(replies)
+    context = FleetContext(targets.policies)
+    if all(reply.kind != INTERRUPTED for reply in replies):
+        context = fleet_context(transport, targets.gate_policies, replies, inventory)
+    document, problem = workers.audit(
+        replies,
+        workers.complete(context, transport.ssh_peers()),
+        selection,
+        started,
+        lambda name: distinguishing_groups(inventory, name, len(inventory)),
+        complete=not transport.interrupted,
+    )
+    if problem and screen.verbose:
+        screen.say(problem)
+    return document
+
+
+def _look(
+    nodes: Targets,
+    screen: Screen,
+    selection: CheckSelection,
+    timeout_s: int,
+    workers: AuditWorkers,
+) -> Audit:
+    """The audit of one look at the nodes. It connects to them anew: a node may be back."""
+    started = utc_now()
+    subjects = probed_subjects(selection)
+    with nodes.transport:
+        replies = probe_nodes(nodes, screen, subjects, timeout_s, read=workers.read)
+        if nodes.transport.interrupted:
+            screen.say_partial(
+                reply.name for reply in replies if not (reply.reached or reply.error)
+            )
+        return audit_document(nodes, screen, selection, replies, started=started, workers=workers)
+
+
+def _watch(
+    nodes: Targets,
+    screen: Screen,
+    selection: CheckSelection,
+    timeout_s: int,
+    first: Audit,
+    *,
+    every_s: float,
+) -> int:
+    """Look every ``every_s`` seconds and print what changed, until a signal. Returns the code."""
+    from nodeready.audit.workers import AuditWorkers
+    from nodeready.reports.audit_changes import changes, findings_of
+
+    findings = findings_of(first, {})
+    # Progress would stand between the lines.
+    quiet = Screen("never", quiet=True)
+    try:
+        while True:
+            time.sleep(every_s)
+            with AuditWorkers(nodes.policies, None, 0) as workers:
+                audit = _look(nodes, quiet, selection, timeout_s, workers)
+                if not audit.complete:
+                    return INTERRUPTED_CODE
+                before, findings = findings, findings_of(audit, findings)
+            screen.show(changes(before, findings, audit.finished))
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED_CODE
+
+
+def _refuse_with_watch(outputs: Outputs, recorded: str | None) -> None:
+    """Raises Refused for what --watch cannot do."""
+    if recorded:
+        raise Refused("--watch: asks the nodes; remove --recorded")
+    if outputs.form != "table" or outputs.files:
+        raise Refused("--watch: prints lines; remove --format and -o")
+
+
+def run_audit(
+    inventory: str | None,
+    *,
+    format: str,
+    output: tuple[str, ...],
+    only: str | None,
+    skip: str | None,
+    fail_on: str,
+    timeout: int,
+    recorded: str | None,
+    token_file: str | None,
+    every: float | None,
+    job: str | None,
+    **shared: Any,
+) -> int:
+    """Run `nodeready audit`. Returns the exit code. Raises Refused."""
+    options = TargetOptions(**shared)
+    inventory = require_inventory(inventory, options)
+    source = recorded_source(recorded, token_file) if recorded else None
+
+    def select_checks(policies: Iterable[Policy]) -> CheckSelection:
+        try:
+            return select(policies, only, skip)
+        except SelectionError as error:
+            raise Refused(str(error)) from None
+
+    outputs = read_outputs("audit", format, output)
+    if every is not None:
+        _refuse_with_watch(outputs, recorded)
+    screen = options.screen()
+    with contextlib.ExitStack() as exit_stack:
+        if source is not None:
+            document, nodes = recorded_audit(
+                inventory, options, source, timeout, select_checks, is_partial=bool(only or skip)
+            )
+        else:
+            nodes = select_targets(inventory, options, job=job, tell=screen.note).at(AUDIT)
+            selection = select_checks(nodes.policies.values())
+            nodes = nodes.chosen(selection)
+            from nodeready.audit.workers import AuditWorkers
+
+            # The workers are forked before any connection is made.
+            workers = exit_stack.enter_context(AuditWorkers(nodes.policies, outputs.write_facts))
+            document = _look(nodes, screen, selection, timeout, workers)
+        code = audit_code(document, fail_on)
+        failing = [node.name for node in document.nodes if node.status in FAILING]
+        outputs.show(
+            document,
+            screen,
+            silent=screen.quiet and not failing,
+            options=Options(fail_on=fail_on, inventory=options.words(inventory)),
+        )
+        nodes.remember_failed(failing)
+        if every is not None and document.complete:
+            return _watch(nodes, screen, selection, timeout, document, every_s=every)
+        return nagios_code(document) if outputs.form == "nagios" else code
