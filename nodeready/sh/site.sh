@@ -27,17 +27,18 @@ nr_site_pack() {
     { head -c "$2"; cat >/dev/null; } | base64 | sed "s/^/$1 /"
 }
 
-# `timeout` leads a process group: what the command leaves behind there is ended with it.
+# `timeout`, or the session's first process, leads a process group: what the command leaves behind
+# there is ended with it.
 nr_site_run() {
     NR_TEXT=$2
     export NR_TEXT
     if [ "$nr_limit" = nr_session ]; then
         nr_session "$1" sh -c "$nr_eval"
-        return
+    else
+        $nr_limit "$1" sh -c "$nr_eval" &
+        nr_pid=$!
+        wait $nr_pid
     fi
-    $nr_limit "$1" sh -c "$nr_eval" &
-    nr_pid=$!
-    wait $nr_pid
     nr_status=$?
     kill -s KILL -- -$nr_pid 2>/dev/null
     return $nr_status

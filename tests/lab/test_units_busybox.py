@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cases import cases
 from tests.unit.subjects import test_gpus_kernel_log as kernel_log
-from tests.unit.subjects import test_gpus_nvidia, test_gpus_pci, test_rdma_script
+from tests.unit.subjects import test_gpus_nvidia, test_gpus_pci, test_rdma_script, test_site
 
 pytestmark = pytest.mark.skipif(not shutil.which("busybox"), reason="no busybox here")
 
@@ -37,3 +39,18 @@ def scan(tmp_path: Path) -> Any:
 def test_the_shell(question: Callable[..., None], tmp_path: Path) -> None:
     given = {"shell": ["busybox", "ash"], "tmp_path": tmp_path}
     question(**{word: given[word] for word in inspect.signature(question).parameters})
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("missing", ["", "timeout"])
+def test_checks_of_a_sites_own(missing: str, tmp_path: Path) -> None:
+    """With nothing but busybox, whose `timeout` ends only its child; and without any."""
+    busybox = str(shutil.which("busybox"))
+    listed = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True)
+    for name in {*listed.stdout.split()} - {missing}:
+        (tmp_path / name).symlink_to(busybox)
+    made = test_site.make_rows([busybox, "ash"], tmp_path)
+    rows = [case.values[0] for case in cases(test_site.__file__, test_site.DATA)]
+    wrong = [row["name"] for row in rows if made[row["name"]].status != row["status"]]
+    # Its PATH is that of the first lines of every script, which `make` leaves out here.
+    assert wrong == ["finds what root finds"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -22,26 +24,39 @@ PROBES = snapshot.probes(["site"])
 DATA = "data/site.toml"
 
 
-def make(checks: list[SiteCheck], sh: list[str]) -> dict[str, Result]:
-    """The results of these checks, made on this machine, by their names."""
+def make(
+    checks: list[SiteCheck], sh: list[str], programs: Path | None = None
+) -> dict[str, Result]:
+    """The results of these checks, made on this machine, by their names.
+
+    programs: directory of the only programs; None: the system's
+    """
     policy = Policy(site_checks=tuple(checks))
     script = make_script(snapshot.sections(PROBES), policy, NONCE)
-    command = shell.command(script, 60, "nodeready:test")
+    text, stdin = shell.command(script, 60, "nodeready:test")
+    if programs is not None:
+        # The constant line starts `timeout`, and puts the system's programs first.
+        text, stdin = script, ""
+    env = {**os.environ, "LC_ALL": "C", **({"PATH": str(programs)} if programs else {})}
     done = subprocess.run(
-        [*sh, "-c", command.line], input=command.stdin.encode(), stdout=subprocess.PIPE, check=True
+        [*sh, "-c", text], input=stdin.encode(), stdout=subprocess.PIPE, check=True, env=env
     )
     observed = snapshot.read(done.stdout.decode(), PROBES, policy, NONCE)
     return {result.check.partition(".")[2]: result for result in judge(observed, policy)}
 
 
-@pytest.fixture(scope="module")
-def results() -> dict[str, Result]:
+def make_rows(sh: list[str], programs: Path | None = None) -> dict[str, Result]:
     """The results of all rows, which are made at once as on a node."""
     rows = read(ROOT / "tests/unit/subjects" / DATA)
     checks = [parse({"id": f"c{n}", **row["check"]}) for n, row in enumerate(rows)]
-    made = make(checks, ["sh"])
+    made = make(checks, sh, programs)
     assert list(made) == [check.name for check in checks]
     return {row["name"]: made[check.name] for row, check in zip(rows, checks, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Result]:
+    return make_rows(["sh"])
 
 
 @pytest.mark.parametrize("case", cases(__file__, DATA))
