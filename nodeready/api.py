@@ -200,6 +200,15 @@ def stacks(
 
 # --- The child process.
 
+#: Unlike `python -m`, it imports nothing from the current directory.
+_CHILD = """\
+import sys
+sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]
+from nodeready.cli.as_document import main
+main()
+"""
+#: The directory from which the caller has imported the package.
+_PLACE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 #: Parameters whose option has another name.
 _OPTION_NAMES = {"source": "from", "pids": "pid", "locals_": "locals"}
 
@@ -229,7 +238,7 @@ def _document(command: str, **values: Any) -> Any:
         try:
             child = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "nodeready.cli.as_document", str(writing)),
+                    *(sys.executable, "-c", _CHILD, _PLACE, str(writing)),
                     *_words(command, **values),
                 ],
                 stdin=subprocess.DEVNULL,

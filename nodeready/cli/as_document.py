@@ -1,7 +1,7 @@
 """A command whose document is sent to the process that asked for it (`nodeready.api`).
 
-`python -m nodeready.cli.as_document FD COMMAND …` does what `nodeready COMMAND …` does, but writes
-the document to the file descriptor FD in place of the report.
+`main` with the arguments FD COMMAND … does what `nodeready COMMAND …` does, but writes the
+document to the file descriptor FD in place of the report.
 """
 
 from __future__ import annotations
@@ -54,7 +54,3 @@ def main() -> None:
         cli.main(sys.argv[2:])
     finally:
         handle_signals(signal.SIG_IGN)
-
-
-if __name__ == "__main__":
-    main()

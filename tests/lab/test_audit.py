@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+import nodeready
 from nodeready.subjects.registry import LOOKED_AT
-from tests.command import ours, written
+from tests.command import ours, wait_for, written
 from tests.helpers import project
 
 #: Subjects that a fresh node of the lab passes without a deploy.
@@ -123,3 +128,26 @@ def test_each_subject_is_a_fact_for_pyinfra(lab, fleet):
     assert '"unknown":' not in shown
     assert '"boot_id"' in shown
     assert '"nccl_socket_ifname"' in shown
+
+
+@pytest.mark.nightly
+def test_the_function_over_several_nodes_and_ctrl_c(lab, fleet):
+    """A node that cannot be reached is in the document; Ctrl-C ends what runs on the nodes."""
+    slow = {"id": "slow", "run": "touch /run/begun; sleep 60", "status": 0, "timeout_s": 60}
+    where = fleet(
+        lab.nodes, {"gone": {"ssh_hostname": "127.0.0.1", "ssh_port": 9}}, site_checks=[slow]
+    )
+    audit = nodeready.audit(where, only="ptrace")
+    statuses = {node.name: node.status for node in audit.nodes}
+    assert statuses == {**{node.name: "fail" for node in lab.nodes}, "gone": "unreachable"}
+    assert audit.nodes[-1].error
+
+    code = "import sys, nodeready; nodeready.audit(sys.argv[1], only='site')"
+    caller = subprocess.Popen(
+        [sys.executable, "-c", code, str(where)], stderr=subprocess.PIPE, text=True
+    )
+    begun = ["test", "-e", "/run/begun"]
+    wait_for(lambda: all(n.enter(begun, check=False).returncode == 0 for n in lab.nodes))
+    caller.send_signal(signal.SIGINT)
+    assert caller.communicate(timeout=60)[1].rstrip().endswith("KeyboardInterrupt")
+    wait_for(lambda: not any(map(ours, lab.nodes)))

@@ -86,6 +86,8 @@ def test_the_functions_stay_after_the_import_of_the_packages_of_their_names(tmp_
 
 
 def test_a_document_comes_and_the_callers_process_stays_as_it_was(tmp_path):
+    # Another file of the caller's, which is no module of the command's.
+    (tmp_path / "click.py").write_text("1/0\n")
     text = (
         "import sys, threading, nodeready\n"
         "audit = nodeready.audit('@local', only=['host', 'ptrace'])\n"
