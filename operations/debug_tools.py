@@ -1,4 +1,5 @@
-"""Install the debugging tools: the distribution's packages, and the control machine's py-spy."""
+"""Install the debugging tools: the distribution's packages, the control machine's py-spy, and the
+program that starts a rank."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from nodeready.subjects.debug_tools.facts import (
     UnusablePackage,
     unusable,
 )
+from nodeready.subjects.debug_tools.rank_program import RUN, content, digest
 from nodeready.subjects.snapshot import Snapshot
 
 #: Seconds for a whole installation, the wait for the package manager's lock included.
@@ -104,4 +106,22 @@ def _program(trouble: UnusablePackage) -> str:
     return trouble.program.path if folder in FOLDERS and name in packages_ else "-"
 
 
-STEPS = (py_spy, packages)
+@step()
+def run(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
+    """Write `nodeready run` as one file, which needs only the node's Python."""
+    tools: DebugTools = snapshot["debug_tools"]
+    program = tools.run
+    if program is not None and program.owner:
+        # A file keeps its owner when it is written.
+        yield RemoveFile(RUN)
+        program = None
+    if program is None or program.sha256 != digest():
+        test = 'sh "$0" --help >/dev/null || { echo "it does not run"; exit 1; }'
+        old = None if program is None else b""
+        validator = ("sh", "-c", test)
+        yield WriteFile(RUN, content(), old, mode="0755", validator=validator, large=True)
+    if program is not None and program.mode != 0o755:
+        yield RunCommand(("chmod", "0755", RUN))
+
+
+STEPS = (py_spy, run, packages)

@@ -30,6 +30,7 @@ from __future__ import annotations
 # What the distribution's package manager installs; "" as py_spy_version leaves py-spy alone.
 # packages = ("gdb", "strace", "pdsh")
 # py_spy_version = "0.4.3"
+# nodeready_run = True
 
 # Who gets a ~/.pdshrc, and what it puts in front of PATH, activates and runs.
 # pdshrc_users = ()

@@ -123,6 +123,12 @@ class Policy:
         VERSION,
         "The version of py-spy to install in /usr/local/bin; '': py-spy is not managed.",
     )
+    nodeready_run: bool = setting(
+        True,
+        FLAG,
+        "True: a deploy installs `nodeready run` as /usr/local/bin/nodeready-run, one file that "
+        "needs only the node's Python.",
+    )
     pdshrc_users: Names = setting(
         (), USERS, "Users who get a ~/.pdshrc, or a marked block in their existing file."
     )

@@ -18,10 +18,13 @@ def test_the_commands_of_the_page_take_a_deploy_back(fresh_nodes, inventory):
         "/etc/ssh/ssh_config": "Host *\n    StrictHostKeyChecking ask\n",
     }
     (node,) = fresh_nodes(1, files=theirs)
-    where = inventory([node], limit_memlock=4096, limit_nofile=16384, ssh_client_hosts=["a*"])
-    find = "find /etc -name '*nodeready*'; grep -rls nodeready /etc"
+    limits = {"limit_memlock": 4096, "limit_nofile": 16384}
+    tools = {"packages": (), "py_spy_version": ""}
+    where = inventory([node], ssh_client_hosts=["a*"], **limits, **tools)
+    find = "find /etc /usr/local -name '*nodeready*'; grep -rls nodeready /etc"
     before = node.run(find, check=False).stdout
-    deployed = nodeready("deploy", where, "--yes", "--only", "ptrace,limits,ssh_client,pdsh")
+    subjects = "ptrace,limits,ssh_client,pdsh,debug_tools"
+    deployed = nodeready("deploy", where, "--yes", "--only", subjects)
     assert deployed.returncode == 0, deployed.stdout + deployed.stderr
     assert node.run(find, check=False).stdout != before
     # The page's systemctl line is for nodes with systemd, which a node of the lab is not.

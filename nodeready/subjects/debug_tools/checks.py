@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nodeready import __version__
 from nodeready.policy import Policy
 from nodeready.shell import quote
 from nodeready.subjects.access import MAY_EXECUTE
@@ -13,6 +14,7 @@ from nodeready.subjects.debug_tools.facts import (
     DebugTools,
     unusable,
 )
+from nodeready.subjects.debug_tools.rank_program import RUN, digest
 from nodeready.subjects.proof.debugger_facts import NOEXEC
 from nodeready.subjects.pythons import PACKAGES
 from nodeready.subjects.result import (
@@ -24,6 +26,7 @@ from nodeready.subjects.result import (
     join_first,
     na,
     ok,
+    unknown,
     warn,
 )
 
@@ -162,4 +165,30 @@ def python(observed: DebugTools, policy: Policy) -> Result:
     return fail(check, expected, observed.old_python or "none", "", fix)
 
 
-SUBJECT = Subject("debug_tools", __doc__, checks=(packages, py_spy, python), probe=PROBE)
+@check("debug_tools.run", settings=("nodeready_run",), fixed_by="debug_tools.run")
+def run(observed: DebugTools, policy: Policy) -> Result:
+    """/usr/local/bin/nodeready-run is that of this nodeready, and all users can execute it.
+
+    It starts one rank of a job so that its hang can be examined, as `nodeready run` does, on nodes
+    without an installation. It belongs to root, who alone may change what every user starts. One
+    of another version is a warning: it still starts a rank, and stops no job.
+    """
+    check, program = "debug_tools.run", observed.run
+    if not policy.nodeready_run:
+        return na(check, "nodeready_run is False")
+    if not observed.python:
+        return na(check, "no Python for it: see debug_tools.python")
+    expected = f"of nodeready {__version__}"
+    if program is None:
+        return fixable(check, expected, "not installed", RUN)
+    if program.owner or program.mode != 0o755:
+        actual = f"has owner {program.owner} and mode {program.mode:o}"
+        return fixable(check, expected, actual, RUN)
+    if not program.sha256:
+        return unknown(check, f"{RUN} cannot be read")
+    if program.sha256 != digest():
+        return fixable(check, expected, "of another version, or changed", RUN, status="warn")
+    return ok(check, expected, source=RUN)
+
+
+SUBJECT = Subject("debug_tools", __doc__, checks=(packages, py_spy, python, run), probe=PROBE)

@@ -21,6 +21,7 @@ from nodeready.subjects.access import (
     unusable_program,
 )
 from nodeready.subjects.base import Output, Probe, ProbeError, Section
+from nodeready.subjects.debug_tools.rank_program import RUN
 from nodeready.subjects.pythons import SCRIPT as PYTHONS_SCRIPT
 from nodeready.subjects.pythons import parse_pythons
 
@@ -107,6 +108,14 @@ def _py_spy(version: str) -> str:
     """
 
 
+_RANK_PROGRAM = rf"""
+    if [ -f {RUN} ]; then
+        nr_sum=$(sha256sum <{RUN})
+        printf 'run=%s %s\n' "$(stat -Lc '%u %a' {RUN})" "${{nr_sum%% *}}"
+    fi
+"""
+
+
 def _script(policy: Policy) -> str:
     # A package counts as installed when a command of its name exists (built by hand, from a module
     # tree), or when the package manager has it: not every package has such a command. In the
@@ -158,8 +167,9 @@ def _script(policy: Policy) -> str:
     """
     managers = f"nr_have {' '.join(MANAGERS)}\n"
     py_spy = _py_spy(policy.py_spy_version) if policy.py_spy_version else ""
-    parts = [broken + packages if policy.packages else "", managers, PYTHONS_SCRIPT, py_spy, ":"]
-    return "\n".join(parts)
+    run = _RANK_PROGRAM if policy.nodeready_run else ""
+    parts = [broken + packages if policy.packages else "", managers, PYTHONS_SCRIPT, py_spy, run]
+    return "\n".join([*parts, ":"])
 
 
 @dataclass(frozen=True)
@@ -174,6 +184,20 @@ class BrokenProgram:
     package: str
     how: str
     path: str
+
+
+@dataclass(frozen=True)
+class RankProgram:
+    """/usr/local/bin/nodeready-run on the node.
+
+    owner:  its uid
+    mode:   its permission bits
+    sha256: hexadecimal; "" where it cannot be read
+    """
+
+    owner: int
+    mode: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -197,6 +221,7 @@ class DebugTools:
     access:   the modes of the programs
     python:   the Python that starts nodeready's programs, of 3.9 or newer; "": there is none
     old_python: without such a Python: the first older one, with its version; "": none at all
+    run:      the file that starts a rank; None: there is none, or the policy leaves it alone
     """
 
     missing: tuple[str, ...] = ()
@@ -214,6 +239,7 @@ class DebugTools:
     access: Access = field(default_factory=Access)
     python: str = ""
     old_python: str = ""
+    run: RankProgram | None = None
 
     @property
     def lost(self) -> tuple[str, ...]:
@@ -266,7 +292,15 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
         access=parse_access(outputs),
         python=python.name,
         old_python=python.old,
+        run=next(map(_rank_program, output.all("run")), None),
     )
+
+
+def _rank_program(row: str) -> RankProgram:
+    match = re.fullmatch(r"(\d{1,10}) ([0-7]{1,5}) ([0-9a-f]{64})?", row)
+    if match is None:
+        raise ProbeError(f"the mode of {RUN} is no mode", row)
+    return RankProgram(int(match[1]), int(match[2], 8), match[3] or "")
 
 
 _BROKEN = re.compile(r"(\S+) (gone|empty|mode) ((?:/usr)?(?:/local)?/s?bin/[^/\s]+)")

@@ -20,6 +20,7 @@ import pytest
 from nodeready.node import run as supervisor
 from nodeready.node import runtime
 from nodeready.node.stacks import processes, ranks
+from nodeready.subjects.debug_tools import rank_program
 from nodeready.transport import bundle
 from tests.cases import cases
 from tests.command import wait_for
@@ -564,13 +565,32 @@ def test_the_command_has_the_options_of_the_file(capsys):
     assert options == set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) - {"--help", "--"}
 
 
-def test_the_bundle_starts_a_rank_too(tmp_path):
-    pyz = tmp_path / "nodeready.pyz"
-    pyz.write_bytes(bundle.build())
+@pytest.mark.parametrize("deployed", [False, True])
+def test_the_files_on_a_node_start_a_rank_too(tmp_path, deployed):
+    """The bundle; and nodeready-run, which starts the first new enough Python."""
+    if deployed:
+        program = tmp_path / "nodeready-run"
+        program.write_bytes(rank_program.content())
+        program.chmod(0o755)
+        (tmp_path / "python3").write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / "python3").chmod(0o755)
+        (tmp_path / "python3.9").symlink_to(sys.executable)
+        start, path = [str(program)], str(tmp_path)
+    else:
+        program = tmp_path / "nodeready.pyz"
+        program.write_bytes(bundle.build())
+        start, path = [sys.executable, "-I", str(program), "run"], os.environ["PATH"]
     code = (
         "import nodeready_run, sys; print(nodeready_run.MAX_LINE_BYTES, sys.argv[1:]); sys.exit(7)"
     )
-    words = [sys.executable, "-I", str(pyz), "run", sys.executable, "-c", code, "--local"]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
+    words = [*start, sys.executable, "-c", code, "--local"]
+    env = environment(PATH=path)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (7, "")
     assert done.stdout == f"[{NODE}:3] {supervisor.MAX_LINE_BYTES} ['--local']\n"
+
+
+def test_without_a_new_enough_python_no_rank_starts():
+    words = ["/bin/sh", "-c", rank_program.content().decode(), "nodeready-run", "true"]
+    done = subprocess.run(words, env={"PATH": ""}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (127, "nodeready run: no Python 3.9 or newer\n")

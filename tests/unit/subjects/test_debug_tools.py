@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from nodeready.deploy.actions import PlanError, RemoveFile, RunCommand, Script, 
 from nodeready.operations import debug_tools
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output, ProbeError
-from nodeready.subjects.debug_tools import checks
+from nodeready.subjects.debug_tools import checks, rank_program
 from nodeready.subjects.debug_tools import facts as probe
-from nodeready.subjects.debug_tools.facts import DebugTools
+from nodeready.subjects.debug_tools.facts import DebugTools, RankProgram
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders.judging import judge_all
 from tests.builders.verdicts import policy_of
@@ -52,6 +53,7 @@ def plan(step: Any, observed: DebugTools, **policy: Any) -> tuple[Any, ...]:
 def test_judged(case):
     """The packages, and py-spy: of which digest, whose, and in whose directories."""
     names = {"DIRECTORIES": DIRECTORIES.rstrip(), "KNOWN": KNOWN, "OTHER": OTHER}
+    names["RUN"] = rank_program.digest()
     text = "".join(f"{line}\n" for line in case["printed"]).replace("PY_SPY", probe.PY_SPY)
     text += PYTHON
     for name, value in names.items():
@@ -81,7 +83,7 @@ def test_the_python_that_starts_the_programs(text, status, actual, fix):
 @pytest.mark.parametrize(
     "text",
     ["", "machine=\n", "machine=$(reboot)\n", GOOD.replace("at=0 0 755", "at=0 0 rwx"),
-     there(sha256="x")],
+     there(sha256="x"), "machine=x86_64\nrun=0 rwx\n"],
 )  # fmt: skip
 def test_answers_that_make_no_sense(text):
     with pytest.raises(ProbeError):
@@ -157,3 +159,34 @@ def test_the_binary_is_read_only_where_it_is_to_be_written(monkeypatch):
     )
     with pytest.raises(PlanError, match="no wheel: put one there"):
         plan(debug_tools.py_spy, DebugTools(machine="x86_64"))
+
+
+WRITTEN = WriteFile(
+    rank_program.RUN,
+    rank_program.content(),
+    None,
+    mode="0755",
+    validator=("sh", "-c", 'sh "$0" --help >/dev/null || { echo "it does not run"; exit 1; }'),
+    large=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "actions"),
+    [
+        (None, (WRITTEN,)),
+        (RankProgram(0, 0o755, OTHER), (replace(WRITTEN, old=b""),)),
+        (RankProgram(1000, 0o755, OTHER), (RemoveFile(rank_program.RUN), WRITTEN)),
+        (
+            RankProgram(0, 0o4700, rank_program.digest()),
+            (RunCommand(("chmod", "0755", rank_program.RUN)),),
+        ),
+        (RankProgram(0, 0o755, rank_program.digest()), ()),
+    ],
+)
+def test_the_program_that_starts_a_rank(program, actions):
+    assert plan(debug_tools.run, DebugTools(python="python3", run=program)) == actions
+
+
+def test_no_program_starts_a_rank_without_python():
+    assert judge_all(checks, DebugTools(), Policy())[3].status == "na"
