@@ -116,8 +116,9 @@ class _SmokeTable(TableLayout):
             yield self.head("stopped", "warn", smoke.stopped)
         for finding in smoke.environment:
             style = "fail" if finding.weight > 1 else "warn"
-            yield self.head("environment", style, finding.text)
-            yield self.detail(f"{finding.advice}  ", self.names_beside(finding.nodes, 40))
+            yield self.head("variable", style, finding.text)
+            columns = self.indent + len(finding.advice) + 2
+            yield self.detail(f"{finding.advice}  ", self.names_beside(finding.nodes, columns))
 
     def suspect(self, row: tuple[SmokeSuspect, tuple[str, ...]]) -> Iterator[StyledLine]:
         """A suspect: its kind and names, then the evidence."""

@@ -282,7 +282,12 @@ class _SmokeRun:
         losses = [self.channels.lost[n] for n in suspect.nodes if n in self.channels.lost]
         controls = (self.controls.get(suspect, ""), self.common_control)
         lost = (f"lost: {loss.reason}" for loss in losses)
-        return (*lost, *suspect.evidence, *filter(None, controls))
+        variables = (
+            f"environment: {finding.text}"
+            for finding in self.nodes.findings
+            if finding.weight > 1 and {*suspect.nodes} & {*finding.nodes}
+        )
+        return (*lost, *variables, *suspect.evidence, *filter(None, controls))
 
     def _status(self, name: str, blamed: set[str], result: SearchResult) -> tuple[str, str]:
         """A node's status; and the reason, if it was not reached or not tested."""

@@ -59,41 +59,42 @@ RULES = (
          "bring the interface up, or name another one: nodeready env", "the same"),
     Rule("no-address", _INTERFACES, "names an interface without an address", 2,
          "give the interface an address, or name another one: nodeready env", "the same"),
-    Rule("network", _INTERFACES, "leads to another network than on most nodes; the node has "
-         "another interface in theirs", 2, _INTERFACE_ADVICE, "the same"),
+    Rule("network", _INTERFACES, "leads to another network than on most nodes, in which the node "
+         "has another interface", 2, _INTERFACE_ADVICE, "the same"),
     Rule("own-name", "`GLOO_SOCKET_IFNAME`", "is not set, and the node's own name leads to "
          "loopback, which Gloo tells its peers", 2,
          "export GLOO_SOCKET_IFNAME (nodeready env), or mend /etc/hosts",
          "pytorch/gloo#223; PyTorch ProcessGroupGloo::createDefaultDevice"),
     Rule("no-hca", "`NCCL_IB_HCA`", "names no RDMA port of the node that is active", 2,
          "nodeready env prints the active devices", _NCCL_GUIDE),
-    Rule("hca-down", "`NCCL_IB_HCA`", "some of the named RDMA ports are not active", 1,
+    Rule("hca-down", "`NCCL_IB_HCA`", "names RDMA ports that are not active", 1,
          "see nodeready audit (rdma), or take the port out", _NCCL_GUIDE),
     Rule("ucx-device", "`UCX_NET_DEVICES`", "names no device of the node", 2,
          "see ucx_info -d, or take the variable out", "OpenUCX, UCX_NET_DEVICES"),
     Rule("master-loopback", "`MASTER_ADDR`", "leads to the node itself, and rank 0 is elsewhere",
-         2, "use an address or name of rank 0's node that is the same on all nodes: nodeready env",
-         "pytorch/pytorch#67547"),
+         2, "use an address of rank 0's node: nodeready env prints it", "pytorch/pytorch#67547"),
     Rule("master-name", "`MASTER_ADDR`", "has no address on the node", 2,
          "mend the name service or /etc/hosts there, or use an address", "pytorch/elastic#31"),
     Rule("master-differs", "`MASTER_ADDR`", "leads to another address than on most nodes", 2,
          "mend /etc/hosts there, or use an address", _TORCH_GUIDE),
-    Rule("master-node", "`MASTER_ADDR`", "is the address of a node without rank 0, on which the "
-         "job does not listen", 2, "use an address of rank 0's node: nodeready env",
+    Rule("master-node", "`MASTER_ADDR`", "is an address of another node than rank 0's, and the "
+         "job does not listen there", 2,
+         "use an address of rank 0's node: nodeready env prints it",
          "huggingface/accelerate#2362"),
-    Rule("port-taken", "`MASTER_PORT`", "another process listens on the port", 2,
-         "choose a free port: nodeready env", "pytorch/pytorch#129367"),
-    Rule("no-port", "`MASTER_PORT`", "is no port", 2, "a number from 1 to 65535", _TORCH_GUIDE),
-    Rule("same-gpu", _DEVICES, "several ranks of a node have the same GPU", 2,
-         "give each rank a GPU of its own", "NVIDIA/nccl: Duplicate GPU detected (init.cc)"),
-    Rule("few-gpus", _DEVICES, "the node has more ranks than visible GPUs", 2,
+    Rule("port-taken", "`MASTER_PORT`", "is not free", 2,
+         "choose a free port: nodeready env prints one", "pytorch/pytorch#129367"),
+    Rule("no-port", "`MASTER_PORT`", "is no port", 2, "set a number from 1 to 65535",
+         _TORCH_GUIDE),
+    Rule("same-gpu", _DEVICES, "gives several ranks of a node the same GPU", 2,
+         "give each rank a GPU of its own", "NCCL src/init.cc: Duplicate GPU detected"),
+    Rule("few-gpus", _DEVICES, "shows a node's ranks fewer GPUs than there are ranks", 2,
          "start as many ranks as GPUs, or name more GPUs", "the same"),
-    Rule("no-gpu", _DEVICES, "names a GPU that the node does not have; CUDA ignores it and all "
+    Rule("no-gpu", _DEVICES, "names a GPU that the node does not have: CUDA ignores it and all "
          "that follow", 2, "nvidia-smi -L lists the GPUs", "CUDA programming guide"),
     Rule("hidden-gpus", _DEVICES, "hides all GPUs of the node", 1,
          "take the variable out, or name the GPUs", "CUDA programming guide"),
-    Rule("threads", "`OMP_NUM_THREADS`", "the ranks of a node start more threads than it has "
-         "CPUs", 0, "OMP_NUM_THREADS = CPUs of the node / its ranks", "torchrun's own warning"),
+    Rule("threads", "`OMP_NUM_THREADS`", "lets the ranks of a node start more threads than it has "
+         "CPUs", 0, "set it to the CPUs of the node divided by its ranks", "torchrun's warning"),
     Rule("differs", "`NCCL_*`, `MASTER_PORT`", "differs between the ranks", 1, _SAME, _NCCL_GUIDE),
 )  # fmt: skip
 _RULE = {rule.name: rule for rule in RULES}
@@ -135,49 +136,46 @@ class Switch(NamedTuple):
 
 _ON = r"[1-9]\d*"
 _OUT = "take it out, unless it works around a fault that you know"
+_DEBUGGING = "take it out: it is for debugging"
+_NO_P2P = "keeps the GPUs of a node from using NVLink or PCI directly: slow"
+_SOCKETS = "chooses sockets, though the node has an active RDMA port: slow"
+_BLOCKING = "makes each collective wait on the CPU: slow"
 #: The values, of one variable the gravest first.
 SWITCHES = (
     Switch("CUDA_LAUNCH_BLOCKING", _ON, "hangs with this NCCL: a launch waits for a kernel that "
            "waits for NCCL's own thread", 2, "take it out, or NCCL 2.17 or newer",
            "NVIDIA/nccl#750, #774", (2, 13), (2, 17)),
-    Switch("CUDA_LAUNCH_BLOCKING", _ON, "each launch waits for its kernel: slow, and a rank with "
-           "several GPUs may hang", 1, "take it out: it is for debugging",
+    Switch("CUDA_LAUNCH_BLOCKING", _ON, "makes each launch wait for its kernel: slow, and a rank "
+           "with several GPUs may hang", 1, _DEBUGGING,
            "NVIDIA/nccl#774; pytorch/pytorch#121788"),
-    Switch("HIP_LAUNCH_BLOCKING", _ON, "each launch waits for its kernel: slow", 1,
-           "take it out: it is for debugging", "HIP, environment variables"),
-    Switch("AMD_SERIALIZE_KERNEL", _ON, "each launch waits for its kernel: slow", 1,
-           "take it out: it is for debugging", "HIP, environment variables"),
-    Switch("NCCL_P2P_DISABLE", _ON, "GPUs of a node do not use NVLink or PCI directly: slow", 0,
-           _OUT, _NCCL_GUIDE),
-    Switch("NCCL_P2P_LEVEL", r"0|LOC", "GPUs of a node do not use NVLink or PCI directly: slow",
-           0, _OUT, _NCCL_GUIDE),
-    Switch("NCCL_SHM_DISABLE", _ON, "ranks of a node use the network instead of memory: slow", 0,
-           _OUT, _NCCL_GUIDE),
-    Switch("NCCL_IB_DISABLE", _ON, "NCCL uses sockets, and the node has an active RDMA port: slow",
-           0, _OUT, _NCCL_GUIDE, only_rdma=True),
-    Switch("NCCL_NET", r"(?i)socket", "NCCL uses sockets, and the node has an active RDMA port: "
-           "slow", 0, _OUT, _NCCL_GUIDE, only_rdma=True),
-    Switch("FI_PROVIDER", r"tcp|sockets", "libfabric uses sockets, and the node has an active "
-           "RDMA port: slow", 0, _OUT, "libfabric, fi_provider(7)", only_rdma=True),
-    Switch("NCCL_ALGO", r".+", "NCCL may not choose: slow, or an error of a collective that lacks "
-           "it", 0, _OUT, _NCCL_GUIDE),
-    Switch("NCCL_PROTO", r"(?i).*LL128.*", "LL128 corrupts data where the platform does not "
-           "support it", 1, _OUT, _NCCL_GUIDE),
-    Switch("NCCL_BLOCKING_WAIT", _ON, "each collective waits on the CPU: slow", 0, _OUT,
-           _TORCH_GUIDE),
-    Switch("TORCH_NCCL_BLOCKING_WAIT", _ON, "each collective waits on the CPU: slow", 0, _OUT,
-           _TORCH_GUIDE),
-    Switch("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", "a collective that hangs is never ended", 0,
+    Switch("HIP_LAUNCH_BLOCKING", _ON, "makes each launch wait for its kernel: slow", 1,
+           _DEBUGGING, "HIP, environment variables"),
+    Switch("AMD_SERIALIZE_KERNEL", _ON, "makes each launch wait for its kernel: slow", 1,
+           _DEBUGGING, "HIP, environment variables"),
+    Switch("NCCL_P2P_DISABLE", _ON, _NO_P2P, 0, _OUT, _NCCL_GUIDE),
+    Switch("NCCL_P2P_LEVEL", r"0|LOC", _NO_P2P, 0, _OUT, _NCCL_GUIDE),
+    Switch("NCCL_SHM_DISABLE", _ON, "makes the ranks of a node use the network instead of its "
+           "memory: slow", 0, _OUT, _NCCL_GUIDE),
+    Switch("NCCL_IB_DISABLE", _ON, _SOCKETS, 0, _OUT, _NCCL_GUIDE, only_rdma=True),
+    Switch("NCCL_NET", r"(?i)socket", _SOCKETS, 0, _OUT, _NCCL_GUIDE, only_rdma=True),
+    Switch("FI_PROVIDER", r"tcp|sockets", _SOCKETS, 0, _OUT, "libfabric, fi_provider(7)",
+           only_rdma=True),
+    Switch("NCCL_ALGO", r".+", "leaves NCCL no choice: slow, or an error of a collective without "
+           "that algorithm", 0, _OUT, _NCCL_GUIDE),
+    Switch("NCCL_PROTO", r"(?i).*LL128.*", "corrupts data where the platform does not support "
+           "LL128", 1, _OUT, _NCCL_GUIDE),
+    Switch("NCCL_BLOCKING_WAIT", _ON, _BLOCKING, 0, _OUT, _TORCH_GUIDE),
+    Switch("TORCH_NCCL_BLOCKING_WAIT", _ON, _BLOCKING, 0, _OUT, _TORCH_GUIDE),
+    Switch("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", "lets a collective that hangs wait for ever", 0,
            "take it out", _TORCH_GUIDE),
-    Switch("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "each collective is checked by another one: slow",
-           0, "take it out: it is for debugging", _TORCH_GUIDE),
+    Switch("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "checks each collective by another one: slow", 0,
+           _DEBUGGING, _TORCH_GUIDE),
     Switch("", "", "may hang: it sometimes does not end a connection", 1, "NCCL 2.18 or newer",
            "pytorch/pytorch#97843", (2, 17), (2, 18)),
     Switch("", "", "is known to hang (a regression)", 1, "NCCL 2.29.3 or newer",
            "pytorch/pytorch#174338", (2, 29, 2), (2, 29, 3)),
-    Switch("", "", "is known to hang on ARM: it loses slots of its proxy", 1,
-           "NCCL 2.29.3 or newer", "NVIDIA/nccl, release notes of 2.29.3", (2, 12), (2, 29, 3),
-           "aarch64"),
+    Switch("", "", "is known to hang on ARM: its proxy loses slots", 1, "NCCL 2.29.3 or newer",
+           "NCCL, release notes of 2.29.3", (2, 12), (2, 29, 3), "aarch64"),
 )  # fmt: skip
 
 
@@ -285,6 +283,7 @@ class _Job:
         self.nodes: dict[str, list[_Row]] = {}
         for row in self.rows:
             self.nodes.setdefault(row.node, []).append(row)
+        self.spans_nodes = len(self.nodes) > 1 or any(map(_has_other_nodes, self.rows))
         self.head = next((rank.node for rank in self.ranks if rank.rank == 0), "")
 
     def _facts_of(self, node: str) -> EnvironmentFacts | None:
@@ -330,6 +329,12 @@ class _Job:
             for finding, (ranks, nodes) in self.findings.items()
         ]
         return tuple(sorted(findings, key=lambda finding: -finding.weight))
+
+
+def _has_other_nodes(row: _Row) -> bool:
+    """Whether the job has ranks on nodes that are not known, by torchrun's variables."""
+    sizes = [row.variables.get(name, "")[:9] for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE")]
+    return all(map(str.isdecimal, sizes)) and int(sizes[0]) < int(sizes[1])
 
 
 # --- Interfaces.
@@ -398,7 +403,7 @@ def _networks(interface: NodeInterface) -> frozenset[_Network]:
 
 
 def _judge_interfaces(job: _Job) -> None:
-    if len(job.nodes) < 2:
+    if not job.spans_nodes:
         # Ranks of one node may use loopback.
         return
     for variable, choose in _CHOICES.items():
@@ -456,14 +461,20 @@ def _is_loopback(address: str) -> bool:
 
 
 def _judge_own_names(job: _Job) -> None:
-    if len(job.nodes) < 2:
+    if not job.spans_nodes:
         return
-    # Where NCCL is loaded, the job may not use Gloo.
-    weight = 2 if job.nccl is None else 0
-    for row in job.rows:
-        addresses = row.facts.own_addresses if row.facts else ()
-        if addresses and "GLOO_SOCKET_IFNAME" not in row.variables and _is_loopback(addresses[0]):
-            job.add("own-name", row, "GLOO_SOCKET_IFNAME", "", addresses[0], weight=weight)
+    rows = [
+        (row, row.facts.own_addresses[0])
+        for row in job.rows
+        if row.facts and row.facts.own_addresses and "GLOO_SOCKET_IFNAME" not in row.variables
+    ]
+    rows = [(row, address) for row, address in rows if _is_loopback(address)]
+    # Of two nodes, one connects: only a second one with such a name cannot be reached by the
+    # first. Where NCCL is loaded, the job may not use Gloo.
+    several = len({row.node for row, _ in rows}) > 1
+    weight = 0 if job.nccl is not None else 2 if several else 1
+    for row, address in rows:
+        job.add("own-name", row, "GLOO_SOCKET_IFNAME", "", address, weight=weight)
 
 
 # --- RDMA.
@@ -537,7 +548,7 @@ def _judge_master(job: _Job) -> None:
     resolved: list[tuple[_Row, frozenset[str]]] = []
     for row in job.rows:
         value, known = row.variables.get(variable, ""), _rendezvous(row)
-        if not value or len(job.nodes) < 2:
+        if not value or not job.spans_nodes:
             continue
         addresses = known.resolved if known else (value,) if _is_loopback(value) else ()
         if known and known.error:
@@ -553,14 +564,15 @@ def _judge_master(job: _Job) -> None:
         if not address_set & usual:
             detail = f"{min(address_set)}, elsewhere {min(usual)}"
             job.add("master-differs", row, variable, detail=detail)
-    listens = any(known.listener == JOB for known in filter(None, map(_rendezvous, job.rows)))
+    served = (_rendezvous(row) for row in job.rows if row.node in masters)
+    listens = any(rendezvous.listener == JOB for rendezvous in served if rendezvous)
     if head and masters and head not in masters and not listens and _own_addresses(
         job.facts.get(head)
     ):  # fmt: skip
         for row, address_set in resolved:
             if address_set & usual:
                 node = next(name for name in job.nodes if name in masters)
-                job.add("master-node", row, variable, detail=f"of {node}; rank 0 is on {head}")
+                job.add("master-node", row, variable, detail=f"{node}, not {head}")
 
 
 def _judge_port(job: _Job) -> None:

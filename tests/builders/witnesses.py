@@ -11,6 +11,12 @@ from nodeready.node.witnesses.kernel_log import KernelLog, KernelMessage
 from nodeready.node.witnesses.logs import RankLog, WatchdogReport
 from nodeready.node.witnesses.ports import Network, WitnessedPort
 from nodeready.node.witnesses.ras_report import Communicator, Member, Ras
+from nodeready.subjects.job_environment import (
+    EnvironmentFacts,
+    NodeInterface,
+    RankVariables,
+    Rendezvous,
+)
 from nodeready.subjects.wire import plain
 
 SITE = "train.py:88 step"
@@ -113,3 +119,15 @@ def network(*ports: WitnessedPort, absent: str = "") -> dict[str, Any]:
 def kernel(*messages: tuple[str, int, int, str]) -> dict[str, Any]:
     """messages: (kind, seconds ago, pid, text)."""
     return {"kernel": plain(KernelLog("", tuple(KernelMessage(*one) for one in messages)))}
+
+
+def variables(**values: str) -> dict[str, Any]:
+    """A rank with these variables."""
+    return {"variables": plain(RankVariables("", tuple(values.items()), 1))}
+
+
+def port_facts(address: str, port: str, holder: str) -> dict[str, Any]:
+    """A node on which this process listens on MASTER_PORT."""
+    rendezvous = Rendezvous(address, port, ("10.0.0.1",), "", holder)
+    interface = NodeInterface("eth0", "up", ("10.0.0.1/24",))
+    return {"environment": plain(EnvironmentFacts("", (interface,), rendezvous=(rendezvous,)))}

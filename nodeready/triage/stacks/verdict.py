@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import fold, natural
 from nodeready.node.witnesses.nccl_ras import NO_NCCL
+from nodeready.subjects.environment_rules import EnvironmentFinding
 from nodeready.text import counted
 from nodeready.triage.stacks import advise, hints, witness_reader
 from nodeready.triage.stacks.document import (
@@ -287,6 +288,8 @@ class _VerdictBuilder:
             (witness.name, statement)
             for witness in report.witnesses
             for statement in witness.statements
+            # A variable of all nodes is no sign for or against one of them.
+            if witness.name != "environment" or not self.nodes <= {*statement.nodes}
         ]  # fmt: skip
         self.victims = [at for at, role in enumerate(self.roles) if role == "victim"]
         self.waiting = sum(groups[at].processes for at in self.victims)
@@ -365,8 +368,11 @@ class _VerdictBuilder:
         lags = self._strongest()
         named = [at for at in gone if self.groups[at].nodes or self._why_gone(at)]
         raised = [rank for rank in self.report.raised if rank in self.at]
-        if gone and raised and not any(map(self._why_gone, gone)):
+        unexplained = not any(map(self._why_gone, gone))
+        if gone and raised and unexplained:
             return self.ended_others(raised[0], gone)
+        if not alive and not lags and unexplained and (findings := self._unworkable()):
+            return self.environment(findings)
         if named or (gone and not alive and not lags):
             return self.gone(named or gone, gone)
         lagging = {rank for lag in lags for rank in lag.ranks}
@@ -652,8 +658,6 @@ class _VerdictBuilder:
     # --- All wait.
 
     def all_wait(self) -> Verdict:
-        if self.report.environment:
-            return self.environment()
         unknown = [
             at for at, role in enumerate(self.roles)
             if role is None and self.groups[at].processes and not self._is_exonerated(at)
@@ -703,14 +707,32 @@ class _VerdictBuilder:
             return self.disagree(places)
         return self.together()
 
-    def environment(self) -> Verdict:
+    def _unworkable(self) -> list[EnvironmentFinding]:
+        """The variables that may keep the ranks apart, where all that are alive wait.
+
+        The rendezvous and Gloo connect when a group is created, NCCL in its first collective.
+        """
+        if not self.victims:
+            return []
+        starts = any(self.groups[at].activity in ("start", "store") for at in self.victims)
+        without_nccl = self.report.of("nccl_ras").absent[:1] == (NO_NCCL,)
+        return [
+            finding
+            for finding in self.report.environment
+            if starts
+            or finding.variable.startswith(("NCCL_", "CUDA_", "OMPI_", "UCX_"))
+            or (without_nccl and finding.variable == "GLOO_SOCKET_IFNAME")
+        ]
+
+    def environment(self, findings: Sequence[EnvironmentFinding]) -> Verdict:
         """All wait, and a variable is known to keep ranks from reaching their peers."""
-        findings = self.report.environment
-        self.reorder = len(findings[0].nodes) < len(self.nodes)
+        self.reorder = True
         name = ranks_text(findings[0].ranks, findings[0].nodes)
-        text = f"{name}: {_cut(findings[0].text, 80)}; all wait: {findings[0].advice}"
+        text = f"{name}: {findings[0].text}; {findings[0].advice}"
         suspects = [
-            self.suspect(finding.ranks, finding.nodes, f"environment: {finding.text}")
+            self.suspect(
+                finding.ranks, finding.nodes, f"environment: {finding.text}; {finding.advice}"
+            )
             for finding in findings
         ]
         return self.build("environment", text, suspects)

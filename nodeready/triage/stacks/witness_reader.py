@@ -217,9 +217,9 @@ class WitnessReader(CollectiveReader):
         findings = judge_environments(self.evidence, self.places, nccl)
         for finding in findings:
             text = f"{finding.text}; {finding.advice}"
-            # A sign on all nodes comes from the job, not from a node.
-            weight = finding.weight if len(finding.nodes) < len(self.nodes) else 0
-            self.add_statement("environment", text, finding.ranks, finding.nodes, weight=weight)
+            self.add_statement(
+                "environment", text, finding.ranks, finding.nodes, weight=finding.weight
+            )
         self.report.environment = tuple(finding for finding in findings if finding.weight > 1)
 
 

@@ -36,7 +36,7 @@ def facts_of(number: int, case: dict[str, Any], address: str) -> EnvironmentFact
             changes[key] = tuple(kind(*row) for row in rows)
     answer = case.get("rendezvous", {}).get(name, ["10.0.0.1"])
     resolved, error = (answer, "") if isinstance(answer, list) else ((), answer)
-    listener = case.get("listener", JOB) if number == 1 else ""
+    listener = case.get("listener", {"gpu1": JOB}).get(name, "")
     facts = EnvironmentFacts(
         interfaces=(
             NodeInterface("lo", "unknown", ("127.0.0.1/8",)),
