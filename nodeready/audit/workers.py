@@ -8,7 +8,8 @@ the number of nodes.
 
 A worker is a fork of the control process before any connection: it has the policies and the code,
 but no key, thread or socket of a connection. If a worker dies, only the node whose answer it was
-reading fails. For few nodes there are no workers: the control process does the orders.
+reading fails. The control process does the orders for which no worker has time. For few nodes
+there are no workers, and it does all orders.
 """
 
 from __future__ import annotations
@@ -50,13 +51,12 @@ from nodeready.exit_codes import handle_signals
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.subjects import probe_script
-from nodeready.subjects.context import FleetContext
+from nodeready.subjects.context import FleetContext, unique_addresses
 from nodeready.subjects.registry import CheckSelection
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.text import utc_now
 from nodeready.transport.base import FAILED, Answer, SshPeer
-from nodeready.transport.fleet_context import unique_addresses
 from nodeready.transport.processes import Frames, close_inherited, frames_to_child
 from nodeready.transport.snapshots import NOT_PROBED, SnapshotQuestion, SnapshotReply
 
@@ -69,8 +69,11 @@ _MAX_CPU_S = 10.0
 _SILENT_S = 60
 #: Orders that a worker may have at once, so that it never waits for the next one.
 _MAX_ORDERS = 4
-#: Maximum answers that wait for a worker in memory. Further nodes wait to send theirs.
+#: Maximum orders that wait for a worker. The control process does further ones itself.
 _MAX_WAITING = 64
+#: Maximum characters of an answer that the control process reads while other nodes wait for it; a
+#: node with eight GPUs sends 32,000.
+_MAX_LOCAL = 128 << 10
 #: Orders of a worker between two garbage collections.
 _COLLECT_EVERY = 1000
 
@@ -82,8 +85,8 @@ _ANSWERED = ("read", "keep", "judge")
 
 
 def worker_count(nodes: int) -> int:
-    """One worker per core, or none for few nodes."""
-    return len(os.sched_getaffinity(0)) if nodes >= MIN_NODES else 0
+    """One worker per core beside the control process's, or none for few nodes."""
+    return max(1, len(os.sched_getaffinity(0)) - 1) if nodes >= MIN_NODES else 0
 
 
 @dataclass(frozen=True)
@@ -100,11 +103,22 @@ def _failure(error: BaseException) -> _OrderFailure:
     return _OrderFailure(f"its answer could not be read ({type(error).__name__}: {error})")
 
 
-# --- The process of a worker.
+def _do(judge: AnswerJudge, order: tuple[Any, ...]) -> Any:
+    """The answer to an order; a parser that does not end costs its subject."""
+    try:
+        signal.setitimer(signal.ITIMER_PROF, _MAX_CPU_S, _MAX_CPU_S)
+        return judge.do(order)
+    except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
+        return _failure(error)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _raise_late(signum: int, frame: object) -> None:
     raise TimeoutError(f"took longer than {_MAX_CPU_S:g} s")
+
+
+# --- The process of a worker.
 
 
 def _serve(judge: AnswerJudge, frames: Frames) -> None:
@@ -114,16 +128,9 @@ def _serve(judge: AnswerJudge, frames: Frames) -> None:
     gc.disable()
     # A terminal signals the whole group, but the control process ends the workers.
     handle_signals(signal.SIG_IGN)
-    signal.signal(signal.SIGPROF, _raise_late)
     count = 0
     while (order := frames.receive()) is not None:
-        try:
-            signal.setitimer(signal.ITIMER_PROF, _MAX_CPU_S, _MAX_CPU_S)
-            answer = judge.do(order)
-        except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
-            answer = _failure(error)
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
+        answer = _do(judge, order)
         if order[0] in _ANSWERED:
             frames.send(answer, *judge.take_new())
         count += 1
@@ -254,6 +261,7 @@ class AuditWorkers:
         # Observations have no cycles, and the collector would take a third of the time.
         self._gc_threshold = gc.get_threshold()
         gc.set_threshold(100_000, 50, 100)
+        self._sigprof = signal.signal(signal.SIGPROF, _raise_late)
         try:
             self._start(judges[:-1])
         except BaseException:
@@ -302,6 +310,7 @@ class AuditWorkers:
     def close(self) -> None:
         """End the workers and remove their files."""
         gc.set_threshold(*self._gc_threshold)
+        signal.signal(signal.SIGPROF, self._sigprof)
         gevent.killall(self._greenlets)
         for worker in self._workers:
             worker.end()
@@ -311,16 +320,22 @@ class AuditWorkers:
     # --- Orders and answers.
 
     def _submit(self, name: str, order: tuple[Any, ...]) -> None:
-        """Queue an order about a node for the workers; blocks while the queue is full.
+        """Queue an order about a node for the workers.
 
-        Without workers, the control process does the order at once.
+        The control process does the order at once when the queue is full, or without workers. Only
+        a large answer waits for the queue.
         """
         self._open_orders += 1
         self._is_idle.clear()
-        if any(not worker.is_gone for worker in self._workers):
+        is_large = order[0] == "read" and len(order[-1]) > _MAX_LOCAL
+        if all(worker.is_gone for worker in self._workers):
+            self._do_locally(name, order)
+        elif is_large or not self._orders.full():
             self._orders.put((name, order))
         else:
             self._do_locally(name, order)
+            # Now the workers get their next orders. After sleep(0), no socket would be read.
+            gevent.sleep(0.0001)
 
     def _feed(self, worker: _Worker) -> None:
         """Send the queued orders to a worker, at most _MAX_ORDERS at once."""
@@ -375,11 +390,8 @@ class AuditWorkers:
                         os.kill(worker.pid, signal.SIGKILL)
 
     def _do_locally(self, name: str, order: tuple[Any, ...]) -> None:
-        try:
-            answer = self._local_judge.do(order)
-        except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
-            answer = _failure(error)
         judge = self._local_judge
+        answer = _do(judge, order)
         self._keep_answer(judge.number, name, order[0], answer, judge.take_new())
 
     def _keep_answer(
@@ -464,7 +476,8 @@ class AuditWorkers:
             for _, summary in self._summaries.values()
             if summary.addresses is not None
         ]
-        return replace(context, addresses=unique_addresses(claimed, peers))
+        reached = {peer.address for peer in peers.values()}
+        return replace(context, addresses=unique_addresses(claimed, reached))
 
     # --- When all nodes have answered.
 

@@ -7,7 +7,8 @@ The `FleetContext` holds what the snapshots of all nodes tell about each node. A
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -195,6 +196,25 @@ def judge_nodes(replies: Iterable[NodeSnapshot], context: FleetContext) -> list[
         )
         nodes.append(node if reply.snapshot is None else node.judged(reply.snapshot))
     return nodes
+
+
+def unique_addresses(claimed: Sequence[Set[str]], reached: Set[str]) -> tuple[str, ...] | None:
+    """The addresses that exactly one node claims, and those that were reached; None for fewer than
+    two nodes.
+
+    An address of several nodes, such as a container bridge's, leads to none of them. A node may
+    claim no more addresses than the median node.
+
+    claimed: the addresses that each node reports
+    reached: the addresses of the nodes' sshds. An address that this run has connected to is its
+             node's, whichever other node claims it
+    """
+    if len(claimed) < 2:
+        return None
+    median = sorted(map(len, claimed))[len(claimed) // 2]
+    counts = Counter(address for addresses in claimed for address in sorted(addresses)[:median])
+    unique = {address for address, count in counts.items() if count == 1}
+    return tuple(sorted(unique | (reached & counts.keys())))
 
 
 def context_of(

@@ -114,6 +114,26 @@ def test_the_document_is_the_same_whichever_process_reads(audited, form, counts,
         assert (beside.code, beside.out) == (alone.code, alone.out)
 
 
+def test_the_control_process_does_orders_while_the_worker_is_busy(audited, monkeypatch):
+    kinds: list[str] = []
+    real = workers.AuditWorkers._do_locally
+
+    def do_locally(self: Any, name: str, order: tuple[Any, ...]) -> None:
+        kinds.append(order[0])
+        real(self, name, order)
+
+    nodes = healthy(12)
+    alone = audited(nodes, 0, "json")
+    monkeypatch.setattr(workers.AuditWorkers, "_do_locally", do_locally)
+    monkeypatch.setattr(workers, "_MAX_WAITING", 1)
+    assert audited(nodes, 1, "json").out == alone.out
+    assert {*kinds} == {"read", "judge"}
+    kinds.clear()
+    monkeypatch.setattr(workers, "_MAX_LOCAL", 0)
+    assert audited(nodes, 1, "json").out == alone.out
+    assert {*kinds} == {"judge"}
+
+
 @pytest.mark.parametrize("size", [6, pytest.param(40, marks=pytest.mark.nightly)])
 def test_no_earlier_node_changes_a_later_one(audited, monkeypatch, size):
     together = rows(audited(nodes_of(size), 0, "json"))
@@ -161,7 +181,8 @@ def test_a_worker_that_is_killed_costs_the_node_whose_answer_it_read(audited, mo
     assert done.code == 1
 
 
-def test_a_parser_that_does_not_end_costs_its_subject_on_that_node(audited, monkeypatch):
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_parser_that_does_not_end_costs_its_subject_on_that_node(audited, monkeypatch, count):
     real = answer_judge.PROBE_OF["gate"]
 
     def parse(outputs: Mapping[str, Any], policy: Policy) -> Any:
@@ -174,7 +195,7 @@ def test_a_parser_that_does_not_end_costs_its_subject_on_that_node(audited, monk
     nodes = {**healthy(2), "slow": shows({**own("h100", 7), "gate": "forever"})}
     unknown = [
         (node["name"], result["actual"])
-        for node in json.loads(audited(nodes, 1, "json").out)["nodes"]
+        for node in json.loads(audited(nodes, count, "json").out)["nodes"]
         for result in node["results"]
         if result["check"] == "gate.observed"
     ]
