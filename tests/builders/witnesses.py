@@ -9,6 +9,7 @@ from nodeready.node.witnesses.flight_recorder import ProcessGroup, RecorderEntry
 from nodeready.node.witnesses.gpus import WitnessedGpu, WitnessedGpus
 from nodeready.node.witnesses.kernel_log import KernelLog, KernelMessage
 from nodeready.node.witnesses.logs import RankLog, WatchdogReport
+from nodeready.node.witnesses.nccl_log import NcclRank
 from nodeready.node.witnesses.ports import Network, WitnessedPort
 from nodeready.node.witnesses.ras_report import Communicator, Member, Ras
 from nodeready.subjects.job_environment import (
@@ -65,9 +66,11 @@ def no_recording(why: str = "no dump: TORCH_FR_BUFFER_SIZE=0") -> dict[str, Any]
 
 
 def log(
-    *lines: str, age_s: int = 5, path: str = "/logs/out", reports: Sequence[WatchdogReport] = ()
-) -> dict[str, Any]:
-    return {"logs": plain(RankLog(path=path, age_s=age_s, lines=lines, reports=tuple(reports)))}
+    *lines: str, age_s: int = 5, path: str = "/logs/out", reports: Sequence[WatchdogReport] = (),
+    nccl: NcclRank | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    log = RankLog("", path, age_s, lines, tuple(reports), nccl)
+    return {"logs": plain(log)}
 
 
 def status(

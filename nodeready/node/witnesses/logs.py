@@ -19,9 +19,12 @@ from typing import Any
 from nodeready.node import users_file
 from nodeready.node.log_lines import text_lines
 from nodeready.node.log_ranks import LineOrigin, RankReader
+from nodeready.node.proc import status_fields
 from nodeready.node.rank_lines import learn_file, read_ranks
 from nodeready.node.stacks import processes
-from nodeready.node.users_file import rights_of, with_rights
+from nodeready.node.users_file import held_path, rights_of, with_rights
+from nodeready.node.witnesses import nccl_log, nccl_ras
+from nodeready.node.witnesses.nccl_log import NcclRank, read_log
 
 #: Maximum lines shown of a log, and characters of each.
 MAX_LINES, MAX_CHARACTERS = 5, 200
@@ -71,6 +74,8 @@ class RankLog:
     lines:   its last lines, the oldest first, at most `MAX_LINES`; of a log of many ranks, its own
              lines without the prefixes; escapes are not removed
     reports: of the watchdog, in its last `TAIL_BYTES` bytes, at most `MAX_REPORTS`
+    nccl:    what NCCL says about the process at the beginning and the end of its log, and in its
+             NCCL_DEBUG_FILE; None: nothing
     """
 
     absent: str = ""
@@ -78,6 +83,7 @@ class RankLog:
     age_s: int = 0
     lines: tuple[str, ...] = ()
     reports: tuple[WatchdogReport, ...] = ()
+    nccl: NcclRank | None = None
 
 
 # --- The watchdog's lines as data. Pure; also for logs that were collected after a job's end.
@@ -397,9 +403,10 @@ def observe(pid: int, uid: int, rank: int | None = None, local_rank: int | None 
     """
     try:
         with open_logs(pid, uid) as files:
-            return _log(files, rank, local_rank)
+            log = _log(files, rank, local_rank)
+            return replace(log, nccl=_nccl(pid, uid, rank, files))
     except NoLogError as problem:
-        return RankLog(absent=str(problem))
+        return RankLog(absent=str(problem), nccl=_nccl(pid, uid, rank, ()))
 
 
 @contextlib.contextmanager
@@ -487,6 +494,68 @@ def _own_lines(
         file.number, size, reader, MAX_LINES, is_wanted=is_own, max_bytes=_MIXED_BYTES
     )
     return own[0].lines if own else []
+
+
+# --- What NCCL says: its choices stand at the beginning of a log, its errors at the end.
+
+#: Bytes that are read at the beginning of a log for them.
+NCCL_BYTES = 256 * 1024
+
+
+def _nccl(pid: int, uid: int, rank: int | None, files: Sequence[_LogFile]) -> NcclRank | None:
+    """What NCCL says about this process; None: nothing."""
+    with contextlib.ExitStack() as stack:
+        numbers = [file.number for file in files]
+        with contextlib.suppress(OSError):
+            numbers.append(stack.enter_context(_nccl_file(pid, uid)))
+        log = read_log(line for number in numbers for line in _nccl_lines(number))
+    pids = nccl_ras.all_pids(pid)
+    own = [nccl for nccl in log.ranks if nccl.pid in pids]
+    # Logs of several nodes in one file: another node may have the same pid.
+    node = os.uname().nodename.partition(".")[0]
+    own = [nccl for nccl in own if nccl.host.partition(".")[0] == node] or own
+    own = [nccl for nccl in own if nccl.rank == rank] or own
+    if len({(nccl.host, nccl.pid) for nccl in log.ranks}) > 1 or (log.ranks and not own):
+        return own[0] if own else None
+    # The log of one process: errors of PyTorch and gloo name no process.
+    if not own and not log.errors:
+        return None
+    first = own[0] if own else NcclRank(rank)
+    return replace(first, errors=(*first.errors, *log.errors)[: nccl_log.MAX_ERRORS])
+
+
+def _nccl_lines(number: int) -> Iterator[str]:
+    """The lines of NCCL, gloo and errors at the beginning and the end of an open log."""
+    with contextlib.suppress(OSError):
+        size = os.fstat(number).st_size
+        data = os.pread(number, NCCL_BYTES, 0)
+        if size > NCCL_BYTES:
+            end = max(NCCL_BYTES, size - TAIL_BYTES)
+            data += b"\n" + os.pread(number, TAIL_BYTES, end)
+        for row in data.split(b"\n"):
+            yield row[:_LONGEST].decode("utf-8", "replace")
+
+
+@contextlib.contextmanager
+def _nccl_file(pid: int, uid: int) -> Iterator[int]:
+    """The file of the process's NCCL_DEBUG_FILE, opened with its user's rights. Raises OSError."""
+    path = (processes.environment_of(pid) or {}).get("NCCL_DEBUG_FILE", "")
+    if not path:
+        raise FileNotFoundError
+    inner_pid = status_fields(f"/proc/{pid}/status").get("NSpid", str(pid)).split()[-1]
+    values = {"%h": os.uname().nodename, "%p": inner_pid, "%%": "%"}
+    path = re.sub("%[hp%]", lambda match: values[match[0]], path)
+    with held_path(pid, uid, path) as (held, status):
+        if not stat.S_ISREG(status.st_mode):
+            raise FileNotFoundError
+        with with_rights(rights_of(uid)):
+            number = os.open(
+                f"/proc/self/fd/{held}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            )
+        try:
+            yield number
+        finally:
+            os.close(number)
 
 
 def last_written(files: Sequence[_LogFile]) -> _LogFile:

@@ -261,9 +261,9 @@ class _LogReader:
 
     def _read_other(self, line: str) -> None:
         """A line without a process: a version, or an error."""
-        if match := _VERSION.search(line):
+        if "CCL version" in line and (match := _VERSION.search(line)):
             self.version = self.version or f"{match[1]} {match[2]}"
-        elif match := _HIP.search(line):
+        elif "HIP version" in line and (match := _HIP.search(line)):
             self.driver = self.driver or f"HIP {match[1]}"
         elif len(self.errors) < MAX_ERRORS and (error := _error(line, line)):
             self.errors.setdefault(error.key, error)

@@ -227,7 +227,7 @@ def _query(
             f"crashed jobs: {_ALLOW}"
         )
     ras = _fetch_report(listener, until)
-    rank_by_pid = {number: rank for pid, _, rank in ranks for number in _all_pids(pid)}
+    rank_by_pid = {number: rank for pid, _, rank in ranks for number in all_pids(pid)}
     listed_pids = {
         member.pid for group in ras.communicators for member in group.members if member.host
     }
@@ -345,7 +345,7 @@ def _read(path: str, maximum: int) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _all_pids(pid: int) -> set[int]:
+def all_pids(pid: int) -> set[int]:
     """The pids of a process: on the node, and in its containers (NSpid)."""
     row = None
     with contextlib.suppress(OSError):

@@ -17,6 +17,7 @@ from nodeready.node.witnesses.flight_recorder import ProcessGroup, RecorderEntry
 from nodeready.node.witnesses.gpus import WitnessedGpu, WitnessedGpus
 from nodeready.node.witnesses.kernel_log import KernelLog
 from nodeready.node.witnesses.logs import RankLog, WatchdogReport
+from nodeready.node.witnesses.nccl_log import NcclRank
 from nodeready.node.witnesses.ports import Network, WitnessedPort
 from nodeready.node.witnesses.ras_report import Ras
 from nodeready.subjects import wire
@@ -97,6 +98,7 @@ class KeptLog(NamedTuple):
     reports: number of the tuple of (rank, number of the report without its rank)
     last:    its last line
     error:   the last error among its last lines; "": none
+    nccl:    number of what NCCL says about it; -1: nothing
     """
 
     head: int
@@ -105,6 +107,7 @@ class KeptLog(NamedTuple):
     age_s: int
     last: str
     error: str
+    nccl: int = -1
 
 
 class KeptRecording(NamedTuple):
@@ -149,7 +152,8 @@ class Evidence:
         self.ras: dict[str, Ras] = {}
         self.environment_facts: dict[str, EnvironmentFacts] = {}
         self.environments: dict[tuple[str, int], int] = {}
-        self.log_heads = HeadTable(RankLog, path="", age_s=0, lines=[], reports=[])
+        self.log_heads = HeadTable(RankLog, path="", age_s=0, lines=[], reports=[], nccl=None)
+        self.nccl = HeadTable(NcclRank, rank=None, host="", pid=0, device=None, address="")
         self.recording_heads = HeadTable(Recording, path="", age_s=0, groups=[], entries=[])
         self.groups, self.entries = ValueTable(ProcessGroup), ValueTable(RecorderEntry)
         self.calls: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
@@ -195,10 +199,13 @@ class Evidence:
             if type(path) is not str or type(age) is not int or type(last) is not str:
                 raise wire.DecodeError("no Log")
             reports = self._reports(value["reports"])
+            # Traces of earlier versions have no such key.
+            nccl = value.setdefault("nccl", None)
             head = self.log_heads.number(value)
             return KeptLog(
-                head, reports, path[:MAX_LINE], age, last[:MAX_LINE], _error(lines)[:MAX_LINE]
-            )
+                head, reports, path[:MAX_LINE], age, last[:MAX_LINE], _error(lines)[:MAX_LINE],
+                -1 if nccl is None else self.nccl.number(nccl),
+            )  # fmt: skip
         except _UNREADABLE as problem:
             head = self.log_heads.number(wire.plain(RankLog(_absence(value, problem))))
             return KeptLog(head, self.report_lists.setdefault((), 0), "", 0, "", "")

@@ -9,10 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nodeready.node.witnesses.kernel_log import KernelMessage
+from nodeready.node.witnesses.nccl_errors import CAUSE, NOTE
 from nodeready.node.witnesses.nccl_ras import NO_NCCL
 from nodeready.subjects.environment_rules import EnvironmentFinding, RankEnvironment, judge
 from nodeready.subjects.gpus import xids
 from nodeready.text import counted
+from nodeready.triage import nccl
+from nodeready.triage.nccl import PlacedRank
 from nodeready.triage.stacks.collective_lag import CollectiveReader
 from nodeready.triage.stacks.evidence import MAX_LINE, Evidence, KeptLog
 from nodeready.triage.stacks.statements import MAX_NAME, RankPlace, WitnessReport, ranks_of
@@ -49,6 +52,28 @@ class WitnessReader(CollectiveReader):
         if gaps[at] >= _SILENT_S and ages[at + 1] - ages[-1] <= gaps[at] / 2:
             text = f"wrote last {gaps[at]} s before the others"
             self.add_statement("logs", text, order[: at + 1], weight=1)
+
+    def nccl(self) -> None:
+        """Read what NCCL says in the logs: the ranks that differ from their peers, and errors."""
+        values = self.evidence.nccl.all
+        placed = [
+            PlacedRank(place.node, place.rank, values[log.nccl])
+            for place in self.places
+            if place.rank in self.all_ranks
+            and (log := self.evidence.logs.get(place[:2]))
+            and log.nccl >= 0
+        ]
+        for difference in nccl.differences(placed):
+            weight = 1 if difference.fact in _NCCL_SIGNS and not self.moving else 0
+            self.add_statement("logs", f"NCCL: {difference.line}", difference.ranks, weight=weight)
+        for error in nccl.fold_errors(placed):
+            role, key = error.meaning.role, error.meaning.key
+            if role != NOTE and key not in _READ_ELSEWHERE:
+                # A rank that lost another one, and one whose GPU failed, are told apart.
+                weight = 1 if role == CAUSE and not self.moving else 0
+                peer = f" (peer {error.peers[0]})" if error.peers else ""
+                text = f"NCCL: {error.meaning.meaning}{peer} [{key}]"
+                self.add_statement("logs", text, error.ranks, weight=weight)
 
     # --- GPUs, ports, the kernel.
 
@@ -237,6 +262,10 @@ _CONSEQUENCE = re.compile(
     r"|timed? ?out|failed on Socket"
     r"|NCCL error|ncclRemoteError|EOFError|end of file"
 )
+#: The differences between ranks that are a sign.
+_NCCL_SIGNS = ("network", "gdr", "state", "version")
+#: The errors of NCCL and gloo that the watchdog's reports have, too.
+_READ_ELSEWHERE = ("watchdog", "gloo-timeout", "gloo-closed", "peer-closed", "peer-reset")
 _NUMBERS = re.compile(r"\d+(?:\.\d+)?")
 _XID = re.compile(r"\bXid\b\s*(?:\([^)]*\))?:\s*(\d{1,4})\b")
 _MESSAGES = {
@@ -275,6 +304,7 @@ def read_witnesses(evidence: Evidence, places: Iterable[Any], moving: bool) -> W
     reader = WitnessReader(evidence, [RankPlace(*place[:4]) for place in places], moving)
     reader.recorder()
     reader.logs()
+    reader.nccl()
     reader.ras()
     reader.gpus()
     reader.network()

@@ -46,6 +46,43 @@ def observe(process, uid=None):
     return logs.observe(process.pid, os.getuid() if uid is None else uid)
 
 
+INFO = (
+    "{node}:{pid}:9 [3] NCCL INFO Using network IB\n"
+    "{node}:{pid}:9 [3] NCCL INFO comm 0x1 rank 3 nranks 8 cudaDev 3 nvmlDev 3 - Init START\n"
+)
+LOST = "{node}:{pid}:9 [3] x.cc:1 NCCL WARN Connection closed by remote peer gpu2<4711>\n"
+
+
+def test_what_nccl_says_stands_at_the_beginning_and_the_end_of_the_log(run, tmp_path):
+    """Among lines of other processes; those of PyTorch name no process."""
+    path = tmp_path / "log"
+    with path.open("w") as file:
+        process = run(stdout=file)
+    own = {"node": os.uname().nodename, "pid": process.pid}
+    others = "other:1:1 [3] NCCL INFO Using network Socket\n"
+    path.write_text(INFO.format(**own) + others + "step\n" * 200_000 + LOST.format(**own))
+    nccl = observe(process).nccl
+    assert (nccl.rank, nccl.world_size, nccl.network, nccl.state) == (3, 8, "IB", "init")
+    assert [(error.key, error.peer) for error in nccl.errors] == [("peer-closed", "gpu2")]
+    path.write_text("Last error:\nBootstrap : no socket interface found\n")
+    assert [error.key for error in observe(process).nccl.errors] == ["no-interface"]
+    path.write_text(others)
+    assert observe(process).nccl is None
+
+
+def test_the_file_of_nccls_own_lines_is_read(run, tmp_path):
+    environment = {**os.environ, "NCCL_DEBUG_FILE": f"{tmp_path}/nccl.%h.%p"}
+    process = run(stdout=subprocess.DEVNULL, env=environment)
+    own = {"node": os.uname().nodename, "pid": process.pid}
+    wait_for(lambda: observe(process).absent == "its output goes to /dev/null")
+    path = tmp_path / "nccl.{node}.{pid}".format(**own)
+    path.write_text(INFO.format(**own))
+    assert observe(process).nccl.network == "IB"
+    path.unlink()
+    os.mkfifo(path)
+    assert observe(process).nccl is None
+
+
 def test_the_file_behind_standard_output(run, tmp_path):
     path = tmp_path / "rank_1.log"
     path.write_text("".join(f"step {n}\n" for n in range(9)) + WATCHDOG)

@@ -14,6 +14,7 @@ import pytest
 
 from nodeready.node.witnesses.flight_recorder import parse
 from nodeready.node.witnesses.logs import WatchdogReport
+from nodeready.node.witnesses.nccl_log import NcclError, NcclRank
 from nodeready.reports import json_report
 from nodeready.subjects.wire import plain
 from nodeready.triage.stacks import group as grouping
@@ -310,6 +311,9 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("reports of ranks that are no numbers of ranks", job(by_rank={r: {"logs": {**behind(6)[r]["logs"], "reports": [{**plain(status(r, 41 if r == 6 else 42, 41)), "rank": float(r)}]}} for r in range(8)}), "quiet", (), (), ("rank 6",)),
     ("a report of a rank that is none", job(by_rank={0: log("x", reports=[status(999_999, 1, 1), status(-5, 2, 0)])}), "quiet", (), (), ("999",)),
     ("one log ended early", job(by_rank={r: log("x", age_s=400 if r == 3 else 20, path=f"/l/{r}") for r in range(8)}), "unclear", (3,), ("only sign", "rank 3", "380 s before"), ()),
+    ("one rank fell back to sockets", job(by_rank={r: log("x", path=f"/l/{r}", nccl=NcclRank(network="Socket" if r == 3 else "IB")) for r in range(8)}), "unclear", (3,), ("only sign", "rank 3", "NCCL: network Socket, its peers IB"), ()),
+    ("the HCA of one rank's node failed", job(by_rank={r: log("x", path=f"/l/{r}", nccl=NcclRank(errors=(NcclError(*(("ib-device", "") if r == 3 else ("ib-retry", "", "10.0.0.3"))),))) for r in range(8)}), "unclear", (3,), ("only sign", "rank 3", "a NIC of this node failed [ib-device]"), ()),
+    ("all ranks lost a peer", job(by_rank={r: log("x", path=f"/l/{r}", nccl=NcclRank(errors=(NcclError("ib-retry", "", "10.0.0.3"),))) for r in range(8)}), "quiet", (), (), ("only sign",)),
     ("ranks write when they like", job(by_rank={r: log("x", age_s=100 * r, path=f"/l/{r}") for r in range(8)}), "quiet", (), (), ("only sign",)),
     ("only rank 0 writes", job(by_rank={r: log("x", age_s=5 if r == 0 else 4000, path=f"/l/{r}") for r in range(8)}), "quiet", (), (), ("rank 0",)),
     ("one log ends in an error", job(by_rank={3: log("RuntimeError: CUDA error: misaligned", path="/l/3")}), "unclear", (3,), ("only sign", "CUDA error"), ()),
