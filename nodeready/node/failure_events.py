@@ -129,7 +129,12 @@ _LAUNCHERS = re.compile(
     r"ProcessRaisedException|SystemExit)\b"
 )
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '(.{1,200})'")
-_MPI_RANK = re.compile(r"\s*Process name: \[\S*?[,@](?:\d+,)?(\d{1,7})\]")
+#: A frame of C++, as c10::Error has it.
+_NATIVE = "frame #"
+#: A frame of C++, as c10::Error has it.
+_NATIVE = "frame #"
+_MPI_RANK = re.compile(r"\s*Process name: \[\S{1,300}[,@](\d{1,7})\]\s*$")
+_MPI_TAG = re.compile(r"\[\d+,\d+\]<std(?:err|out)>: ?")
 _MPI_CODE = re.compile(r"\s*Exit code: +(\d{1,3})")
 #: Maximum further lines of an exception's message.
 _DETAILS = 12
@@ -157,6 +162,7 @@ class _Stream:
     """The lines of one rank, and the state of reading them."""
 
     key: tuple[str, int | None, int | None]
+    is_prefixed: bool = False
     lines: int = 0
     plain: int = 0
     last: str = ""
@@ -198,15 +204,23 @@ class FailureReader:
             line = _ANSI.sub("", line)
         origin = self.split(line[:MAX_LINE].rstrip())
         (host, rank, local), text = origin.key, origin.text
+        if "]<std" in text:
+            # mpirun tags the pieces of a line, too.
+            text = _MPI_TAG.sub("", text)
         if match := _RANK_PREFIX.match(text):
             rank, text = int(match[1]), text[match.end() :]
             host, local = "", None
         key = host, rank, local
         stream = self.streams.get(key)
         if stream is None:
-            stream = self.streams[key] = _Stream(key)
+            stream = self.streams[key] = _Stream(key, is_prefixed=match is not None)
         stream.lines += 1
-        is_plain = not stream.mode and not has_needle(text)
+        is_plain = (
+            not stream.mode
+            and not has_needle(text)
+            and not text.startswith(_NATIVE)
+            and not text.startswith(_NATIVE)
+        )
         if is_plain or not self._read(stream, text, line):
             stream.plain += 1
             if text.strip():
@@ -242,6 +256,10 @@ class FailureReader:
             if is_original and stream.chain:
                 stream.is_chained = True
             stream.mode, stream.frames = "traceback", []
+            return True
+        if text.startswith(_NATIVE):
+            return True
+        if text.startswith(_NATIVE):
             return True
         if match := _SPAWNED.match(text):
             stream.spawned = int(match[1])
@@ -332,19 +350,23 @@ class FailureReader:
         """Complete the last exception by the lines after it."""
         if not stream.chain:
             return
-        last = stream.chain[-1]
-        if stream.details and (not last.is_known or VAGUE.search(last.event.text)):
-            details = "\n".join(stream.details)
-            known = meaning(details)
-            if known.is_known and VAGUE.search(last.event.text):
-                first = next(filter(None, stream.details), "")
-                text = f"{last.event.text} {first}"[:MAX_TEXT]
-                if not last.is_known or known.role == FAILED:
-                    last.event = replace(last.event, role=known.role, kind=known.kind, text=text)
-                    last.is_known = True
-            elif last.event.text.endswith(("'", ":", "std::exception")):
-                first = next(filter(None, stream.details), "")
-                last.event = replace(last.event, text=f"{last.event.text} {first}"[:MAX_TEXT])
+        last, lines = stream.chain[-1], [line for line in stream.details if line]
+        is_vague = bool(VAGUE.search(last.event.text))
+        if lines and lines[0].startswith("what():"):
+            text = f"{last.event.text}: {lines[0][7:].strip()}"
+            known = meaning("\n".join([text, *lines[1:]]))
+            last.event = replace(last.event, role=known.role, kind=known.kind, text=text)
+            last.is_known, is_vague = known.is_known, bool(VAGUE.search(text))
+        if lines and is_vague:
+            known = meaning("\n".join(lines))
+            # NCCL repeats its last warning at the end.
+            after = lines.index("Last error:") + 1 if "Last error:" in lines else 0
+            text = f"{last.event.text} {lines[min(after, len(lines) - 1)]}"
+            last.event = replace(last.event, text=text)
+            if known.is_known and (not last.is_known or known.role == FAILED):
+                last.event = replace(last.event, role=known.role, kind=known.kind)
+                last.is_known = True
+        last.event = replace(last.event, text=last.event.text[:MAX_TEXT])
         stream.details = []
         if stream.mode == "details":
             stream.mode = ""
@@ -501,6 +523,23 @@ class FailureReader:
             self._end_chain(stream)
             if stream.mode == "block":
                 self._end_block(stream)
+        # A label before torchrun's own report is the number of a node's task, not of a rank.
+        hosts = {
+            key[1]: next(event.host for event in stream.events if event.source == "torchrun-root")
+            for key, stream in self.streams.items()
+            if any(event.source == "torchrun-root" for event in stream.events)
+        }
+        tasks = {label: host for label, host in hosts.items() if label is not None}
+        for stream in self.streams.values():
+            label = stream.key[1]
+            if label in tasks and not stream.is_prefixed:
+                stream.key = (tasks[label], None, stream.key[2])
+                stream.events = [
+                    replace(event, ranks=(), host=tasks[label])
+                    if event.ranks == (label,) and event.role != REPORT
+                    else event
+                    for event in stream.events
+                ]
             # An event keeps the number of plain lines before it until now.
             events += [replace(e, lines_after=stream.plain - e.lines_after) for e in stream.events]
         events.sort(key=lambda event: event.line)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from nodeready.node.witnesses import nccl_errors
+
 #: Roles of an event. The rank failed by itself; it lost a peer; it waited until a timeout; a
 #: signal or the scheduler ended it; a launcher or Slurm reports how a rank ended.
 FAILED, LOST, WAITED, ENDED, REPORT = ROLES = ("failed", "lost", "waited", "ended", "report")
@@ -92,9 +94,7 @@ TEXT_RULES = (
     _rule(FAILED, "segfault", r"(?i)segmentation fault|SIGSEGV"),
 )  # fmt: skip
 #: A first line that says nothing; the lines after it do.
-VAGUE = re.compile(
-    r"NCCL [Ee]rror|unhandled system error|internal error|CUDA error|:\s*$|what\(\)"
-)
+VAGUE = re.compile(r"NCCL [Ee]rror|unhandled system error|internal error|CUDA error|:\s*$")
 
 
 class Meaning(NamedTuple):
@@ -113,10 +113,35 @@ def meaning(text: str) -> Meaning:
     >>> meaning("OSError: [Errno 28] No space left on device").kind
     'storage'
     """
-    for rule in TEXT_RULES:
+    for rule in TEXT_RULES[:_FIRST_RULES]:
+        if rule.pattern.search(text[:MAX_LINE]):
+            return Meaning(rule.role, rule.kind, True)
+    if _COLLECTIVE.search(text):
+        # Of several lines, the one that says most.
+        known = [found for line in text.split("\n") if (found := nccl_errors.meaning(line))]
+        for role in (nccl_errors.CAUSE, nccl_errors.VICTIM, nccl_errors.FOLLOWS):
+            for error in known:
+                if error.role == role:
+                    return Meaning(*_collective_role(error), True)
+    for rule in TEXT_RULES[_FIRST_RULES:]:
         if rule.pattern.search(text[:MAX_LINE]):
             return Meaning(rule.role, rule.kind, True)
     return Meaning(FAILED, "exception", False)
+
+
+#: The rules that come before those of `nccl_errors`; texts that the latter explain.
+_FIRST_RULES = next(at for at, rule in enumerate(TEXT_RULES) if rule.role == WAITED)
+_COLLECTIVE = re.compile(r"NCCL|nccl[A-Z]|NET/|gloo|RCCL")
+
+
+def _collective_role(error: nccl_errors.NcclMeaning) -> tuple[str, str]:
+    """The role and the kind of an error of NCCL, RCCL or gloo."""
+    if error.role == nccl_errors.CAUSE:
+        return FAILED, error.kind
+    if error.kind == "timeout":
+        return WAITED, error.kind
+    is_own = error.role == nccl_errors.FOLLOWS and error.kind != "network"
+    return (FAILED if is_own else LOST), error.kind
 
 
 #: Signal -> kind, and its words in a shell and in srun.
@@ -185,9 +210,9 @@ LINE_RULES = (
     _line(
         ENDED, "limit", "slurm",
         rf"\*\*\* (?:JOB|STEP) \S+ ON {_HOST} CANCELLED AT \S+ "
-        r"DUE TO (?P<text>TIME LIMIT|PREEMPTION|DEADLINE|JOB REQUEUE)",
+        r"DUE TO (?:TIME LIMIT|PREEMPTION|DEADLINE|JOB REQUEUE)",
     ),
-    _line(ENDED, "limit", "slurm", r"(?P<text>Job \S+ exceeded time limit|DUE TO TIME LIMIT)"),
+    _line(ENDED, "limit", "slurm", r"Job \S+ exceeded time limit|DUE TO TIME LIMIT"),
     _line(
         FAILED, "network", "slurm",
         rf"(?P<text>CANCELLED AT \S+ DUE TO NODE {_HOST}? ?FAILURE)",
@@ -256,20 +281,20 @@ LINE_RULES = (
         r"(?: \(core dumped\))?(?:  .*)?$",
     ),
     _line(FAILED, "gpu", "", r"(?P<text>block: \[[\d,]+\], thread: .*Assertion .* failed.*)"),
-    _line(FAILED, "", "", r"^F\d{4} \d\d:\d\d:\d\d\S* .*?\] (?P<text>.*)"),
+    _line(FAILED, "", "", r"^F(?:\d{4}){1,2} \d\d:\d\d:\d\d\S* .*?\] (?P<text>.*)"),
     _line(
         FAILED, "exception", "",
         r"^(?P<text>\S*python[\d.]*: (?:can't open file|No module named) .*"
         r"|[\w./-]+: error: (?:unrecognized|argument|the following|ambiguous|invalid) .*"
         r"|\S+: error while loading shared libraries: .*"
-        r"|(?:\S*(?:bash|sh|slurm_script)|slurmstepd): .*(?:command not found"
+        r"|(?:\d+: )?(?:\S*(?:bash|sh|slurm_script)|slurmstepd(?:-[\w.-]+)?): .*(?:command not found"
         r"|: No such file or directory|Permission denied))$",
     ),
     # Of a process group or NCCL; the text decides.
     _line("", "", "", r"(?P<text>terminated with exception: .*)"),
     _line("", "", "", r"\] (?P<text>.*[Ww]atchdog caught collective operation timeout.*)"),
     _line("", "", "", r"(?P<text>NCCL WARN .*)"),
-    _line("", "", "", r"^\[[EWF]\d{4} .*?\] (?P<text>.*)"),
+    _line("", "", "", r"^\[?[EWF](?:\d{4}){1,2} .*?\] (?P<text>.*)"),
 )  # fmt: skip
 #: Every line of a failure, and every line of the watchdog, has one of these words. A search for
 #: words is ten times faster than their pattern.
@@ -295,7 +320,7 @@ _NEEDLES = (
 
 
 def has_needle(text: str) -> bool:
-    return any(map(text.__contains__, _NEEDLES)) or text.startswith(("F", "[F"))
+    return any(map(text.__contains__, _NEEDLES)) or text[:1] == "F" or text.startswith("[F")
 
 
 def code_of(groups: dict[str, str]) -> int:

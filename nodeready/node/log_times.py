@@ -11,8 +11,8 @@ _MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 _STAMPS = (
     # 2026-03-01T12:00:00.123Z, 2026-03-01 12:00:00,123, torchrun's 2026-03-01_12:00:00
     re.compile(rf"(\d{{4}})[-/](\d\d)[-/](\d\d)[T _]{_CLOCK}(Z|[+-]\d\d:?\d\d)?"),
-    # glog: E0301 12:00:00.123456
-    re.compile(rf"\b[IWEFDV](\d\d)(\d\d) {_CLOCK}"),
+    # glog: E0301 12:00:00.123456, E20260301 12:00:00.123456
+    re.compile(rf"\b[IWEFDV](\d{{4}})?(\d\d)(\d\d) {_CLOCK}"),
     # syslog, and dmesg -T with a year: Mar  1 12:00:00
     re.compile(rf"\b({'|'.join(_MONTHS)}) +(\d{{1,2}}) {_CLOCK}(?: (\d{{4}}))?"),
 )
@@ -40,8 +40,8 @@ def stamp(text: str, year: int, calendar: Calendar) -> float | None:
             *words, fraction, zone = iso.groups()
             moment = tuple(map(int, words))
         elif glog:
-            *words, fraction = glog.groups()
-            moment, zone = (year, *map(int, words)), None
+            own_year, *words, fraction = glog.groups()
+            moment, zone = (int(own_year or year), *map(int, words)), None
         elif syslog:
             month, *words, fraction, own_year = syslog.groups()
             moment = (int(own_year or year), _MONTHS.index(month) + 1, *map(int, words))

@@ -59,8 +59,9 @@ def _clock(found: NodeFailures, received_s: float, seconds: float) -> NodeClock:
     """The node's clock, as NTP measures it: by the times of the question and of the answer."""
     sent_s = received_s - seconds
     offset_s = ((found.started_s - sent_s) + (found.finished_s - received_s)) / 2
-    travel_s = max(0.0, seconds - (found.finished_s - found.started_s))
-    return NodeClock(offset_s, travel_s / 2)
+    slack_s = max(0.0, seconds - (found.finished_s - found.started_s)) / 2
+    # An offset within the uncertainty is none.
+    return NodeClock(offset_s if abs(offset_s) > slack_s else 0.0, slack_s)
 
 
 @dataclass

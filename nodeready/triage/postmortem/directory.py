@@ -13,6 +13,7 @@ import re
 import stat
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from nodeready.node import users_file
@@ -78,6 +79,8 @@ def read_directory(path: Path) -> JobEvidence:
                 if found is not None:
                     head = os.pread(handle, 4096, 0).decode("utf-8", "replace").partition("\n")[0]
                     origin = _INCIDENT_HEAD.match(head) if name.startswith("logs/") else None
+                    # A copy may have another time than its original.
+                    found = replace(found, mtime_s=0.0)
                     evidence.files.append(JobFile(origin[1] if origin else _node(name), found))
                     logs += 1
         finally:

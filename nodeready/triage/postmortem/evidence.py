@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nodeready.node.failure_events import FailureEvent, FileFailures
 from nodeready.node.failure_rules import REPORT
-from nodeready.node.log_ranks import path_ranks
+from nodeready.node.log_ranks import FileRanks, path_ranks
 
 
 class JobFile(NamedTuple):
@@ -113,6 +113,8 @@ class RankFailure(NamedTuple):
 
 #: Seconds that an event without a time of its own may be after the line before it.
 _AFTER_S = 5.0
+#: Seconds between an error and the last write of its log.
+_END_S = 1.0
 
 
 class RankFinder:
@@ -149,40 +151,64 @@ class RankFinder:
             offset, slack = (clock.offset_s, clock.uncertainty_s) if clock else (0.0, 0.0)
             for event in file.failures.events:
                 node = self.node_of(file, event)
-                moment = event.time_s if event.time_s is not None else event.after_s
-                slack_s = slack + (_AFTER_S if event.time_s is None else 0.0)
-                time_s = None if moment is None else moment - offset
+                moment, own_slack_s = self._moment(file, event)
+                time_s, slack_s = None if moment is None else moment - offset, slack + own_slack_s
                 for rank in event.ranks or (self.rank_of(node, event, by_path),):
                     yield RankFailure(
                         *(rank, node, number, file.failures.path, event, time_s, slack_s)
                     )
 
-    def rank_of(
-        self, node: str, event: FailureEvent, by_path: tuple[int | None, int | None]
-    ) -> int | None:
+    @staticmethod
+    def _moment(file: JobFile, event: FailureEvent) -> tuple[float | None, float]:
+        """The time of an event by its node's clock, and its uncertainty."""
+        if event.time_s is not None:
+            return event.time_s, 0.0
+        end_s, is_last = file.failures.mtime_s, event.lines_after == 0
+        if end_s and is_last and len(file.failures.streams) == 1:
+            # A rank's log ends with its error.
+            return end_s, _END_S
+        return event.after_s, _AFTER_S
+
+    def file_rank(self, file: JobFile) -> int | None:
+        """The rank that writes a file; None: several, or not known."""
+        ranks = {stream.rank for stream in file.failures.streams} - {None}
+        by_path = path_ranks(file.failures.path)
+        if by_path.rank is None and ranks:
+            return ranks.pop() if len(ranks) == 1 else None
+        return self._by_path(file.node, by_path)
+
+    def _by_path(self, node: str, by_path: FileRanks) -> int | None:
+        if by_path.rank is not None or by_path.local_rank is None:
+            return by_path.rank
+        return self.global_rank(node, by_path.local_rank)
+
+    def global_rank(self, node: str, local_rank: int) -> int | None:
+        """The rank of a node's local rank: by a report; on the only node, the same number."""
+        known = self.by_local.get((_label(node), local_rank))
+        return local_rank if known is None and len(self.nodes) < 2 else known
+
+    def rank_of(self, node: str, event: FailureEvent, by_path: FileRanks) -> int | None:
         """The rank of an event whose line names none; None: not known."""
-        rank, local = by_path
-        if event.pid and (_label(node), event.pid) in self.by_pid:
-            return self.by_pid[_label(node), event.pid]
-        if rank is not None:
-            return rank
-        local = event.local_rank if event.local_rank is not None else local
-        if local is None:
-            return None
-        known = self.by_local.get((_label(node), local))
-        return local if known is None and len(self.nodes) < 2 else known
+        known = self.by_pid.get((_label(node), event.pid)) if event.pid else None
+        if known is not None:
+            return known
+        if by_path.rank is None and event.local_rank is not None:
+            return self.global_rank(node, event.local_rank)
+        return self._by_path(node, by_path)
+
+    def ranks(self, failed: Iterable[int]) -> frozenset[int]:
+        """All ranks that a log, a name of a file or a report names.
+
+        failed: of the failures
+        """
+        ranks = set(failed)
+        for file in self.evidence.files:
+            rank = self.file_rank(file)
+            ranks |= {rank} if rank is not None else set()
+            ranks |= {s.rank for s in file.failures.streams if s.rank is not None}
+        return frozenset(ranks)
 
 
 def _label(name: str) -> str:
     """A host name without its domain, for comparisons."""
     return name if name[:1].isdigit() else name.partition(".")[0].lower()
-
-
-def known_ranks(evidence: JobEvidence, failures: Mapping[int, object]) -> frozenset[int]:
-    """All ranks that a log, a name of a file or a report names."""
-    ranks = set(failures)
-    for file in evidence.files:
-        by_path = path_ranks(file.failures.path).rank
-        ranks |= {by_path} if by_path is not None else set()
-        ranks |= {stream.rank for stream in file.failures.streams if stream.rank is not None}
-    return frozenset(ranks)

@@ -23,6 +23,7 @@ from nodeready.node.failure_rules import (
     kind_of_code,
     signal_of,
 )
+from nodeready.node.witnesses import nccl_errors
 from nodeready.node.witnesses.logs import RankLog
 from nodeready.subjects import wire
 from nodeready.text import counted
@@ -32,7 +33,6 @@ from nodeready.triage.postmortem.evidence import (
     KernelFault,
     RankFailure,
     RankFinder,
-    known_ranks,
 )
 from nodeready.triage.stacks.document import Suspect
 from nodeready.triage.stacks.evidence import Evidence
@@ -43,8 +43,16 @@ from nodeready.triage.stacks.witness_reader import read_witnesses
 _FINAL_LINES = 40
 #: Maximum characters of a failure in the first line.
 _TEXT = 160
+#: Errors of NCCL that mean the network between nodes, if no rank has failed.
+_FABRIC = ("ib-retry", "ib-rnr", "ib-completion", "ib-remote-operation", "connect-timeout",
+           "connect-no-route", "gloo-connect")  # fmt: skip
 #: Order of the groups of failures.
 _ROLE_ORDER = {role: order for order, role in enumerate((FAILED, WAITED, LOST, ENDED, REPORT))}
+_JOINED = re.compile(r"(\d{1,5})/(\d{1,5}) clients joined")
+#: Python's own errors of a connection, which no library of collectives raised.
+_OWN_CONNECTION = re.compile(
+    r"^(?:ConnectionResetError|ConnectionRefusedError|BrokenPipeError|ConnectionAbortedError)\b"
+)
 _SHAPE = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)*|\b[0-9a-f]{8,}\b")
 #: Signals that a rank gets from its own error, not from a person.
 _LAUNCHERS = {
@@ -101,15 +109,16 @@ class FirstFailureFinder:
         finder = RankFinder(evidence)
         self.rank_by_pid = finder.by_pid
         self.all = _attributed(list(finder.failures()))
-        self.ranks = known_ranks(evidence, {f.rank: f for f in self.all if f.rank is not None})
+        self.finder = finder
+        self.ranks = finder.ranks(f.rank for f in self.all if f.rank is not None)
         self.node_of: dict[int, str] = {}
         for failure in self.all:
             if failure.rank is not None and failure.node:
                 self.node_of.setdefault(failure.rank, failure.node)
         for file in evidence.files:
-            for stream in file.failures.streams:
-                if stream.rank is not None and file.node:
-                    self.node_of.setdefault(stream.rank, file.node)
+            for rank in (finder.file_rank(file), *(s.rank for s in file.failures.streams)):
+                if rank is not None and file.node:
+                    self.node_of.setdefault(rank, file.node)
         self.own = [f for f in self.all if f.event.role == FAILED and not self._is_victim(f)]
         self.final = [f for f in self.own if f.event.lines_after <= _FINAL_LINES]
         self.reports = [f for f in self.all if f.event.role == REPORT and f.event.code]
@@ -140,8 +149,8 @@ class FirstFailureFinder:
         """The first failure."""
         rules: tuple[Callable[[], FirstFailure | None], ...] = (
             self._out_of_memory, self._own_error, self._scheduler, self._killed, self._gpu,
-            self._earlier_error, self._timeout, self._ended_from_outside, self._kernel,
-            self._silent,
+            self._earlier_error, self._own_connection, self._timeout, self._kernel, self._silent,
+            self._ended_from_outside, self._fabric,
         )  # fmt: skip
         for rule in rules:
             if cause := rule():
@@ -207,6 +216,28 @@ class FirstFailureFinder:
         note = "its rank wrote further lines after it"
         suspects = [replace(s, against=(*s.against, note)) for s in cause.suspects]
         return replace(cause, suspects=tuple(suspects))
+
+    def _own_connection(self) -> FirstFailure | None:
+        """A connection of the user's own code, where the other ranks lost a peer of the job."""
+        own = [f for f in self.lost if _OWN_CONNECTION.match(f.event.text)]
+        ranks = {f.rank for f in own}
+        if not own or 2 * len(ranks) > len(self.ranks) or len(own) == len(self.lost):
+            return None
+        return self._of_errors(own)
+
+    def _fabric(self) -> FirstFailure | None:
+        """The network between nodes: NICs whose peer's port does not answer."""
+        rows = [(f, error) for f in self.lost if (error := nccl_errors.meaning(f.event.text))
+                and error.key in _FABRIC]  # fmt: skip
+        if not rows:
+            return None
+        first, error = rows[0]
+        ranks = {f.rank for f, _ in rows if f.rank is not None}
+        nodes = {f.node for f, _ in rows if f.node}
+        text = f"{self._who(ranks, nodes)}: {error.meaning}: {first.event.text[-_TEXT:]}"
+        self.missing.append(error.step)
+        evidence = [f"{f.example}: {f.event.text}" for f, _ in rows[:3]]
+        return self._cause("network", text, ranks, nodes, for_=evidence)
 
     def _of_errors(self, failures: Sequence[RankFailure]) -> FirstFailure | None:
         groups = _equal(_once(failures))
@@ -339,10 +370,10 @@ class FirstFailureFinder:
         word = told[0].event.text if told else steps[0].state
         evidence = [f"{f.example}: {f.event.text}" for f in told[:2]]
         evidence += [f"sacct: {step.step} {step.state}" for step in steps[:2]]
-        is_preempted = "PREEMPT" in word
-        text = "Slurm ended the job: " + ("preempted" if is_preempted else word.lower())
-        if "TIME" in word:
-            text = "Slurm ended the job: its time limit was reached"
+        reasons = {"TIME": "its time limit was reached", "PREEMPT": "it was preempted",
+                   "DEADLINE": "its deadline was reached", "REQUEUE": "it was requeued"}  # fmt: skip
+        why = next((why for key, why in reasons.items() if key in word), word)
+        text = f"Slurm ended the job: {why}"
         return self._cause("limit", text, (), (), for_=evidence)
 
     def _killed(self) -> FirstFailure | None:
@@ -441,22 +472,39 @@ class FirstFailureFinder:
             return None
         lags = self._lags()
         waiting = {f.rank for f in self.waited if f.rank is not None}
-        evidence = [f"{f.example}: {f.event.text}" for f in self.waited[:1]]
+        evidence = []
         if lags:
-            (ranks, reason), *_ = lags
+            (ranks, _), *_ = lags
             evidence += [why for _, why in lags[:3]]
+        elif absent := self._absent_ranks():
+            ranks = set(absent)
+            evidence.append(f"no log names {ranks_of(ranks)}, and only the others had come")
+        elif silent := self._silent_ranks():
+            ranks = set(silent)
+            evidence.append(f"{ranks_of(waiting)} waited; the log of {ranks_of(ranks)} just ends")
+        elif cause := self._kernel():
+            return cause
         else:
-            ranks, reason = set(self._silent_ranks()), "has no failure in its log"
-            if ranks:
-                evidence.append(f"{ranks_of(waiting)} waited; {ranks_of(ranks)} {reason}")
-        nodes = {self.node_of[rank] for rank in ranks if rank in self.node_of}
-        what = self.waited[0].event.text[:_TEXT]
-        if ranks:
-            text = f"{self._who(ranks, nodes)} did not come until a timeout: {what}"
-        else:
-            text = f"a timeout, and no rank is known to be late: {what}"
+            ranks = set()
             self.missing.append("which rank was late: the flight recorder's dumps would tell")
-        return self._cause("timeout", text, ranks, nodes, for_=evidence, failures=self.waited[:1])
+        nodes = {self.node_of[rank] for rank in ranks if rank in self.node_of}
+        # The lagging rank's own words, if it has some.
+        first = min(self.waited, key=lambda f: (f.rank not in ranks, f.file, f.event.line))
+        evidence.append(f"{first.example}: {first.event.text}")
+        text = f"a timeout, and no rank is known to be late: {first.event.text[:_TEXT]}"
+        if ranks:
+            text = f"{self._who(ranks, nodes)} did not come until a timeout: "
+            text += first.event.text[:_TEXT]
+        return self._cause("timeout", text, ranks, nodes, for_=evidence, failures=[first])
+
+    def _absent_ranks(self) -> list[int]:
+        """The ranks without a log, where the store names the size of the job: 3/4 clients joined."""
+        for failure in self.waited:
+            if match := _JOINED.search(failure.event.text):
+                joined, size = int(match[1]), int(match[2])
+                absent = sorted(set(range(size)) - self.ranks)
+                return absent if len(absent) == size - joined else []
+        return []
 
     def _lags(self) -> list[tuple[set[int], str]]:
         """The ranks that lag behind by the watchdogs' reports and the flight recorder's dumps."""
@@ -465,8 +513,7 @@ class FirstFailureFinder:
             failures = file.failures
             if not failures.reports:
                 continue
-            ranks = {stream.rank for stream in failures.streams} - {None}
-            rank = ranks.pop() if len(ranks) == 1 else None
+            rank = self.finder.file_rank(file)
             log = wire.plain(RankLog("", failures.path[:1000], 0, (), failures.reports))
             node = file.node or "node"
             process = {"pid": number, "witnesses": {"logs": log}}
@@ -535,7 +582,7 @@ class FirstFailureFinder:
         """The ranks without any failure, where the other ranks have one; [] for more than half."""
         failed = {f.rank for f in self.all if f.rank is not None and f.event.role != REPORT}
         silent = sorted(self.ranks - failed)
-        return silent if silent and 2 * len(silent) <= len(self.ranks) else []
+        return silent if 2 * len(silent) < len(self.ranks) else []
 
     def _silent(self) -> FirstFailure | None:
         """The rank whose log ends without a failure, while the others lost a peer."""
