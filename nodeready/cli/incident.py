@@ -14,7 +14,7 @@ from nodeready.audit.document import Audit, NodeReport
 from nodeready.cli.audit_run import audit_document
 from nodeready.cli.conversations import ask_with_progress, converse, probe_nodes
 from nodeready.cli.default_inventory import find_inventory
-from nodeready.cli.jobs import running_lines
+from nodeready.cli.jobs import IF_ENDED, running_lines
 from nodeready.cli.options import (
     Refused,
     command,
@@ -221,7 +221,7 @@ def incident(
         directory.remove()
         stacks = next(part for part in incident.parts if part.name == "stacks")
         text = f"{stacks.reason}; the job has no core file either: nothing is kept"
-        raise Refused("\n".join([text, *running]))
+        raise Refused("\n".join([text, *running, IF_ENDED]))
     if problem:
         screen.say(f"no archive: {problem}")
     code = incident_code(incident)

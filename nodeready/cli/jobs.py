@@ -27,6 +27,8 @@ from nodeready.triage.stacks.collect import Captured, capture, program_config
 
 #: Seconds for one node, after it is connected: no stack is taken.
 _TIMEOUT_S = 30
+#: The advice where no process of a named job was found.
+IF_ENDED = "if it has ended: nodeready postmortem shows who failed first"
 #: Maximum jobs that are named where another job was asked for.
 _MAX_LINES = 5
 

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from nodeready.cli.conversations import ask_with_progress
 from nodeready.cli.default_inventory import find_inventory
-from nodeready.cli.jobs import running_lines
+from nodeready.cli.jobs import IF_ENDED, running_lines
 from nodeready.cli.options import (
     Refused,
     command,
@@ -77,7 +77,8 @@ def _explain_missing_ranks(nodes: Targets, captured: Captured, screen: Screen) -
     running = running_lines(nodes, screen) if captured.config.job and captured.complete else []
     if running:
         captured.instead.clear()
-    lines = [no_ranks_reason(captured), *running]
+    ended = [IF_ENDED] if captured.config.job and captured.complete else []
+    lines = [no_ranks_reason(captured), *running, *ended]
     if not captured.errors:
         raise Refused("\n".join(lines))
     for line in lines:

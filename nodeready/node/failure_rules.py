@@ -287,8 +287,8 @@ LINE_RULES = (
         r"^(?P<text>\S*python[\d.]*: (?:can't open file|No module named) .*"
         r"|[\w./-]+: error: (?:unrecognized|argument|the following|ambiguous|invalid) .*"
         r"|\S+: error while loading shared libraries: .*"
-        r"|(?:\d+: )?(?:\S*(?:bash|sh|slurm_script)|slurmstepd(?:-[\w.-]+)?): .*(?:command not found"
-        r"|: No such file or directory|Permission denied))$",
+        r"|(?:\d+: )?(?:\S*(?:bash|sh|slurm_script)|slurmstepd(?:-[\w.-]+)?): "
+        r".*(?:command not found|: No such file or directory|Permission denied))$",
     ),
     # Of a process group or NCCL; the text decides.
     _line("", "", "", r"(?P<text>terminated with exception: .*)"),

@@ -385,7 +385,7 @@ class Watch:
         """The judgement and its reasons, in one line."""
         snapshot, judgement = self.snapshot, self.judgement
         if snapshot is None or judgement.kind == "gone":
-            return "the job has ended"
+            return "the job has ended (if it died: nodeready postmortem)"
         count = len(snapshot.ranks)
         ranks = f"{counted(count, 'rank')} on {folded(snapshot.nodes)}" if count else "no rank"
         lost = f"; no answer of {folded(snapshot.errors)}" if snapshot.errors else ""

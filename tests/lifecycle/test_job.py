@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.lab import LabNode
-from tests.command import Tool, ours, written
+from tests.command import Tool, ours, wait_for, written
 from tests.lab.stacks_job import HERE, Job
 
 pytestmark = pytest.mark.xdist_group("lifecycle-job")
@@ -125,6 +125,59 @@ def test_tail_shows_the_odd_log_before_the_equal_ones(nodes, where, tool):
     table = tool("tail", where, f"{LOGS}/rank_*.log", "-n", "2")
     assert "\x1b" not in table.out
     assert [written(node) for node in nodes] == before
+
+
+#: Ranks on a star of sockets: the last one raises, and all others lose a peer.
+DYING = """
+import os, select, socket, sys, time
+rank, size, master = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), sys.argv[1]
+print(time.strftime("%Y-%m-%d %H:%M:%S"), "INFO rank", rank, flush=True)
+if rank == 0:
+    server = socket.create_server(("", 29517))
+    peers = [server.accept()[0] for _ in range(1, size)]
+else:
+    while True:
+        try:
+            peers = [socket.create_connection((master, 29517))]
+            break
+        except OSError:
+            time.sleep(0.05)
+def load(batch):
+    return {"a": 1}[batch]
+def all_reduce():
+    if select.select(peers, [], []):
+        raise ConnectionResetError("Connection closed by peer")
+if rank == size - 1:
+    load("b")
+all_reduce()
+"""
+
+
+def test_postmortem_names_the_rank_that_failed_first(nodes, where, tool):
+    logs = "/var/log/dead"
+    for rank, node in enumerate(nodes):
+        node.write(f"{HERE}/dying.py", DYING)
+        node.enter(["mkdir", "-p", logs])
+        node.run(
+            f"RANK={rank} WORLD_SIZE={len(nodes)} setsid /usr/bin/python3 {HERE}/dying.py "
+            f"{nodes[0].address} >{logs}/rank_{rank}.log 2>&1 </dev/null &"
+        )
+    for rank, node in enumerate(nodes):
+        wait_for(lambda node=node, rank=rank: "Error: " in node.read(f"{logs}/rank_{rank}.log"))
+    before = [written(node) for node in nodes]
+    words = ("postmortem", where, "--logs", f"{logs}/*.log")
+    done = tool(*words, "--format", "json")
+    assert done.status == 0, done
+    document = json.loads(done.out)
+    cause = document["cause"]
+    assert (cause["kind"], cause["ranks"], cause["nodes"]) == ("exception", [2], [nodes[2].name])
+    assert "KeyError: 'b'" in cause["text"]
+    lost = [group["ranks"] for group in document["failures"] if group["role"] == "lost"]
+    assert lost == [[0, 1]]
+    assert tool(*words).out.startswith("exception  rank 2")
+    assert [written(node) for node in nodes] == before
+    # A pattern that fits nothing is a mistake of the command line.
+    assert tool("postmortem", where, "--logs", f"{logs}/none").status == 2
 
 
 def test_cores_groups_a_crash_by_where_it_happened(nodes, where, tool):

@@ -42,10 +42,17 @@ from nodeready.triage.stacks.witness_reader import read_witnesses
 #: Lines of the same rank after an error from which on the rank went on after it.
 _FINAL_LINES = 40
 #: Maximum characters of a failure in the first line.
-_TEXT = 160
+_TEXT = 240
 #: Errors of NCCL that mean the network between nodes, if no rank has failed.
 _FABRIC = ("ib-retry", "ib-rnr", "ib-completion", "ib-remote-operation", "connect-timeout",
            "connect-no-route", "gloo-connect")  # fmt: skip
+#: Word of Slurm -> why it ended a job.
+_LIMITS = {
+    "TIME": "its time limit was reached", "PREEMPT": "it was preempted",
+    "DEADLINE": "its deadline was reached", "REQUEUE": "it was requeued",
+}  # fmt: skip
+#: The line of an assertion in a kernel on the GPU.
+_ASSERT = "block: ["
 #: Order of the groups of failures.
 _ROLE_ORDER = {role: order for order, role in enumerate((FAILED, WAITED, LOST, ENDED, REPORT))}
 _JOINED = re.compile(r"(\d{1,5})/(\d{1,5}) clients joined")
@@ -227,8 +234,8 @@ class FirstFailureFinder:
 
     def _fabric(self) -> FirstFailure | None:
         """The network between nodes: NICs whose peer's port does not answer."""
-        rows = [(f, error) for f in self.lost if (error := nccl_errors.meaning(f.event.text))
-                and error.key in _FABRIC]  # fmt: skip
+        errors = [(f, nccl_errors.meaning(f.event.text)) for f in self.lost]
+        rows = [(f, error) for f, error in errors if error and error.key in _FABRIC]
         if not rows:
             return None
         first, error = rows[0]
@@ -271,6 +278,8 @@ class FirstFailureFinder:
         else:
             is_all = len(self.ranks) > 1 and ranks == self.ranks
             who = f"all {len(ranks)} ranks" if is_all else self._who(ranks, nodes)
+            if not ranks and len(first.failures) > 1:
+                who = f"{len(first.failures)} ranks"
             if is_all:
                 for_.append("every rank raised it: a mistake that all share, not one rank's")
             against += self._contrary_reports(ranks)
@@ -296,6 +305,8 @@ class FirstFailureFinder:
             evidence[0] += f", in {group.first.event.frame}"
         if reason:
             evidence.append(reason)
+        asserts = [f for f in self.own if f.event.text.startswith(_ASSERT)]
+        evidence += [f.event.text for f in asserts[:1] if f is not group.first]
         for failure in self.reports:
             if failure.rank in group.ranks and failure.event.source == "torchrun-root":
                 evidence.append(self._report_text(failure))
@@ -370,9 +381,7 @@ class FirstFailureFinder:
         word = told[0].event.text if told else steps[0].state
         evidence = [f"{f.example}: {f.event.text}" for f in told[:2]]
         evidence += [f"sacct: {step.step} {step.state}" for step in steps[:2]]
-        reasons = {"TIME": "its time limit was reached", "PREEMPT": "it was preempted",
-                   "DEADLINE": "its deadline was reached", "REQUEUE": "it was requeued"}  # fmt: skip
-        why = next((why for key, why in reasons.items() if key in word), word)
+        why = next((why for key, why in _LIMITS.items() if key in word), word)
         text = f"Slurm ended the job: {why}"
         return self._cause("limit", text, (), (), for_=evidence)
 
@@ -411,7 +420,7 @@ class FirstFailureFinder:
             if number == 9:
                 against.append(self._no_oom_text(nodes))
         else:
-            text = f"{who} exited with status {first.event.code}, without an error in its log"
+            text = f"{who} ended with exit code {first.event.code}, without an error in its log"
             self.missing.append("why it exited: its log does not say")
         reports = first, *self._roots(ranks, first)
         evidence = [self._report_text(f) for f in reports]
@@ -498,7 +507,7 @@ class FirstFailureFinder:
         return self._cause("timeout", text, ranks, nodes, for_=evidence, failures=[first])
 
     def _absent_ranks(self) -> list[int]:
-        """The ranks without a log, where the store names the size of the job: 3/4 clients joined."""
+        """The ranks without a log, where the store names the size of the job."""
         for failure in self.waited:
             if match := _JOINED.search(failure.event.text):
                 joined, size = int(match[1]), int(match[2])
@@ -602,6 +611,19 @@ class FirstFailureFinder:
             kind, evidence = "unclear", [f"{f.example}: {f.event.text}" for f in self.lost[:2]]
             self.missing.append("the log of the rank that ended first, its exit status")
             return self._cause(kind, text, (), (), for_=evidence)
+        steps = [step for step in self.evidence.steps if step.code or step.signal]
+        if steps and not self.reports:
+            step = steps[-1]
+            how = f"signal {step.signal}" if step.signal else f"exit code {step.code}"
+            text = f"Slurm: {step.step} {step.state} with {how}, and no log says why"
+            self.missing.append("the logs of the ranks")
+            return self._cause(
+                "unclear",
+                text,
+                (),
+                (),
+                for_=[f"sacct: {s.step} {s.state} {s.code}:{s.signal}" for s in steps[:3]],
+            )
         if self.reports:
             text = "; ".join(dict.fromkeys(self._report_text(f) for f in self.reports[:3]))
             return self._cause("unclear", text, (), ())
@@ -622,7 +644,7 @@ class FirstFailureFinder:
         how = (
             f"ended by {SIGNAL_NAMES.get(number, number)}"
             if number
-            else (f"exited with status {event.code}")
+            else (f"ended with exit code {event.code}")
         )
         who = (
             f"rank {failure.rank}"
@@ -691,7 +713,13 @@ def moment_text(seconds: float | None) -> str:
 
 def _once(failures: Iterable[RankFailure]) -> list[RankFailure]:
     """The first error of each rank; of a rank's log and a launcher's copy of it, the log's."""
-    ordered = sorted(failures, key=lambda f: (f.event.source not in ("", "mpirun"), f.event.line))
+
+    def order(failure: RankFailure) -> tuple[object, ...]:
+        event = failure.event
+        # After a failed assertion on the GPU, the exception has the call.
+        return event.source not in ("", "mpirun"), event.text.startswith(_ASSERT), event.line
+
+    ordered = sorted(failures, key=order)
     kept: dict[object, RankFailure] = {}
     for failure in ordered:
         key = failure.rank
@@ -718,7 +746,9 @@ def _attributed(failures: list[RankFailure]) -> list[RankFailure]:
     for failure in failures:
         event, ranks = failure.event, set[int]()
         if failure.rank is None and event.role == FAILED and not event.source:
-            ranks = set(copies.get(_shape(event.text), ())) or _reported(by_file[failure.file])
+            ranks = set(copies.get(_shape(event.text), ())) or _reported(
+                failure, by_file[failure.file]
+            )
         attributed.append(failure._replace(rank=ranks.pop()) if len(ranks) == 1 else failure)
     return attributed
 
@@ -726,10 +756,15 @@ def _attributed(failures: list[RankFailure]) -> list[RankFailure]:
 _COPIES = ("torchrun", "torchrun-root", "error-file")
 
 
-def _reported(failures: Sequence[RankFailure]) -> set[int]:
+def _reported(failure: RankFailure, failures: Sequence[RankFailure]) -> set[int]:
     """The rank of the only own error in a log, by a launcher's reports in it; more: not known."""
-    own = {_shape(f.event.text) for f in failures if f.rank is None and f.event.role == FAILED
-           and f.event.lines_after <= _FINAL_LINES and not f.event.source}  # fmt: skip
+    if failure.event.host:
+        failures = [f for f in failures if f.node == failure.node]
+    own = [
+        f for f in failures
+        if f.rank is None and f.event.role == FAILED
+        and f.event.lines_after <= _FINAL_LINES and not f.event.source
+    ]  # fmt: skip
     reports = [f for f in failures if f.event.role == REPORT and f.event.code > 0
                and not signal_of(f.event.code) and f.rank is not None]  # fmt: skip
     if len(own) != 1:

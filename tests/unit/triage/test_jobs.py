@@ -91,8 +91,9 @@ def test_a_job_that_does_not_run_is_answered_with_those_that_do(words, run, tmp_
     first, *lines = str(refused.value).splitlines()
     assert first.startswith("no ranks ")
     assert lines[0] == "running: job 4711 of ada: 2 of 4 ranks on n[0-1]"
-    assert len(lines) == 6
-    assert lines[-1] == "running: 2 more jobs: nodeready jobs"
+    assert len(lines) == 7
+    assert lines[-2] == "running: 2 more jobs: nodeready jobs"
+    assert "nodeready postmortem" in lines[-1]
 
 
 def test_a_node_that_is_away_does_not_hide_the_jobs(run):

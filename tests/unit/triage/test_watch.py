@@ -195,7 +195,10 @@ def test_a_node_without_an_answer_is_not_the_end_of_the_job():
     _, fired, watch = watched([first, *silent])
     assert (watch.judgement.kind, fired) == ("unclear", [])
     _, _, watch = watched([first, JobSnapshot(MINUTE), JobSnapshot(2 * MINUTE)])
-    assert (watch.judgement.kind, watch.text) == ("gone", "the job has ended")
+    assert (watch.judgement.kind, watch.text) == (
+        "gone",
+        "the job has ended (if it died: nodeready postmortem)",
+    )
 
 
 CONFIG = motion.MotionConfig("", "nodeready:test", 20, "4711")
