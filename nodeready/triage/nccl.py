@@ -66,6 +66,7 @@ FACTS: Mapping[str, str] = {
     "provider": "libfabric's provider",
     "gdr": "GPUDirect RDMA",
     "state": "communicator",
+    "completed": "last collective",
     "version": "version",
     "hcas": "HCAs:",
     "interface": "interface",

@@ -23,7 +23,8 @@ from nodeready.node.proc import status_fields
 from nodeready.node.rank_lines import learn_file, read_ranks
 from nodeready.node.stacks import processes
 from nodeready.node.users_file import held_path, rights_of, with_rights
-from nodeready.node.witnesses import nccl_log, nccl_ras
+from nodeready.node.witnesses import nccl_inspector, nccl_log, nccl_ras
+from nodeready.node.witnesses.nccl_inspector import last_collective
 from nodeready.node.witnesses.nccl_log import NcclRank, read_log
 
 #: Maximum lines shown of a log, and characters of each.
@@ -503,6 +504,32 @@ NCCL_BYTES = 256 * 1024
 
 
 def _nccl(pid: int, uid: int, rank: int | None, files: Sequence[_LogFile]) -> NcclRank | None:
+    """What NCCL and its Inspector say about this process; None: nothing."""
+    nccl = _nccl_rank(pid, uid, rank, files)
+    completed = last_collective(_inspector_lines(pid, uid))
+    return replace(nccl or NcclRank(rank), completed=completed) if completed else nccl
+
+
+def _inspector_lines(pid: int, uid: int) -> Iterator[str]:
+    """The lines at the end of the files into which the NCCL Inspector of a process writes."""
+    for number in _other_descriptors(pid):
+        link = f"/proc/{pid}/fd/{number}"
+        with contextlib.suppress(OSError, NoLogError):
+            shown = os.readlink(link)
+            if not nccl_inspector.FILES.search(shown):
+                continue
+            file = open_written(link, shown, uid)
+            try:
+                start = max(0, file.file_stat.st_size - TAIL_BYTES)
+                data = os.pread(file.number, TAIL_BYTES, start)
+            finally:
+                os.close(file.number)
+            yield from (
+                row[:_LONGEST].decode("utf-8", "replace") for row in data.split(b"\n")[start > 0 :]
+            )
+
+
+def _nccl_rank(pid: int, uid: int, rank: int | None, files: Sequence[_LogFile]) -> NcclRank | None:
     """What NCCL says about this process; None: nothing."""
     with contextlib.ExitStack() as stack:
         numbers = [file.number for file in files]

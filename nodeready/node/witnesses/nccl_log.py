@@ -60,6 +60,7 @@ class NcclRank:
     channels:         number of the collectives' channels; nvls: of NVLink SHARP's
     tuner, profiler:  the name of the plugin
     state:            of the communicator, one of STATES
+    completed:        the last collective, by the NCCL Inspector (`nccl_inspector`)
     errors:           the first of each kind, in order
     """
 
@@ -83,6 +84,7 @@ class NcclRank:
     tuner: str = ""
     profiler: str = ""
     state: str = ""
+    completed: str = ""
     errors: tuple[NcclError, ...] = ()
 
 

@@ -263,7 +263,7 @@ _CONSEQUENCE = re.compile(
     r"|NCCL error|ncclRemoteError|EOFError|end of file"
 )
 #: The differences between ranks that are a sign.
-_NCCL_SIGNS = ("network", "gdr", "state", "version")
+_NCCL_SIGNS = ("network", "gdr", "state", "completed", "version")
 #: The errors of NCCL and gloo that the watchdog's reports have, too.
 _READ_ELSEWHERE = ("watchdog", "gloo-timeout", "gloo-closed", "peer-closed", "peer-reset")
 _NUMBERS = re.compile(r"\d+(?:\.\d+)?")

@@ -70,6 +70,39 @@ def test_what_nccl_says_stands_at_the_beginning_and_the_end_of_the_log(run, tmp_
     assert observe(process).nccl is None
 
 
+JSON = (
+    '{"header":{"id":"%s","rank":3,"n_ranks":%d,"nnodes":1},"metadata":{"inspector_output_format_'
+    'version":"v4.0","git_rev":"","rec_mechanism":"profiler_plugin","dump_timestamp_us":17480,'
+    '"hostname":"gpu1","pid":7},"coll_perf":{"coll":"AllReduce","coll_sn":%d,"coll_msg_size_bytes":'
+    '1,"event_trace_sn":{}}}\n'
+)
+PROMETHEUS = (
+    'nccl_bus_bandwidth_gbs{comm_id="0xd1",hostname="gpu1",rank="3",slurm_job="u",slurm_job_id="7",'
+    'nranks="8",n_nodes="1",gpu_device_id="GPU3",collective="ReduceScatter",coll_sn="9",'
+    'timestamp="2030-01-02T03:04:05Z",message_size="2.00GB"} 1.5\n'
+)
+
+
+@pytest.mark.parametrize(("name", "text", "completed"), [
+    ("gpu1-pid7.log", JSON % ("0xa", 8, 41) + JSON % ("0xb", 2, 99) + JSON % ("0xa", 8, 42) + "{",
+     "AllReduce #42 of communicator 0xa"),
+    ("nccl_inspector_metrics_ab-12.prom", PROMETHEUS, "ReduceScatter #9 of communicator 0xd1"),
+    ("gpu1-pid7.log", "step\n" * 99_999 + JSON % ("0xa", 8, 43),
+     "AllReduce #43 of communicator 0xa"),
+    ("gpu1-pid7.log", '{"header":' * 9999 + "{" * 99, ""),
+    ("other.log", JSON % ("0xa", 8, 41), ""),
+], ids=["json", "prometheus", "large", "broken", "another file"])  # fmt: skip
+def test_the_last_collective_of_the_inspector_that_the_process_has_open(
+    run, tmp_path, name, text, completed
+):
+    (tmp_path / name).write_text(text)
+    with (tmp_path / name).open("a") as file:
+        process = run(stdout=subprocess.DEVNULL, pass_fds=[file.fileno()])
+    wait_for(lambda: observe(process).absent == "its output goes to /dev/null")
+    nccl = observe(process).nccl
+    assert (nccl.completed if nccl else "") == completed
+
+
 def test_the_file_of_nccls_own_lines_is_read(run, tmp_path):
     environment = {**os.environ, "NCCL_DEBUG_FILE": f"{tmp_path}/nccl.%h.%p"}
     process = run(stdout=subprocess.DEVNULL, env=environment)
