@@ -19,11 +19,11 @@ _NAME, _NOTE = 40, 200
 
 def of_node(ranks: Iterable[RankNetwork | None]) -> RankNetwork | None:
     """The network of a node's ranks; of several, sockets come first: they are the slow ones."""
-    known = [rank for rank in ranks if rank is not None]
-    if not known:
+    named = [rank for rank in ranks if rank is not None]
+    if not named:
         return None
-    first = min(known, key=lambda rank: rank.name != _SOCKET)
-    gdr = [rank.gdr for rank in known if rank.gdr is not None]
+    first = min(named, key=lambda rank: rank.name != _SOCKET)
+    gdr = [rank.gdr for rank in named if rank.gdr is not None]
     return RankNetwork(
         sanitise(first.name, _NAME),
         sanitise(first.interface, _NAME),
@@ -33,18 +33,18 @@ def of_node(ranks: Iterable[RankNetwork | None]) -> RankNetwork | None:
     )
 
 
-def networks(results: Iterable[tuple[Test, SmokeOutcome]]) -> dict[str, RankNetwork]:
+def network_of_nodes(results: Iterable[tuple[Test, SmokeOutcome]]) -> dict[str, RankNetwork]:
     """Node -> its network in the last test.
 
     Whether GPUDirect RDMA is used is only known of tests between nodes.
     """
-    found: dict[str, RankNetwork] = {}
+    network_of_node: dict[str, RankNetwork] = {}
     for test, outcome in results:
         for name, network in outcome.networks if test.purpose not in (SWEEP, CONTROL) else ():
-            known = found.get(name, network)
-            keeps_gdr = network.gdr is None and known.name == network.name
-            found[name] = replace(network, gdr=known.gdr) if keeps_gdr else network
-    return found
+            before = network_of_node.get(name, network)
+            keeps_gdr = network.gdr is None and before.name == network.name
+            network_of_node[name] = replace(network, gdr=before.gdr) if keeps_gdr else network
+    return network_of_node
 
 
 def describe(network: str, interface: str, hcas: Sequence[str], gdr: bool | None) -> str:
@@ -81,24 +81,24 @@ def _because(network: RankNetwork) -> str:
 
 
 def unexpected(
-    found: Mapping[str, RankNetwork], wanted: Mapping[str, str]
+    networks: Mapping[str, RankNetwork], expected: Mapping[str, str]
 ) -> dict[str, tuple[str, ...]]:
     """The nodes whose network is not the policy's -> the evidence, a sentence.
 
-    wanted: node -> the policy's nccl_network; "": any
+    expected: node -> the policy's nccl_network; "": any
     """
     return {
         name: (
-            f"NCCL uses {_words(network)}, the policy wants {wanted[name]} (nccl_network)"
+            f"NCCL uses {_words(network)}, the policy wants {expected[name]} (nccl_network)"
             f"{_because(network)}",
         )
-        for name, network in found.items()
-        if wanted.get(name) and network.name.lower() not in (wanted[name].lower(), _GLOO)
+        for name, network in networks.items()
+        if expected.get(name) and network.name.lower() not in (expected[name].lower(), _GLOO)
     }
 
 
 def warnings(
-    found: Mapping[str, RankNetwork], hcas: Mapping[str, Sequence[str]]
+    networks: Mapping[str, RankNetwork], hcas: Mapping[str, Sequence[str]]
 ) -> dict[str, tuple[str, ...]]:
     """The nodes with a slower network than most nodes or than their own ports, or over loopback.
 
@@ -106,13 +106,13 @@ def warnings(
 
     hcas: node -> its RDMA devices that NCCL could use
     """
-    nccl = {name: network for name, network in found.items() if network.name != _GLOO}
+    nccl = {name: network for name, network in networks.items() if network.name != _GLOO}
     # Of two equally frequent networks, sockets are not the usual one.
     counts = Counter(network.name for network in nccl.values())
     usual = max(counts, key=lambda name: (counts[name], name != _SOCKET), default="")
     direct = Counter(network.gdr for network in nccl.values() if network.gdr is not None)
     sentences: dict[str, tuple[str, ...]] = {}
-    for name, network in found.items() if len(found) > 1 else ():
+    for name, network in networks.items() if len(networks) > 1 else ():
         if _is_loopback(network.interface):
             library = "gloo" if network.name == _GLOO else "NCCL"
             sentences[name] = (f"{library} uses {network.interface}: no other node reaches that",)

@@ -223,9 +223,9 @@ class _SmokeRun:
         slow = below_floor(self.knowledge.finished, floors, blamed)
         suspects += [SmokeSuspect(NODE, (name,), (), evidence) for name, evidence in slow.items()]
         blamed |= slow.keys()
-        self.networks = networks.networks(self.knowledge.finished)
-        wanted = {name: policy.nccl_network for name, policy in task.policies.items()}
-        for name, evidence in networks.unexpected(self.networks, wanted).items():
+        self.networks = networks.network_of_nodes(self.knowledge.finished)
+        expected = {name: policy.nccl_network for name, policy in task.policies.items()}
+        for name, evidence in networks.unexpected(self.networks, expected).items():
             suspects += [] if name in blamed else [SmokeSuspect(NODE, (name,), (), evidence)]
             blamed.add(name)
         self.slow_networks = networks.warnings(self.networks, self._hcas())

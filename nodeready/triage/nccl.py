@@ -42,8 +42,8 @@ class NcclDifference(NamedTuple):
     @property
     def line(self) -> str:
         """``network Socket, its peers IB``"""
-        whose = "its" if len(self.ranks or self.nodes) == 1 else "their"
-        return f"{FACTS[self.fact]} {self.value}, {whose} peers {self.usual}"
+        pronoun = "its" if len(self.ranks or self.nodes) == 1 else "their"
+        return f"{FACTS[self.fact]} {self.value}, {pronoun} peers {self.usual}"
 
 
 class FoldedError(NamedTuple):
@@ -94,7 +94,7 @@ def _value(fact: str, nccl: NcclRank) -> str:
 def differences(ranks: Iterable[PlacedRank]) -> tuple[NcclDifference, ...]:
     """The ranks that differ from most, fact by fact; only where more than half are equal."""
     placed = list(ranks)
-    found = []
+    rows = []
     for fact in FACTS:
         members: dict[str, list[PlacedRank]] = {}
         for rank in placed:
@@ -104,12 +104,12 @@ def differences(ranks: Iterable[PlacedRank]) -> tuple[NcclDifference, ...]:
         usual = max(members, key=lambda value: len(members[value]), default="")
         if len(members) < 2 or 2 * len(members[usual]) <= total:
             continue
-        found += [
+        rows += [
             NcclDifference(fact, value, usual, _numbers(group), _nodes(group))
             for value, group in members.items()
             if value != usual
         ]
-    return tuple(found)
+    return tuple(rows)
 
 
 def fold_errors(ranks: Iterable[PlacedRank]) -> tuple[FoldedError, ...]:
@@ -140,10 +140,10 @@ def names(ranks: Sequence[int], nodes: Sequence[str]) -> str:
     >>> names([3], ["gpu2"]), names([], ["gpu1", "gpu2"])
     ('rank 3 (gpu2)', 'gpu[1-2]')
     """
-    where = fold(nodes)
+    node_set = fold(nodes)
     if not ranks:
-        return where
-    return f"rank{'s' * (len(ranks) > 1)} {fold_ranks(ranks)} ({where})"
+        return node_set
+    return f"rank{'s' * (len(ranks) > 1)} {fold_ranks(ranks)} ({node_set})"
 
 
 def _numbers(group: Iterable[PlacedRank]) -> tuple[int, ...]:

@@ -537,17 +537,18 @@ def _nccl_rank(pid: int, uid: int, rank: int | None, files: Sequence[_LogFile]) 
             numbers.append(stack.enter_context(_nccl_file(pid, uid)))
         log = read_log(line for number in numbers for line in _nccl_lines(number))
     pids = nccl_ras.all_pids(pid)
-    own = [nccl for nccl in log.ranks if nccl.pid in pids]
+    candidates = [nccl for nccl in log.ranks if nccl.pid in pids]
     # Logs of several nodes in one file: another node may have the same pid.
     node = os.uname().nodename.partition(".")[0]
-    own = [nccl for nccl in own if nccl.host.partition(".")[0] == node] or own
-    own = [nccl for nccl in own if nccl.rank == rank] or own
-    if len({(nccl.host, nccl.pid) for nccl in log.ranks}) > 1 or (log.ranks and not own):
-        return own[0] if own else None
+    local = [nccl for nccl in candidates if nccl.host.partition(".")[0] == node]
+    candidates = local or candidates
+    candidates = [nccl for nccl in candidates if nccl.rank == rank] or candidates
+    if len({(nccl.host, nccl.pid) for nccl in log.ranks}) > 1 or (log.ranks and not candidates):
+        return candidates[0] if candidates else None
     # The log of one process: errors of PyTorch and gloo name no process.
-    if not own and not log.errors:
+    if not candidates and not log.errors:
         return None
-    first = own[0] if own else NcclRank(rank)
+    first = candidates[0] if candidates else NcclRank(rank)
     return replace(first, errors=(*first.errors, *log.errors)[: nccl_log.MAX_ERRORS])
 
 

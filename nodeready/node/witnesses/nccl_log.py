@@ -219,7 +219,7 @@ class _Facts:
 
 
 @dataclass
-class _Communicator:
+class _LargestCommunicator:
     """The largest communicator of a process on one device."""
 
     rank: int
@@ -230,7 +230,7 @@ class _Communicator:
 @dataclass
 class _Process:
     facts: dict[int, _Facts] = field(default_factory=dict)
-    communicators: dict[int, _Communicator] = field(default_factory=dict)
+    communicators: dict[int, _LargestCommunicator] = field(default_factory=dict)
 
 
 class _LogReader:
@@ -289,9 +289,9 @@ class _LogReader:
             texts["interface"], texts["address"] = match[1], match[2]
             facts.networks.add("Socket")
         elif _HCAS.search(text):
-            found = _HCA.findall(text)[:MAX_HCAS]
-            facts.hcas.update(dict.fromkeys(found))
-            facts.networks |= {"IB"} if found else set()
+            hcas = _HCA.findall(text)[:MAX_HCAS]
+            facts.hcas.update(dict.fromkeys(hcas))
+            facts.networks |= {"IB"} if hcas else set()
             if match := _OUT_OF_BAND.search(text):
                 texts["interface"], texts["address"] = match[1], match[2]
         elif match := _NETWORK.search(text):
@@ -316,19 +316,19 @@ class _LogReader:
     ) -> None:
         rank, size = int(match[1]), int(match[2])
         device = int(match[3]) if match[3] else device
-        known = process.communicators.get(device)
-        if rank >= size or (known is not None and size < known.size):
+        largest = process.communicators.get(device)
+        if rank >= size or (largest is not None and size < largest.size):
             return
-        if known is None or (rank, size) != (known.rank, known.size):
-            if known is None and len(process.communicators) >= 64:
+        if largest is None or (rank, size) != (largest.rank, largest.size):
+            if largest is None and len(process.communicators) >= 64:
                 return
-            known = process.communicators[device] = _Communicator(rank, size)
+            largest = process.communicators[device] = _LargestCommunicator(rank, size)
         for word, state in (
             ("Init START", "init"), ("Init COMPLETE", "ready"), ("Abort COMPLETE", "aborted"),
             ("Destroy COMPLETE", "ended"),
         ):  # fmt: skip
             if word in text:
-                known.state = state
+                largest.state = state
 
     def result(self) -> NcclLog:
         ranks = [
@@ -341,23 +341,25 @@ class _LogReader:
 
     def _ranks(self, host: str, pid: int, process: _Process) -> Iterator[NcclRank]:
         """The ranks of a process: one for each device of its communicators."""
-        whole = _Facts()
+        common = _Facts()
         for facts in process.facts.values():
-            whole = whole.merged(facts)
+            common = common.merged(facts)
         devices = process.communicators
         if not devices:
             device = next(iter(process.facts)) if len(process.facts) == 1 else None
-            rank = next(iter(whole.speakers)) if len(whole.speakers) == 1 else None
-            yield self._described(NcclRank(rank, host=host, pid=pid, device=device), whole)
+            rank = next(iter(common.speakers)) if len(common.speakers) == 1 else None
+            yield self._described(NcclRank(rank, host=host, pid=pid, device=device), common)
         for device, communicator in devices.items():
-            facts = whole
+            facts = common
             if len(devices) > 1:
                 # One process with many GPUs: the links are the device's, the network is common.
-                own = process.facts.get(device, _Facts())
-                facts = _Facts(
-                    {**whole.texts, **own.texts}, whole.networks, whole.hcas, own.transports,
-                    own.speakers, own.gdr, own.channels, own.nvls, own.errors,
-                )  # fmt: skip
+                device_facts = process.facts.get(device, _Facts())
+                facts = replace(
+                    device_facts,
+                    texts={**common.texts, **device_facts.texts},
+                    networks=common.networks,
+                    hcas=common.hcas,
+                )
             rank, size, state = communicator.rank, communicator.size, communicator.state
             yield self._described(NcclRank(rank, size, host, pid, device, state=state), facts)
 
@@ -406,8 +408,8 @@ def _network(facts: _Facts) -> str:
 
 def _error(line: str, text: str) -> NcclError | None:
     """The error in a line; text: the line without its prefix."""
-    found = nccl_errors.meaning(line)
-    if found is None:
+    meaning = nccl_errors.meaning(line)
+    if meaning is None:
         return None
     peer = _PEER.search(text)
-    return NcclError(found.key, text.strip()[:MAX_TEXT], peer[1][:80] if peer else "")
+    return NcclError(meaning.key, text.strip()[:MAX_TEXT], peer[1][:80] if peer else "")

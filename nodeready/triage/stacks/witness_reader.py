@@ -69,7 +69,7 @@ class WitnessReader(CollectiveReader):
         for error in nccl.fold_errors(placed):
             role, key = error.meaning.role, error.meaning.key
             if role != NOTE and key not in _READ_ELSEWHERE:
-                # A rank that lost another one, and one whose GPU failed, are told apart.
+                # A lost peer says nothing against the rank that lost it.
                 weight = 1 if role == CAUSE and not self.moving else 0
                 peer = f" (peer {error.peers[0]})" if error.peers else ""
                 text = f"NCCL: {error.meaning.meaning}{peer} [{key}]"

@@ -6,7 +6,7 @@ import pytest
 
 from nodeready.node.smoke.orders import RankNetwork
 from nodeready.smoke.knowledge import ALONE, CONTROL, GROUP, SmokeOutcome, Test
-from nodeready.smoke.networks import describe, networks, of_node, unexpected, warnings
+from nodeready.smoke.networks import describe, network_of_nodes, of_node, unexpected, warnings
 
 IB = RankNetwork("IB", "eth0", ("mlx5_0:1/IB", "mlx5_1:1/IB"))
 SOCKET = RankNetwork("Socket", "eth0", note="NCCL sees no InfiniBand or RoCE device")
@@ -79,7 +79,7 @@ def test_the_test_between_nodes_tells_about_gpudirect_and_another_engine_nothing
         (Test(2, ALONE, ("a",)), SmokeOutcome(True, networks=(("a", IB),))),
         (Test(3, CONTROL, ("b",)), SmokeOutcome(True, networks=(("b", GLOO),))),
     ]
-    assert networks(results) == {"a": DIRECT, "b": STAGED}
+    assert network_of_nodes(results) == {"a": DIRECT, "b": STAGED}
 
 
 @pytest.mark.parametrize(
