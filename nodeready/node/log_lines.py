@@ -20,7 +20,7 @@ class LastLines(NamedTuple):
     matches: int | None
 
 
-def text_lines(data: bytes, *, is_whole: bool) -> list[bytes] | None:
+def text_lines(data: bytes, *, is_whole: bool, keeps_states: bool = False) -> list[bytes] | None:
     """The non-blank lines of the end of a file; None: it is no text.
 
     A progress bar, which restarts after each carriage return, becomes a line of its last state.
@@ -29,20 +29,23 @@ def text_lines(data: bytes, *, is_whole: bool) -> list[bytes] | None:
 
     is_whole: the data is the whole file; otherwise the first line is incomplete, and is left out
               unless it is the only line
+    keeps_states: keep all states of a progress bar, with the carriage returns
     """
     rows: list[bytes] = []
     first, *further = data.split(b"\n")
     for row in [first, *further] if is_whole else further:
-        if not _add(rows, row):
+        if not _add(rows, row, keeps_states):
             return None
     # The only line began before the data: part of it is better than no line.
-    return rows if rows or is_whole or _add(rows, first) else None
+    return rows if rows or is_whole or _add(rows, first, keeps_states) else None
 
 
-def _add(rows: list[bytes], line: bytes) -> bool:
+def _add(rows: list[bytes], line: bytes, keeps_states: bool) -> bool:
     """Add a line unless it is blank. Whether it is text."""
-    states = (state for state in reversed(line.lstrip(b"\0").split(b"\r")) if state.strip())
-    row = next(states, b"")
+    line_states = line.lstrip(b"\0").split(b"\r")
+    row = next((state for state in reversed(line_states) if state.strip()), b"")
+    if row and keeps_states:
+        row = line.lstrip(b"\0").rstrip(b"\r")
     if row:
         rows.append(row)
     return b"\0" not in row

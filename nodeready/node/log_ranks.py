@@ -117,10 +117,11 @@ class LineOrigin(NamedTuple):
 
 _NUMBER = r"\d{1,7}"
 _COLOUR = r"(?:\x1b\[[\d;]{0,16}m)*"
-#: A time before a prefix: ISO 8601 as log shippers write it, ctime(3) as Open MPI does.
+_ONE_COLOUR = re.compile(_COLOUR[:-1])
+#: A time before a prefix: ISO 8601 as log shippers write it, ctime(3) as Open MPI does, ts(1).
 _TIME = (
     r"(?P<time>\[?(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
-    r"|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\]?(?: \|)? ?)?"
+    r"|(?:[A-Z][a-z]{2} ){1,2}[ \d]\d \d\d:\d\d:\d\d(?: \d{4})?)\]?(?: \|)? ?)?"
 )
 #: A node's name: with a digit, unlike a word or a file of a program.
 _HOST = r"(?=[A-Za-z.-]{0,60}\d)(?=[\d.-]{0,60}[A-Za-z])[A-Za-z0-9][\w.-]{0,200}"
@@ -231,7 +232,7 @@ _LAUNCHER = re.compile(r"(?:srun|slurmstepd|sbatch|pdsh@[\w.-]+|clush|mpirun|mpi
 # --- Learning.
 
 #: Maximum lines that are learned from, and prefixes of a line.
-MAX_LINES, _MAX_DEPTH = 40_000, 3
+MAX_LINES, _MAX_DEPTH = 20_000, 3
 
 
 class _Writer(NamedTuple):
@@ -371,7 +372,9 @@ def _are_ranks(form: _Form, texts: Sequence[str]) -> bool:
             names.add(groups.get("role") or "")
             owners[text[match.end() :]].add(number)
     distinct = set(numbers)
-    is_frequent = len(numbers) >= max(2 * len(distinct), len(texts) / 2)
+    # A batch script may write many lines before the launcher's; pdsh writes all.
+    share = 0.8 if form.name == "pdsh" else 0.25
+    is_frequent = len(numbers) >= max(2 * len(distinct), share * len(texts))
     is_dense = form.name == "pdsh" or 4 * len(distinct) > max(distinct, default=0)
     if len(distinct) < 2 or not is_frequent or not is_dense or len(names) > 2:
         return False
@@ -400,7 +403,8 @@ def _learn_fields(stripped: Iterable[_Prefixes]) -> tuple[re.Pattern[str], ...]:
     texts = [text for _, rank, text in stripped if rank is None]
     fields = []
     for pattern in _FIELDS:
-        ranks = [int(match["rank"]) for text in texts if (match := pattern.search(text[:_HEAD]))]
+        found = (_within((pattern,), text)[1] for text in texts)
+        ranks = [rank for rank in found if rank is not None]
         distinct = set(ranks)
         falls = any(after < before for before, after in zip(ranks, ranks[1:]))
         if falls and 4 * len(distinct) > max(distinct):
@@ -440,6 +444,16 @@ def _learn_processes(reader: RankReader, stripped: Sequence[_Prefixes]) -> RankR
         (rank, *further) = certain.get(writer) or likely[writer]
         if not further and (writer in certain or times_named[rank] == 1):
             ranks[writer] = rank
+    # Several nodes may write the same local ranks into one file: their ranks are known if all
+    # local ranks tell those of one node.
+    local_only = {
+        writer
+        for writer in {prefixes.writer for prefixes in stripped}
+        if writer == _Writer(local=writer.local) != _UNKNOWN
+    }
+    bases = {ranks[writer] - (writer.local or 0) for writer in local_only if writer in ranks}
+    if len(bases) > 1 or not local_only <= {*ranks}:
+        ranks = {writer: rank for writer, rank in ranks.items() if writer not in local_only}
     has_devices = all(len(numbers) == 1 for numbers in pids.values())
     return replace(reader, ranks=ranks, label_kind=kind, has_devices=has_devices)
 
@@ -504,7 +518,8 @@ def _strip(layers: Iterable[Iterable[_Form]], line: str) -> _Prefixes:
 
 def _within(patterns: Iterable[re.Pattern[str]], text: str) -> tuple[_Writer, int | None]:
     """The process, or the rank, that a line names within itself."""
-    head = text[:_HEAD]
+    # loguru colours each word.
+    head = _ONE_COLOUR.sub("", text[: 2 * _HEAD])[:_HEAD] if "\x1b" in text else text[:_HEAD]
     if "NCCL " in head and (match := _NCCL.match(head)):
         return _Writer(match["host"], local=int(match["local"]), pid=int(match["pid"])), None
     for pattern in patterns:

@@ -49,8 +49,7 @@ def learn_file(
     head: list[bytes] = []
     if size > sum(map(len, rows)) + len(rows):
         head = text_lines(os.pread(handle, HEAD_BYTES, 0), is_whole=True) or []
-    lines = (row[:_MAX_CHARACTERS].decode("utf-8", "replace") for row in (*head[:-1], *rows))
-    return learn_ranks(lines, pattern=pattern, path=path)
+    return learn_ranks(map(_text, (*head[:-1], *rows)), pattern=pattern, path=path)
 
 
 def read_ranks(
@@ -78,8 +77,9 @@ def read_ranks(
     number = 0
     for is_last, rows in _blocks(handle, size, max_bytes or MAX_BYTES):
         for row in reversed(rows):
-            text = row[: 4 * _MAX_CHARACTERS].decode("utf-8", "replace")
-            origin = reader.split(text)
+            origin = _read_origin(reader, row)
+            if not origin.text.strip():
+                continue
             number += 1
             if not is_wanted(origin):
                 continue
@@ -91,7 +91,7 @@ def read_ranks(
             if not rank.lines_after and not rank.whole_lines:
                 rank.lines_after = number - 1
             if is_last:
-                rank.whole_lines.append(text)
+                rank.whole_lines.append(_text(row))
             if expression and not expression.search(row.decode("utf-8", "replace")):
                 continue
             rank.matches += 1
@@ -110,6 +110,17 @@ def read_ranks(
     return sorted(known, key=lambda rank: _order(rank.origin))
 
 
+def _read_origin(reader: RankReader, row: bytes) -> LineOrigin:
+    """The origin and text of a line; of a progress bar, only the first state has the prefix."""
+    first, *states = (state for state in row.split(b"\r") if state.strip())
+    origin = reader.split(_text(first))
+    return origin._replace(text=reader.split(_text(states[-1])).text) if states else origin
+
+
+def _text(row: bytes) -> str:
+    return row[: 4 * _MAX_CHARACTERS].decode("utf-8", "replace")
+
+
 def _order(origin: LineOrigin) -> tuple[object, ...]:
     rank, local = (-1 if number is None else number for number in origin[1:3])
     return rank, origin.host, local
@@ -123,7 +134,7 @@ def _blocks(handle: int, size: int, max_bytes: int) -> Iterator[tuple[bool, list
         data = os.pread(handle, offset - start, start) + rest
         # The first line of the block may begin before it.
         rest, _, data = data.partition(b"\n") if start else (b"", b"", data)
-        rows = text_lines(data, is_whole=True)
+        rows = text_lines(data, is_whole=True, keeps_states=True)
         if rows is None:
             return
         yield offset == size, rows

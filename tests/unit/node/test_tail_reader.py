@@ -60,7 +60,7 @@ def test_an_answer_has_a_bound(tmp_path, monkeypatch):
     assert "lines are missing" in seen.error
     assert sum(len(line) for file in seen.files for line in file.lines) < MAX_ANSWER // 8
     # No more is kept meanwhile than twice as much.
-    kept = program._TailAnswer(TailConfig("N", "nodeready:test", ""))
+    kept = program.TailAnswer(TailConfig("N", "nodeready:test", ""))
     for file in seen.files * 3:
         kept.add_file(f"{len(kept.files)}", [replace(file, lines=("x" * 30_000,))])
         assert kept.size <= 2 * program.MAX_ANSWER
@@ -100,6 +100,10 @@ def test_a_mixed_log_is_read_back_until_each_rank_has_its_lines(tmp_path, monkey
     }
     assert known[5].lines == ("step 1498 of 5", "step 1499 of 5")
     assert 17_500 <= known[5].lines_after <= 17_516
+    with path.open("a") as file:
+        file.write("3:  1%|\r 50%|#\r 99%|##\n4: \n2: end\r\n")
+    bars = {log.rank: log.lines[-1] for log in tail(path, lines=1).files if log.rank in (2, 3, 4)}
+    assert bars == {2: "end", 3: " 99%|##", 4: "step 3999 of 4"}
     # It is not searched for without end.
     monkeypatch.setattr(rank_lines, "MAX_BYTES", 8192)
     silent = tail(path, lines=2).files[6]
