@@ -154,15 +154,14 @@ def _check_process_types(process: Any, place: str) -> None:
 
 def _process_values(process: Any, place: str) -> tuple[Any, ...]:
     """The values of a process, with defaults for fields that earlier versions lack."""
-    values: tuple[Any, ...]
+    if type(process) is dict:
+        for name in _LATER_PROCESS_FIELDS.keys() - process.keys():
+            process[name] = _LATER_PROCESS_FIELDS[name][1]
     try:
-        values = _values(process)
+        values: tuple[Any, ...] = _values(process)
     except (KeyError, TypeError, IndexError):
-        if type(process) is dict:
-            for name in _LATER_PROCESS_FIELDS.keys() - process.keys():
-                process[name] = _LATER_PROCESS_FIELDS[name][1]
         _check_process_types(process, place)
-        values = _values(process)
+        raise
     return values
 
 
