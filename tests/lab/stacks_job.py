@@ -63,8 +63,8 @@ class Job:
         node, own = self.node(rank), rank % PER_NODE
         at = f"{HERE}/at-{rank}"
         words = (
-            f"{self.environment}RANK={rank} LOCAL_RANK={own} WORLD_SIZE={self.size} "
-            f"MASTER_ADDR={self.nodes[0].name} MASTER_PORT={PORT}"
+            f"RANK={rank} LOCAL_RANK={own} WORLD_SIZE={self.size} "
+            f"MASTER_ADDR={self.nodes[0].name} MASTER_PORT={PORT} {self.environment}"
         )
         log = self.log.format(rank)
         line = f"/usr/bin/python3 {HERE}/train.py {where} {self.words} </dev/null >{log} 2>&1"

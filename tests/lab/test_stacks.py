@@ -69,6 +69,17 @@ def test_without_py_spy_there_is_what_the_kernel_tells_and_what_to_do(job, where
     assert "py-spy is not installed (nodeready deploy installs it)" in table.out
 
 
+def test_a_variable_that_keeps_ranks_apart_is_named_before_the_hang(job, where, tool):
+    job.environment = "GLOO_SOCKET_IFNAME=lo"
+    with job.elsewhere(5, "all_reduce"):
+        job.environment = ""
+        done = tool("stacks", where, *QUICK, "--check", "--format", "json")
+    rows = [row for row in json.loads(done.out)["findings"] if row["item"] == "environment"]
+    (wrong,) = (row for row in rows if row["result"] == "fail")
+    assert (wrong["ranks"], wrong["nodes"]) == ([5], [job.node(5).name]), done
+    assert wrong["found"] == "GLOO_SOCKET_IFNAME=lo leads to the node itself"
+
+
 @pytest.mark.nightly
 def test_what_is_kept_is_all_of_one_run(job, where, tool, tmp_path):
     kept, away = tmp_path / "kept", job.nodes[3]
@@ -196,7 +207,7 @@ def test_an_interrupt_shows_what_is_there_and_leaves_nothing(job, where, tool):
 
 
 def test_a_check_of_a_job(job, where, tool):
-    done = tool("stacks", where, "--check", "--format", "json")
+    done = tool("stacks", where, *QUICK, "--check", "--format", "json")
     found = {one["item"]: one for one in json.loads(done.out)["findings"]}
     assert (found["stack"]["result"], found["stack"]["ranks"]) == ("ok", [*range(8)]), done
     assert found["recorder"]["found"] == "no PyTorch is loaded"

@@ -1,0 +1,93 @@
+"""The variables of a process, and the facts of this node that decide about them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nodeready.node.stacks import processes
+from nodeready.node.witnesses import environment
+from nodeready.node.witnesses.environment import select_variables
+from nodeready.subjects.job_environment import JOB
+
+OWN = os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("data", "values"),
+    [
+        (b"NCCL_ALGO=Ring\0HOME=/root\0MASTER_ADDR=gpu1\0", "MASTER_ADDR=gpu1 NCCL_ALGO=Ring"),
+        # The first counts, and a name is whole.
+        (b"NCCL_ALGO=Ring\0NCCL_ALGO=Tree\0", "NCCL_ALGO=Ring"),
+        (b"MY_NCCL_ALGO=Ring\0NCCL_algo=x\0MASTER_ADDRESS=x\0NCCL_ALGO\0=NCCL_NET=x\0", ""),
+        (b"CUDA_VISIBLE_DEVICES=\0", "CUDA_VISIBLE_DEVICES="),
+        # Of other variables, and of secrets, nothing is taken.
+        (b"HF_TOKEN=hf_abcdefghijklmnop\0NCCL_AUTH_TOKEN=abc\0", "NCCL_AUTH_TOKEN=(left out)"),
+        (b"NCCL_NET=" + b"x." * 900 + b"\0NCCL_ALGO=\xff\0",
+         f"NCCL_ALGO=\ufffd NCCL_NET={'x.' * 100}"),
+        (b"", ""),
+    ],
+)  # fmt: skip
+def test_only_what_decides_is_taken(data, values):
+    assert " ".join(f"{name}={value}" for name, value in select_variables(data)) == values
+
+
+def test_an_environment_of_a_million_variables_is_cut():
+    data = b"".join(b"NCCL_%d=1\0" % number for number in range(100_000))
+    assert len(select_variables(data)) == 64
+
+
+def test_a_process_and_its_node():
+    network = environment.network_pid([OWN])
+    rank = environment.observe_rank(OWN, network)
+    assert (rank.absent, rank.contained, rank.cpus) == ("", False, len(os.sched_getaffinity(0)))
+    assert environment.observe_rank(2**22, network).absent == "its environment is not readable"
+    server = socket.create_server(("127.0.0.1", 0))
+    port = str(server.getsockname()[1])
+    masters = {("127.0.0.1", port): [OWN], ("no such name", "1"): [OWN]}
+    facts = environment.observe_node(network, masters, time.monotonic() + 9)
+    assert (facts.absent, facts.interfaces[0].name) == ("", "lo")
+    assert facts.interfaces[0].addresses == ("127.0.0.1/8",)
+    assert (facts.cpus, facts.machine) == (os.cpu_count(), os.uname().machine)
+    good, unknown = facts.rendezvous
+    assert (good.resolved, good.error, good.listener) == (("127.0.0.1",), "", JOB)
+    assert (unknown.resolved, unknown.listener) == ((), "")
+    assert unknown.error
+    server.close()
+
+
+def test_the_listener_is_the_launcher_or_a_stranger():
+    server = socket.create_server(("127.0.0.1", 0))
+    port = str(server.getsockname()[1])
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        facts = environment.observe_node(
+            child.pid, {("127.0.0.1", port): [child.pid]}, time.monotonic() + 9
+        )
+        # torchrun serves the store for its child.
+        assert facts.rendezvous[0].listener == JOB
+        server.close()
+        child.communicate(b"\n")
+    script = "import socket; s = socket.create_server(('127.0.0.1', 0)); "
+    script += "print(s.getsockname()[1], flush=True); input()"
+    argv = [sys.executable, "-c", script]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        port = other.stdout.readline().decode().strip()
+        facts = environment.observe_node(OWN, {("127.0.0.1", port): [OWN]}, time.monotonic() + 9)
+        # A child of ours is no ancestor of ours.
+        holder = facts.rendezvous[0].listener
+        assert holder.startswith(f"port {port} is taken by ")
+        assert holder.endswith(f", pid {other.pid}")
+        other.communicate(b"\n")
+
+
+def test_a_node_whose_files_hang_is_absent(monkeypatch):
+    monkeypatch.setattr(processes, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(environment, "_interfaces", lambda pid: time.sleep(60))
+    facts = environment.observe_node(OWN, {}, time.monotonic() + 9)
+    assert facts.absent == "reading its interfaces hangs"
