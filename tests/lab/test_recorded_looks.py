@@ -15,7 +15,8 @@ import pytest
 from nodeready.policy.policy import make_policy
 from nodeready.subjects import judging, probe_answer, probe_script, snapshot
 from nodeready.subjects.base import Output
-from tests.builders.hostile import RECORDED, encoded, recorded
+from nodeready.subjects.debug_tools import rank_program
+from tests.builders.hostile import RECORDED, RUN_DIGEST, encoded, recorded
 from tests.command import POLICY
 
 _DATA = Path(__file__).parents[1] / "unit" / "fuzz" / "data"
@@ -55,6 +56,7 @@ def test_a_recorded_look_is_judged_as_a_look_today(profile, fresh_nodes, invento
     )
     texts = {name: legible(output.text, node.name) for name, output in said.items()}
     if os.environ.get("NODEREADY_RECORD"):
-        (_DATA / f"{profile}.json").write_text(f"{json.dumps(texts, indent=0)}\n")
+        text = json.dumps(texts, indent=0).replace(rank_program.digest(), RUN_DIGEST)
+        (_DATA / f"{profile}.json").write_text(f"{text}\n")
     assert recorded(profile).keys() == texts.keys()
     assert verdicts(recorded(profile)) == verdicts(texts)
