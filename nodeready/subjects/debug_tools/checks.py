@@ -178,16 +178,16 @@ def run(observed: DebugTools, policy: Policy) -> Result:
         return na(check, "nodeready_run is False")
     if not observed.python:
         return na(check, "no Python for it: see debug_tools.python")
-    expected = f"of nodeready {__version__}"
+    expected = f"nodeready {__version__}"
     if program is None:
         return fixable(check, expected, "not installed", RUN)
     if program.owner or program.mode != 0o755:
-        actual = f"has owner {program.owner} and mode {program.mode:o}"
-        return fixable(check, expected, actual, RUN)
+        actual = f"uid {program.owner}, mode {program.mode:o}"
+        return fixable(check, "uid 0, mode 755", actual, RUN)
     if not program.sha256:
         return unknown(check, f"{RUN} cannot be read")
     if program.sha256 != digest():
-        return fixable(check, expected, "of another version, or changed", RUN, status="warn")
+        return fixable(check, expected, "another version, or changed", RUN, status="warn")
     return ok(check, expected, source=RUN)
 
 
