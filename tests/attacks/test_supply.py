@@ -58,7 +58,7 @@ def test_root_never_runs_a_py_spy_that_she_can_change(mallory, fleet, tool, how)
     tool("ready", inventory, "--only", "proof.attach,proof.tracers")
     assert ran(node) == ""
     deployed = tool("deploy", inventory, "--yes", "--only", "debug_tools")
-    assert f"changed     {node.name}: debug_tools.py_spy\n" in deployed.out, deployed
+    assert f"changed     {node.name}: debug_tools.py_spy" in deployed.out, deployed
     assert node.run(f"stat -c '%F %U %a' {PY_SPY}").stdout == "regular file root 755\n"
     assert found(tool, inventory, "debug_tools.py_spy")["debug_tools.py_spy"][0] == "ok"
     assert ran(node) == ""
@@ -72,7 +72,7 @@ def test_another_program_under_py_spy_s_name_is_found(mallory, fleet, tool):
     status, actual = found(tool, inventory, "debug_tools.py_spy")["debug_tools.py_spy"]
     assert (status, "another program" in actual) == ("fail", True), actual
     deployed = tool("deploy", inventory, "--yes", "--only", "debug_tools")
-    assert f"changed     {node.name}: debug_tools.py_spy\n" in deployed.out, deployed
+    assert f"changed     {node.name}: debug_tools.py_spy" in deployed.out, deployed
     assert found(tool, inventory, "debug_tools.py_spy")["debug_tools.py_spy"][0] == "ok"
     # The same size, and the time of before.
     byte = f"printf X | dd of={PY_SPY} bs=1 seek=100000 conv=notrunc 2>/dev/null"
