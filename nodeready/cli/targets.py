@@ -217,10 +217,10 @@ def local_policy(options: TargetOptions) -> Policy:
     that of the last deploy. Raises Refused."""
     from nodeready.healthcheck import here
 
-    beside = [name for name in ("group_data", FOLDER) if os.path.lexists(name)]
-    for name in beside:
+    directories = [name for name in ("group_data", FOLDER) if os.path.lexists(name)]
+    for name in directories:
         refuse_stranger(name, "name an INVENTORY: @local")
-    if beside:
+    if directories:
         (policy,) = load_targets("@local", options)[2].values()
         return policy
 

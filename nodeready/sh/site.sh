@@ -40,6 +40,6 @@ nr_site_run() {
         wait $nr_pid
     fi
     nr_status=$?
-    kill -s KILL -- -$nr_pid 2>/dev/null
+    kill -s KILL -- "-$nr_pid" 2>/dev/null
     return $nr_status
 }

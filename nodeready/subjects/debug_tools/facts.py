@@ -221,7 +221,7 @@ class DebugTools:
     access:   the modes of the programs
     python:   the Python that starts nodeready's programs, of 3.9 or newer; "": there is none
     old_python: without such a Python: the first older one, with its version; "": none at all
-    run:      the file that starts a rank; None: there is none, or the policy leaves it alone
+    run:      the file that starts a rank; None: it is missing, or the policy leaves it alone
     """
 
     missing: tuple[str, ...] = ()
