@@ -17,7 +17,7 @@ Pure, bounded by the lines that it is given; its patterns cannot backtrack witho
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -231,7 +231,7 @@ _LAUNCHER = re.compile(r"(?:srun|slurmstepd|sbatch|pdsh@[\w.-]+|clush|mpirun|mpi
 
 # --- Learning.
 
-#: Maximum lines that are learned from, and prefixes of a line.
+#: Maximum lines that are learned from, the first and the last; maximum prefixes of a line.
 MAX_LINES, _MAX_DEPTH = 20_000, 3
 
 
@@ -314,7 +314,8 @@ def learn_ranks(lines: Iterable[str], *, pattern: str = "", path: str = "") -> R
     path:    of the file: a path with a rank has the lines of one rank, whatever they quote, unless
              a launcher's prefixes say otherwise
     """
-    rows = list(islice(lines, MAX_LINES))
+    lines = iter(lines)
+    rows = [*islice(lines, MAX_LINES // 2), *deque(lines, MAX_LINES // 2)]
     if pattern:
         return _with_origins(RankReader(pattern=re.compile(pattern)), rows)
     layers = _learn_layers(rows)

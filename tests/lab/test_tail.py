@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from nodeready.lab import LabNode
+from nodeready.lab import Lab, LabNode
 from tests.command import Done, ours, wait_for
 from tests.lab.test_host import END_MOUNT, NAS, dead_mount
 
@@ -159,6 +159,27 @@ def test_this_machine_alone(tool, tmp_path):
     assert done.status == 0, done
     place = f"{done.out.split()[3]}:{tmp_path}/rank_1.log"
     assert [row.strip() for row in done.out.splitlines()][1:3] == [place, "| two"]
+    ranks = [f"{rank}: step {step}" for step in range(9) for rank in (2, 0, 1)]
+    (tmp_path / "slurm.out").write_text("\n".join([*ranks, "1: error"]))
+    mixed = ("tail", "--local", f"{tmp_path}/slurm.out", "-n", "1", "--format", "json")
+    assert groups(tool(*mixed)) == [("lines", [1]), ("lines", [0, 2])]
+    assert groups(tool(*mixed, "--rank", "2", "--grep", "step")) == [("lines", [2])]
     file = tmp_path / "report"
     assert tool("tail", "--local", f"{tmp_path}/*.log", "-o", file).out == ""
     assert "| two" in file.read_text()
+
+
+@pytest.mark.nightly
+def test_the_ranks_of_a_real_step_of_slurm(slurm_lab: Lab, fleet, tool):
+    node = slurm_lab.nodes[0]
+    script = (
+        "for step in 1 2 3 4; do echo step $step; sleep 0.2;"
+        " test $SLURM_PROCID$step != 22 || exit 1; done"
+    )
+    node.run(
+        f"srun -N2 -n4 --overcommit --label sh -c '{script}' >/tmp/train.out 2>&1", check=False
+    )
+    done = tool("tail", fleet([node]), "/tmp/train.out", "-n", "1", "--format", "json")
+    assert (done.status, groups(done)[1:]) == (0, [("lines", [2]), ("lines", [0, 1, 3])]), done
+    (group, *_) = json.loads(done.out)["groups"]
+    assert (group["files"][0]["rank"], "task 2: Exited" in group["lines"][0]) == (None, True)
