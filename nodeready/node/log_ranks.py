@@ -189,7 +189,7 @@ _PREFIXES = (
     _form("hydra", rf"\[(?P<label>{_NUMBER})\](?:: ?| )", _NODES),
     # PALS: mpiexec --label
     _form("pals", rf"(?P<host>{_HOST}) {{1,6}}(?P<label>{_NUMBER}): ", ()),
-    _form("torchx", rf"[A-Za-z][\w.-]{{0,60}}/(?P<label>{_NUMBER}) ", _NODES),
+    _form("torchx", rf"[A-Za-z][\w.-]{{0,60}}/(?P<label>{_NUMBER}){_COLOUR} ", _NODES),
     # pdsh, clush, DeepSpeed's launcher
     _form("pdsh", rf"(?P<host>{_HOST}{_NO_FILE}): ", ()),
 )
@@ -318,9 +318,10 @@ def learn_ranks(lines: Iterable[str], *, pattern: str = "", path: str = "") -> R
     rows = [*islice(lines, MAX_LINES // 2), *deque(lines, MAX_LINES // 2)]
     if pattern:
         return _with_origins(RankReader(pattern=re.compile(pattern)), rows)
-    layers = _learn_layers(rows)
+    is_of_rank = named_ranks(path) != FileRanks(None, None)
+    layers = _learn_layers(rows, 0.9 if is_of_rank else 0.25)
     is_launchers = any(form.name not in ("torch", "ray") for layer in layers for form in layer)
-    if not is_launchers and named_ranks(path) != FileRanks(None, None):
+    if not is_launchers and is_of_rank:
         return RankReader()
     stripped = [_strip(layers, row) for row in rows]
     reader = _learn_processes(RankReader(layers=layers, fields=_learn_fields(stripped)), stripped)
@@ -340,14 +341,20 @@ def _with_origins(reader: RankReader, rows: Sequence[str]) -> RankReader:
     return replace(reader, is_mixed=is_mixed, origins=origins)
 
 
-def _learn_layers(rows: Sequence[str]) -> tuple[tuple[_Form, ...], ...]:
-    """The forms of prefixes that the lines have, the outermost first."""
+def _learn_layers(rows: Sequence[str], share: float) -> tuple[tuple[_Form, ...], ...]:
+    """The forms of prefixes that the lines have, the outermost first.
+
+    share: the minimum part of the lines that has a bare number; a batch script may write many
+           lines before the launcher's
+    """
     layers: list[tuple[_Form, ...]] = []
     outer: set[str] = set()
     texts = [row for row in rows if not _LAUNCHER.match(row)]
     while texts and len(layers) < _MAX_DEPTH:
         bare = (form for form in _PREFIXES if form.within is not None and outer <= {*form.within})
-        layer = tuple(islice((form for form in bare if _are_ranks(form, texts)), 1)) or tuple(
+        layer = tuple(
+            islice((form for form in bare if _are_ranks(form, texts, share)), 1)
+        ) or tuple(
             form
             for form in _PREFIXES
             if form.within is None and any(form.pattern.match(text) for text in texts)
@@ -360,7 +367,7 @@ def _learn_layers(rows: Sequence[str]) -> tuple[tuple[_Form, ...], ...]:
     return tuple(layers)
 
 
-def _are_ranks(form: _Form, texts: Sequence[str]) -> bool:
+def _are_ranks(form: _Form, texts: Sequence[str], share: float) -> bool:
     """Whether the numbers that a form finds are ranks, or nodes' numbers."""
     numbers: list[int] = []
     names: set[str] = set()
@@ -373,8 +380,8 @@ def _are_ranks(form: _Form, texts: Sequence[str]) -> bool:
             names.add(groups.get("role") or "")
             owners[text[match.end() :]].add(number)
     distinct = set(numbers)
-    # A batch script may write many lines before the launcher's; pdsh writes all.
-    share = 0.8 if form.name == "pdsh" else 0.25
+    # pdsh writes all lines.
+    share = max(share, 0.8) if form.name == "pdsh" else share
     is_frequent = len(numbers) >= max(2 * len(distinct), share * len(texts))
     is_dense = form.name == "pdsh" or 4 * len(distinct) > max(distinct, default=0)
     if len(distinct) < 2 or not is_frequent or not is_dense or len(names) > 2:

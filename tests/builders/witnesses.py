@@ -67,9 +67,9 @@ def no_recording(why: str = "no dump: TORCH_FR_BUFFER_SIZE=0") -> dict[str, Any]
 
 def log(
     *lines: str, age_s: int = 5, path: str = "/logs/out", reports: Sequence[WatchdogReport] = (),
-    nccl: NcclRank | None = None,
+    nccl: NcclRank | None = None, is_own: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    log = RankLog("", path, age_s, lines, tuple(reports), nccl)
+    log = RankLog("", path, age_s, lines, tuple(reports), nccl, is_own)
     return {"logs": plain(log)}
 
 

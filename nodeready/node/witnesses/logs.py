@@ -77,6 +77,7 @@ class RankLog:
     reports: of the watchdog, in its last `TAIL_BYTES` bytes, at most `MAX_REPORTS`
     nccl:    what NCCL says about the process at the beginning and the end of its log, and in its
              NCCL_DEBUG_FILE; None: nothing
+    is_own:  many ranks write the file, and the lines are this rank's
     """
 
     absent: str = ""
@@ -85,6 +86,7 @@ class RankLog:
     lines: tuple[str, ...] = ()
     reports: tuple[WatchdogReport, ...] = ()
     nccl: NcclRank | None = None
+    is_own: bool = False
 
 
 # --- The watchdog's lines as data. Pure; also for logs that were collected after a job's end.
@@ -448,11 +450,12 @@ def _log(files: Sequence[_LogFile], rank: int | None, local_rank: int | None) ->
     watchdog_reports = dict.fromkeys(
         report for other in ends.values() if other for report in other.reports()
     )
-    lines = end.lines
+    own: list[str] = []
     with contextlib.suppress(OSError):
-        lines = _own_lines(last, end.reader, rank, local_rank) or lines
-    shown = tuple(line[:MAX_CHARACTERS] for line in lines[-MAX_LINES:])
-    return RankLog("", last.path, age, shown, tuple(watchdog_reports)[:MAX_REPORTS])
+        own = _own_lines(last, end.reader, rank, local_rank)
+    shown = tuple(line[:MAX_CHARACTERS] for line in (own or end.lines)[-MAX_LINES:])
+    found = tuple(watchdog_reports)[:MAX_REPORTS]
+    return RankLog("", last.path, age, shown, found, is_own=bool(own))
 
 
 @dataclass(frozen=True)

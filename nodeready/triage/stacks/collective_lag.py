@@ -345,7 +345,7 @@ class CollectiveReader(StatementBuilder):
             if absent[log.head]:
                 self.absent["logs"].setdefault(absent[log.head], []).append(place)
             elif rank is not None and rank in self.all_ranks:
-                if files.get((node, log.path)) == 1:
+                if files.get((node, log.path)) == 1 or log.is_own:
                     own_logs[rank] = log
                 if log.reports not in done:
                     self._reports(lists[log.reports], rank)
@@ -357,7 +357,7 @@ class CollectiveReader(StatementBuilder):
         self.own_logs(own_logs)
 
     def own_logs(self, logs: Mapping[int, KeptLog]) -> None:
-        """Read the logs to which only one rank writes."""
+        """Read the logs to which only one rank writes, and the own lines in those of many."""
 
     def _reports(self, reports: Iterable[tuple[int | None, int]], own_rank: int) -> None:
         for rank, number in reports:

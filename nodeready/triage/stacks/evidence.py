@@ -99,6 +99,7 @@ class KeptLog(NamedTuple):
     last:    its last line
     error:   the last error among its last lines; "": none
     nccl:    number of what NCCL says about it; -1: nothing
+    is_own:  the lines are this rank's, although many ranks write the file
     """
 
     head: int
@@ -108,6 +109,7 @@ class KeptLog(NamedTuple):
     last: str
     error: str
     nccl: int = -1
+    is_own: bool = False
 
 
 class KeptRecording(NamedTuple):
@@ -199,12 +201,12 @@ class Evidence:
             if type(path) is not str or type(age) is not int or type(last) is not str:
                 raise wire.DecodeError("no Log")
             reports = self._reports(value["reports"])
-            # Traces of earlier versions have no such key.
-            nccl = value.setdefault("nccl", None)
+            # Traces of earlier versions have no such keys.
+            nccl, is_own = value.setdefault("nccl", None), value.setdefault("is_own", False)
             head = self.log_heads.number(value)
             return KeptLog(
                 head, reports, path[:MAX_LINE], age, last[:MAX_LINE], _error(lines)[:MAX_LINE],
-                -1 if nccl is None else self.nccl.number(nccl),
+                -1 if nccl is None else self.nccl.number(nccl), is_own is True,
             )  # fmt: skip
         except _UNREADABLE as problem:
             head = self.log_heads.number(wire.plain(RankLog(_absence(value, problem))))

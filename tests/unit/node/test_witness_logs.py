@@ -198,9 +198,10 @@ def test_a_rank_in_a_log_of_many_has_its_own_lines(run, tmp_path):
     with path.open("a") as file:
         process = run(stdout=file)
     log = logs.observe(process.pid, os.getuid(), 3, 1)
-    assert log.lines == tuple(f"step {step} of 3" for step in range(4))
+    assert (log.lines, log.is_own) == (tuple(f"step {step} of 3" for step in range(4)), True)
     assert [(report.rank, report.sequence) for report in log.reports] == [(2, 7)]
-    assert logs.observe(process.pid, os.getuid(), 9, 1).lines[-1] == "srun: error: x"
+    unknown = logs.observe(process.pid, os.getuid(), 9, 1)
+    assert (unknown.lines[-1], unknown.is_own) == ("srun: error: x", False)
 
 
 @pytest.fixture

@@ -317,6 +317,8 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("ranks write when they like", job(by_rank={r: log("x", age_s=100 * r, path=f"/l/{r}") for r in range(8)}), "quiet", (), (), ("only sign",)),
     ("only rank 0 writes", job(by_rank={r: log("x", age_s=5 if r == 0 else 4000, path=f"/l/{r}") for r in range(8)}), "quiet", (), (), ("rank 0",)),
     ("one log ends in an error", job(by_rank={3: log("RuntimeError: CUDA error: misaligned", path="/l/3")}), "unclear", (3,), ("only sign", "CUDA error"), ()),
+    ("one rank's lines in the log of all end in an error", job(by_rank={r: log("ValueError: nan" if r == 3 else "step 4", is_own=True) for r in range(8)}), "unclear", (3,), ("only sign", "its log ends in an error: ValueError"), ()),
+    ("the log of all ends in an error of no rank", job(by_rank={r: log("ValueError: nan") for r in range(8)}), "quiet", (), (), ("only sign",)),
     # --- NCCL's RAS.
     ("fewer launches", job(usual=(SYNC, SYNC), by_node={"gpu1": ras(*((f"gpu{1 + r // 4}", 1000 + r, 41 if r == 6 else 42) for r in range(8)))}), "late", (6,), ("rank 6", "AllReduce #42"), ()),
     ("fewer launches of a job that goes on", job(usual=(REDUCE, LOAD), by_node={"gpu1": ras(*((f"gpu{1 + r // 4}", 1000 + r, 41 if r == 6 else 42) for r in range(8)))}), "not-stuck", (), (), ("rank 6",)),
