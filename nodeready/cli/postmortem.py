@@ -36,6 +36,7 @@ from nodeready.triage.postmortem.collect import (
     postmortem_of,
 )
 from nodeready.triage.postmortem.document import Postmortem, postmortem_code
+from nodeready.triage.postmortem.evidence import JobEvidence, SlurmRecords
 
 #: Age of the kernel's messages that are read, where the job's start is not known.
 _KERNEL_S = 24 * 3600
@@ -56,10 +57,15 @@ def _read_directory(source: str) -> Postmortem:
 
 
 def _ask_nodes(
-    nodes: Targets, options: TargetOptions, config: PostmortemConfig, job: str, source: str
+    nodes: Targets,
+    options: TargetOptions,
+    config: PostmortemConfig,
+    job: str,
+    records: SlurmRecords,
 ) -> tuple[Postmortem, bool]:
     """The document of all nodes' answers, and whether nodeready failed on a node."""
-    builder, started, screen = EvidenceBuilder(), utc_now(), options.screen()
+    evidence = JobEvidence(steps=records.steps, sources=records.sources, missing=records.missing)
+    builder, started, screen = EvidenceBuilder(evidence), utc_now(), options.screen()
     transport = nodes.transport
     shared = new_nonce() if transport.one_text else ""
 
@@ -85,7 +91,7 @@ def _ask_nodes(
         builder.complete(),
         started=started,
         job=job,
-        source=source,
+        source=" ".join(config.patterns),
         unreachable={name: r.error for name, r in errors.items() if is_unreached(r)},
         failed=failed,
         complete=not transport.interrupted,
@@ -163,6 +169,7 @@ def postmortem(
         raise Refused("--local: cannot be combined with --via or --limit")
     if not job and not patterns:
         raise Refused("give --job ID, --logs PATTERN or --from DIR")
+    # Imported only here, because it imports pyinfra, and --help must be quick.
     from nodeready.triage.postmortem.slurm_records import slurm_records
 
     records = slurm_records(job or "")
@@ -176,6 +183,9 @@ def postmortem(
         )
     if records.is_running:
         screen.note(f"Slurm says that job {job} still runs: nodeready stacks shows where")
+    if records.since_s:
+        # PyTorch's watchdog dumps its flight recorder there, unless the job says another place.
+        logs.append("/tmp/nccl_trace_rank_*")
     now = time.time()
     config = PostmortemConfig(
         *("", "", ""),
@@ -190,7 +200,7 @@ def postmortem(
     else:
         nodes = select_targets(inventory, options, job=job if by_job else None, tell=screen.note)
     with nodes.transport:
-        document, failed = _ask_nodes(nodes, options, config, job or "", " ".join(logs))
+        document, failed = _ask_nodes(nodes, options, config, job or "", records)
     if not document.logs and not (document.unreachable or document.failed):
         raise Refused(f"{document.source}: no file matches, on {len(nodes.policies)} nodes")
     return _show(outputs, options, document, failed=failed)

@@ -26,6 +26,7 @@ from nodeready.node.failure_rules import (
 )
 from nodeready.node.log_ranks import LineOrigin, learn_ranks
 from nodeready.node.log_times import STAMP_CHARACTERS, TIMED, Calendar, node_calendar, stamp
+from nodeready.node.witnesses.flight_recorder import Recording
 from nodeready.node.witnesses.logs import WatchdogReport, reports
 from nodeready.subjects import wire
 
@@ -101,15 +102,17 @@ class FileFailures:
     mtime_s: of its last change; 0: not known
     skipped: bytes in its middle that were not read
     reports: of PyTorch's watchdog
+    recording: a dump of the flight recorder, in place of lines
     """
 
     path: wire.Path
-    size_bytes: wire.Number
-    mtime_s: float
-    skipped: wire.Number
-    events: tuple[FailureEvent, ...]
-    streams: tuple[LogStream, ...]
-    reports: tuple[WatchdogReport, ...]
+    size_bytes: wire.Number = 0
+    mtime_s: float = 0.0
+    skipped: wire.Number = 0
+    events: tuple[FailureEvent, ...] = ()
+    streams: tuple[LogStream, ...] = ()
+    reports: tuple[WatchdogReport, ...] = ()
+    recording: Recording | None = None
 
 
 _RANK_PREFIX = re.compile(r"^ ?\[rank(\d{1,7})\]: ?")
@@ -553,7 +556,7 @@ class FailureReader:
             )
             for stream in self.streams.values()
         )
-        return FileFailures(*("", 0, 0.0, 0, tuple(events), streams, reports(self.found)))
+        return FileFailures("", events=tuple(events), streams=streams, reports=reports(self.found))
 
 
 def _own(stream: _Stream) -> tuple[int, ...]:

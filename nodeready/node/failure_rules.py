@@ -195,7 +195,7 @@ def _line(role: str, kind: str, source: str, pattern: str) -> LineRule:
     return LineRule(role, kind, source, re.compile(pattern))
 
 
-_RANKS = r"(?P<ranks>\d{1,7}(?:[,-]\d{1,7}){0,1000})"
+_RANKS = r"(?P<ranks>\d{1,7}(?:[,-]\d{1,7}){0,1000})(?!\d)"
 _HOST = r"(?P<host>[\w.-]{1,255})"
 #: Sources: Slurm's src/srun/task_state.c, src/srun/libsrun/launch.c, src/slurmd/slurmstepd (req.c,
 #: mgr.c); torch's distributed/elastic (agent, multiprocessing/api.py), multiprocessing/spawn.py;
@@ -247,7 +247,7 @@ LINE_RULES = (
     ),
     _line(
         FAILED, "exception", "mpirun",
-        r"(?P<text>MPI_ABORT was invoked on rank (?P<ranks>\d{1,7}))",
+        r"(?P<text>MPI_ABORT was invoked on rank (?P<ranks>\d{1,7})(?!\d))",
     ),
     _line(
         FAILED, "exception", "mpirun",

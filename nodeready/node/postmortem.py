@@ -7,6 +7,7 @@ are found and read as `nodeready.node.tail` finds and reads them: in forks, as t
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import time
@@ -31,6 +32,14 @@ from nodeready.node.tail import (
     TailReader,
     UnreadFile,
     read_tail,
+)
+from nodeready.node.witnesses.flight_recorder import (
+    MAX_BYTES,
+    NoDumpError,
+    ProcessGroup,
+    RecorderEntry,
+    Recording,
+    parse,
 )
 from nodeready.node.witnesses.kernel_log import KernelLog, witness_log
 from nodeready.node.witnesses.logs import WatchdogReport
@@ -89,6 +98,10 @@ def file_failures(
     """
     status = os.fstat(handle)
     size = status.st_size
+    if "trace_rank_" in os.path.basename(path):
+        with contextlib.suppress(NoDumpError):
+            dump = parse(os.pread(handle, min(size, MAX_BYTES), 0))
+            return FileFailures(path, size, status.st_mtime, recording=replace(dump, path=path))
     end_bytes = min(END_BYTES, max(0, room - HEAD_BYTES))
     whole = size <= HEAD_BYTES + end_bytes
     head = os.pread(handle, size if whole else HEAD_BYTES, 0)
@@ -152,17 +165,25 @@ class _FailureAnswer(TailAnswer):
             super().add_message(message)
             return
         row = message["failures"]
+        dump = row["recording"]
         found = FileFailures(
             **{
                 **row,
                 "events": tuple(FailureEvent(**event) for event in row["events"]),
                 "streams": tuple(LogStream(**stream) for stream in row["streams"]),
                 "reports": tuple(WatchdogReport(**report) for report in row["reports"]),
+                "recording": dump and _recording(dump),
             }
         )
         self.failures[found.path] = found
         # A further fork leaves it out.
         self.add_file(found.path, ())
+
+
+def _recording(row: dict[str, Any]) -> Recording:
+    groups = tuple(ProcessGroup(**group) for group in row["groups"])
+    entries = tuple(RecorderEntry(**entry) for entry in row["entries"])
+    return Recording(**{**row, "groups": groups, "entries": entries})
 
 
 def read_job(config: PostmortemConfig, kernel: Callable[[], KernelLog]) -> NodeFailures:

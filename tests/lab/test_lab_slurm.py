@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from nodeready.lab import (
     slurm,
     state,
 )
-from tests.command import wait_for
+from tests.command import Tool, wait_for
 from tests.helpers import nodeready
 from tests.lab.test_lab import loaded, traces
 
@@ -92,6 +94,30 @@ def test_a_node_that_dies_with_a_frozen_job_comes_back(slurm_lab: Lab) -> None:
     assert "Read-only file system" in tried.stderr
     node.reset()
     wait_for(lambda: state_of(node) == "IDLE")
+
+
+@pytest.mark.nightly
+def test_postmortem_finds_the_log_of_a_job_that_slurm_still_knows(
+    slurm_lab: Lab, fleet: Callable[..., Path], tool: Tool
+) -> None:
+    """Without accounting: scontrol knows the job for a while; the log is on its first node."""
+    train = (
+        "import os, time\n"
+        "def load(): return {}['lr']\n"
+        "load() if os.environ['SLURM_PROCID'] == '2' else time.sleep(60)\n"
+    )
+    for node in slurm_lab.nodes:
+        node.write("/tmp/train.py", train)
+    script = "srun -N3 --label --kill-on-bad-exit /usr/bin/python3 /tmp/train.py"
+    words = ("sbatch", "--parsable", "-N3", "-D", "/tmp", "-o", "dead-%x-%j.out", "-J", "train")
+    job = slurm_lab.slurm_run(*words, "--wrap", script).stdout.strip()
+    known = ("scontrol", "show", "job", job)
+    wait_for(lambda: "JobState=FAILED " in slurm_lab.slurm_run(*known).stdout)
+    env = {"SLURM_CONF": str(slurm_lab.slurm_conf)}
+    done = tool("postmortem", fleet(slurm_lab.nodes), "--job", job, env=env)
+    assert done.status == 0, done
+    assert re.match(r"exception +rank 2 .*KeyError: 'lr'", done.out), done
+    assert f"job {job} is FAILED" in done.out
 
 
 def test_slurm_refuses_a_setting(slurm_lab: Lab) -> None:

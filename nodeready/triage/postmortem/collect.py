@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from nodeready.node.failure_events import FileFailures
 from nodeready.node.postmortem import NodeFailures, PostmortemConfig
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
@@ -103,6 +104,7 @@ class EvidenceBuilder:
             for file in evidence.files
             if file.failures.size_bytes
         ]
+        evidence.files = _shared_once(evidence.files)
         end_s = max(ends, default=None)
         for node, (found, clock) in self._kernels.items():
             for message in found.kernel.messages:
@@ -114,10 +116,21 @@ class EvidenceBuilder:
             count = counted(len(evidence.kernel), "fault")
             evidence.sources["kernel's log"] = f"{count} on {counted(len(self._kernels), 'node')}"
         if evidence.files:
-            nodes = counted(len({file.node for file in evidence.files}), "node")
+            nodes = counted(len(evidence.clocks), "node")
             logs = counted(len(evidence.files), "file")
             evidence.sources = {"logs": f"{logs} on {nodes}", **evidence.sources}
         return evidence
+
+
+def _shared_once(files: list[JobFile]) -> list[JobFile]:
+    """The files; a file of a shared file system, which several nodes have read, once."""
+    nodes_of: dict[FileFailures, list[str]] = {}
+    for file in files:
+        nodes_of.setdefault(file.failures, []).append(file.node)
+    return [
+        JobFile(nodes[0] if len(nodes) == 1 else "", failures)
+        for failures, nodes in nodes_of.items()
+    ]
 
 
 def postmortem_of(

@@ -49,6 +49,28 @@ class SlurmStep(NamedTuple):
     nodes: str
 
 
+@dataclass
+class SlurmRecords:
+    """Slurm's records of one job.
+
+    logs:    patterns of the files of its output
+    since_s: its start, in seconds since 1970; 0: not known
+    nodes:   (): not known
+    user:    "": not known
+    sources: name of the tool -> what it gave; missing: -> why it gave nothing
+    is_running: Slurm says that it runs
+    """
+
+    steps: list[SlurmStep] = field(default_factory=list)
+    logs: list[str] = field(default_factory=list)
+    since_s: float = 0
+    nodes: tuple[str, ...] = ()
+    user: str = ""
+    sources: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    is_running: bool = False
+
+
 class NodeClock(NamedTuple):
     """A node's clock beside this machine's.
 
@@ -58,15 +80,6 @@ class NodeClock(NamedTuple):
 
     offset_s: float
     uncertainty_s: float
-
-
-class JobCore(NamedTuple):
-    """A core file of the job. signal: its name"""
-
-    node: str
-    rank: int | None
-    signal: str
-    place: str
 
 
 @dataclass
@@ -80,7 +93,6 @@ class JobEvidence:
     files: list[JobFile] = field(default_factory=list)
     kernel: list[KernelFault] = field(default_factory=list)
     steps: list[SlurmStep] = field(default_factory=list)
-    cores: list[JobCore] = field(default_factory=list)
     clocks: dict[str, NodeClock] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -115,6 +127,8 @@ class RankFailure(NamedTuple):
 _AFTER_S = 5.0
 #: Seconds between an error and the last write of its log.
 _END_S = 1.0
+#: Seconds after its last line from which on a log's time is that of a copy.
+_COPIED_S = 3600
 
 
 class RankFinder:
@@ -150,6 +164,9 @@ class RankFinder:
             clock = self.evidence.clocks.get(file.node)
             offset, slack = (clock.offset_s, clock.uncertainty_s) if clock else (0.0, 0.0)
             for event in file.failures.events:
+                is_foreign = bool(event.ranks) and by_path.rank not in (None, *event.ranks)
+                if is_foreign and event.source:
+                    continue  # A rank's own log is no launcher's.
                 node = self.node_of(file, event)
                 moment, own_slack_s = self._moment(file, event)
                 time_s, slack_s = None if moment is None else moment - offset, slack + own_slack_s
@@ -164,7 +181,9 @@ class RankFinder:
         if event.time_s is not None:
             return event.time_s, 0.0
         end_s, is_last = file.failures.mtime_s, event.lines_after == 0
-        if end_s and is_last and len(file.failures.streams) == 1:
+        after_s = end_s if event.after_s is None else event.after_s
+        is_copy = not -_AFTER_S < end_s - after_s < _COPIED_S
+        if end_s and is_last and not is_copy and len(file.failures.streams) == 1:
             # A rank's log ends with its error.
             return end_s, _END_S
         return event.after_s, _AFTER_S

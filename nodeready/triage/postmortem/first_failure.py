@@ -174,33 +174,35 @@ class FirstFailureFinder:
             return None
         killed = [f for f in self.reports if signal_of(f.event.code) == 9]
         workers = [f for f in self.own if "is killed by signal: Killed" in f.event.text]
+        nodes = {fault.node for fault in faults if fault.node} | {f.node for f in told if f.node}
         ranks: set[int] = {f.rank for f in srun if f.rank is not None}
-        pids = {fault.pid for fault in faults}
-        for failure in (*killed, *workers):
-            if failure.event.pid in pids and failure.rank is not None:
-                ranks.add(failure.rank)
         for fault in faults:
             rank = self.rank_by_pid.get((fault.node, fault.pid))
-            if rank is None and (match := re.search(r"/step_\S*?/task_(\d{1,6})", fault.text)):
-                rank = int(match[1])
+            task = re.search(r"/step_\S*?/task_(\d{1,6})", fault.text)
+            if rank is None and task and not srun:
+                # Slurm counts the tasks of its cgroups on each node.
+                rank = self.finder.global_rank(fault.node, int(task[1]))
+            for failure in (*killed, *workers):
+                if fault.pid and fault.pid in (failure.event.pid, _worker(failure.event.text)):
+                    rank = failure.rank
             ranks |= {rank} if rank is not None else set()
-        nodes = {fault.node for fault in faults if fault.node} | {f.node for f in told if f.node}
         if not ranks:
-            on_nodes = [f for f in (*workers, *killed) if not nodes or f.node in nodes]
-            ranks = {f.rank for f in on_nodes[:1] if f.rank is not None}
-        if not ranks and self.final and not (told or steps or srun):
-            return None  # A process of another job may have been killed.
-        if not ranks:
-            ranks = set(self._silent_ranks())
+            # A rank that SIGKILL ended there, or whose log just ends.
+            ended = [f.rank for f in (*workers, *killed) if not nodes or f.node in nodes][:1]
+            if not (ended or self.final):
+                at = {"", *nodes}
+                ended = [r for r in self._silent_ranks() if self.node_of.get(r, "") in at]
+            ranks = {rank for rank in ended if rank is not None}
+        others = [f for f in self.final if f.event.kind != "oom" and f not in workers]
+        # Otherwise the kernel may have killed a process of another job.
+        if not ranks and (others or not (told or steps or srun)):
+            return None
         nodes |= {self.node_of[rank] for rank in ranks if rank in self.node_of}
         evidence = [f"the kernel of {fault.node}: {fault.text}" for fault in faults[:3]]
         evidence += [f"Slurm: {f.event.text}" for f in told[:2]]
         evidence += [f"sacct: step {step.step} {step.state}" for step in steps[:2]]
         evidence += [self._report_text(f) for f in srun[:2]]
         evidence += [self._report_text(f) for f in killed[:1] if f.rank in ranks]
-        own = [f for f in self.final if f.event.kind not in ("oom",) and f not in workers]
-        if own and not ranks:
-            return None
         who = self._who(ranks, nodes)
         where = "a worker of its data loader" if workers else "it"
         text = f"{who}: the kernel killed {where} for memory"
@@ -341,7 +343,8 @@ class FirstFailureFinder:
                 ordered = [row[1] for row in timed]
                 return ordered, f"{gap_s:.1f} s before the next error"
         for failure in self.reports:
-            if failure.event.source == "torchrun-root" and self._has_one_agent:
+            is_root = failure.event.source == "torchrun-root" and self._has_one_agent
+            if is_root and _is_clear_root(failure, self.reports):
                 for group in groups:
                     if failure.rank is not None and failure.rank in group.ranks:
                         rest = [other for other in groups if other is not group]
@@ -425,8 +428,8 @@ class FirstFailureFinder:
         reports = first, *self._roots(ranks, first)
         evidence = [self._report_text(f) for f in reports]
         evidence += [f"{f.example}: {f.event.text}" for f in reports[:1] if f.event.text]
-        cores = [core for core in self.evidence.cores if core.rank in ranks]
-        evidence += [f"core of rank {core.rank}: {core.signal} in {core.place}" for core in cores]
+        if number in (4, 6, 7, 8, 11):
+            self.missing.append("where it crashed: nodeready cores")
         return self._cause(
             kind, text, ranks, nodes, for_=evidence, against=against, failures=[first]
         )
@@ -477,9 +480,9 @@ class FirstFailureFinder:
 
     def _timeout(self) -> FirstFailure | None:
         """A hang that a watchdog ended: the rank that lags behind is the suspect."""
-        if not self.waited:
-            return None
         lags = self._lags()
+        if not self.waited and not lags:
+            return None
         waiting = {f.rank for f in self.waited if f.rank is not None}
         evidence = []
         if lags:
@@ -498,13 +501,13 @@ class FirstFailureFinder:
             self.missing.append("which rank was late: the flight recorder's dumps would tell")
         nodes = {self.node_of[rank] for rank in ranks if rank in self.node_of}
         # The lagging rank's own words, if it has some.
-        first = min(self.waited, key=lambda f: (f.rank not in ranks, f.file, f.event.line))
-        evidence.append(f"{first.example}: {first.event.text}")
-        text = f"a timeout, and no rank is known to be late: {first.event.text[:_TEXT]}"
+        waited = sorted(self.waited, key=lambda f: (f.rank not in ranks, f.file, f.event.line))[:1]
+        evidence += [f"{f.example}: {f.event.text}" for f in waited]
+        what = waited[0].event.text if waited else lags[0][1]
+        text = f"a timeout, and no rank is known to be late: {what[:_TEXT]}"
         if ranks:
-            text = f"{self._who(ranks, nodes)} did not come until a timeout: "
-            text += first.event.text[:_TEXT]
-        return self._cause("timeout", text, ranks, nodes, for_=evidence, failures=[first])
+            text = f"{self._who(ranks, nodes)} did not come until a timeout: {what[:_TEXT]}"
+        return self._cause("timeout", text, ranks, nodes, for_=evidence, failures=waited)
 
     def _absent_ranks(self) -> list[int]:
         """The ranks without a log, where the store names the size of the job."""
@@ -520,12 +523,15 @@ class FirstFailureFinder:
         traces, places = Evidence(), []
         for number, file in enumerate(self.evidence.files, 1):
             failures = file.failures
-            if not failures.reports:
+            if not failures.reports and failures.recording is None:
                 continue
             rank = self.finder.file_rank(file)
             log = wire.plain(RankLog("", failures.path[:1000], 0, (), failures.reports))
             node = file.node or "node"
-            process = {"pid": number, "witnesses": {"logs": log}}
+            witnesses = {"logs": log} if failures.reports else {}
+            if failures.recording is not None:
+                witnesses["flight_recorder"] = wire.plain(failures.recording)
+            process = {"pid": number, "witnesses": witnesses}
             traces.read({"node": node, "processes": [process]})
             places.append((node, number, rank))
         named = {place[2] for place in places}
@@ -576,7 +582,7 @@ class FirstFailureFinder:
     def _kernel(self) -> FirstFailure | None:
         """A fault of a node in the kernel's log, where the ranks only lost a peer."""
         kinds = {"link": "network", "filesystem": "storage", "segfault": "segfault",
-                 "memory": "signal"}  # fmt: skip
+                 "oom": "oom", "memory": "signal"}  # fmt: skip
         faults = [fault for fault in self.evidence.kernel if fault.kind in kinds]
         if not faults:
             return None
@@ -676,7 +682,8 @@ class FirstFailureFinder:
         sorted_ranks = tuple(sorted(ranks))
         names = tuple(sorted(filter(None, nodes), key=natural))
         moments = [f.time_s for f in failures if f.time_s is not None]
-        suspect = Suspect(sorted_ranks, names, tuple(for_), tuple(against))
+        evidence = tuple(dict.fromkeys(for_)), tuple(dict.fromkeys(against))
+        suspect = Suspect(sorted_ranks, names, *evidence)
         return FirstFailure(
             *(kind, text, sorted_ranks, names),
             time=moment_text(min(moments)) if moments else "",
@@ -702,6 +709,12 @@ class FirstFailureFinder:
             return _ROLE_ORDER[group.role], not is_cause, len(group.ranks)
 
         return tuple(sorted(groups, key=order))
+
+
+def _worker(text: str) -> int:
+    """The process of a data loader's worker that an exception names; 0: none."""
+    match = re.search(r"DataLoader worker \(pid(?:\(s\))? (\d{1,10})", text)
+    return int(match[1]) if match else 0
 
 
 def moment_text(seconds: float | None) -> str:
@@ -770,12 +783,17 @@ def _reported(failure: RankFailure, failures: Sequence[RankFailure]) -> set[int]
     if len(own) != 1:
         return set()
     for root in reports:
-        if root.event.source != "torchrun-root":
-            continue
-        # Of ranks whose end it sees at the same time, torchrun names the lowest.
-        equal = [
-            f for f in reports if f.time_s == root.time_s and (f.rank or 0) > (root.rank or 0)
-        ]
-        return set() if equal or root.rank is None else {root.rank}
+        if root.event.source == "torchrun-root":
+            is_clear = _is_clear_root(root, reports)
+            return {root.rank} if is_clear and root.rank is not None else set()
     first = [f for f in reports if f.event.source in ("srun", "mpirun")][:1]
     return {f.rank for f in first or reports if f.rank is not None}
+
+
+def _is_clear_root(root: RankFailure, reports: Sequence[RankFailure]) -> bool:
+    """Whether torchrun saw this rank end first; of equal times, it names the lowest rank."""
+    return not any(
+        f.time_s == root.time_s and (f.rank or 0) > (root.rank or 0) and f.event.code > 0
+        for f in reports
+        if f.event.source == "torchrun"
+    )

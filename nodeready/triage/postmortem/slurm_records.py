@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from shutil import which
 
@@ -17,32 +16,10 @@ from pyinfra.api.exceptions import InventoryError
 from nodeready.inventory.nodeset import NodeSetError, expand
 from nodeready.inventory.slurm import TIMEOUT_S, ask
 from nodeready.shell import search_path
-from nodeready.triage.postmortem.evidence import SlurmStep
+from nodeready.triage.postmortem.evidence import SlurmRecords, SlurmStep
 
 _FIELDS = "JobID,JobName,User,State,ExitCode,DerivedExitCode,NodeList,Start,End,WorkDir"
 _STATUS = re.compile(r"(\d{1,5}):(\d{1,3})")
-
-
-@dataclass
-class SlurmRecords:
-    """Slurm's records of one job.
-
-    logs:    patterns of the files of its output
-    since_s: its start, in seconds since 1970; 0: not known
-    nodes:   (): not known
-    user:    "": not known
-    sources: name of the tool -> what it gave; missing: -> why it gave nothing
-    is_running: Slurm says that it runs
-    """
-
-    steps: list[SlurmStep] = field(default_factory=list)
-    logs: list[str] = field(default_factory=list)
-    since_s: float = 0
-    nodes: tuple[str, ...] = ()
-    user: str = ""
-    sources: dict[str, str] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
-    is_running: bool = False
 
 
 def parse_sacct(text: str) -> list[dict[str, str]]:
