@@ -72,7 +72,8 @@ class WitnessReader(CollectiveReader):
                 # A lost peer says nothing against the rank that lost it.
                 weight = 1 if role == CAUSE and not self.moving else 0
                 peer = f" (peer {error.peers[0]})" if error.peers else ""
-                text = f"NCCL: {error.meaning.meaning}{peer} [{key}]"
+                step = f"; {error.meaning.step}" if role == CAUSE else ""
+                text = f"NCCL: {error.meaning.meaning}{peer}{step} [{key}]"
                 self.add_statement("logs", text, error.ranks, weight=weight)
 
     # --- GPUs, ports, the kernel.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nodeready.node.witnesses import nccl_errors, nccl_log
 from nodeready.node.witnesses.nccl_log import read_log
+from nodeready.subjects import wire
 from tests.cases import cases
 
 
@@ -67,6 +71,23 @@ def test_any_line_is_read_within_bounds(line):
             len(text) <= 200 for text in vars(rank).values() if isinstance(text, str) if text
         )
         assert rank.rank is None or rank.rank < rank.world_size
+
+
+WORDS = sorted({
+    word for case in cases(__file__, "cases/nccl_logs.toml")
+    for word in re.split(r"(?<= )", case.values[0]["lines"])
+})  # fmt: skip
+
+
+@given(st.lists(st.lists(st.sampled_from(WORDS), max_size=40).map("".join), max_size=20))
+def test_words_in_any_order_are_read_within_bounds(lines):
+    """The words of all cases, with their line ends."""
+    for rank in read_log("".join(lines).splitlines()).ranks:
+        assert rank.rank is None or rank.world_size is None or rank.rank < rank.world_size
+        assert len(rank.errors) <= nccl_log.MAX_ERRORS
+        assert len(rank.transports) <= 16
+        assert all(len(error.text) <= nccl_log.MAX_TEXT for error in rank.errors)
+        assert wire.decode(type(rank), json.loads(json.dumps(wire.plain(rank)))) == rank
 
 
 def test_a_log_of_many_processes_is_bounded():

@@ -312,7 +312,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("a report of a rank that is none", job(by_rank={0: log("x", reports=[status(999_999, 1, 1), status(-5, 2, 0)])}), "quiet", (), (), ("999",)),
     ("one log ended early", job(by_rank={r: log("x", age_s=400 if r == 3 else 20, path=f"/l/{r}") for r in range(8)}), "unclear", (3,), ("only sign", "rank 3", "380 s before"), ()),
     ("one rank fell back to sockets", job(by_rank={r: log("x", path=f"/l/{r}", nccl=NcclRank(network="Socket" if r == 3 else "IB")) for r in range(8)}), "unclear", (3,), ("only sign", "rank 3", "NCCL: network Socket, its peers IB"), ()),
-    ("the HCA of one rank's node failed", job(by_rank={r: log("x", path=f"/l/{r}", nccl=NcclRank(errors=(NcclError(*(("ib-device", "") if r == 3 else ("ib-retry", "", "10.0.0.3"))),))) for r in range(8)}), "unclear", (3,), ("only sign", "rank 3", "a NIC of this node failed [ib-device]"), ()),
+    ("the HCA of one rank's node failed", job(by_rank={r: log("x", path=f"/l/{r}", nccl=NcclRank(errors=(NcclError(*(("ib-device", "") if r == 3 else ("ib-retry", "", "10.0.0.3"))),))) for r in range(8)}), "unclear", (3,), ("only sign", "rank 3", "a NIC of this node failed; the kernel's log"), ()),
     ("all ranks lost a peer", job(by_rank={r: log("x", path=f"/l/{r}", nccl=NcclRank(errors=(NcclError("ib-retry", "", "10.0.0.3"),))) for r in range(8)}), "quiet", (), (), ("only sign",)),
     ("ranks write when they like", job(by_rank={r: log("x", age_s=100 * r, path=f"/l/{r}") for r in range(8)}), "quiet", (), (), ("only sign",)),
     ("only rank 0 writes", job(by_rank={r: log("x", age_s=5 if r == 0 else 4000, path=f"/l/{r}") for r in range(8)}), "quiet", (), (), ("rank 0",)),
