@@ -1,6 +1,6 @@
 """What NCCL, RCCL and gloo say in a log about each rank: its network, its GPUs' links, its errors.
 
-The lines are those of NCCL_DEBUG=INFO and WARN, of NCCL 2.4 to 2.30 and of RCCL:
+The lines are those of NCCL_DEBUG=INFO and WARN, of NCCL 2.4 to 2.32 and of RCCL:
 
     host:pid:tid [dev] NCCL INFO comm 0x… rank 3 nranks 8 cudaDev 3 … - Init START
     host:pid:tid [dev] file:line (function) NCCL WARN …
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from nodeready.node.witnesses import nccl_errors
 
 #: Maximum ranks of a log, errors of a rank, HCAs of a rank; characters of a text.
-MAX_RANKS, MAX_ERRORS, MAX_HCAS, MAX_TEXT = 1024, 8, 32, 200
+MAX_RANKS, MAX_ERRORS, MAX_HCAS, MAX_TEXT = 1024, 12, 32, 200
 #: The states of a rank's largest communicator, in order.
 STATES = ("", "init", "ready", "aborted", "ended")
 
@@ -105,7 +105,7 @@ class NcclLog:
 #: "NCCL INFO ", with what stands before it: host:pid:tid [device] file:line (function)
 _MARK = re.compile(r"\bNCCL (?:INFO|WARN) ?")
 _PREFIX = re.compile(
-    r"(?:([\w.<>-]{1,255}):(\d{1,9}):\d{1,9} )?\[(\d{1,4})\] "
+    r"(?:([\w.<>-]{1,255}):(\d{1,9}):\d{1,9} )?\[(-?\d{1,10})\] "
     r"(?:\S{1,300}:\d{1,7} (?:\([^()]{1,200}\) )?)?$"
 )
 _NUMBER = r"(\d{1,7})"
