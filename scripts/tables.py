@@ -18,7 +18,7 @@ from nodeready.lab.profiles import PROFILES
 from nodeready.node.witnesses import nccl_errors
 from nodeready.policy import Policy
 from nodeready.policy.policy import reason, setting_kind
-from nodeready.subjects.environment_rules import RULES, SWITCHES
+from nodeready.subjects.environment_table import BAD_VALUES, RULES
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -120,14 +120,14 @@ def environment_rules() -> str:
          plain(rule.source))
         for rule in RULES
     ]  # fmt: skip
-    for switch in SWITCHES:
-        numbers = [".".join(map(str, version)) for version in (switch.first, switch.fixed)]
-        versions = f"NCCL {numbers[0]} to before {numbers[1]}" if switch.first else ""
-        variable = f"`{switch.variable}`" if switch.variable else ""
-        place = ", ".join(filter(None, (variable, versions, switch.machine)))
+    for bad in BAD_VALUES:
+        numbers = [".".join(map(str, version)) for version in (bad.first, bad.fixed)]
+        versions = f"NCCL {numbers[0]} to before {numbers[1]}" if bad.first else ""
+        variable = f"`{bad.variable}`" if bad.variable else ""
+        place = ", ".join(filter(None, (variable, versions, bad.machine)))
         rows.append(
-            (place, plain(switch.problem), weights[switch.weight], plain(switch.advice),
-             plain(switch.source))
+            (place, plain(bad.problem), weights[bad.weight], plain(bad.advice),
+             plain(bad.source))
         )  # fmt: skip
     return markdown(("Variable", "What is wrong", "Effect", "What to do", "Source"), rows)
 

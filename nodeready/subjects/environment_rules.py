@@ -20,83 +20,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from nodeready.subjects.environment_table import (
+    BAD_VALUES,
+    RULES,
+    BadValue,
+    JobRule,
+)
 from nodeready.subjects.job_environment import JOB, EnvironmentFacts, NodeInterface, Rendezvous
 from nodeready.text import counted, sanitise
 
-_NCCL_GUIDE = "NCCL user guide, environment variables"
-_TORCH_GUIDE = "PyTorch, torch.distributed"
-
-
-class Rule(NamedTuple):
-    """A rule of this module.
-
-    variables: as in the page; problem: what is wrong; advice: what to do
-    weight: 2: the job cannot work, or is known to hang; 1: a sign; 0: slow, or good to know
-    """
-
-    name: str
-    variables: str
-    problem: str
-    weight: int
-    advice: str
-    source: str
-
-
-_SAME = "give the variable the same value on all ranks"
-_INTERFACE_ADVICE = "nodeready env prints the interface that leads to the other nodes"
-_INTERFACES = (
-    "`NCCL_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME`, `TP_SOCKET_IFNAME`, "
-    "`OMPI_MCA_btl_tcp_if_include`, `OMPI_MCA_oob_tcp_if_include`"
-)
-_DEVICES = "`CUDA_VISIBLE_DEVICES`, `HIP_VISIBLE_DEVICES`, `ROCR_VISIBLE_DEVICES`"
-#: The rules whose problems are not those of a table below, in the order of the page.
-RULES = (
-    Rule("loopback", _INTERFACES, "leads to the node itself", 2, _INTERFACE_ADVICE,
-         "NCCL src/misc/socket.cc (a list that excludes names includes lo), Gloo's tcp device"),
-    Rule("no-interface", _INTERFACES, "names no interface of the node", 2, _INTERFACE_ADVICE,
-         f"{_NCCL_GUIDE}; {_TORCH_GUIDE}; Open MPI, TCP"),
-    Rule("down", _INTERFACES, "names an interface that is down", 2,
-         "bring the interface up, or name another one: nodeready env", "the same"),
-    Rule("no-address", _INTERFACES, "names an interface without an address", 2,
-         "give the interface an address, or name another one: nodeready env", "the same"),
-    Rule("network", _INTERFACES, "leads to another network than on most nodes, in which the node "
-         "has another interface", 2, _INTERFACE_ADVICE, "the same"),
-    Rule("own-name", "`GLOO_SOCKET_IFNAME`", "is not set, and the node's own name leads to "
-         "loopback, which Gloo tells its peers", 2,
-         "export GLOO_SOCKET_IFNAME (nodeready env), or mend /etc/hosts",
-         "pytorch/gloo#223; PyTorch ProcessGroupGloo::createDefaultDevice"),
-    Rule("no-hca", "`NCCL_IB_HCA`", "names no RDMA port of the node that is active", 2,
-         "nodeready env prints the active devices", _NCCL_GUIDE),
-    Rule("hca-down", "`NCCL_IB_HCA`", "names RDMA ports that are not active", 1,
-         "see nodeready audit (rdma), or take the port out", _NCCL_GUIDE),
-    Rule("ucx-device", "`UCX_NET_DEVICES`", "names no device of the node", 2,
-         "see ucx_info -d, or take the variable out", "OpenUCX, UCX_NET_DEVICES"),
-    Rule("master-loopback", "`MASTER_ADDR`", "leads to the node itself, and rank 0 is elsewhere",
-         2, "use an address of rank 0's node: nodeready env prints it", "pytorch/pytorch#67547"),
-    Rule("master-name", "`MASTER_ADDR`", "has no address on the node", 2,
-         "mend the name service or /etc/hosts there, or use an address", "pytorch/elastic#31"),
-    Rule("master-differs", "`MASTER_ADDR`", "leads to another address than on most nodes", 2,
-         "mend /etc/hosts there, or use an address", _TORCH_GUIDE),
-    Rule("master-node", "`MASTER_ADDR`", "is an address of another node than rank 0's, and the "
-         "job does not listen there", 2,
-         "use an address of rank 0's node: nodeready env prints it",
-         "huggingface/accelerate#2362"),
-    Rule("port-taken", "`MASTER_PORT`", "is not free", 2,
-         "choose a free port: nodeready env prints one", "pytorch/pytorch#129367"),
-    Rule("no-port", "`MASTER_PORT`", "is no port", 2, "set a number from 1 to 65535",
-         _TORCH_GUIDE),
-    Rule("same-gpu", _DEVICES, "gives several ranks of a node the same GPU", 2,
-         "give each rank a GPU of its own", "NCCL src/init.cc: Duplicate GPU detected"),
-    Rule("few-gpus", _DEVICES, "shows a node's ranks fewer GPUs than there are ranks", 2,
-         "start as many ranks as GPUs, or name more GPUs", "the same"),
-    Rule("no-gpu", _DEVICES, "names a GPU that the node does not have: CUDA ignores it and all "
-         "that follow", 2, "nvidia-smi -L lists the GPUs", "CUDA programming guide"),
-    Rule("hidden-gpus", _DEVICES, "hides all GPUs of the node", 1,
-         "take the variable out, or name the GPUs", "CUDA programming guide"),
-    Rule("threads", "`OMP_NUM_THREADS`", "lets the ranks of a node start more threads than it has "
-         "CPUs", 0, "set it to the CPUs of the node divided by its ranks", "torchrun's warning"),
-    Rule("differs", "`NCCL_*`, `MASTER_PORT`", "differs between the ranks", 1, _SAME, _NCCL_GUIDE),
-)  # fmt: skip
 _RULE = {rule.name: rule for rule in RULES}
 #: Variables that must be equal on all ranks: a difference alone keeps a job from working. Each
 #: rank chooses by them how it communicates.
@@ -111,72 +43,6 @@ _MAY_DIFFER = re.compile(
     r"NCCL_(SOCKET_IFNAME|IB_HCA|IB_GID_INDEX|OOB_NET_IFNAME|HOSTID|CONF_FILE|DEBUG\w*|RAS_\w+"
     r"|TOPO_\w+|GRAPH_\w+|\w*FILE|\w*PLUGIN\w*|INSPECTOR_\w+|TUNER_\w+|NET_GDR_LEVEL)"
 )
-
-
-class Switch(NamedTuple):
-    """A value that is wrong by itself, or with a version of NCCL.
-
-    values:  a pattern of the whole value
-    first, fixed: the first version of NCCL with the fault, and without it; (): any
-    machine: of the node; "": any
-    only_rdma: it matters only where the node has an active RDMA port
-    """
-
-    variable: str
-    values: str
-    problem: str
-    weight: int
-    advice: str
-    source: str
-    first: tuple[int, ...] = ()
-    fixed: tuple[int, ...] = ()
-    machine: str = ""
-    only_rdma: bool = False
-
-
-_ON = r"[1-9]\d*"
-_OUT = "take it out, unless it works around a fault that you know"
-_DEBUGGING = "take it out: it is for debugging"
-_NO_P2P = "keeps the GPUs of a node from using NVLink or PCI directly: slow"
-_SOCKETS = "chooses sockets, though the node has an active RDMA port: slow"
-_BLOCKING = "makes each collective wait on the CPU: slow"
-#: The values, of one variable the gravest first.
-SWITCHES = (
-    Switch("CUDA_LAUNCH_BLOCKING", _ON, "hangs with this NCCL: a launch waits for a kernel that "
-           "waits for NCCL's own thread", 2, "take it out, or NCCL 2.17 or newer",
-           "NVIDIA/nccl#750, #774", (2, 13), (2, 17)),
-    Switch("CUDA_LAUNCH_BLOCKING", _ON, "makes each launch wait for its kernel: slow, and a rank "
-           "with several GPUs may hang", 1, _DEBUGGING,
-           "NVIDIA/nccl#774; pytorch/pytorch#121788"),
-    Switch("HIP_LAUNCH_BLOCKING", _ON, "makes each launch wait for its kernel: slow", 1,
-           _DEBUGGING, "HIP, environment variables"),
-    Switch("AMD_SERIALIZE_KERNEL", _ON, "makes each launch wait for its kernel: slow", 1,
-           _DEBUGGING, "HIP, environment variables"),
-    Switch("NCCL_P2P_DISABLE", _ON, _NO_P2P, 0, _OUT, _NCCL_GUIDE),
-    Switch("NCCL_P2P_LEVEL", r"0|LOC", _NO_P2P, 0, _OUT, _NCCL_GUIDE),
-    Switch("NCCL_SHM_DISABLE", _ON, "makes the ranks of a node use the network instead of its "
-           "memory: slow", 0, _OUT, _NCCL_GUIDE),
-    Switch("NCCL_IB_DISABLE", _ON, _SOCKETS, 0, _OUT, _NCCL_GUIDE, only_rdma=True),
-    Switch("NCCL_NET", r"(?i)socket", _SOCKETS, 0, _OUT, _NCCL_GUIDE, only_rdma=True),
-    Switch("FI_PROVIDER", r"tcp|sockets", _SOCKETS, 0, _OUT, "libfabric, fi_provider(7)",
-           only_rdma=True),
-    Switch("NCCL_ALGO", r".+", "leaves NCCL no choice: slow, or an error of a collective without "
-           "that algorithm", 0, _OUT, _NCCL_GUIDE),
-    Switch("NCCL_PROTO", r"(?i).*LL128.*", "corrupts data where the platform does not support "
-           "LL128", 1, _OUT, _NCCL_GUIDE),
-    Switch("NCCL_BLOCKING_WAIT", _ON, _BLOCKING, 0, _OUT, _TORCH_GUIDE),
-    Switch("TORCH_NCCL_BLOCKING_WAIT", _ON, _BLOCKING, 0, _OUT, _TORCH_GUIDE),
-    Switch("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", "lets a collective that hangs wait for ever", 0,
-           "take it out", _TORCH_GUIDE),
-    Switch("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "checks each collective by another one: slow", 0,
-           _DEBUGGING, _TORCH_GUIDE),
-    Switch("", "", "may hang: it sometimes does not end a connection", 1, "NCCL 2.18 or newer",
-           "pytorch/pytorch#97843", (2, 17), (2, 18)),
-    Switch("", "", "is known to hang (a regression)", 1, "NCCL 2.29.3 or newer",
-           "pytorch/pytorch#174338", (2, 29, 2), (2, 29, 3)),
-    Switch("", "", "is known to hang on ARM: its proxy loses slots", 1, "NCCL 2.29.3 or newer",
-           "NCCL, release notes of 2.29.3", (2, 12), (2, 29, 3), "aarch64"),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -200,11 +66,11 @@ class RankEnvironment:
 class EnvironmentFinding(NamedTuple):
     """Something wrong with the environment of some ranks. Text is one line.
 
-    rule:     its name in `RULES`; ``value`` of a `Switch`
+    rule:     its name in `RULES`; ``value`` of an `BadValue`
     variable: "": the version of NCCL
     problem:  what is wrong, after the variable and its value
     ranks:    () where no rank is known
-    weight:   as of a `Rule`
+    weight:   as of an `JobRule`
     """
 
     rule: str
@@ -243,13 +109,13 @@ def judge(
     job = _Job(tuple(ranks), facts or {}, nccl)
     for rule in (
         *(_judge_interfaces, _judge_own_names, _judge_hcas, _judge_ucx, _judge_master),
-        *(_judge_port, _judge_gpus, _judge_threads, _judge_switches, _judge_differences),
+        *(_judge_port, _judge_gpus, _judge_threads, _judge_values, _judge_differences),
     ):
         rule(job)
     return job.folded()
 
 
-class _Row(NamedTuple):
+class _RankRow(NamedTuple):
     """Ranks of one node with the same environment.
 
     facts: None: not known for these ranks
@@ -276,11 +142,11 @@ class _Job:
             key = rank.node, id(rank.variables), rank.contained
             members.setdefault(key, []).append(rank)
         self.rows = [
-            _Row(node, self._with_conf(node, group[0].variables), tuple(group),
+            _RankRow(node, self._with_conf(node, group[0].variables), tuple(group),
                  None if contained else self._facts_of(node))
             for (node, _, contained), group in members.items()
         ]  # fmt: skip
-        self.nodes: dict[str, list[_Row]] = {}
+        self.nodes: dict[str, list[_RankRow]] = {}
         for row in self.rows:
             self.nodes.setdefault(row.node, []).append(row)
         self.spans_nodes = len(self.nodes) > 1 or any(map(_has_other_nodes, self.rows))
@@ -297,8 +163,8 @@ class _Job:
 
     def add(
         self,
-        rule: str | Switch,
-        row: _Row,
+        rule: str | BadValue,
+        row: _RankRow,
         variable: str,
         value: str | None = None,
         detail: str = "",
@@ -310,7 +176,7 @@ class _Job:
         about = _RULE[rule] if isinstance(rule, str) else rule
         text = row.variables.get(variable, "") if value is None else value
         finding = EnvironmentFinding(
-            about.name if isinstance(about, Rule) else "value",
+            about.name if isinstance(about, JobRule) else "value",
             variable,
             sanitise(text, _MAX_VALUE),
             about.problem + (f": {sanitise(detail, 3 * _MAX_VALUE)}" if detail else ""),
@@ -331,7 +197,7 @@ class _Job:
         return tuple(sorted(findings, key=lambda finding: -finding.weight))
 
 
-def _has_other_nodes(row: _Row) -> bool:
+def _has_other_nodes(row: _RankRow) -> bool:
     """Whether the job has ranks on nodes that are not known, by torchrun's variables."""
     sizes = [row.variables.get(name, "")[:9] for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE")]
     return all(map(str.isdecimal, sizes)) and int(sizes[0]) < int(sizes[1])
@@ -348,12 +214,14 @@ def _matches(name: str, port: int, text: str) -> bool:
     """
     excludes = text.startswith("^")
     exact = text[excludes:].startswith("=")
-    hit = False
+    is_listed = False
     for word in text.lstrip("^=").split(","):
-        own, _, number = word.partition(":")
-        alike = name == own if exact else name.startswith(own)
-        hit |= bool(own) and alike and (not number.isdecimal() or port in (-1, int(number)))
-    return hit != excludes
+        prefix, _, number = word.partition(":")
+        fits = name == prefix if exact else name.startswith(prefix)
+        is_listed |= (
+            bool(prefix) and fits and (not number.isdecimal() or port in (-1, int(number)))
+        )
+    return is_listed != excludes
 
 
 def _nccl_interfaces(text: str, interfaces: Sequence[NodeInterface]) -> list[NodeInterface]:
@@ -407,17 +275,17 @@ def _judge_interfaces(job: _Job) -> None:
         # Ranks of one node may use loopback.
         return
     for variable, choose in _CHOICES.items():
-        chosen: list[tuple[_Row, NodeInterface]] = []
+        chosen: list[tuple[_RankRow, NodeInterface]] = []
         for row in job.rows:
             value = row.variables.get(variable, "")
             # NCCL takes a single character for none.
             if not value or (variable == "NCCL_SOCKET_IFNAME" and len(value) < 2):
                 continue
-            known = row.facts.interfaces if row.facts else ()
-            first = next(iter(choose(value, known or (_LO,))), None)
+            interfaces = row.facts.interfaces if row.facts else ()
+            first = next(iter(choose(value, interfaces or (_LO,))), None)
             if first is None:
-                if known:
-                    names = ", ".join(interface.name for interface in known[:8])
+                if interfaces:
+                    names = ", ".join(interface.name for interface in interfaces[:8])
                     job.add("no-interface", row, variable, detail=f"it has {names}")
             elif first.name == "lo":
                 job.add("loopback", row, variable)
@@ -431,7 +299,7 @@ def _judge_interfaces(job: _Job) -> None:
 
 
 def _judge_networks(
-    job: _Job, variable: str, chosen: Sequence[tuple[_Row, NodeInterface]]
+    job: _Job, variable: str, chosen: Sequence[tuple[_RankRow, NodeInterface]]
 ) -> None:
     """Find nodes whose interface is in another network than most nodes', and that have another
     interface in that network. Without one, a router may connect the networks."""
@@ -483,7 +351,7 @@ def _judge_own_names(job: _Job) -> None:
 def _judge_hcas(job: _Job) -> None:
     variable = "NCCL_IB_HCA"
     rows = [row for row in job.rows if row.facts and row.variables.get(variable)]
-    without: list[_Row] = []
+    without: list[_RankRow] = []
     for row in rows:
         assert row.facts is not None
         named = [
@@ -519,11 +387,11 @@ def _judge_ucx(job: _Job) -> None:
 # --- The rendezvous.
 
 
-def _rendezvous(row: _Row) -> Rendezvous | None:
+def _rendezvous(row: _RankRow) -> Rendezvous | None:
     """What the node knows of the MASTER_ADDR and MASTER_PORT of these ranks."""
     key = row.variables.get("MASTER_ADDR", ""), row.variables.get("MASTER_PORT", "")
-    rows = row.facts.rendezvous if row.facts else ()
-    return next((known for known in rows if (known.address, known.port) == key), None)
+    listed = row.facts.rendezvous if row.facts else ()
+    return next((entry for entry in listed if (entry.address, entry.port) == key), None)
 
 
 def _own_addresses(facts: EnvironmentFacts | None) -> set[str]:
@@ -537,22 +405,22 @@ def _own_addresses(facts: EnvironmentFacts | None) -> set[str]:
 
 def _master_nodes(job: _Job) -> set[str]:
     """The nodes that have an address to which MASTER_ADDR leads."""
-    rows = filter(None, map(_rendezvous, job.rows))
-    addresses = {text for known in rows for text in known.resolved if not _is_loopback(text)}
+    entries = filter(None, map(_rendezvous, job.rows))
+    addresses = {text for entry in entries for text in entry.resolved if not _is_loopback(text)}
     return {node for node in job.nodes if _own_addresses(job.facts.get(node)) & addresses}
 
 
 def _judge_master(job: _Job) -> None:
     variable = "MASTER_ADDR"
     head, masters = job.head, _master_nodes(job)
-    resolved: list[tuple[_Row, frozenset[str]]] = []
+    resolved: list[tuple[_RankRow, frozenset[str]]] = []
     for row in job.rows:
-        value, known = row.variables.get(variable, ""), _rendezvous(row)
+        value, rendezvous = row.variables.get(variable, ""), _rendezvous(row)
         if not value or not job.spans_nodes:
             continue
-        addresses = known.resolved if known else (value,) if _is_loopback(value) else ()
-        if known and known.error:
-            job.add("master-name", row, variable, detail=known.error)
+        addresses = rendezvous.resolved if rendezvous else (value,) if _is_loopback(value) else ()
+        if rendezvous and rendezvous.error:
+            job.add("master-name", row, variable, detail=rendezvous.error)
         elif any(map(_is_loopback, addresses[:1])):
             if row.node != head and not (not head and row.node in masters):
                 job.add("master-loopback", row, variable)
@@ -565,7 +433,7 @@ def _judge_master(job: _Job) -> None:
             detail = f"{min(address_set)}, elsewhere {min(usual)}"
             job.add("master-differs", row, variable, detail=detail)
     served = (_rendezvous(row) for row in job.rows if row.node in masters)
-    listens = any(rendezvous.listener == JOB for rendezvous in served if rendezvous)
+    listens = any(entry.listener == JOB for entry in served if entry)
     if head and masters and head not in masters and not listens and _own_addresses(
         job.facts.get(head)
     ):  # fmt: skip
@@ -579,13 +447,13 @@ def _judge_port(job: _Job) -> None:
     variable = "MASTER_PORT"
     places = {job.head} if job.head else _master_nodes(job)
     for row in job.rows:
-        value, known = row.variables.get(variable, ""), _rendezvous(row)
+        value, rendezvous = row.variables.get(variable, ""), _rendezvous(row)
         if variable in row.variables and not (value.isdecimal() and 0 < int(value[:6]) < 65536):
             job.add("no-port", row, variable)
-        elif known and known.listener not in ("", JOB) and (
+        elif rendezvous and rendezvous.listener not in ("", JOB) and (
             row.node in places or len(job.nodes) == 1
         ):  # fmt: skip
-            job.add("port-taken", row, variable, detail=known.listener)
+            job.add("port-taken", row, variable, detail=rendezvous.listener)
 
 
 # --- GPUs and CPUs.
@@ -601,9 +469,9 @@ def _judge_gpus(job: _Job) -> None:
                 _judge_node_gpus(job, variable, rows)
 
 
-def _judge_node_gpus(job: _Job, variable: str, rows: Sequence[_Row]) -> None:
+def _judge_node_gpus(job: _Job, variable: str, rows: Sequence[_RankRow]) -> None:
     """Judge the GPUs of the ranks of one node."""
-    users: dict[str, list[tuple[_Row, RankEnvironment]]] = {}
+    users: dict[str, list[tuple[_RankRow, RankEnvironment]]] = {}
     for row in rows:
         words = [word.strip() for word in row.variables[variable].split(",")]
         count = row.facts.gpus if row.facts and variable == "CUDA_VISIBLE_DEVICES" else None
@@ -653,25 +521,25 @@ def _version(text: str | None) -> tuple[int, ...]:
     return tuple(int(number or 0) for number in match.groups()) if match else ()
 
 
-def _judge_switches(job: _Job) -> None:
+def _judge_values(job: _Job) -> None:
     version = _version(job.nccl)
     for row in job.rows:
         active = any(port.state == "active" for port in (row.facts.hca_ports if row.facts else ()))
         machine, judged = row.facts.machine if row.facts else "", set[str]()
-        for switch in SWITCHES:
-            value = row.variables.get(switch.variable) if switch.variable else ""
-            if value is None or switch.variable in judged or not re.fullmatch(
-                switch.values, value
+        for bad in BAD_VALUES:
+            value = row.variables.get(bad.variable) if bad.variable else ""
+            if value is None or bad.variable in judged or not re.fullmatch(
+                bad.values, value
             ):  # fmt: skip
                 continue
-            if switch.first and not (version and switch.first <= version < switch.fixed):
+            if bad.first and not (version and bad.first <= version < bad.fixed):
                 continue
-            if (switch.only_rdma and not active) or switch.machine not in ("", machine):
+            if (bad.only_rdma and not active) or bad.machine not in ("", machine):
                 continue
             # The first that applies is the gravest.
-            judged |= {switch.variable} - {""}
+            judged |= {bad.variable} - {""}
             shown = value or ".".join(map(str, version))
-            job.add(switch, row, switch.variable, shown)
+            job.add(bad, row, bad.variable, shown)
 
 
 def _judge_differences(job: _Job) -> None:
@@ -685,10 +553,10 @@ def _judge_differences(job: _Job) -> None:
             counts[row.variables.get(name)] += len(row.ranks)
         if len(counts) < 2:
             continue
-        usual, most = counts.most_common(1)[0]
+        usual, count = counts.most_common(1)[0]
         shown = "not set" if usual is None else sanitise(usual, _MAX_NAME)
         for row in job.rows:
             value = row.variables.get(name)
-            if value != usual or 2 * most <= counts.total():
+            if value != usual or 2 * count <= counts.total():
                 detail = "" if value == usual else f"{shown} on most ranks"
                 job.add("differs", row, name, value or "", detail, weight=2 if must else 1)

@@ -33,6 +33,7 @@ def test_nodes_that_agree(fresh_nodes, fleet, tool, tmp_path):
     assert (done.status, done.err) == (0, ""), done
     assert evaluated(done.out) == {
         "NCCL_SOCKET_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0",
+        "OMPI_MCA_btl_tcp_if_include": "eth0", "MASTER_ADDR": nodes[0].address,
         "NCCL_IB_HCA": "=" + ",".join(f"mlx5_{number}" for number in range(8)),
         "PDSH_RCMD_TYPE": "ssh", "MASTER_PORT": "29500",
     }, done  # fmt: skip
@@ -56,12 +57,15 @@ def test_one_node_is_unlike_the_others(fresh_nodes, fleet, tool):
     where = fleet(nodes, {odd.name: {"port_range": (29501, 29510)}})
     done = tool("env", where)
     assert done.status == 3, done
-    assert evaluated(done.out) == {"PDSH_RCMD_TYPE": "ssh", "MASTER_PORT": "29502"}, done
+    assert evaluated(done.out) == {
+        "PDSH_RCMD_TYPE": "ssh", "MASTER_ADDR": nodes[0].address, "MASTER_PORT": "29502",
+    }, done  # fmt: skip
     most = fold(node.name for node in alike)
     told = f"# NCCL_SOCKET_IFNAME is not set: the nodes differ\n#   =eth0  {most}\n"
     assert f"{told}#   =eth7  {odd.name}\n# mend {odd.name}, " in done.out, done
     assert f"# not 29501 on {odd.name}: python3 of root listens\n" in unwrapped(done.out)
-    assert [line.split()[1] for line in done.lines] == ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"]
+    interfaces = ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include"]
+    assert [line.split()[1] for line in done.lines] == interfaces
     done = tool("env", where, "--ports", "29501")
     words = "nodeready: MASTER_PORT is not set: no port of 29501 is free on all nodes"
     assert words in done.lines, done

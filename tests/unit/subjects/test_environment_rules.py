@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from nodeready.subjects.environment_rules import RULES, RankEnvironment, judge
+from nodeready.subjects.environment_rules import RankEnvironment, judge
+from nodeready.subjects.environment_table import RULES
 from nodeready.subjects.job_environment import (
     JOB,
     EnvironmentFacts,

@@ -1,0 +1,149 @@
+"""The rules about a job's environment, as data: what is wrong, what to do, and the source."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_NCCL_GUIDE = "NCCL user guide, environment variables"
+_TORCH_GUIDE = "PyTorch, torch.distributed"
+
+
+class JobRule(NamedTuple):
+    """A rule of `nodeready.subjects.environment_rules`.
+
+    variables: as in the page; problem: what is wrong; advice: what to do
+    weight: 2: the job cannot work, or is known to hang; 1: a sign; 0: slow, or good to know
+    """
+
+    name: str
+    variables: str
+    problem: str
+    weight: int
+    advice: str
+    source: str
+
+
+_SAME = "give the variable the same value on all ranks"
+_INTERFACE_ADVICE = "nodeready env prints the interface that leads to the other nodes"
+_INTERFACES = (
+    "`NCCL_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME`, `TP_SOCKET_IFNAME`, "
+    "`OMPI_MCA_btl_tcp_if_include`, `OMPI_MCA_oob_tcp_if_include`"
+)
+_DEVICES = "`CUDA_VISIBLE_DEVICES`, `HIP_VISIBLE_DEVICES`, `ROCR_VISIBLE_DEVICES`"
+#: The rules whose problems are not those of a table below, in the order of the page.
+RULES = (
+    JobRule("loopback", _INTERFACES, "leads to the node itself", 2, _INTERFACE_ADVICE,
+            "NCCL src/misc/socket.cc (a list that excludes names includes lo), Gloo's tcp device"),
+    JobRule("no-interface", _INTERFACES, "names no interface of the node", 2, _INTERFACE_ADVICE,
+            f"{_NCCL_GUIDE}; {_TORCH_GUIDE}; Open MPI, TCP"),
+    JobRule("down", _INTERFACES, "names an interface that is down", 2,
+            "bring the interface up, or name another one: nodeready env", "the same"),
+    JobRule("no-address", _INTERFACES, "names an interface without an address", 2,
+            "give the interface an address, or name another one: nodeready env", "the same"),
+    JobRule("network", _INTERFACES, "leads to another network than on most nodes, in which the "
+            "node has another interface", 2, _INTERFACE_ADVICE, "the same"),
+    JobRule("own-name", "`GLOO_SOCKET_IFNAME`", "is not set, and the node's own name leads to "
+            "loopback, which Gloo tells its peers", 2,
+            "export GLOO_SOCKET_IFNAME (nodeready env), or mend /etc/hosts",
+            "pytorch/gloo#223; PyTorch ProcessGroupGloo::createDefaultDevice"),
+    JobRule("no-hca", "`NCCL_IB_HCA`", "names no RDMA port of the node that is active", 2,
+            "nodeready env prints the active devices", _NCCL_GUIDE),
+    JobRule("hca-down", "`NCCL_IB_HCA`", "names RDMA ports that are not active", 1,
+            "see nodeready audit (rdma), or take the port out", _NCCL_GUIDE),
+    JobRule("ucx-device", "`UCX_NET_DEVICES`", "names no device of the node", 2,
+            "see ucx_info -d, or take the variable out", "OpenUCX, UCX_NET_DEVICES"),
+    JobRule("master-loopback", "`MASTER_ADDR`", "leads to the node itself, and rank 0 is "
+            "elsewhere", 2, "use an address of rank 0's node: nodeready env prints it",
+            "pytorch/pytorch#67547"),
+    JobRule("master-name", "`MASTER_ADDR`", "has no address on the node", 2,
+            "mend the name service or /etc/hosts there, or use an address", "pytorch/elastic#31"),
+    JobRule("master-differs", "`MASTER_ADDR`", "leads to another address than on most nodes", 2,
+            "mend /etc/hosts there, or use an address", _TORCH_GUIDE),
+    JobRule("master-node", "`MASTER_ADDR`", "is an address of another node than rank 0's, and the "
+            "job does not listen there", 2,
+            "use an address of rank 0's node: nodeready env prints it",
+            "huggingface/accelerate#2362"),
+    JobRule("port-taken", "`MASTER_PORT`", "is not free", 2,
+            "choose a free port: nodeready env prints one", "pytorch/pytorch#129367"),
+    JobRule("no-port", "`MASTER_PORT`", "is no port", 2, "set a number from 1 to 65535",
+            _TORCH_GUIDE),
+    JobRule("same-gpu", _DEVICES, "gives several ranks of a node the same GPU", 2,
+            "give each rank a GPU of its own", "NCCL src/init.cc: Duplicate GPU detected"),
+    JobRule("few-gpus", _DEVICES, "shows a node's ranks fewer GPUs than there are ranks", 2,
+            "start as many ranks as GPUs, or name more GPUs", "the same"),
+    JobRule("no-gpu", _DEVICES, "names a GPU that the node does not have: CUDA ignores it and all "
+            "that follow", 2, "nvidia-smi -L lists the GPUs", "CUDA programming guide"),
+    JobRule("hidden-gpus", _DEVICES, "hides all GPUs of the node", 1,
+            "take the variable out, or name the GPUs", "CUDA programming guide"),
+    JobRule("threads", "`OMP_NUM_THREADS`", "lets the ranks of a node start more threads than it "
+            "has CPUs", 0, "set it to the CPUs of the node divided by its ranks",
+            "torchrun's warning"),
+    JobRule("differs", "`NCCL_*`, `MASTER_PORT`", "differs between the ranks", 1, _SAME,
+            _NCCL_GUIDE),
+)  # fmt: skip
+
+
+class BadValue(NamedTuple):
+    """A value that is wrong by itself, or with a version of NCCL.
+
+    values:  a pattern of the whole value
+    first, fixed: the first version of NCCL with the fault, and without it; (): any
+    machine: of the node; "": any
+    only_rdma: it matters only where the node has an active RDMA port
+    """
+
+    variable: str
+    values: str
+    problem: str
+    weight: int
+    advice: str
+    source: str
+    first: tuple[int, ...] = ()
+    fixed: tuple[int, ...] = ()
+    machine: str = ""
+    only_rdma: bool = False
+
+
+_ON = r"[1-9]\d*"
+_OUT = "take it out, unless it works around a fault that you know"
+_DEBUGGING = "take it out: it is for debugging"
+_NO_P2P = "keeps the GPUs of a node from using NVLink or PCI directly: slow"
+_SOCKETS = "chooses sockets, though the node has an active RDMA port: slow"
+_BLOCKING = "makes each collective wait on the CPU: slow"
+#: The values, of one variable the gravest first.
+BAD_VALUES = (
+    BadValue("CUDA_LAUNCH_BLOCKING", _ON, "hangs with this NCCL: a launch waits for a kernel that "
+           "waits for NCCL's own thread", 2, "take it out, or NCCL 2.17 or newer",
+           "NVIDIA/nccl#750, #774", (2, 13), (2, 17)),
+    BadValue("CUDA_LAUNCH_BLOCKING", _ON, "makes each launch wait for its kernel: slow, and a "
+           "rank with several GPUs may hang", 1, _DEBUGGING,
+           "NVIDIA/nccl#774; pytorch/pytorch#121788"),
+    BadValue("HIP_LAUNCH_BLOCKING", _ON, "makes each launch wait for its kernel: slow", 1,
+           _DEBUGGING, "HIP, environment variables"),
+    BadValue("AMD_SERIALIZE_KERNEL", _ON, "makes each launch wait for its kernel: slow", 1,
+           _DEBUGGING, "HIP, environment variables"),
+    BadValue("NCCL_P2P_DISABLE", _ON, _NO_P2P, 0, _OUT, _NCCL_GUIDE),
+    BadValue("NCCL_P2P_LEVEL", r"0|LOC", _NO_P2P, 0, _OUT, _NCCL_GUIDE),
+    BadValue("NCCL_SHM_DISABLE", _ON, "makes the ranks of a node use the network instead of its "
+           "memory: slow", 0, _OUT, _NCCL_GUIDE),
+    BadValue("NCCL_IB_DISABLE", _ON, _SOCKETS, 0, _OUT, _NCCL_GUIDE, only_rdma=True),
+    BadValue("NCCL_NET", r"(?i)socket", _SOCKETS, 0, _OUT, _NCCL_GUIDE, only_rdma=True),
+    BadValue("FI_PROVIDER", r"tcp|sockets", _SOCKETS, 0, _OUT, "libfabric, fi_provider(7)",
+           only_rdma=True),
+    BadValue("NCCL_ALGO", r".+", "leaves NCCL no choice: slow, or an error of a collective "
+           "without that algorithm", 0, _OUT, _NCCL_GUIDE),
+    BadValue("NCCL_PROTO", r"(?i).*LL128.*", "corrupts data where the platform does not support "
+           "LL128", 1, _OUT, _NCCL_GUIDE),
+    BadValue("NCCL_BLOCKING_WAIT", _ON, _BLOCKING, 0, _OUT, _TORCH_GUIDE),
+    BadValue("TORCH_NCCL_BLOCKING_WAIT", _ON, _BLOCKING, 0, _OUT, _TORCH_GUIDE),
+    BadValue("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", "lets a collective that hangs wait for ever",
+           0, "take it out", _TORCH_GUIDE),
+    BadValue("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "checks each collective by another one: slow", 0,
+           _DEBUGGING, _TORCH_GUIDE),
+    BadValue("", "", "may hang: it sometimes does not end a connection", 1, "NCCL 2.18 or newer",
+           "pytorch/pytorch#97843", (2, 17), (2, 18)),
+    BadValue("", "", "is known to hang (a regression)", 1, "NCCL 2.29.3 or newer",
+           "pytorch/pytorch#174338", (2, 29, 2), (2, 29, 3)),
+    BadValue("", "", "is known to hang on ARM: its proxy loses slots", 1, "NCCL 2.29.3 or newer",
+           "NCCL, release notes of 2.29.3", (2, 12), (2, 29, 3), "aarch64"),
+)  # fmt: skip
