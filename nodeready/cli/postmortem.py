@@ -26,6 +26,7 @@ from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_
 from nodeready.cli.values import epoch_seconds, past
 from nodeready.node.postmortem import PostmortemConfig
 from nodeready.policy import Policy
+from nodeready.reports.lines import node_set
 from nodeready.text import utc_now
 from nodeready.transport.base import INTERRUPTED, Conversation, Failure, has_failed, new_nonce
 from nodeready.triage.postmortem.collect import (
@@ -110,7 +111,12 @@ def _ask_nodes(
     multiple=True,
     help="The job's logs on the nodes, quoted; may be repeated.",
 )
-@option("--from", "source", metavar="DIR", help="Read logs from this directory; ask no node.")
+@option(
+    "--from",
+    "source",
+    metavar="DIR",
+    help="Read the logs in this directory, or one file; ask no node.",
+)
 @since_option("logs written")
 @option(
     "--max-files",
@@ -176,9 +182,12 @@ def postmortem(
     logs = [*map(checked_pattern, patterns), *([] if patterns else records.logs)]
     screen = options.screen()
     if not logs:
-        reasons = "; ".join(f"{name} {why}" for name, why in records.missing.items())
+        reasons = "; ".join(
+            why if why.startswith(name) else f"{name} {why}"
+            for name, why in records.missing.items()
+        )
         raise Refused(
-            f"--job {job}: its logs are not known ({reasons or 'Slurm names none'}): "
+            f"--job {job}: its logs are not known ({reasons or 'Slurm has no job of this name'}): "
             "give --logs PATTERN"
         )
     if records.is_running:
@@ -202,7 +211,7 @@ def postmortem(
     with nodes.transport:
         document, failed = _ask_nodes(nodes, options, config, job or "", records)
     if not document.logs and not (document.unreachable or document.failed):
-        raise Refused(f"{document.source}: no file matches, on {len(nodes.policies)} nodes")
+        raise Refused(f"{document.source}: no file matches, on {node_set(nodes.policies)}")
     return _show(outputs, options, document, failed=failed)
 
 

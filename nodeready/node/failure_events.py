@@ -184,6 +184,10 @@ class _Stream:
     is_root: bool = False
 
 
+#: The stream of lines without a prefix.
+_UNKNOWN = ("", None, None)
+
+
 class FailureReader:
     """Reads the lines of one file, one at a time.
 
@@ -203,6 +207,16 @@ class FailureReader:
     def feed(self, line: str) -> None:
         """Read one line."""
         self.number += 1
+        plain = self.streams.get(_UNKNOWN)
+        is_quiet = plain is not None and not plain.mode and self.split is unsplit
+        if plain is not None and is_quiet and line[:1] not in ("[", "f") and not has_needle(line):
+            # Nearly all lines of most logs.
+            plain.lines += 1
+            plain.plain += 1
+            plain.last = line or plain.last
+            if TIMED.search(line, 0, STAMP_CHARACTERS):
+                plain.timed = line
+            return
         if "\x1b" in line:
             line = _ANSI.sub("", line)
         origin = self.split(line[:MAX_LINE].rstrip())

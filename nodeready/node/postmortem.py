@@ -48,6 +48,8 @@ from nodeready.subjects import wire
 #: Maximum bytes at the beginning and at the end of a file that are read, and of all files of one
 #: fork.
 HEAD_BYTES, END_BYTES, _ALL_BYTES = 256 << 10, (4 << 20) - (256 << 10), 64 << 20
+#: Maximum lines of a file; of more, those in its middle are left out.
+MAX_ROWS = 100_000
 #: Maximum bytes of an answer before it is compressed.
 _MAX_ANSWER = 3 << 20
 #: Seconds for the kernel's log.
@@ -111,7 +113,10 @@ def file_failures(
     )
     if rows is None or end is None:
         return None
-    lines = [row.decode("utf-8", "replace") for row in (*rows, *end)]
+    rows += end
+    if len(rows) > MAX_ROWS:
+        rows[MAX_ROWS // 10 : -MAX_ROWS * 9 // 10] = []
+    lines = [row.decode("utf-8", "replace") for row in rows]
     try:
         year = time.gmtime(status.st_mtime).tm_year
     except (OverflowError, ValueError, OSError):

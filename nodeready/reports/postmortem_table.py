@@ -13,6 +13,8 @@ from nodeready.triage.postmortem.document import FailureGroup, Postmortem
 
 #: Maximum groups, ranks of one group in words, sources and reasons without -v.
 _MAX_GROUPS, _RANKS, _MAX_ROWS = 8, 30, 4
+#: Characters of a victim's text.
+_TEXT = 160
 #: Role -> its style.
 _STYLES = {"failed": "fail", "lost": "victim", "waited": "blocked", "ended": "na", "report": "na"}
 #: Offsets of clocks from which on they are shown, in seconds.
@@ -51,8 +53,8 @@ class _PostmortemTable(TableLayout):
         who = self.who(group.ranks, group.nodes) or "unknown ranks"
         count = f", {group.count} times" if group.count > max(1, len(group.ranks)) else ""
         yield self.head(group.role, _STYLES[group.role], (who, "bold"), count)
-        text = group.text or f"{group.kind}"
-        yield self.detail(text)
+        text = group.text or group.kind
+        yield self.detail(text if self.is_whole or len(text) <= _TEXT else f"{text[:_TEXT]}...")
         yield self.detail(("e.g. " if group.count > 1 else "", "dim"), (group.example, "dim"))
 
 

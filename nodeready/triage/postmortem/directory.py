@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from nodeready.node.log_times import stamp, utc_calendar
 from nodeready.node.postmortem import END_BYTES, HEAD_BYTES, file_failures
 from nodeready.node.witnesses.kernel_log import message_of
 from nodeready.text import counted
+from nodeready.triage.incident import DOCUMENT
 from nodeready.triage.postmortem.evidence import JobEvidence, JobFile, KernelFault, SlurmStep
 from nodeready.triage.postmortem.slurm_records import (
     parse_sacct,
@@ -52,12 +53,18 @@ class NoEvidenceError(Exception):
 
 
 def read_directory(path: Path) -> JobEvidence:
-    """The evidence in this directory. Raises NoEvidenceError, OSError."""
+    """The evidence in this directory, or in one file. Raises NoEvidenceError, OSError."""
     root = os.path.realpath(path)
+    if not os.path.exists(root):
+        raise NoEvidenceError(f"{path}: does not exist")
+    names: Iterable[str] = _files(root)
     if not os.path.isdir(root):
-        raise NoEvidenceError(f"{path}: is no directory")
+        root, name = os.path.split(root)
+        names = [name]
+    elif os.path.exists(f"{root}/{DOCUMENT}"):
+        names = (name for name in _files(root) if name.startswith("logs/"))
     evidence, room, logs = JobEvidence(), _MAX_BYTES, 0
-    for number, name in enumerate(_files(root)):
+    for number, name in enumerate(names):
         if number >= _MAX_FILES or room <= 0:
             evidence.missing["logs"] = f"only {counted(logs, 'file')} read: the rest is too much"
             break

@@ -126,6 +126,13 @@ class FirstFailureFinder:
             for rank in (finder.file_rank(file), *(s.rank for s in file.failures.streams)):
                 if rank is not None and file.node:
                     self.node_of.setdefault(rank, file.node)
+        #: (index of a file, rank; None: any) -> its first line with a lost peer or a timeout.
+        self.lost_at: dict[tuple[int, int | None], int] = {}
+        for failure in self.all:
+            event = failure.event
+            if event.role in (LOST, WAITED) and event.lines_after <= _FINAL_LINES:
+                for key in ((failure.file, failure.rank), (failure.file, None)):
+                    self.lost_at[key] = min(event.line, self.lost_at.get(key, event.line))
         self.own = [f for f in self.all if f.event.role == FAILED and not self._is_victim(f)]
         self.final = [f for f in self.own if f.event.lines_after <= _FINAL_LINES]
         self.reports = [f for f in self.all if f.event.role == REPORT and f.event.code]
@@ -137,18 +144,10 @@ class FirstFailureFinder:
     def _is_victim(self, failure: RankFailure) -> bool:
         """Whether an error follows a lost peer or a timeout of the same rank."""
         event = failure.event
-        for other in self.all:
-            if other.file != failure.file:
-                continue
-            is_before = other.event.line < event.line and other.event.lines_after <= _FINAL_LINES
-            if not is_before or other.event.role not in (LOST, WAITED):
-                continue
-            # A shared log may have the lines of several ranks: only a crash follows there.
-            if failure.rank is not None and other.rank == failure.rank:
-                return True
-            if failure.rank is None and not event.frame:
-                return True
-        return False
+        if failure.rank is not None:
+            return self.lost_at.get((failure.file, failure.rank), event.line) < event.line
+        # A shared log may have the lines of several ranks: only a crash follows there.
+        return not event.frame and self.lost_at.get((failure.file, None), event.line) < event.line
 
     # --- The verdict.
 
@@ -216,7 +215,7 @@ class FirstFailureFinder:
 
     def _earlier_error(self) -> FirstFailure | None:
         """An error after which its rank went on, such as that of a thread."""
-        later = [f for f in self.own if f not in self.final]
+        later = [f for f in self.own if f.event.lines_after > _FINAL_LINES]
         groups = _equal(later)
         few = [f for g in groups if 2 * len(g.ranks) <= len(self.ranks) for f in g.failures]
         cause = self._of_errors(few) if self.lost or self.waited else None
@@ -303,8 +302,6 @@ class FirstFailureFinder:
     def _error_evidence(self, group: _EqualFailures, reason: str) -> list[str]:
         """Why this error is the first."""
         evidence = [f"in {group.first.example}"]
-        if group.first.event.frame:
-            evidence[0] += f", in {group.first.event.frame}"
         if reason:
             evidence.append(reason)
         asserts = [f for f in self.own if f.event.text.startswith(_ASSERT)]
@@ -734,15 +731,20 @@ def _once(failures: Iterable[RankFailure]) -> list[RankFailure]:
 
     ordered = sorted(failures, key=order)
     kept: dict[object, RankFailure] = {}
+    texts: set[str] = set()
     for failure in ordered:
-        key = failure.rank
-        if key is None:
-            texts = [_shape(other.event.text) for other in kept.values()]
-            if failure.event.source and _shape(failure.event.text) in texts:
+        event, rank = failure.event, failure.rank
+        first = kept.get(rank)
+        if rank is None:
+            if event.source and _shape(event.text) in texts:
                 continue
-            kept[failure.file, failure.event.line] = failure
-        else:
-            kept.setdefault(key, failure)
+            kept[failure.file, event.line] = failure
+        elif first is None:
+            kept[rank] = failure
+        elif event.source == "error-file" and _shape(event.text) == _shape(first.event.text):
+            # The error file has whole seconds.
+            kept[rank] = first._replace(time_s=failure.time_s, slack_s=failure.slack_s + 1.0)
+        texts.add(_shape(event.text))
     return list(kept.values())
 
 

@@ -51,7 +51,7 @@ def steps_of(rows: list[dict[str, str]]) -> list[SlurmStep]:
     return steps
 
 
-def log_patterns(path: str, job: str, record: Mapping[str, str], nodes: tuple[str, ...]) -> str:
+def log_patterns(path: str, job: str, record: Mapping[str, str]) -> str:
     """The pattern of a file name of sbatch's or srun's --output (sbatch(1), filename pattern).
 
     ``%j`` is known; what only a step, a node or a task knows becomes ``*``.
@@ -119,7 +119,7 @@ def slurm_records(job: str, environ: Mapping[str, str] = os.environ) -> SlurmRec
     except NodeSetError:
         records.nodes = ()
     for name in ("StdOut", "StdErr"):
-        pattern = log_patterns(record.get(name, ""), job, record, records.nodes)
+        pattern = log_patterns(record.get(name, ""), job, record)
         if pattern and pattern not in records.logs and pattern != "/dev/null":
             records.logs.append(pattern)
     return records

@@ -9,15 +9,21 @@ from typing import Any
 import jsonschema
 import pytest
 
+from nodeready.node.failure_events import FileFailures, read_error_file, read_lines
+from nodeready.node.log_times import utc_calendar
+from nodeready.node.postmortem import END_BYTES, HEAD_BYTES, NodeFailures, file_failures
+from nodeready.node.witnesses.kernel_log import KernelLog, KernelMessage
 from nodeready.reports import json_report
 from nodeready.reports.registry import Options, find_format
-from nodeready.triage.postmortem.collect import postmortem_of
+from nodeready.triage.postmortem.collect import EvidenceBuilder, NodeEvidence, postmortem_of
 from nodeready.triage.postmortem.directory import read_directory
 from nodeready.triage.postmortem.document import Postmortem
+from nodeready.triage.postmortem.evidence import NodeClock
+from nodeready.triage.postmortem.slurm_records import log_patterns, parse_scontrol
 from tests.cases import tomllib
 from tests.paths import schema
 
-SCHEMA = schema("postmortem")
+VALIDATOR = jsonschema.Draft202012Validator(schema("postmortem"))
 CASES = sorted((Path(__file__).parent / "postmortem_cases").glob("*.toml"))
 
 
@@ -42,8 +48,112 @@ def test_the_first_failure_is_named_and_never_a_victim(path, tmp_path):
     assert cause.kind == case["kind"], found
     if case["ranks"]:
         assert list(cause.ranks) == case["ranks"], found
-    jsonschema.validate(json.loads("".join(json_report.render(found))), SCHEMA)
+    VALIDATOR.validate(json.loads("".join(json_report.render(found))))
     shown = "".join(find_format("postmortem", "table").render(found, Options(verbose=1)))
     assert case["text"].lower() in shown.lower(), found
     assert shown.startswith(case["kind"])
     assert "\x1b" not in shown
+
+
+def test_of_a_long_log_the_beginning_and_the_end_are_read(tmp_path):
+    path = tmp_path / "rank_0.log"
+    size = HEAD_BYTES + END_BYTES
+    step = f"step {'.' * 1000}\n"
+    middle = step * (size // 1000) + "KeyError: 'middle'\n" + step * (size // 1000)
+    path.write_text(f"KeyError: 'first'\n{middle}KeyError: 'last'\n")
+    with path.open("rb") as file:
+        found = file_failures(file.fileno(), str(path), size)
+    assert found is not None
+    assert [event.text for event in found.events] == ["KeyError: 'first'", "KeyError: 'last'"]
+    assert found.events[0].lines_after > found.events[1].lines_after == 0
+    assert found.skipped == found.size_bytes - size
+
+
+def test_a_dump_of_the_flight_recorder_names_the_rank_that_did_not_come(tmp_path):
+    dumps = Path(__file__).parents[1] / "node/data/flight_recorder"
+    for rank in (0, 1, 3):
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes((dumps / f"late_{rank}").read_bytes())
+    cause = document(tmp_path).cause
+    assert (cause.kind, cause.ranks) == ("timeout", (3,))
+
+
+def test_an_error_file_has_the_exception_and_its_time():
+    stack = 'Traceback (most recent call last):\n  File "/srv/train.py", line 9, in f\n    g()\n'
+    message = {"py_callstack": f"{stack}KeyError: 'x'\n", "timestamp": "1772366400"}
+    text = json.dumps({"message": {"message": "KeyError: 'x'", "extraInfo": message}})
+    found = read_error_file(text, utc_calendar)
+    assert found is not None
+    (event,) = found.events
+    assert (event.text, event.frame, event.time_s) == (
+        "KeyError: 'x'",
+        "train.py:9 in f",
+        1772366400,
+    )
+    assert read_error_file('{"loss": 2.5}', utc_calendar) is None
+
+
+def answer(node: str, path: str, text: str, offset_s: float, *, kernel: float | None = None):
+    """One node's answer. kernel: seconds ago of a kill for memory; None: none."""
+    found = read_lines(text.splitlines(), 2026, utc_calendar, path)
+    messages = [
+        KernelMessage("oom", int(kernel or 0), 7, "Out of memory: Killed process 7 (python3)")
+    ]
+    log = KernelLog("", tuple(messages) if kernel is not None else ())
+    end_s = found.streams[0].last_s or 1772366405.0
+    failures = FileFailures(path, 100, end_s, 0, found.events, found.streams)
+    now = 1772366500.0 + offset_s
+    everything = NodeFailures(node, now, now, (failures,), (), 0, 0, log, "")
+    return NodeEvidence(everything, NodeClock(offset_s, 0.1))
+
+
+LINE = "2026-03-01 12:0{}:05 ERROR stops\nTraceback (most recent call last):\n{}: 'x'\n"
+
+
+def test_times_are_compared_by_the_measured_clocks():
+    """By the nodes' own clocks, the other rank would be the first."""
+    builder = EvidenceBuilder()
+    builder.add("gpu1", answer("gpu1", "/log/rank_0.log", LINE.format(0, "KeyError"), 0))
+    builder.add("gpu2", answer("gpu2", "/log/rank_1.log", LINE.format(1, "IndexError"), 90))
+    cause = postmortem_of(builder.complete(), started="", source="").cause
+    assert (cause.ranks, cause.nodes) == ((1,), ("gpu2",))
+
+
+def test_a_file_of_a_shared_file_system_counts_once():
+    builder = EvidenceBuilder()
+    for node in ("gpu1", "gpu2"):
+        builder.add(node, answer(node, "/shared/slurm-7.out", LINE.format(0, "KeyError"), 0))
+    found = postmortem_of(builder.complete(), started="", source="")
+    assert (found.logs, [group.count for group in found.failures]) == (1, [1])
+    assert found.sources["logs"] == "1 file on 2 nodes"
+
+
+@pytest.mark.parametrize(("ago_s", "kind"), [(100, "oom"), (3 * 3600, "unclear")])
+def test_a_kill_for_memory_counts_only_near_the_end_of_the_logs(ago_s, kind):
+    builder = EvidenceBuilder()
+    builder.add("gpu1", answer("gpu1", "/log/rank_0.log", "step 1\n", 0, kernel=ago_s))
+    cause = postmortem_of(builder.complete(), started="", source="").cause
+    assert cause.kind == kind
+
+
+SCONTROL = """JobId=4711 ArrayJobId=4700 ArrayTaskId=3 JobName=train me
+   UserId=ada(1000) GroupId=ada(1000) MCS_label=N/A
+   JobState=FAILED Reason=NonZeroExitCode Dependency=(null)
+   NodeList=gpu[1-2]
+   WorkDir=/scratch/ada
+   StdOut=/scratch/ada/%x-%A_%a.%N.out
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("/logs/slurm-%j.out", "/logs/slurm-4711.out"),
+        ("%x-%A_%a.%4t.out", "/scratch/ada/train me-4700_3.*.out"),
+        ("logs/%N-%s-%%.err", "/scratch/ada/logs/*-*-%.err"),
+        ("/logs/[1]?.out", "/logs/[[]1][?].out"),
+    ],
+)
+def test_names_of_slurms_files_become_patterns(name, pattern):
+    record = parse_scontrol(SCONTROL)
+    assert record["UserId"] == "ada(1000)"
+    assert log_patterns(name, "4711", record) == pattern
