@@ -333,9 +333,9 @@ def _with_origins(reader: RankReader, rows: Sequence[str]) -> RankReader:
     counts = Counter(reader.split(row)._replace(text="") for row in rows)
     origins = {origin: count for origin, count in counts.items() if origin.is_known}
     ranks = {origin.rank for origin in origins if origin.rank is not None}
-    others = [origin for origin in origins if origin.rank is None]
-    local = {origin[:3] for origin in others if origin.local_rank is not None}
-    hosts = {origin.host for origin in others if origin.host}
+    rankless = [origin for origin in origins if origin.rank is None]
+    local = {origin[:3] for origin in rankless if origin.local_rank is not None}
+    hosts = {origin.host for origin in rankless if origin.host}
     is_mixed = bool(reader.pattern and ranks)
     is_mixed = is_mixed or any(len(names) > 1 for names in (ranks, local, hosts))
     return replace(reader, is_mixed=is_mixed, origins=origins)
@@ -411,8 +411,8 @@ def _learn_fields(stripped: Iterable[_Prefixes]) -> tuple[re.Pattern[str], ...]:
     texts = [text for _, rank, text in stripped if rank is None]
     fields = []
     for pattern in _FIELDS:
-        found = (_within((pattern,), text)[1] for text in texts)
-        ranks = [rank for rank in found if rank is not None]
+        line_ranks = (_within((pattern,), text)[1] for text in texts)
+        ranks = [rank for rank in line_ranks if rank is not None]
         distinct = set(ranks)
         falls = any(after < before for before, after in zip(ranks, ranks[1:]))
         if falls and 4 * len(distinct) > max(distinct):
@@ -489,7 +489,7 @@ def _label_kind(layers: Iterable[Iterable[_Form]], stripped: Iterable[_Prefixes]
         # torchrun's prefix has the local rank, the others' the rank.
         is_local = any(form.name == "host:local" for layer in layers for form in layer)
     else:
-        is_local = any(len(found) > 1 for found in hosts.values())
+        is_local = any(len(labelled) > 1 for labelled in hosts.values())
     return "local" if is_local else "rank"
 
 

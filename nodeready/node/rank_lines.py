@@ -106,8 +106,8 @@ def read_ranks(
             rank.lines_after = number
         rank.lines.reverse()
         rank.whole_lines.reverse()
-    known = (rank for rank in ranks.values() if rank.lines or rank.origin.is_known)
-    return sorted(known, key=lambda rank: _order(rank.origin))
+    writers = (rank for rank in ranks.values() if rank.lines or rank.origin.is_known)
+    return sorted(writers, key=lambda rank: _order(rank.origin))
 
 
 def _read_origin(reader: RankReader, row: bytes) -> LineOrigin:
@@ -128,12 +128,12 @@ def _order(origin: LineOrigin) -> tuple[object, ...]:
 
 def _blocks(handle: int, size: int, max_bytes: int) -> Iterator[tuple[bool, list[bytes]]]:
     """The lines of each block of the file, the last block first; whether it is the last."""
-    deadline, offset, rest = time.monotonic() + MAX_S, size, b""
+    deadline, offset, unfinished = time.monotonic() + MAX_S, size, b""
     while offset and size - offset < max_bytes and time.monotonic() < deadline:
         start = max(0, offset - _BLOCK_BYTES)
-        data = os.pread(handle, offset - start, start) + rest
+        data = os.pread(handle, offset - start, start) + unfinished
         # The first line of the block may begin before it.
-        rest, _, data = data.partition(b"\n") if start else (b"", b"", data)
+        unfinished, _, data = data.partition(b"\n") if start else (b"", b"", data)
         rows = text_lines(data, is_whole=True, keeps_states=True)
         if rows is None:
             return

@@ -248,11 +248,11 @@ class TailReader:
         new.sort(key=lambda hit: hit.match.shown)
         # Files of other ranks come last: the rank in a path may be a local one.
         wanted: list[_Hit] = []
-        others: list[_Hit] = []
+        unwanted: list[_Hit] = []
         for hit in new:
             rank = named_ranks(hit.match.shown).rank
-            (wanted if rank is None or self.config.is_wanted(rank) else others).append(hit)
-        chosen = [*by_turns(wanted), *by_turns(others)][: self.config.max_files]
+            (wanted if rank is None or self.config.is_wanted(rank) else unwanted).append(hit)
+        chosen = [*by_turns(wanted), *by_turns(unwanted)][: self.config.max_files]
         header = {"left_out": len(new) - len(chosen), "older": len(hits) - len(new)}
         self.send({**header, "chosen": [hit.match.shown for hit in chosen]})
         opened = [self.open(hit) for hit in chosen if hit.match.shown not in self.left_out]

@@ -11,7 +11,7 @@ from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import reasons
 from nodeready.reports.table_layout import NO_LIMIT, TableLayout
 from nodeready.text import counted, span
-from nodeready.triage.logs import LogGroup, LogReport, RankFile, TailDocument
+from nodeready.triage.logs import BEHIND_S, LogGroup, LogReport, RankFile, TailDocument
 
 #: Maximum groups without -v.
 _MAX_GROUPS = 20
@@ -128,7 +128,8 @@ class _TailTable(TableLayout):
             matches = sum(file.matches or 0 for file in group.files)
             parts.append(counted(matches, "match", "matches"))
         parts.append(f"written {span(min(file.age_s or 0 for file in group.files))} ago")
-        after = [file.lines_after or 0 for file in group.files if file.is_mixed]
+        is_late = any((file.behind_s or 0) > BEHIND_S for file in group.files)
+        after = [file.lines_after or 0 for file in group.files if file.is_mixed and not is_late]
         if group.kind == "stopped" and after:
             parts.append(f"{min(after):,} lines of other ranks since")
         elif group.kind == "stopped":

@@ -64,8 +64,8 @@ def own_files(
     """Path, ranks and lines of each log of these writers; of a mixed log, of each rank apart."""
     files = []
     for log in tail.files:
-        own = (writer.rank for writer in writers if writer.pid in log.pids)
-        ranks = sorted({rank for rank in own if rank is not None})
+        writer_ranks = {writer.rank for writer in writers if writer.pid in log.pids}
+        ranks = sorted(rank for rank in writer_ranks if rank is not None)
         if log.is_mixed and log.rank is not None:
             ranks = [log.rank] if log.rank in ranks else []
             if not ranks:

@@ -450,12 +450,12 @@ def _log(files: Sequence[_LogFile], rank: int | None, local_rank: int | None) ->
     watchdog_reports = dict.fromkeys(
         report for other in ends.values() if other for report in other.reports()
     )
-    own: list[str] = []
+    rank_lines: list[str] = []
     with contextlib.suppress(OSError):
-        own = _own_lines(last, end.reader, rank, local_rank)
-    shown = tuple(line[:MAX_CHARACTERS] for line in (own or end.lines)[-MAX_LINES:])
-    found = tuple(watchdog_reports)[:MAX_REPORTS]
-    return RankLog("", last.path, age, shown, found, is_own=bool(own))
+        rank_lines = _own_lines(last, end.reader, rank, local_rank)
+    shown = tuple(line[:MAX_CHARACTERS] for line in (rank_lines or end.lines)[-MAX_LINES:])
+    all_reports = tuple(watchdog_reports)[:MAX_REPORTS]
+    return RankLog("", last.path, age, shown, all_reports, is_own=bool(rank_lines))
 
 
 @dataclass(frozen=True)
@@ -494,10 +494,10 @@ def _own_lines(
     if not reader.is_mixed:
         return []
     size = os.fstat(file.number).st_size
-    own = read_ranks(
+    ranks = read_ranks(
         file.number, size, reader, MAX_LINES, is_wanted=is_own, max_bytes=_MIXED_BYTES
     )
-    return own[0].lines if own else []
+    return ranks[0].lines if ranks else []
 
 
 # --- What NCCL says: its choices stand at the beginning of a log, its errors at the end.

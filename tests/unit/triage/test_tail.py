@@ -322,6 +322,11 @@ def test_the_ranks_of_a_mixed_log_are_grouped_as_files_are():
     assert rows[-1] == "8 ranks in 1 file on 1 node, 4 groups"
     (file,) = checked(tail)["groups"][0]["files"]
     assert (file["rank"], file["host"], file["lines_after"]) == (3, "gpu3", 200)
+    # A whole mixed log that is older than the others.
+    old = [replace(own(rank, "step 1", after=rank), age_s=99.0) for rank in range(2)]
+    others = {f"n{index}": node(log(index, "x")) for index in range(4)}
+    text = table(grouped({"login": node(*old), **others}))
+    assert "1 min 37 s before most files" in text
     # Where only one rank writes, the others are not silent.
     quiet = [own(rank, "step 1", after=900 * (rank > 0)) for rank in range(8)]
     assert [group.kind for group in grouped({"login": node(*quiet)}).groups] == ["lines"]
