@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from nodeready.node.smoke.orders import RING, RankNetwork
+from nodeready.node.witnesses import nccl_errors
+from nodeready.node.witnesses.nccl_errors import CAUSE, LOST_PEER, VICTIM
 from nodeready.smoke import document, networks
 from nodeready.smoke.bandwidth import Floor, below_floor, links
 from nodeready.smoke.engine_choice import Kind
@@ -69,6 +71,14 @@ def smoke(
     finally:
         nodes.close()
     return run.report(started)
+
+
+def _meaning(evidence: str) -> str:
+    """What an error of NCCL or gloo in the evidence means, and the next step; "": none."""
+    error = nccl_errors.meaning(evidence)
+    if error is None or error.role not in (CAUSE, VICTIM) or error.key in LOST_PEER:
+        return ""
+    return f"{error.meaning}; {error.step} [{error.key}]"
 
 
 class _SmokeRun:
@@ -278,7 +288,8 @@ class _SmokeRun:
         return {name: rdma.nccl_ib_hca for name, rdma in seen.items() if isinstance(rdma, Rdma)}
 
     def _evidence(self, suspect: SmokeSuspect) -> tuple[str, ...]:
-        """Lost connections, the evidence of the search, and the result of another engine."""
+        """Lost connections, the job's variables, the evidence of the search with its meaning, and
+        the result of another engine."""
         losses = [self.channels.lost[n] for n in suspect.nodes if n in self.channels.lost]
         controls = (self.controls.get(suspect, ""), self.common_control)
         lost = (f"lost: {loss.reason}" for loss in losses)
@@ -287,7 +298,9 @@ class _SmokeRun:
             for finding in self.nodes.findings
             if finding.weight > 1 and {*suspect.nodes} & {*finding.nodes}
         )
-        return (*lost, *variables, *suspect.evidence, *filter(None, controls))
+        meanings = dict.fromkeys(map(_meaning, suspect.evidence))
+        texts = (*lost, *variables, *suspect.evidence, *meanings, *controls)
+        return tuple(filter(None, texts))
 
     def _status(self, name: str, blamed: set[str], result: SearchResult) -> tuple[str, str]:
         """A node's status; and the reason, if it was not reached or not tested."""

@@ -331,6 +331,10 @@ ERRORS = tuple(NcclMeaning(*row) for row in (
      "the line itself", "NVIDIA/nccl src/debug.cc"),
 ))  # fmt: skip
 
+#: Only that a peer is lost: the cause stands elsewhere.
+LOST_PEER = (
+    "watchdog", "gloo-timeout", "gloo-closed", "peer-closed", "peer-reset", "remote",
+)  # fmt: skip
 #: Why NCCL uses no InfiniBand or RoCE.
 FALLBACKS = ("ib-open", "ib-none", "ib-library")
 

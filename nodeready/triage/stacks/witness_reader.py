@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nodeready.node.witnesses.kernel_log import KernelMessage
-from nodeready.node.witnesses.nccl_errors import CAUSE, NOTE
+from nodeready.node.witnesses.nccl_errors import CAUSE, LOST_PEER, NOTE
 from nodeready.node.witnesses.nccl_ras import NO_NCCL
 from nodeready.subjects.environment_rules import EnvironmentFinding, RankEnvironment, judge
 from nodeready.subjects.gpus import xids
@@ -68,7 +68,8 @@ class WitnessReader(CollectiveReader):
             self.add_statement("logs", f"NCCL: {difference.line}", difference.ranks, weight=weight)
         for error in nccl.fold_errors(placed):
             role, key = error.meaning.role, error.meaning.key
-            if role != NOTE and key not in _READ_ELSEWHERE:
+            # The reports of the watchdog and of gloo have the lost peers.
+            if role != NOTE and key not in LOST_PEER:
                 # A lost peer says nothing against the rank that lost it.
                 weight = 1 if role == CAUSE and not self.moving else 0
                 peer = f" (peer {error.peers[0]})" if error.peers else ""
@@ -265,8 +266,6 @@ _CONSEQUENCE = re.compile(
 )
 #: The differences between ranks that are a sign.
 _NCCL_SIGNS = ("network", "gdr", "state", "completed", "version")
-#: The errors of NCCL and gloo that the watchdog's reports have, too.
-_READ_ELSEWHERE = ("watchdog", "gloo-timeout", "gloo-closed", "peer-closed", "peer-reset")
 _NUMBERS = re.compile(r"\d+(?:\.\d+)?")
 _XID = re.compile(r"\bXid\b\s*(?:\([^)]*\))?:\s*(\d{1,4})\b")
 _MESSAGES = {

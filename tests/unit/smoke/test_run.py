@@ -602,6 +602,20 @@ def test_a_node_that_fell_back_to_sockets_is_a_warning_and_by_the_policy_no_go(c
     assert (done.found.nodes[1].warnings, document.code(done.found)) == ((), 3)
 
 
+def test_the_meaning_of_nccls_error_stands_behind_the_evidence(clock):
+    error = (
+        "NCCL error: remote process exited or there was a network error (NET/IB : Got completion "
+        "from peer 10.0.0.1<47111> with status=12 opcode=0 len=0 vendor err 129 (Recv))"
+    )
+    done = Run(clock, Cluster(named(4), broken={"n02": error}, engines=(GLOO, RING)))
+    (suspect,) = done.found.suspects
+    meanings = [text for text in suspect.evidence if text.endswith("[ib-retry]")]
+    assert (suspect.nodes, len(meanings)) == (("n02",), 1)
+    assert meanings[0].startswith("the peer's port does not answer")
+    done = Run(clock, Cluster(named(4), broken={"n02": "Connection closed by peer"}))
+    assert not [text for text in done.found.suspects[0].evidence if "closed]" in text]
+
+
 def test_what_got_worse_is_a_warning(clock, replies):
     gpus = [replace(GPUS.nvidia[2], ecc_uncorrectable_volatile=errors) for errors in (0, 3)]
     replies["n02"] = [
