@@ -132,8 +132,8 @@ _LAUNCHERS = re.compile(
     r"ProcessRaisedException|SystemExit)\b"
 )
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '(.{1,200})'")
-#: A frame of C++, as c10::Error has it.
-_NATIVE = "frame #"
+#: A frame of C++, as c10::Error has it; the summary that follows an error.
+_NATIVE = ("frame #", "wandb:")
 #: A frame of C++, as c10::Error has it.
 _NATIVE = "frame #"
 _MPI_RANK = re.compile(r"\s*Process name: \[\S{1,300}[,@](\d{1,7})\]\s*$")
@@ -209,7 +209,12 @@ class FailureReader:
         self.number += 1
         plain = self.streams.get(_UNKNOWN)
         is_quiet = plain is not None and not plain.mode and self.split is unsplit
-        if plain is not None and is_quiet and line[:1] not in ("[", "f") and not has_needle(line):
+        if (
+            plain is not None
+            and is_quiet
+            and line[:1] not in ("[", "f", "w")
+            and not has_needle(line)
+        ):
             # Nearly all lines of most logs.
             plain.lines += 1
             plain.plain += 1

@@ -47,7 +47,8 @@ TEXT_RULES = (
         FAILED, "oom",
         r"(?:CUDA|HIP) out of memory|CUDA error: out of memory|Cuda failure '?out of memory"
         r"|CUBLAS_STATUS_ALLOC_FAILED|DefaultCPUAllocator: (?:can't|not enough)|std::bad_alloc"
-        r"|OutOfMemoryError|^MemoryError|Cannot allocate memory|Unable to allocate .* for an arr",
+        r"|OutOfMemoryError|RESOURCE_EXHAUSTED"
+        r"|^MemoryError|Cannot allocate memory|Unable to allocate .* for an arr",
     ),
     _rule(FAILED, "network", rf"(?:{_OUTSIDE}).*(?i:connect|timed? ?out|resol|reset)"),
     _rule(FAILED, "timeout", r"DataLoader timed out"),
@@ -64,7 +65,7 @@ TEXT_RULES = (
         r"|wait timeout after|Socket Timeout|Timed out after \d+ seconds? waiting for clients"
         r"|RendezvousTimeoutError|monitoredBarrier|client socket has timed out"
         r"|Heartbeat monitor timed out|watchdog hang|Connect timeout|failed to pass monitored"
-        r"|collective timeout|due to timeout",
+        r"|collective timeout|due to timeout|DEADLINE_EXCEEDED",
     ),
     _rule(
         LOST, "network",
@@ -72,7 +73,9 @@ TEXT_RULES = (
         r"|broken ?pipe|ConnectionResetError|ConnectionRefusedError|ConnectionAbortedError"
         r"|remote process|ncclRemoteError|failed on Socket|flag on TCPStore|remote peer"
         r"|communicator was aborted|NCCL communicator.{0,40}abort|RendezvousClosedError"
-        r"|RendezvousConnectionError|peer (?:process )?has (?:unexpectedly|exited|disconnected)"
+        r"|Rendezvous(?:Connection|GracefulExit|State)Error|XlaRuntimeError: UNAVAILABLE"
+        r"|heartbeat timeout"
+        r"|peer (?:process )?has (?:unexpectedly|exited|disconnected)"
         r"|^EOFError$|readv failed|Endpoint is not connected|failed to send a keep-alive"
         r"|Application timeout caused pair closure|socketProgress",
     ),
@@ -204,7 +207,7 @@ _HOST = r"(?P<host>[\w.-]{1,255})"
 LINE_RULES = (
     _line(
         REPORT, "", "srun",
-        rf"srun: error: {_HOST}: tasks? {_RANKS}: "
+        rf"srun: error: (?P<host>[\w.,\[\]-]{{1,255}}): tasks? {_RANKS}: "
         rf"(?:(?P<word>{_WORDS})\b|Exited with exit code (?P<code>\d{{1,3}}))",
     ),
     _line(
@@ -265,6 +268,12 @@ LINE_RULES = (
     ),
     _line(FAILED, "", "", r"(?P<text>ERROR: Unexpected .* encountered in worker.*)"),
     _line(FAILED, "", "", rf"Fatal Python error: (?P<word>{_WORDS})"),
+    _line(FAILED, "exception", "", r"(?P<text>Fatal Python error: .*)"),
+    _line(FAILED, "exception", "", r"(?P<text>^\S+: .{1,300}: Assertion .{1,1000} failed\.?$)"),
+    _line(
+        REPORT, "", "mpirun",
+        rf"TERMINATED WITH THE EXIT STRING: (?P<word>{_WORDS}) \(signal \d{{1,2}}\)",
+    ),
     _line(
         FAILED, "", "",
         rf"\[[\w.-]+:(?P<pid>\d{{1,10}})(?::\d+:\d+)?\] (?:Caught signal \d+ \(|Signal: )"

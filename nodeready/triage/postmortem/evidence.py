@@ -154,7 +154,9 @@ class RankFinder:
         if event.host and (
             not file.node or event.role == REPORT or _label(event.host) in self.nodes
         ):
-            return event.host.partition(".")[0] if not event.host[0].isdigit() else event.host
+            is_set = "[" in event.host
+            name = event.host if event.host[0].isdigit() else event.host.partition(".")[0]
+            return file.node if is_set else name
         return file.node
 
     def failures(self) -> Iterator[RankFailure]:

@@ -112,7 +112,7 @@ class FirstFailureFinder:
     """Finds the first failure in the evidence on one job."""
 
     def __init__(self, evidence: JobEvidence) -> None:
-        self.evidence = evidence
+        self.evidence = evidence = _last_attempt(evidence)
         finder = RankFinder(evidence)
         self.rank_by_pid = finder.by_pid
         self.all = _attributed(list(finder.failures()))
@@ -424,12 +424,23 @@ class FirstFailureFinder:
             self.missing.append("why it exited: its log does not say")
         reports = first, *self._roots(ranks, first)
         evidence = [self._report_text(f) for f in reports]
+        if len(ranks) == 1 and (last := self._last_line(*ranks)):
+            evidence.append(f"its last line: {last}")
         evidence += [f"{f.example}: {f.event.text}" for f in reports[:1] if f.event.text]
         if number in (4, 6, 7, 8, 11):
             self.missing.append("where it crashed: nodeready cores")
         return self._cause(
             kind, text, ranks, nodes, for_=evidence, against=against, failures=[first]
         )
+
+    def _last_line(self, rank: int) -> str:
+        """The last line of a rank's own log that belongs to no failure; ""."""
+        for file in self.evidence.files:
+            if self.finder.file_rank(file) == rank or len(file.failures.streams) > 1:
+                for stream in file.failures.streams:
+                    if stream.last and rank in (stream.rank, self.finder.file_rank(file)):
+                        return stream.last
+        return ""
 
     def _report_key(self, failure: RankFailure, has_signals: bool) -> tuple[object, ...]:
         event = failure.event
@@ -706,6 +717,25 @@ class FirstFailureFinder:
             return _ROLE_ORDER[group.role], not is_cause, len(group.ranks)
 
         return tuple(sorted(groups, key=order))
+
+
+_ATTEMPT = re.compile(r"^(.*/)attempt_(\d{1,4})/")
+
+
+def _last_attempt(evidence: JobEvidence) -> JobEvidence:
+    """The evidence without the logs of attempts after which torchrun started the ranks again."""
+    matches = {id(file): _ATTEMPT.match(file.failures.path) for file in evidence.files}
+    last: dict[tuple[str, str], int] = {}
+    for file in evidence.files:
+        if match := matches[id(file)]:
+            key = file.node, match[1]
+            last[key] = max(int(match[2]), last.get(key, 0))
+    files = [
+        file
+        for file in evidence.files
+        if not (match := matches[id(file)]) or int(match[2]) == last[file.node, match[1]]
+    ]
+    return replace(evidence, files=files)
 
 
 def _worker(text: str) -> int:
