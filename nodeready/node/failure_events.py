@@ -134,8 +134,6 @@ _LAUNCHERS = re.compile(
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '(.{1,200})'")
 #: A frame of C++, as c10::Error has it; the summary that follows an error.
 _NATIVE = ("frame #", "wandb:")
-#: A frame of C++, as c10::Error has it.
-_NATIVE = "frame #"
 _MPI_RANK = re.compile(r"\s*Process name: \[\S{1,300}[,@](\d{1,7})\]\s*$")
 _MPI_TAG = re.compile(r"\[\d+,\d+\]<std(?:err|out)>: ?")
 _MPI_CODE = re.compile(r"\s*Exit code: +(\d{1,3})")
@@ -202,7 +200,7 @@ class FailureReader:
         self.year, self.calendar, self.split = year, calendar, split
         self.streams: dict[tuple[str, int | None, int | None], _Stream] = {}
         self.number = 0
-        self.found: list[str] = []
+        self.candidates: list[str] = []
 
     def feed(self, line: str) -> None:
         """Read one line."""
@@ -237,12 +235,7 @@ class FailureReader:
         if stream is None:
             stream = self.streams[key] = _Stream(key, is_prefixed=match is not None)
         stream.lines += 1
-        is_plain = (
-            not stream.mode
-            and not has_needle(text)
-            and not text.startswith(_NATIVE)
-            and not text.startswith(_NATIVE)
-        )
+        is_plain = not stream.mode and not has_needle(text) and not text.startswith(_NATIVE)
         if is_plain or not self._read(stream, text, line):
             stream.plain += 1
             if text.strip():
@@ -270,16 +263,14 @@ class FailureReader:
         if text.startswith(_IGNORED):
             stream.is_ignored = True
             return True
-        if len(self.found) < _MAX_FOUND:
-            self.found.append(line)
+        if len(self.candidates) < _MAX_FOUND:
+            self.candidates.append(line)
         if _HEADER.search(text):
             self._end_details(stream)
             is_original = "Original Traceback" in text
             if is_original and stream.chain:
                 stream.is_chained = True
             stream.mode, stream.frames = "traceback", []
-            return True
-        if text.startswith(_NATIVE):
             return True
         if text.startswith(_NATIVE):
             return True
@@ -575,7 +566,9 @@ class FailureReader:
             )
             for stream in self.streams.values()
         )
-        return FileFailures("", events=tuple(events), streams=streams, reports=reports(self.found))
+        return FileFailures(
+            "", events=tuple(events), streams=streams, reports=reports(self.candidates)
+        )
 
 
 def _own(stream: _Stream) -> tuple[int, ...]:
@@ -615,10 +608,10 @@ def read_error_file(text: str, calendar: Calendar = node_calendar) -> FileFailur
     if not isinstance(words, str) or not isinstance(stack, str):
         return None
     moment = str((extra if isinstance(extra, dict) else data).get("timestamp", ""))
-    found = read_lines(stack.splitlines() or [words], 1970, calendar)
+    candidates = read_lines(stack.splitlines() or [words], 1970, calendar)
     seconds = float(moment) if re.fullmatch(r"\d{9,11}", moment) else None
-    events = [event for event in found.events if event.role != REPORT][-1:]
+    events = [event for event in candidates.events if event.role != REPORT][-1:]
     if not events:
         return None
     event = replace(events[0], source="error-file", time_s=seconds)
-    return replace(found, events=(event,), streams=())
+    return replace(candidates, events=(event,), streams=())

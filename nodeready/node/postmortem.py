@@ -105,11 +105,13 @@ def file_failures(
             dump = parse(os.pread(handle, min(size, MAX_BYTES), 0))
             return FileFailures(path, size, status.st_mtime, recording=replace(dump, path=path))
     end_bytes = min(END_BYTES, max(0, room - HEAD_BYTES))
-    whole = size <= HEAD_BYTES + end_bytes
-    head = os.pread(handle, size if whole else HEAD_BYTES, 0)
-    rows = text_lines(head if whole else head[: head.rfind(b"\n") + 1], is_whole=True)
+    is_whole = size <= HEAD_BYTES + end_bytes
+    head = os.pread(handle, size if is_whole else HEAD_BYTES, 0)
+    rows = text_lines(head if is_whole else head[: head.rfind(b"\n") + 1], is_whole=True)
     end = (
-        [] if whole else text_lines(os.pread(handle, end_bytes, size - end_bytes), is_whole=False)
+        []
+        if is_whole
+        else text_lines(os.pread(handle, end_bytes, size - end_bytes), is_whole=False)
     )
     if rows is None or end is None:
         return None
@@ -121,17 +123,17 @@ def file_failures(
         year = time.gmtime(status.st_mtime).tm_year
     except (OverflowError, ValueError, OSError):
         year = time.gmtime().tm_year
-    found = None
-    if whole and size <= HEAD_BYTES and lines and lines[0].startswith("{"):
-        found = read_error_file("\n".join(lines), calendar)
-    if found is None:
-        found = read_lines(lines, year, calendar, path)
+    failures = None
+    if is_whole and size <= HEAD_BYTES and lines and lines[0].startswith("{"):
+        failures = read_error_file("\n".join(lines), calendar)
+    if failures is None:
+        failures = read_lines(lines, year, calendar, path)
     return replace(
-        found,
+        failures,
         path=path,
         size_bytes=size,
         mtime_s=status.st_mtime,
-        skipped=0 if whole else size - HEAD_BYTES - end_bytes,
+        skipped=0 if is_whole else size - HEAD_BYTES - end_bytes,
     )
 
 
@@ -144,17 +146,17 @@ class FailureFileReader(TailReader):
         """Read one file, and send what it reports."""
         try:
             self.touch(hit.match.real)
-            found = file_failures(handle, hit.match.shown, self.room)
+            failures = file_failures(handle, hit.match.shown, self.room)
         except OSError as error:
             self.report_error(hit.match.shown, error)
             return
         finally:
             os.close(handle)
-        if found is None:
+        if failures is None:
             self.unread(hit.match.shown, "is no text", fault=False)
             return
-        self.room -= min(found.size_bytes, HEAD_BYTES + END_BYTES)
-        self.send({"failures": asdict(found)})
+        self.room -= min(failures.size_bytes, HEAD_BYTES + END_BYTES)
+        self.send({"failures": asdict(failures)})
 
 
 class _FailureAnswer(TailAnswer):
@@ -171,7 +173,7 @@ class _FailureAnswer(TailAnswer):
             return
         row = message["failures"]
         dump = row["recording"]
-        found = FileFailures(
+        failures = FileFailures(
             **{
                 **row,
                 "events": tuple(FailureEvent(**event) for event in row["events"]),
@@ -180,9 +182,9 @@ class _FailureAnswer(TailAnswer):
                 "recording": dump and _recording(dump),
             }
         )
-        self.failures[found.path] = found
+        self.failures[failures.path] = failures
         # A further fork leaves it out.
-        self.add_file(found.path, ())
+        self.add_file(failures.path, ())
 
 
 def _recording(row: dict[str, Any]) -> Recording:
@@ -202,9 +204,9 @@ def read_job(config: PostmortemConfig, kernel: Callable[[], KernelLog]) -> NodeF
     for number, pattern in enumerate(config.patterns):
         seconds_left = deadline - time.monotonic()
         share_s = max(2, int(seconds_left / (len(config.patterns) - number)))
-        own = replace(config, pattern=pattern, limit_s=share_s)
-        answer = _FailureAnswer(own)
-        tail = read_tail(own, FailureFileReader, answer)
+        part = replace(config, pattern=pattern, limit_s=share_s)
+        answer = _FailureAnswer(part)
+        tail = read_tail(part, FailureFileReader, answer)
         files |= answer.failures
         unread |= {file.path: file for file in tail.unread}
         left_out, older = left_out + tail.left_out, older + tail.older
@@ -219,9 +221,9 @@ def read_job(config: PostmortemConfig, kernel: Callable[[], KernelLog]) -> NodeF
 def fitting(files: Iterable[FileFailures]) -> tuple[tuple[FileFailures, ...], str]:
     """The files whose events fit into an answer, and why events are missing; ""."""
     room, chosen, error = _MAX_ANSWER, [], ""
-    for found in sorted(files, key=lambda found: len(found.events)):
-        short = replace(found, events=found.events[:20], streams=(), reports=())
-        for form in (found, short):
+    for failures in sorted(files, key=lambda failures: len(failures.events)):
+        short = replace(failures, events=failures.events[:20], streams=(), reports=())
+        for form in (failures, short):
             size = len(json.dumps(asdict(form)))
             if size <= room:
                 chosen.append(form)
@@ -242,7 +244,7 @@ def main(config: PostmortemConfig) -> None:
                 return KernelLog("not asked for")
             return witness_log(supervisor, config.kernel_s, _KERNEL_S)
 
-        found = read_job(config, kernel)
-    text = json.dumps(asdict(found), separators=(",", ":")).encode("ascii")
+        failures = read_job(config, kernel)
+    text = json.dumps(asdict(failures), separators=(",", ":")).encode("ascii")
     packed = base64.b64encode(zlib.compress(text)).decode("ascii")
     print(f'{config.nonce} job "{packed}"', flush=True)

@@ -34,14 +34,16 @@ class _PostmortemTable(TableLayout):
             yield self.detail(", ".join(filter(None, place)))
         for number, suspect in enumerate(cause.suspects[: None if self.is_whole else 3]):
             if number:
-                yield self.detail(("or ", "dim"), (self.who(suspect.ranks, suspect.nodes), "bold"))
+                yield self.detail(
+                    ("or ", "dim"), (self.subject(suspect.ranks, suspect.nodes), "bold")
+                )
             for word, texts in (("for", suspect.for_), ("against", suspect.against)):
                 for text in texts:
                     yield self.detail((f"{word:<8}", "dim"), text)
         for text in dict.fromkeys(cause.missing):
             yield self.detail(("missing ", "dim"), text)
 
-    def who(self, numbers: tuple[int, ...], nodes: tuple[str, ...]) -> str:
+    def subject(self, numbers: tuple[int, ...], nodes: tuple[str, ...]) -> str:
         limit = NO_LIMIT if self.is_whole else _RANKS
         parts = [ranks(list(numbers), limit) if numbers else ""]
         if nodes:
@@ -50,9 +52,9 @@ class _PostmortemTable(TableLayout):
 
     def group(self, group: FailureGroup) -> Iterator[StyledLine]:
         """Equal failures: who, how many, and one of them."""
-        who = self.who(group.ranks, group.nodes) or "unknown ranks"
+        subject = self.subject(group.ranks, group.nodes) or "unknown ranks"
         count = f", {group.count} times" if group.count > max(1, len(group.ranks)) else ""
-        yield self.head(group.role, _STYLES[group.role], (who, "bold"), count)
+        yield self.head(group.role, _STYLES[group.role], (subject, "bold"), count)
         text = group.text or group.kind
         yield self.detail(text if self.is_whole or len(text) <= _TEXT else f"{text[:_TEXT]}...")
         yield self.detail(("e.g. " if group.count > 1 else "", "dim"), (group.example, "dim"))

@@ -19,7 +19,7 @@ from nodeready.transport.base import (
     request,
 )
 from nodeready.triage.postmortem.document import ClockOffset, Postmortem
-from nodeready.triage.postmortem.evidence import JobEvidence, JobFile, KernelFault, NodeClock
+from nodeready.triage.postmortem.evidence import JobEvidence, JobFile, NodeClock, NodeFault
 from nodeready.triage.postmortem.first_failure import FirstFailureFinder
 
 #: Maximum bytes of a node's unpacked answer.
@@ -33,7 +33,7 @@ _BEFORE_S, _AFTER_S = 2 * 3600, 120
 class NodeEvidence:
     """One node's answer. found: None: none; error: why; kind: of the failure"""
 
-    found: NodeFailures | None = None
+    failures: NodeFailures | None = None
     clock: NodeClock | None = None
     error: str = ""
     kind: str = ""
@@ -49,18 +49,20 @@ def fetch_failures(node: str, config: PostmortemConfig, tag: str) -> Conversatio
     try:
         for name, data in wire.lines(answer.stdout, config.nonce):
             if name == "job" and isinstance(data, str):
-                found = wire.decode(NodeFailures, wire.load_json(wire.unpack(data, _MAX_UNPACKED)))
-                return NodeEvidence(found, _clock(found, received_s, answer.seconds))
+                failures = wire.decode(
+                    NodeFailures, wire.load_json(wire.unpack(data, _MAX_UNPACKED))
+                )
+                return NodeEvidence(failures, _clock(failures, received_s, answer.seconds))
         raise ProbeError(no_answer_reason(answer, config))
     except ProbeError as error:
         return NodeEvidence(error=str(error), kind=FAILED)
 
 
-def _clock(found: NodeFailures, received_s: float, seconds: float) -> NodeClock:
+def _clock(failures: NodeFailures, received_s: float, seconds: float) -> NodeClock:
     """The node's clock, as NTP measures it: by the times of the question and of the answer."""
     sent_s = received_s - seconds
-    offset_s = ((found.started_s - sent_s) + (found.finished_s - received_s)) / 2
-    slack_s = max(0.0, seconds - (found.finished_s - found.started_s)) / 2
+    offset_s = ((failures.started_s - sent_s) + (failures.finished_s - received_s)) / 2
+    slack_s = max(0.0, seconds - (failures.finished_s - failures.started_s)) / 2
     # An offset within the uncertainty is none.
     return NodeClock(offset_s if abs(offset_s) > slack_s else 0.0, slack_s)
 
@@ -78,23 +80,23 @@ class EvidenceBuilder:
 
     def add(self, node: str, answer: NodeEvidence) -> None:
         """Add one node's answer."""
-        found, clock = answer.found, answer.clock
-        if found is None or clock is None:
+        failures, clock = answer.failures, answer.clock
+        if failures is None or clock is None:
             return
         evidence = self.evidence
         evidence.clocks[node] = clock
-        evidence.files += [JobFile(node, failures) for failures in found.files]
-        if found.error:
-            self.notes[node] = found.error
-        for file in found.unread:
+        evidence.files += [JobFile(node, failures) for failures in failures.files]
+        if failures.error:
+            self.notes[node] = failures.error
+        for file in failures.unread:
             if file.fault:
                 evidence.missing[f"{node}:{file.path}"] = file.reason
-        if found.left_out:
-            evidence.missing[f"{node}: {counted(found.left_out, 'log')}"] = "beyond --max-files"
-        if found.kernel.absent:
-            evidence.missing[f"kernel's log of {node}"] = found.kernel.absent
+        if failures.left_out:
+            evidence.missing[f"{node}: {counted(failures.left_out, 'log')}"] = "beyond --max-files"
+        if failures.kernel.absent:
+            evidence.missing[f"kernel's log of {node}"] = failures.kernel.absent
         else:
-            self._kernels[node] = found, clock
+            self._kernels[node] = failures, clock
 
     def complete(self) -> JobEvidence:
         """The evidence, with the kernel's faults in the job's time."""
@@ -106,11 +108,11 @@ class EvidenceBuilder:
         ]
         evidence.files = _shared_once(evidence.files)
         end_s = max(ends, default=None)
-        for node, (found, clock) in self._kernels.items():
-            for message in found.kernel.messages:
-                moment = found.started_s - message.ago_s
+        for node, (failures, clock) in self._kernels.items():
+            for message in failures.kernel.messages:
+                moment = failures.started_s - message.ago_s
                 if end_s is None or -_BEFORE_S < moment - clock.offset_s - end_s < _AFTER_S:
-                    fault = KernelFault(node, message.kind, moment, message.pid, message.text)
+                    fault = NodeFault(node, message.kind, moment, message.pid, message.text)
                     evidence.kernel.append(fault)
         if self._kernels:
             count = counted(len(evidence.kernel), "fault")

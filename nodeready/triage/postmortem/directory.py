@@ -22,7 +22,7 @@ from nodeready.node.postmortem import END_BYTES, HEAD_BYTES, file_failures
 from nodeready.node.witnesses.kernel_log import message_of
 from nodeready.text import counted
 from nodeready.triage.incident import DOCUMENT
-from nodeready.triage.postmortem.evidence import JobEvidence, JobFile, KernelFault, SlurmStep
+from nodeready.triage.postmortem.evidence import JobEvidence, JobFile, NodeFault, SlurmStep
 from nodeready.triage.postmortem.slurm_records import (
     parse_sacct,
     parse_scontrol,
@@ -82,21 +82,21 @@ def read_directory(path: Path) -> JobEvidence:
             elif os.path.basename(name) in ("sacct.txt", "scontrol.txt"):
                 _add_slurm(evidence, name, os.read(handle, END_BYTES).decode("utf-8", "replace"))
             else:
-                found = file_failures(handle, name, HEAD_BYTES + END_BYTES, utc_calendar)
-                if found is not None:
+                failures = file_failures(handle, name, HEAD_BYTES + END_BYTES, utc_calendar)
+                if failures is not None:
                     head = os.pread(handle, 4096, 0).decode("utf-8", "replace").partition("\n")[0]
                     origin = _INCIDENT_HEAD.match(head) if name.startswith("logs/") else None
                     # A copy may have another time than its original.
-                    found = replace(found, mtime_s=0.0)
-                    evidence.files.append(JobFile(origin[1] if origin else _node(name), found))
+                    failures = replace(failures, mtime_s=0.0)
+                    evidence.files.append(JobFile(origin[1] if origin else _node(name), failures))
                     logs += 1
         finally:
             os.close(handle)
     if not (logs or evidence.steps or evidence.kernel):
         raise NoEvidenceError(f"{path}: no log in it")
     nodes = {file.node for file in evidence.files if file.node}
-    where = f" of {counted(len(nodes), 'node')}" if nodes else ""
-    evidence.sources = {"logs": f"{counted(logs, 'file')}{where}", **evidence.sources}
+    nodes_text = f" of {counted(len(nodes), 'node')}" if nodes else ""
+    evidence.sources = {"logs": f"{counted(logs, 'file')}{nodes_text}", **evidence.sources}
     if not any(name.startswith("kernel") for name in evidence.sources):
         evidence.missing.setdefault("kernel's log", "none in the directory")
     return evidence
@@ -133,7 +133,7 @@ def _add_kernel(evidence: JobEvidence, node: str, text: str, mtime_s: float) -> 
             text, cgroup = (f"{message.text} {cgroup}"[:600], "") if message.kind == "oom" else (
                 message.text, cgroup
             )  # fmt: skip
-            evidence.kernel.append(KernelFault(node, message.kind, moment, message.pid, text))
+            evidence.kernel.append(NodeFault(node, message.kind, moment, message.pid, text))
     evidence.sources["kernel's log"] = counted(len(evidence.kernel), "fault")
 
 

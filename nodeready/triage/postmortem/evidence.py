@@ -18,7 +18,7 @@ class JobFile(NamedTuple):
     failures: FileFailures
 
 
-class KernelFault(NamedTuple):
+class NodeFault(NamedTuple):
     """A line of a node's kernel log about a fault that ends jobs.
 
     kind:   as of `KernelMessage`
@@ -91,7 +91,7 @@ class JobEvidence:
     """
 
     files: list[JobFile] = field(default_factory=list)
-    kernel: list[KernelFault] = field(default_factory=list)
+    kernel: list[NodeFault] = field(default_factory=list)
     steps: list[SlurmStep] = field(default_factory=list)
     clocks: dict[str, NodeClock] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
@@ -205,14 +205,14 @@ class RankFinder:
 
     def global_rank(self, node: str, local_rank: int) -> int | None:
         """The rank of a node's local rank: by a report; on the only node, the same number."""
-        known = self.by_local.get((_label(node), local_rank))
-        return local_rank if known is None and len(self.nodes) < 2 else known
+        known_rank = self.by_local.get((_label(node), local_rank))
+        return local_rank if known_rank is None and len(self.nodes) < 2 else known_rank
 
     def rank_of(self, node: str, event: FailureEvent, by_path: FileRanks) -> int | None:
         """The rank of an event whose line names none; None: not known."""
-        known = self.by_pid.get((_label(node), event.pid)) if event.pid else None
-        if known is not None:
-            return known
+        known_rank = self.by_pid.get((_label(node), event.pid)) if event.pid else None
+        if known_rank is not None:
+            return known_rank
         if by_path.rank is None and event.local_rank is not None:
             return self.global_rank(node, event.local_rank)
         return self._by_path(node, by_path)

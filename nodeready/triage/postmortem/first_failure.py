@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from nodeready.inventory.nodeset import fold, natural
 from nodeready.node.failure_rules import (
@@ -30,17 +29,25 @@ from nodeready.text import counted
 from nodeready.triage.postmortem.document import FailureGroup, FirstFailure
 from nodeready.triage.postmortem.evidence import (
     JobEvidence,
-    KernelFault,
+    NodeFault,
     RankFailure,
     RankFinder,
+)
+from nodeready.triage.postmortem.rank_failures import (
+    ASSERT,
+    FINAL_LINES,
+    EqualFailures,
+    equal_failures,
+    is_clear_root,
+    last_attempt,
+    once_per_rank,
+    with_reported_ranks,
 )
 from nodeready.triage.stacks.document import Suspect
 from nodeready.triage.stacks.evidence import Evidence
 from nodeready.triage.stacks.statements import ranks_of
 from nodeready.triage.stacks.witness_reader import read_witnesses
 
-#: Lines of the same rank after an error from which on the rank went on after it.
-_FINAL_LINES = 40
 #: Maximum characters of a failure in the first line.
 _TEXT = 240
 #: Errors of NCCL that mean the network between nodes, if no rank has failed.
@@ -51,8 +58,6 @@ _LIMITS = {
     "TIME": "its time limit was reached", "PREEMPT": "it was preempted",
     "DEADLINE": "its deadline was reached", "REQUEUE": "it was requeued",
 }  # fmt: skip
-#: The line of an assertion in a kernel on the GPU.
-_ASSERT = "block: ["
 #: Order of the groups of failures.
 _ROLE_ORDER = {role: order for order, role in enumerate((FAILED, WAITED, LOST, ENDED, REPORT))}
 _JOINED = re.compile(r"(\d{1,5})/(\d{1,5}) clients joined")
@@ -60,7 +65,6 @@ _JOINED = re.compile(r"(\d{1,5})/(\d{1,5}) clients joined")
 _OWN_CONNECTION = re.compile(
     r"^(?:ConnectionResetError|ConnectionRefusedError|BrokenPipeError|ConnectionAbortedError)\b"
 )
-_SHAPE = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)*|\b[0-9a-f]{8,}\b")
 #: Signals that a rank gets from its own error, not from a person.
 _LAUNCHERS = {
     "torchrun": "torchrun", "torchrun-root": "torchrun", "srun": "srun", "mpirun": "mpirun",
@@ -70,52 +74,14 @@ _LAUNCHERS = {
 }  # fmt: skip
 
 
-@dataclass
-class _EqualFailures:
-    """Failures with the same text, but for numbers."""
-
-    failures: list[RankFailure] = field(default_factory=list)
-
-    @property
-    def first(self) -> RankFailure:
-        return self.failures[0]
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted({f.rank for f in self.failures if f.rank is not None}))
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        return tuple(sorted({f.node for f in self.failures if f.node}, key=natural))
-
-    @property
-    def earliest(self) -> RankFailure | None:
-        """The failure with the earliest time; None: none has a time."""
-        timed = [f for f in self.failures if f.time_s is not None]
-        return min(timed, key=lambda f: (f.time_s or 0.0) + f.slack_s, default=None)
-
-
-def _equal(failures: Iterable[RankFailure]) -> list[_EqualFailures]:
-    groups: dict[tuple[str, str, str], _EqualFailures] = defaultdict(_EqualFailures)
-    for failure in failures:
-        event = failure.event
-        key = event.role, event.source if event.role == REPORT else "", _shape(event.text)
-        groups[key].failures.append(failure)
-    return list(groups.values())
-
-
-def _shape(text: str) -> str:
-    return _SHAPE.sub("0", text)[:120]
-
-
 class FirstFailureFinder:
     """Finds the first failure in the evidence on one job."""
 
     def __init__(self, evidence: JobEvidence) -> None:
-        self.evidence = evidence = _last_attempt(evidence)
+        self.evidence = evidence = last_attempt(evidence)
         finder = RankFinder(evidence)
         self.rank_by_pid = finder.by_pid
-        self.all = _attributed(list(finder.failures()))
+        self.all = with_reported_ranks(list(finder.failures()))
         self.finder = finder
         self.ranks = finder.ranks(f.rank for f in self.all if f.rank is not None)
         self.node_of: dict[int, str] = {}
@@ -130,11 +96,13 @@ class FirstFailureFinder:
         self.lost_at: dict[tuple[int, int | None], int] = {}
         for failure in self.all:
             event = failure.event
-            if event.role in (LOST, WAITED) and event.lines_after <= _FINAL_LINES:
+            if event.role in (LOST, WAITED) and event.lines_after <= FINAL_LINES:
                 for key in ((failure.file, failure.rank), (failure.file, None)):
                     self.lost_at[key] = min(event.line, self.lost_at.get(key, event.line))
-        self.own = [f for f in self.all if f.event.role == FAILED and not self._is_victim(f)]
-        self.final = [f for f in self.own if f.event.lines_after <= _FINAL_LINES]
+        self.own_errors = [
+            f for f in self.all if f.event.role == FAILED and not self._is_victim(f)
+        ]
+        self.final = [f for f in self.own_errors if f.event.lines_after <= FINAL_LINES]
         self.reports = [f for f in self.all if f.event.role == REPORT and f.event.code]
         self.lost = [f for f in self.all if f.event.role == LOST]
         self.waited = [f for f in self.all if f.event.role == WAITED]
@@ -166,14 +134,18 @@ class FirstFailureFinder:
     def _out_of_memory(self) -> FirstFailure | None:
         """The kernel or Slurm killed a process of the job for its memory."""
         faults = [fault for fault in self.evidence.kernel if fault.kind == "oom"]
-        told = [f for f in self.own if f.event.kind == "oom" and f.event.source == "slurm"]
+        slurm_events = [
+            f for f in self.own_errors if f.event.kind == "oom" and f.event.source == "slurm"
+        ]
         steps = [step for step in self.evidence.steps if step.state.startswith("OUT_OF_ME")]
         srun = [f for f in self.reports if f.event.kind == "oom"]
-        if not (faults or told or steps or srun):
+        if not (faults or slurm_events or steps or srun):
             return None
         killed = [f for f in self.reports if signal_of(f.event.code) == 9]
-        workers = [f for f in self.own if "is killed by signal: Killed" in f.event.text]
-        nodes = {fault.node for fault in faults if fault.node} | {f.node for f in told if f.node}
+        workers = [f for f in self.own_errors if "is killed by signal: Killed" in f.event.text]
+        nodes = {fault.node for fault in faults if fault.node} | {
+            f.node for f in slurm_events if f.node
+        }
         ranks: set[int] = {f.rank for f in srun if f.rank is not None}
         for fault in faults:
             rank = self.rank_by_pid.get((fault.node, fault.pid))
@@ -192,19 +164,19 @@ class FirstFailureFinder:
                 at = {"", *nodes}
                 ended = [r for r in self._silent_ranks() if self.node_of.get(r, "") in at]
             ranks = {rank for rank in ended if rank is not None}
-        others = [f for f in self.final if f.event.kind != "oom" and f not in workers]
+        other_errors = [f for f in self.final if f.event.kind != "oom" and f not in workers]
         # Otherwise the kernel may have killed a process of another job.
-        if not ranks and (others or not (told or steps or srun)):
+        if not ranks and (other_errors or not (slurm_events or steps or srun)):
             return None
         nodes |= {self.node_of[rank] for rank in ranks if rank in self.node_of}
         evidence = [f"the kernel of {fault.node}: {fault.text}" for fault in faults[:3]]
-        evidence += [f"Slurm: {f.event.text}" for f in told[:2]]
+        evidence += [f"Slurm: {f.event.text}" for f in slurm_events[:2]]
         evidence += [f"sacct: step {step.step} {step.state}" for step in steps[:2]]
         evidence += [self._report_text(f) for f in srun[:2]]
         evidence += [self._report_text(f) for f in killed[:1] if f.rank in ranks]
-        who = self._who(ranks, nodes)
-        where = "a worker of its data loader" if workers else "it"
-        text = f"{who}: the kernel killed {where} for memory"
+        subject = self._subject(ranks, nodes)
+        place = "a worker of its data loader" if workers else "it"
+        text = f"{subject}: the kernel killed {place} for memory"
         return self._cause(
             "oom", text, ranks, nodes, for_=evidence, failures=(workers or killed)[:1]
         )
@@ -215,8 +187,8 @@ class FirstFailureFinder:
 
     def _earlier_error(self) -> FirstFailure | None:
         """An error after which its rank went on, such as that of a thread."""
-        later = [f for f in self.own if f.event.lines_after > _FINAL_LINES]
-        groups = _equal(later)
+        later = [f for f in self.own_errors if f.event.lines_after > FINAL_LINES]
+        groups = equal_failures(later)
         few = [f for g in groups if 2 * len(g.ranks) <= len(self.ranks) for f in g.failures]
         cause = self._of_errors(few) if self.lost or self.waited else None
         if cause is None:
@@ -227,11 +199,11 @@ class FirstFailureFinder:
 
     def _own_connection(self) -> FirstFailure | None:
         """A connection of the user's own code, where the other ranks lost a peer of the job."""
-        own = [f for f in self.lost if _OWN_CONNECTION.match(f.event.text)]
-        ranks = {f.rank for f in own}
-        if not own or 2 * len(ranks) > len(self.ranks) or len(own) == len(self.lost):
+        own_errors = [f for f in self.lost if _OWN_CONNECTION.match(f.event.text)]
+        ranks = {f.rank for f in own_errors}
+        if not own_errors or 2 * len(ranks) > len(self.ranks) or len(own_errors) == len(self.lost):
             return None
-        return self._of_errors(own)
+        return self._of_errors(own_errors)
 
     def _fabric(self) -> FirstFailure | None:
         """The network between nodes: NICs whose peer's port does not answer."""
@@ -242,13 +214,13 @@ class FirstFailureFinder:
         first, error = rows[0]
         ranks = {f.rank for f, _ in rows if f.rank is not None}
         nodes = {f.node for f, _ in rows if f.node}
-        text = f"{self._who(ranks, nodes)}: {error.meaning}: {first.event.text[-_TEXT:]}"
+        text = f"{self._subject(ranks, nodes)}: {error.meaning}: {first.event.text[-_TEXT:]}"
         self.missing.append(error.step)
         evidence = [f"{f.example}: {f.event.text}" for f, _ in rows[:3]]
         return self._cause("network", text, ranks, nodes, for_=evidence)
 
     def _of_errors(self, failures: Sequence[RankFailure]) -> FirstFailure | None:
-        groups = _equal(_once(failures))
+        groups = equal_failures(once_per_rank(failures))
         if not groups:
             return None
         groups, reason = self._in_order(groups)
@@ -262,8 +234,8 @@ class FirstFailureFinder:
         kind, for_ = event.kind, self._error_evidence(first, reason)
         against: list[str] = []
         if len(groups) > 1 and not reason:
-            who = " and ".join(self._who(set(g.ranks), set(g.nodes)) for g in groups[:3])
-            text = f"{who} failed by themselves; which was first is not known"
+            subject = " and ".join(self._subject(set(g.ranks), set(g.nodes)) for g in groups[:3])
+            text = f"{subject} failed by themselves; which was first is not known"
             self.missing.append("times in the logs would tell which error was first")
             all_ranks = {rank for group in groups for rank in group.ranks}
             all_nodes = {node for group in groups for node in group.nodes}
@@ -278,9 +250,9 @@ class FirstFailureFinder:
             )
         else:
             is_all = len(self.ranks) > 1 and ranks == self.ranks
-            who = f"all {len(ranks)} ranks" if is_all else self._who(ranks, nodes)
+            subject = f"all {len(ranks)} ranks" if is_all else self._subject(ranks, nodes)
             if not ranks and len(first.failures) > 1:
-                who = f"{len(first.failures)} ranks"
+                subject = f"{len(first.failures)} ranks"
             if is_all:
                 for_.append("every rank raised it: a mistake that all share, not one rank's")
             against += self._contrary_reports(ranks)
@@ -289,22 +261,22 @@ class FirstFailureFinder:
                     "CUDA reports errors late: the frame may be wrong; CUDA_LAUNCH_BLOCKING=1 "
                     "shows the call"
                 )
-            text = f"{who}: {event.text[:_TEXT]}"
+            text = f"{subject}: {event.text[:_TEXT]}"
             cause = self._cause(
                 kind, text, ranks, nodes, for_=for_, against=against, failures=first.failures
             )
-        others = [
+        other_errors = [
             Suspect(g.ranks, g.nodes, (g.first.event.text, f"in {g.first.example}"), ())
             for g in groups[1:4]
         ]
-        return replace(cause, suspects=(*cause.suspects, *others), frame=event.frame)
+        return replace(cause, suspects=(*cause.suspects, *other_errors), frame=event.frame)
 
-    def _error_evidence(self, group: _EqualFailures, reason: str) -> list[str]:
+    def _error_evidence(self, group: EqualFailures, reason: str) -> list[str]:
         """Why this error is the first."""
         evidence = [f"in {group.first.example}"]
         if reason:
             evidence.append(reason)
-        asserts = [f for f in self.own if f.event.text.startswith(_ASSERT)]
+        asserts = [f for f in self.own_errors if f.event.text.startswith(ASSERT)]
         evidence += [f.event.text for f in asserts[:1] if f is not group.first]
         for failure in self.reports:
             if failure.rank in group.ranks and failure.event.source == "torchrun-root":
@@ -326,7 +298,7 @@ class FirstFailureFinder:
             if ranks and all(other.rank not in ranks for other in roots)
         ]
 
-    def _in_order(self, groups: list[_EqualFailures]) -> tuple[list[_EqualFailures], str]:
+    def _in_order(self, groups: list[EqualFailures]) -> tuple[list[EqualFailures], str]:
         """The groups, the first failure first, and how that is known; "": it is not known."""
         if len(groups) == 1:
             lost = {f.rank for f in self.lost if f.rank is not None} - {*groups[0].ranks}
@@ -334,18 +306,18 @@ class FirstFailureFinder:
         timed = [(earliest, group) for group in groups if (earliest := group.earliest)]
         if len(timed) == len(groups):
             timed.sort(key=lambda row: row[0].time_s or 0.0)
-            (one, group), (two, _) = timed[:2]
-            gap_s = (two.time_s or 0.0) - (one.time_s or 0.0)
-            if gap_s > one.slack_s + two.slack_s:
+            (earlier, group), (two, _) = timed[:2]
+            gap_s = (two.time_s or 0.0) - (earlier.time_s or 0.0)
+            if gap_s > earlier.slack_s + two.slack_s:
                 ordered = [row[1] for row in timed]
                 return ordered, f"{gap_s:.1f} s before the next error"
         for failure in self.reports:
             is_root = failure.event.source == "torchrun-root" and self._has_one_agent
-            if is_root and _is_clear_root(failure, self.reports):
+            if is_root and is_clear_root(failure, self.reports):
                 for group in groups:
                     if failure.rank is not None and failure.rank in group.ranks:
-                        rest = [other for other in groups if other is not group]
-                        return [group, *rest], "torchrun saw its end first"
+                        remaining = [other for other in groups if other is not group]
+                        return [group, *remaining], "torchrun saw its end first"
         paths = {f.file for group in groups for f in group.failures}
         if len(paths) == 1:
             groups = sorted(groups, key=lambda group: group.first.event.line)
@@ -363,7 +335,7 @@ class FirstFailureFinder:
 
     def _scheduler(self) -> FirstFailure | None:
         """Slurm ended the job by its limit."""
-        told = [f for f in self.ended if f.event.kind == "limit"]
+        slurm_events = [f for f in self.ended if f.event.kind == "limit"]
         states = ("TIMEOUT", "PREEMPTED", "DEADLINE")
         steps = [step for step in self.evidence.steps if step.state.startswith(states)]
         nodes = [step for step in self.evidence.steps if step.state.startswith("NODE_FAIL")]
@@ -376,13 +348,13 @@ class FirstFailureFinder:
                 (),
                 for_=evidence,
             )
-        if not (told or steps):
+        if not (slurm_events or steps):
             return None
-        word = told[0].event.text if told else steps[0].state
-        evidence = [f"{f.example}: {f.event.text}" for f in told[:2]]
+        word = slurm_events[0].event.text if slurm_events else steps[0].state
+        evidence = [f"{f.example}: {f.event.text}" for f in slurm_events[:2]]
         evidence += [f"sacct: {step.step} {step.state}" for step in steps[:2]]
-        why = next((why for key, why in _LIMITS.items() if key in word), word)
-        text = f"Slurm ended the job: {why}"
+        reason = next((reason for key, reason in _LIMITS.items() if key in word), word)
+        text = f"Slurm ended the job: {reason}"
         return self._cause("limit", text, (), (), for_=evidence)
 
     def _killed(self) -> FirstFailure | None:
@@ -411,16 +383,18 @@ class FirstFailureFinder:
         ranks = {f.rank for f in (same or [first]) if f.rank is not None}
         number = signal_of(first.event.code)
         nodes = {f.node for f in same or [first] if f.node}
-        who = self._who(ranks, nodes)
+        subject = self._subject(ranks, nodes)
         kind = kind_of_code(first.event.code) if number else "unclear"
         against: list[str] = []
         if number:
             name = SIGNAL_NAMES.get(number, f"signal {number}")
-            text = f"{who} was ended by {name} (signal {number}), without an error in its log"
+            text = f"{subject} was ended by {name} (signal {number}), without an error in its log"
             if number == 9:
                 against.append(self._no_oom_text(nodes))
         else:
-            text = f"{who} ended with exit code {first.event.code}, without an error in its log"
+            text = (
+                f"{subject} ended with exit code {first.event.code}, without an error in its log"
+            )
             self.missing.append("why it exited: its log does not say")
         reports = first, *self._roots(ranks, first)
         evidence = [self._report_text(f) for f in reports]
@@ -458,7 +432,7 @@ class FirstFailureFinder:
         ][:1]  # fmt: skip
 
     def _no_oom_text(self, nodes: set[str]) -> str:
-        reasons = [why for name, why in self.evidence.missing.items() if "kernel" in name]
+        reasons = [reason for name, reason in self.evidence.missing.items() if "kernel" in name]
         if reasons:
             self.missing.append("the kernel's log would tell whether it was killed for memory")
             return f"a person, or the kernel for memory: {reasons[0]}"
@@ -467,7 +441,7 @@ class FirstFailureFinder:
         self.missing.append("the kernel's log would tell whether it was killed for memory")
         return "a person may have killed it, or the kernel for memory: its log was not read"
 
-    def _xids(self, nodes: set[str]) -> list[KernelFault]:
+    def _xids(self, nodes: set[str]) -> list[NodeFault]:
         return [
             fault for fault in self.evidence.kernel
             if fault.kind == "xid" and (not nodes or fault.node in nodes)
@@ -482,7 +456,7 @@ class FirstFailureFinder:
         ranks = {
             self.rank_by_pid[key] for f in xids if (key := (f.node, f.pid)) in self.rank_by_pid
         }
-        text = f"{self._who(ranks, nodes)}: {xids[0].text[:_TEXT]}"
+        text = f"{self._subject(ranks, nodes)}: {xids[0].text[:_TEXT]}"
         evidence = [f"the kernel of {fault.node}: {fault.text}" for fault in xids]
         return self._cause("gpu", text, ranks, nodes, for_=evidence)
 
@@ -495,7 +469,7 @@ class FirstFailureFinder:
         evidence = []
         if lags:
             (ranks, _), *_ = lags
-            evidence += [why for _, why in lags[:3]]
+            evidence += [reason for _, reason in lags[:3]]
         elif absent := self._absent_ranks():
             ranks = set(absent)
             evidence.append(f"no log names {ranks_of(ranks)}, and only the others had come")
@@ -511,10 +485,10 @@ class FirstFailureFinder:
         # The lagging rank's own words, if it has some.
         waited = sorted(self.waited, key=lambda f: (f.rank not in ranks, f.file, f.event.line))[:1]
         evidence += [f"{f.example}: {f.event.text}" for f in waited]
-        what = waited[0].event.text if waited else lags[0][1]
-        text = f"a timeout, and no rank is known to be late: {what[:_TEXT]}"
+        words = waited[0].event.text if waited else lags[0][1]
+        text = f"a timeout, and no rank is known to be late: {words[:_TEXT]}"
         if ranks:
-            text = f"{self._who(ranks, nodes)} did not come until a timeout: {what[:_TEXT]}"
+            text = f"{self._subject(ranks, nodes)} did not come until a timeout: {words[:_TEXT]}"
         return self._cause("timeout", text, ranks, nodes, for_=evidence, failures=waited)
 
     def _absent_ranks(self) -> list[int]:
@@ -560,9 +534,9 @@ class FirstFailureFinder:
         """A signal ended the launcher or the ranks."""
         job = [f for f in self.ended if f.event.source in ("slurm-job", "agent")]
         cancelled = [step for step in self.evidence.steps if step.state.startswith("CANCELLED")]
-        own = [f for f in self.ended if f.event.source in ("", "error-file", "shell")]
+        own_errors = [f for f in self.ended if f.event.source in ("", "error-file", "shell")]
         ended = [f for f in self.reports if signal_of(f.event.code) in (1, 2, 15)]
-        if not (job or cancelled or own or ended):
+        if not (job or cancelled or own_errors or ended):
             return None
         if job or cancelled:
             evidence = [f"{f.example}: {f.event.text}" for f in job[:2]]
@@ -573,16 +547,16 @@ class FirstFailureFinder:
                 name = SIGNAL_NAMES.get(abs(job[0].event.code), "a signal")
                 text = f"{name} ended the launcher, from outside"
             return self._cause("signal", text, (), (), for_=evidence)
-        first = min(own or ended, key=lambda f: (f.time_s or 0.0, f.event.line))
-        ranks = {f.rank for f in own or ended[:1] if f.rank is not None}
+        first = min(own_errors or ended, key=lambda f: (f.time_s or 0.0, f.event.line))
+        ranks = {f.rank for f in own_errors or ended[:1] if f.rank is not None}
         is_all = len(self.ranks) > 1 and ranks == self.ranks
-        nodes = {f.node for f in own or ended[:1] if f.node}
+        nodes = {f.node for f in own_errors or ended[:1] if f.node}
         name = "SIGINT (Ctrl-C)" if "KeyboardInterrupt" in first.event.text else "SIGTERM"
-        who = "all ranks" if is_all else self._who(ranks, nodes)
+        subject = "all ranks" if is_all else self._subject(ranks, nodes)
         text = (
-            f"{who} was ended by {name}, from outside"
+            f"{subject} was ended by {name}, from outside"
             if not is_all
-            else (f"{who} were ended by {name}, from outside")
+            else (f"{subject} were ended by {name}, from outside")
         )
         evidence = [f"{first.example}: {first.event.text}"]
         return self._cause("signal", text, ranks, nodes, for_=evidence, failures=[first])
@@ -597,7 +571,7 @@ class FirstFailureFinder:
         fault = min(faults, key=lambda fault: list(kinds).index(fault.kind))
         rank = self.rank_by_pid.get((fault.node, fault.pid))
         ranks = {rank} if rank is not None else set[int]()
-        text = f"{self._who(ranks, {fault.node})}: {fault.text[:_TEXT]}"
+        text = f"{self._subject(ranks, {fault.node})}: {fault.text[:_TEXT]}"
         evidence = [f"the kernel of {f.node}: {f.text}" for f in faults[:3]]
         return self._cause(kinds[fault.kind], text, ranks, {fault.node}, for_=evidence)
 
@@ -614,7 +588,7 @@ class FirstFailureFinder:
             return None
         nodes = {self.node_of[rank] for rank in silent if rank in self.node_of}
         lost = {f.rank for f in self.lost if f.rank is not None}
-        text = f"{self._who(silent, nodes)} ended without a word; {ranks_of(lost)} lost a peer"
+        text = f"{self._subject(silent, nodes)} ended without a word; {ranks_of(lost)} lost a peer"
         evidence = [f"its log has no failure; {self.lost[0].example}: {self.lost[0].event.text}"]
         self.missing.append("its exit status: sacct, the launcher's output or the kernel's log")
         return self._cause("unclear", text, silent, nodes, for_=evidence)
@@ -645,12 +619,12 @@ class FirstFailureFinder:
 
     # --- Words.
 
-    def _who(self, ranks: Iterable[int], nodes: Iterable[str]) -> str:
+    def _subject(self, ranks: Iterable[int], nodes: Iterable[str]) -> str:
         ranks, names = set(ranks), sorted(filter(None, set(nodes)), key=natural)
-        where = fold(names) if names else ""
+        place = fold(names) if names else ""
         if ranks:
-            return f"{ranks_of(ranks)}{f' ({where})' if where and len(where) < 60 else ''}"
-        return f"a rank on {where}" if where else "a rank"
+            return f"{ranks_of(ranks)}{f' ({place})' if place and len(place) < 60 else ''}"
+        return f"a rank on {place}" if place else "a rank"
 
     def _report_text(self, failure: RankFailure) -> str:
         event = failure.event
@@ -660,7 +634,7 @@ class FirstFailureFinder:
             if number
             else (f"ended with exit code {event.code}")
         )
-        who = (
+        subject = (
             f"rank {failure.rank}"
             if failure.rank is not None
             else (
@@ -674,7 +648,7 @@ class FirstFailureFinder:
         if event.kind == "oom":
             how = "out of memory"
         root = ", as its first observed failure" if event.source == "torchrun-root" else ""
-        return f"{_LAUNCHERS.get(event.source, event.source)} reports: {who} {how}{root}"
+        return f"{_LAUNCHERS.get(event.source, event.source)} reports: {subject} {how}{root}"
 
     def _cause(
         self,
@@ -709,7 +683,7 @@ class FirstFailureFinder:
                 *(group.nodes, group.first.example),
                 time=moment_text(group.earliest.time_s) if group.earliest else "",
             )
-            for group in _equal(self.all)
+            for group in equal_failures(self.all)
         ]
 
         def order(group: FailureGroup) -> tuple[object, ...]:
@@ -717,25 +691,6 @@ class FirstFailureFinder:
             return _ROLE_ORDER[group.role], not is_cause, len(group.ranks)
 
         return tuple(sorted(groups, key=order))
-
-
-_ATTEMPT = re.compile(r"^(.*/)attempt_(\d{1,4})/")
-
-
-def _last_attempt(evidence: JobEvidence) -> JobEvidence:
-    """The evidence without the logs of attempts after which torchrun started the ranks again."""
-    matches = {id(file): _ATTEMPT.match(file.failures.path) for file in evidence.files}
-    last: dict[tuple[str, str], int] = {}
-    for file in evidence.files:
-        if match := matches[id(file)]:
-            key = file.node, match[1]
-            last[key] = max(int(match[2]), last.get(key, 0))
-    files = [
-        file
-        for file in evidence.files
-        if not (match := matches[id(file)]) or int(match[2]) == last[file.node, match[1]]
-    ]
-    return replace(evidence, files=files)
 
 
 def _worker(text: str) -> int:
@@ -749,83 +704,3 @@ def moment_text(seconds: float | None) -> str:
     if seconds is None or not 0 < seconds < 1e11:
         return ""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-
-
-def _once(failures: Iterable[RankFailure]) -> list[RankFailure]:
-    """The first error of each rank; of a rank's log and a launcher's copy of it, the log's."""
-
-    def order(failure: RankFailure) -> tuple[object, ...]:
-        event = failure.event
-        # After a failed assertion on the GPU, the exception has the call.
-        return event.source not in ("", "mpirun"), event.text.startswith(_ASSERT), event.line
-
-    ordered = sorted(failures, key=order)
-    kept: dict[object, RankFailure] = {}
-    texts: set[str] = set()
-    for failure in ordered:
-        event, rank = failure.event, failure.rank
-        first = kept.get(rank)
-        if rank is None:
-            if event.source and _shape(event.text) in texts:
-                continue
-            kept[failure.file, event.line] = failure
-        elif first is None:
-            kept[rank] = failure
-        elif event.source == "error-file" and _shape(event.text) == _shape(first.event.text):
-            # The error file has whole seconds.
-            kept[rank] = first._replace(time_s=failure.time_s, slack_s=failure.slack_s + 1.0)
-        texts.add(_shape(event.text))
-    return list(kept.values())
-
-
-def _attributed(failures: list[RankFailure]) -> list[RankFailure]:
-    """The failures; an error in a shared log gets the rank whose end a launcher reports there."""
-    by_file: dict[int, list[RankFailure]] = defaultdict(list)
-    for failure in failures:
-        by_file[failure.file].append(failure)
-    copies: dict[str, set[int]] = defaultdict(set)
-    for failure in failures:
-        if failure.event.source in _COPIES and failure.event.role != REPORT:
-            copies[_shape(failure.event.text)] |= set() if failure.rank is None else {failure.rank}
-    attributed = []
-    for failure in failures:
-        event, ranks = failure.event, set[int]()
-        if failure.rank is None and event.role == FAILED and not event.source:
-            ranks = set(copies.get(_shape(event.text), ())) or _reported(
-                failure, by_file[failure.file]
-            )
-        attributed.append(failure._replace(rank=ranks.pop()) if len(ranks) == 1 else failure)
-    return attributed
-
-
-_COPIES = ("torchrun", "torchrun-root", "error-file")
-
-
-def _reported(failure: RankFailure, failures: Sequence[RankFailure]) -> set[int]:
-    """The rank of the only own error in a log, by a launcher's reports in it; more: not known."""
-    if failure.event.host:
-        failures = [f for f in failures if f.node == failure.node]
-    own = [
-        f for f in failures
-        if f.rank is None and f.event.role == FAILED
-        and f.event.lines_after <= _FINAL_LINES and not f.event.source
-    ]  # fmt: skip
-    reports = [f for f in failures if f.event.role == REPORT and f.event.code > 0
-               and not signal_of(f.event.code) and f.rank is not None]  # fmt: skip
-    if len(own) != 1:
-        return set()
-    for root in reports:
-        if root.event.source == "torchrun-root":
-            is_clear = _is_clear_root(root, reports)
-            return {root.rank} if is_clear and root.rank is not None else set()
-    first = [f for f in reports if f.event.source in ("srun", "mpirun")][:1]
-    return {f.rank for f in first or reports if f.rank is not None}
-
-
-def _is_clear_root(root: RankFailure, reports: Sequence[RankFailure]) -> bool:
-    """Whether torchrun saw this rank end first; of equal times, it names the lowest rank."""
-    return not any(
-        f.time_s == root.time_s and (f.rank or 0) > (root.rank or 0) and f.event.code > 0
-        for f in reports
-        if f.event.source == "torchrun"
-    )

@@ -106,9 +106,9 @@ def slurm_records(job: str, environ: Mapping[str, str] = os.environ) -> SlurmRec
         if rows:
             records.sources["sacct"] = f"{len(rows)} records"
             records.steps += steps_of(rows)
-            for ours, theirs in (("StartTime", "Start"), ("NodeList", "NodeList"),
+            for name, column in (("StartTime", "Start"), ("NodeList", "NodeList"),
                                  ("WorkDir", "WorkDir"), ("JobName", "JobName")):  # fmt: skip
-                record.setdefault(ours, rows[0].get(theirs, ""))
+                record.setdefault(name, rows[0].get(column, ""))
             record.setdefault("UserId", rows[0].get("User", ""))
         else:
             records.missing["sacct"] = f"knows no job {job}"

@@ -1,0 +1,155 @@
+"""The failures of ranks, before the first is searched: equal ones together, each rank's once."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from nodeready.inventory.nodeset import natural
+from nodeready.node.failure_rules import FAILED, REPORT, signal_of
+from nodeready.triage.postmortem.evidence import JobEvidence, RankFailure
+
+#: Lines of the same rank after an error from which on the rank went on after it.
+FINAL_LINES = 40
+#: The line of an assertion in a kernel on the GPU.
+ASSERT = "block: ["
+_SHAPE = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)*|\b[0-9a-f]{8,}\b")
+
+
+@dataclass
+class EqualFailures:
+    """Failures with the same text, but for numbers."""
+
+    failures: list[RankFailure] = field(default_factory=list)
+
+    @property
+    def first(self) -> RankFailure:
+        return self.failures[0]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({f.rank for f in self.failures if f.rank is not None}))
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(sorted({f.node for f in self.failures if f.node}, key=natural))
+
+    @property
+    def earliest(self) -> RankFailure | None:
+        """The failure with the earliest time; None: none has a time."""
+        timed = [f for f in self.failures if f.time_s is not None]
+        return min(timed, key=lambda f: (f.time_s or 0.0) + f.slack_s, default=None)
+
+
+def equal_failures(failures: Iterable[RankFailure]) -> list[EqualFailures]:
+    groups: dict[tuple[str, str, str], EqualFailures] = defaultdict(EqualFailures)
+    for failure in failures:
+        event = failure.event
+        key = event.role, event.source if event.role == REPORT else "", _shape(event.text)
+        groups[key].failures.append(failure)
+    return list(groups.values())
+
+
+def _shape(text: str) -> str:
+    return _SHAPE.sub("0", text)[:120]
+
+
+_ATTEMPT = re.compile(r"^(.*/)attempt_(\d{1,4})/")
+
+
+def last_attempt(evidence: JobEvidence) -> JobEvidence:
+    """The evidence without the logs of attempts after which torchrun started the ranks again."""
+    matches = {id(file): _ATTEMPT.match(file.failures.path) for file in evidence.files}
+    last: dict[tuple[str, str], int] = {}
+    for file in evidence.files:
+        if match := matches[id(file)]:
+            key = file.node, match[1]
+            last[key] = max(int(match[2]), last.get(key, 0))
+    files = [
+        file
+        for file in evidence.files
+        if not (match := matches[id(file)]) or int(match[2]) == last[file.node, match[1]]
+    ]
+    return replace(evidence, files=files)
+
+
+def once_per_rank(failures: Iterable[RankFailure]) -> list[RankFailure]:
+    """The first error of each rank; of a rank's log and a launcher's copy of it, the log's."""
+
+    def order(failure: RankFailure) -> tuple[object, ...]:
+        event = failure.event
+        # After a failed assertion on the GPU, the exception has the call.
+        return event.source not in ("", "mpirun"), event.text.startswith(ASSERT), event.line
+
+    ordered = sorted(failures, key=order)
+    by_rank: dict[object, RankFailure] = {}
+    texts: set[str] = set()
+    for failure in ordered:
+        event, rank = failure.event, failure.rank
+        first = by_rank.get(rank)
+        if rank is None:
+            if event.source and _shape(event.text) in texts:
+                continue
+            by_rank[failure.file, event.line] = failure
+        elif first is None:
+            by_rank[rank] = failure
+        elif event.source == "error-file" and _shape(event.text) == _shape(first.event.text):
+            # The error file has whole seconds.
+            by_rank[rank] = first._replace(time_s=failure.time_s, slack_s=failure.slack_s + 1.0)
+        texts.add(_shape(event.text))
+    return list(by_rank.values())
+
+
+def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
+    """The failures; an error in a shared log gets the rank whose end a launcher reports there."""
+    by_file: dict[int, list[RankFailure]] = defaultdict(list)
+    for failure in failures:
+        by_file[failure.file].append(failure)
+    copies: dict[str, set[int]] = defaultdict(set)
+    for failure in failures:
+        if failure.event.source in _COPIES and failure.event.role != REPORT:
+            copies[_shape(failure.event.text)] |= set() if failure.rank is None else {failure.rank}
+    attributed = []
+    for failure in failures:
+        event, ranks = failure.event, set[int]()
+        if failure.rank is None and event.role == FAILED and not event.source:
+            ranks = set(copies.get(_shape(event.text), ())) or _reported(
+                failure, by_file[failure.file]
+            )
+        attributed.append(failure._replace(rank=ranks.pop()) if len(ranks) == 1 else failure)
+    return attributed
+
+
+_COPIES = ("torchrun", "torchrun-root", "error-file")
+
+
+def _reported(failure: RankFailure, failures: Sequence[RankFailure]) -> set[int]:
+    """The rank of the only own error in a log, by a launcher's reports in it; more: not known."""
+    if failure.event.host:
+        failures = [f for f in failures if f.node == failure.node]
+    own_errors = [
+        f for f in failures
+        if f.rank is None and f.event.role == FAILED
+        and f.event.lines_after <= FINAL_LINES and not f.event.source
+    ]  # fmt: skip
+    reports = [f for f in failures if f.event.role == REPORT and f.event.code > 0
+               and not signal_of(f.event.code) and f.rank is not None]  # fmt: skip
+    if len(own_errors) != 1:
+        return set()
+    for root in reports:
+        if root.event.source == "torchrun-root":
+            is_clear = is_clear_root(root, reports)
+            return {root.rank} if is_clear and root.rank is not None else set()
+    first = [f for f in reports if f.event.source in ("srun", "mpirun")][:1]
+    return {f.rank for f in first or reports if f.rank is not None}
+
+
+def is_clear_root(root: RankFailure, reports: Sequence[RankFailure]) -> bool:
+    """Whether torchrun saw this rank end first; of equal times, it names the lowest rank."""
+    return not any(
+        f.time_s == root.time_s and (f.rank or 0) > (root.rank or 0) and f.event.code > 0
+        for f in reports
+        if f.event.source == "torchrun"
+    )
