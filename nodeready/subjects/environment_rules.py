@@ -109,7 +109,8 @@ def judge(
     job = _Job(tuple(ranks), facts or {}, nccl)
     for rule in (
         *(_judge_interfaces, _judge_own_names, _judge_hcas, _judge_ucx, _judge_master),
-        *(_judge_port, _judge_gpus, _judge_threads, _judge_values, _judge_differences),
+        *(_judge_port, _judge_gpus, _judge_threads, _judge_values, _judge_versions),
+        _judge_differences,
     ):
         rule(job)
     return job.folded()
@@ -177,7 +178,7 @@ class _Job:
         text = row.variables.get(variable, "") if value is None else value
         finding = EnvironmentFinding(
             about.name if isinstance(about, JobRule) else "value",
-            variable,
+            sanitise(variable, _MAX_VALUE),
             sanitise(text, _MAX_VALUE),
             about.problem + (f": {sanitise(detail, 3 * _MAX_VALUE)}" if detail else ""),
             about.advice,
@@ -540,6 +541,15 @@ def _judge_values(job: _Job) -> None:
             judged |= {bad.variable} - {""}
             shown = value or ".".join(map(str, version))
             job.add(bad, row, bad.variable, shown)
+
+
+def _judge_versions(job: _Job) -> None:
+    version_by_row = [(row, row.facts.nccl) for row in job.rows if row.facts and row.facts.nccl]
+    counts = Counter(version for _, version in version_by_row)
+    usual = max(counts, key=lambda version: counts[version], default="")
+    for row, version in version_by_row:
+        if version != usual:
+            job.add("versions", row, "", version, usual)
 
 
 def _judge_differences(job: _Job) -> None:

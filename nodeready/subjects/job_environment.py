@@ -81,6 +81,7 @@ class EnvironmentFacts:
     cpus:        number of CPUs
     machine:     such as ``x86_64``
     nccl_conf:   variables of /etc/nccl.conf; those of the environment outrank them
+    nccl:        version of NCCL in a rank; "": not known; None: not loaded
     """
 
     absent: wire.Line = ""
@@ -92,3 +93,4 @@ class EnvironmentFacts:
     cpus: wire.Count = 0
     machine: wire.Name = ""
     nccl_conf: tuple[tuple[wire.Name, wire.Name], ...] = ()
+    nccl: wire.Name | None = ""

@@ -15,7 +15,7 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Thread
 from typing import Any
 
@@ -34,6 +34,7 @@ from nodeready.node.witnesses import (
     ports,
 )
 from nodeready.subjects import wire
+from nodeready.subjects.job_environment import EnvironmentFacts
 
 #: Seconds for one witness to read all processes, and for each tool of the node.
 _PROCESSES_S, _TOOL_S = 3.0, 8.0
@@ -154,9 +155,13 @@ class Witnesses:
                 key = values["MASTER_ADDR"], values.get("MASTER_PORT", "")
                 masters.setdefault(key, []).append(pid)
         deadline = self._processes_deadline
-        self._start(
-            "environment", lambda: environment.observe_node(network, masters, deadline), limit_s
-        )
+        first = target_by_pid[pids[0]]
+
+        def observe() -> EnvironmentFacts:
+            facts = environment.observe_node(network, masters, deadline)
+            return replace(facts, nccl=_nccl_version(first, deadline))
+
+        self._start("environment", observe, limit_s)
         self._ask_each("variables", lambda target: environment.observe_rank(target.pid, network))
 
     def _start(self, name: str, ask: Callable[[], Any], limit_s: float) -> None:
@@ -265,6 +270,19 @@ def _log(target: StackTarget) -> logs.RankLog:
 def _rank_values(target: StackTarget) -> tuple[int, int, int | None, Mapping[str, str]]:
     """Pid, uid, rank and variables of a target, as the witnesses of a rank take them."""
     return target.pid, target.facts[-1].uid, target.rank.identity.rank, _values(target)
+
+
+def _nccl_version(target: StackTarget, deadline: float) -> str | None:
+    """The version of NCCL in a rank; "": not known; None: not loaded."""
+    pid, uid, _, _ = _rank_values(target)
+
+    def probe(pid: int) -> str | None:
+        with contextlib.suppress(OSError), with_rights(nccl_ras.rights(pid, uid)):
+            return nccl_ras.library([pid], uid)
+        return ""
+
+    version = processes.probe_each(probe, [pid], deadline).get(pid, HANGS)
+    return "" if version is HANGS else version
 
 
 def _recording(target: StackTarget) -> flight_recorder.Recording:

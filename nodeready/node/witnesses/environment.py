@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 
@@ -119,10 +120,14 @@ def observe_node(
     if local is processes.HANGS:
         return EnvironmentFacts("reading its interfaces hangs")
     # Another file system may have another resolver.
-    resolves = _namespace(pid, "mnt") == _namespace("self", "mnt")
+    names = {os.uname().nodename, *(address for address, _ in rows)}
+    if _namespace(pid, "mnt") != _namespace("self", "mnt"):
+        names = set()
+    with ThreadPoolExecutor(_MAX_MASTERS + 1) as pool:
+        resolved_names = dict(zip(names, pool.map(resolve, names)))
     rendezvous = []
     for number, (address, port) in enumerate(rows):
-        resolved, error = resolve(address) if resolves and address else ((), "")
+        resolved, error = resolved_names.get(address, ((), ""))
         listener = answers.get(number, processes.HANGS)
         rendezvous.append(
             Rendezvous(
@@ -133,7 +138,7 @@ def observe_node(
                 "" if listener is processes.HANGS else listener,
             )
         )
-    own = resolve(os.uname().nodename)[0] if resolves else ()
+    own = resolved_names.get(os.uname().nodename, ((), ""))[0]
     facts = wire.decode(EnvironmentFacts, local)
     return replace(facts, rendezvous=tuple(rendezvous), own_addresses=own[:_MAX_ADDRESSES])
 

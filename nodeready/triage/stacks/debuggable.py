@@ -245,11 +245,11 @@ def _judged(process: Mapping[str, Any]) -> Iterator[tuple[str, Judged]]:
 
 
 def _judge_environment(
-    evidence: Evidence, places: Sequence[RankPlace], nccl: str | None
+    evidence: Evidence, places: Sequence[RankPlace]
 ) -> Iterator[tuple[RankPlace, Judged]]:
     """The results of each process's variables."""
     judged_by_rank: dict[int | None, list[Judged]] = {}
-    for finding in judge_environments(evidence, places, nccl):
+    for finding in judge_environments(evidence, places):
         result = "fail" if finding.weight > 1 else "warn"
         for rank in finding.ranks:
             row = result, finding.text[:200], finding.advice
@@ -277,7 +277,7 @@ def judge(
     """How the job of these traces can be debugged. errors: complete after all traces are read."""
     places_of: dict[tuple[str, Judged], list[tuple[int | None, str]]] = {}
     jobs: dict[str, None] = {}
-    evidence, places, nccl_versions = Evidence(), list[RankPlace](), set[str | None]()
+    evidence, places = Evidence(), list[RankPlace]()
     for trace in traces:
         for process in trace["processes"]:
             if process["note"].startswith(CLAIMS):
@@ -287,12 +287,8 @@ def judge(
                 places_of.setdefault((item, judged), []).append((process["rank"], trace["node"]))
             identity = (process["pid"], process["rank"], process["local_rank"])
             places.append(RankPlace(trace["node"], *identity))
-            settings = process["witnesses"].get("settings")
-            version = settings.get("nccl") if isinstance(settings, dict) else ""
-            nccl_versions.add(version if version is None or isinstance(version, str) else "")
         evidence.read(trace)
-    nccl = next((version for version in nccl_versions if isinstance(version, str)), None)
-    for place, judged in _judge_environment(evidence, places, nccl):
+    for place, judged in _judge_environment(evidence, places):
         places_of.setdefault(("environment", judged), []).append((place.rank, place.node))
     findings = [
         DebugFinding(

@@ -720,6 +720,7 @@ class _VerdictBuilder:
             finding
             for finding in self.report.environment
             if starts
+            or not finding.variable
             or finding.variable.startswith(("NCCL_", "CUDA_", "OMPI_", "UCX_"))
             or (without_nccl and finding.variable == "GLOO_SOCKET_IFNAME")
         ]

@@ -10,7 +10,6 @@ from typing import Any
 
 from nodeready.node.witnesses.kernel_log import KernelMessage
 from nodeready.node.witnesses.nccl_errors import CAUSE, LOST_PEER, NOTE
-from nodeready.node.witnesses.nccl_ras import NO_NCCL
 from nodeready.subjects.environment_rules import EnvironmentFinding, RankEnvironment, judge
 from nodeready.subjects.gpus import xids
 from nodeready.text import counted
@@ -237,11 +236,7 @@ class WitnessReader(CollectiveReader):
             absent = self.evidence.rank_variables.all[number].absent if number is not None else ""
             if absent:
                 self.absent["environment"].setdefault(absent, []).append(place)
-        reports = self.evidence.ras.values()
-        nccl: str | None = next((ras.version for ras in reports if ras.version), "")
-        if not nccl and any(ras.absent == NO_NCCL for ras in reports):
-            nccl = None
-        findings = judge_environments(self.evidence, self.places, nccl)
+        findings = judge_environments(self.evidence, self.places)
         for finding in findings:
             text = f"{finding.text}; {finding.advice}"
             self.add_statement(
@@ -283,9 +278,9 @@ def age_text(seconds: int) -> str:
 
 
 def judge_environments(
-    evidence: Evidence, places: Iterable[RankPlace], nccl: str | None
+    evidence: Evidence, places: Iterable[RankPlace]
 ) -> tuple[EnvironmentFinding, ...]:
-    """What is wrong with the environment of these ranks. nccl: as of `judge`"""
+    """What is wrong with the environment of these ranks."""
     variables = [dict(read.variables) for read in evidence.rank_variables.all]
     ranks = []
     for place in places:
@@ -294,7 +289,13 @@ def judge_environments(
         if number is not None and read is not None and not read.absent:
             own = (place.rank, place.local_rank, read.cpus, read.contained)
             ranks.append(RankEnvironment(place.node, variables[number], *own))
-    return judge(ranks, evidence.environment_facts, nccl=nccl)
+    nodes = dict.fromkeys(rank.node for rank in ranks)
+    facts = {node: evidence.environment_facts[node] for node in nodes
+             if node in evidence.environment_facts}  # fmt: skip
+    versions = {node_facts.nccl for node_facts in facts.values()}
+    unknown = "" if "" in versions or not versions else None
+    nccl = min(filter(None, versions), default=unknown)
+    return judge(ranks, facts, nccl=nccl)
 
 
 def read_witnesses(evidence: Evidence, places: Iterable[Any], moving: bool) -> WitnessReport:
