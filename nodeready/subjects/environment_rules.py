@@ -107,12 +107,8 @@ def judge(
     nccl:  the version of NCCL; "": not known; None: no rank has loaded it
     """
     job = _Job(tuple(ranks), facts or {}, nccl)
-    for rule in (
-        *(_judge_interfaces, _judge_own_names, _judge_hcas, _judge_ucx, _judge_master),
-        *(_judge_port, _judge_gpus, _judge_threads, _judge_values, _judge_versions),
-        _judge_differences,
-    ):
-        rule(job)
+    for judge_part in _JUDGES:
+        judge_part(job)
     return job.folded()
 
 
@@ -570,3 +566,9 @@ def _judge_differences(job: _Job) -> None:
             if value != usual or 2 * count <= counts.total():
                 detail = "" if value == usual else f"{shown} on most ranks"
                 job.add("differs", row, name, value or "", detail, weight=2 if must else 1)
+
+
+_JUDGES = (
+    _judge_interfaces, _judge_own_names, _judge_hcas, _judge_ucx, _judge_master, _judge_port,
+    _judge_gpus, _judge_threads, _judge_values, _judge_versions, _judge_differences,
+)  # fmt: skip

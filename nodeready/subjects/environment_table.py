@@ -78,8 +78,8 @@ RULES = (
     JobRule("threads", "`OMP_NUM_THREADS`", "lets the ranks of a node start more threads than it "
             "has CPUs", 0, "set it to the CPUs of the node divided by its ranks",
             "torchrun's warning"),
-    JobRule("versions", "NCCL", "is not the version of most nodes", 2, "give all nodes one version",
-            "NCCL src/init.cc: Mismatched NCCL version detected"),
+    JobRule("versions", "NCCL", "is not the version of most nodes", 2,
+            "give all nodes one version", "NCCL src/init.cc: Mismatched NCCL version detected"),
     JobRule("differs", "`NCCL_*`, `MASTER_PORT`", "differs between the ranks", 1, _SAME,
             _NCCL_GUIDE),
 )  # fmt: skip
