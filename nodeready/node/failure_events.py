@@ -15,6 +15,7 @@ from nodeready.node.failure_rules import (
     FAILED,
     LINE_RULES,
     MAX_LINE,
+    MAX_RANKS,
     REPORT,
     VAGUE,
     code_of,
@@ -201,6 +202,7 @@ class FailureReader:
         self.streams: dict[tuple[str, int | None, int | None], _Stream] = {}
         self.number = 0
         self.candidates: list[str] = []
+        self.room = MAX_RANKS
 
     def feed(self, line: str) -> None:
         """Read one line."""
@@ -525,6 +527,9 @@ class FailureReader:
         )
 
     def _add(self, stream: _Stream, event: FailureEvent) -> None:
+        if len(event.ranks) > self.room:
+            event = replace(event, ranks=())
+        self.room -= len(event.ranks)
         stream.events.append(event)
         if len(stream.events) > 2 * _MAX_OF_STREAM:
             del stream.events[_MAX_OF_STREAM]

@@ -17,8 +17,11 @@ FAILED, LOST, WAITED, ENDED, REPORT = ROLES = ("failed", "lost", "waited", "ende
 KINDS = (
     "oom", "exception", "segfault", "gpu", "network", "storage", "timeout", "limit", "signal",
 )  # fmt: skip
-#: Maximum characters of a line that are searched.
+#: Maximum characters of a line that are searched. The patterns bound what stands between two
+#: words, so that a line takes milliseconds at most.
 MAX_LINE = 4096
+#: Maximum ranks that the launchers' reports in a file name.
+MAX_RANKS = 100_000
 
 
 class TextRule(NamedTuple):
@@ -50,7 +53,7 @@ TEXT_RULES = (
         r"|OutOfMemoryError|RESOURCE_EXHAUSTED"
         r"|^MemoryError|Cannot allocate memory|Unable to allocate .* for an arr",
     ),
-    _rule(FAILED, "network", rf"(?:{_OUTSIDE}).*(?i:connect|timed? ?out|resol|reset)"),
+    _rule(FAILED, "network", rf"(?:{_OUTSIDE}).{{0,400}}?(?i:connect|timed? ?out|resol|reset)"),
     _rule(FAILED, "timeout", r"DataLoader timed out"),
     _rule(
         FAILED, "storage",
@@ -84,7 +87,7 @@ TEXT_RULES = (
         r"CUDA (?:driver )?error|CUBLAS_STATUS_|CUDNN_STATUS|cuDNN error|HIP error|hipError"
         r"|ECC error|no CUDA-capable device|CUDA unknown error|Found no NVIDIA driver"
         r"|invalid device ordinal|NVML|[Cc]uda failure|unhandled cuda error"
-        r"|block: \[[\d,]+\], thread: .*Assertion",
+        r"|block: \[[\d,]+\], thread: .{0,60}Assertion",
     ),
     _rule(
         FAILED, "network",
@@ -289,7 +292,7 @@ LINE_RULES = (
         rf"^(?:\S+: line \d+: +)?(?:(?P<pid>\d{{1,10}}) )?(?P<word>{_WORDS})"
         r"(?: \(core dumped\))?(?:  .*)?$",
     ),
-    _line(FAILED, "gpu", "", r"(?P<text>block: \[[\d,]+\], thread: .*Assertion .* failed.*)"),
+    _line(FAILED, "gpu", "", r"(?P<text>block: \[[\d,]+\], thread: .{0,60}Assertion .* failed.*)"),
     _line(FAILED, "", "", r"^F(?:\d{4}){1,2} \d\d:\d\d:\d\d\S* .*?\] (?P<text>.*)"),
     _line(
         FAILED, "exception", "",
@@ -301,7 +304,7 @@ LINE_RULES = (
     ),
     # Of a process group or NCCL; the text decides.
     _line("", "", "", r"(?P<text>terminated with exception: .*)"),
-    _line("", "", "", r"\] (?P<text>.*[Ww]atchdog caught collective operation timeout.*)"),
+    _line("", "", "", r"\] (?P<text>.{0,200}[Ww]atchdog caught collective operation timeout.*)"),
     _line("", "", "", r"(?P<text>NCCL WARN .*)"),
     _line("", "", "", r"^\[?[EWF](?:\d{4}){1,2} .*?\] (?P<text>.*)"),
 )  # fmt: skip
@@ -343,9 +346,10 @@ def code_of(groups: dict[str, str]) -> int:
 
 
 def ranks_in(text: str) -> tuple[int, ...]:
-    """The ranks of ``3``, ``0-2,5``; at most 100,000."""
+    """The ranks of ``3``, ``0-2,5``; at most MAX_RANKS."""
     numbers: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
-        numbers += range(int(first), min(int(last or first), int(first) + 100_000) + 1)
-    return tuple(numbers[:100_000])
+        end = min(int(last or first) + 1, int(first) + MAX_RANKS - len(numbers))
+        numbers += range(int(first), end)
+    return tuple(numbers)

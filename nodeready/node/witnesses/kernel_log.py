@@ -48,6 +48,8 @@ class LogUnreadable(Exception):
 #: Maximum messages, and maximum messages of one kind and shape.
 _MAX_MESSAGES, _MAX_ALIKE = 50, 5
 _TEXT = 200
+#: Maximum characters of a line that are searched.
+_MAX_LINE = 1000
 #: Seconds that the clocks of the kernel's log and of a process's start may differ.
 _SLACK_S = 2.0
 _STAMPED = re.compile(r"(?:<\d+>)?\[ *(\d{1,12}\.\d{1,9})\] ?(.*)")
@@ -80,8 +82,8 @@ _PATTERNS = (
     ("link", r"\S+(?: [0-9a-f:.]+(?: \S+)?)?: (?:\S+ ){0,3}[Ll]ink (?:is )?[Dd]own(?![\w-])"),
     ("link", r"\S+: link status definitely down for interface "),
     ("link", r"NETDEV WATCHDOG: \S+ \(\S+\): transmit queue \d+ timed out"),
-    ("link", r"mlx[45]_core [0-9a-f:.]+: .*(?:health compromised|Fatal error|cmd.* timeout)"),
-    ("link", r"\S+ [0-9a-f:.]+(?: \S+)?: .*(?:transmit queue|TX).* timed? ?out"),
+    ("link", r"mlx[45]_core [0-9a-f:.]+: .*(?:health compromised|Fatal error|cmd.{0,80} timeout)"),
+    ("link", r"\S+ [0-9a-f:.]+(?: \S+)?: .*(?:transmit queue|TX).{0,80} timed? ?out"),
     ("filesystem", r"nfs: server \S+ not responding"),
     ("filesystem", r"(?:Lustre|LustreError): .*(?:was lost|timed out|evicted|failed|-110|-107)"),
     ("filesystem", r"(?:EXT4-fs error|EXT4-fs \(\S+\): (?:Remounting|shut)|JBD2: .*error)"),
@@ -127,7 +129,7 @@ def witness_log(supervisor: ProcessSupervisor, since_s: float, limit_s: float) -
 def message_of(text: str, ago_s: float) -> KernelMessage | None:
     """The line as a message; None: its kind is not known."""
     for kind, words in _RULES:
-        match = words.match(text)
+        match = words.match(text[:_MAX_LINE])
         if match:
             pid = match.groupdict().get("pid") or "0"
             return KernelMessage(kind, max(0, int(ago_s)), int(pid[:9]), text[:_TEXT])

@@ -77,13 +77,16 @@ def read_directory(path: Path) -> JobEvidence:
         try:
             room -= min(status.st_size, HEAD_BYTES + END_BYTES)
             if match := _KERNEL.search(name):
-                text = os.read(handle, END_BYTES).decode("utf-8", "replace")
+                start = max(0, status.st_size - END_BYTES)
+                text = os.pread(handle, END_BYTES, start).decode("utf-8", "replace")
                 _add_kernel(evidence, match[1] or match[2], text, status.st_mtime)
             elif os.path.basename(name) in ("sacct.txt", "scontrol.txt"):
                 _add_slurm(evidence, name, os.read(handle, END_BYTES).decode("utf-8", "replace"))
             else:
                 failures = file_failures(handle, name, HEAD_BYTES + END_BYTES, utc_calendar)
-                if failures is not None:
+                if failures is None:
+                    evidence.missing[name] = "is no text"
+                else:
                     head = os.pread(handle, 4096, 0).decode("utf-8", "replace").partition("\n")[0]
                     origin = _INCIDENT_HEAD.match(head) if name.startswith("logs/") else None
                     # A copy may have another time than its original.
