@@ -93,7 +93,8 @@ class LineOrigin(NamedTuple):
     """Where a line of a mixed log comes from.
 
     host:       the node's name or address as the line has it; ``task 3``: the task of a launcher
-                that starts one process per node; "": not known
+                that starts one process per node; ``gpu1 pid 7``, ``pid 7``: a process of unknown
+                rank; "": not known
     rank:       the global rank; None: not known
     local_rank: the rank on its node; None: not known
     text:       the line without the prefixes
@@ -113,6 +114,18 @@ class LineOrigin(NamedTuple):
     def key(self) -> tuple[str, int | None, int | None]:
         """Equal for the lines of one rank: the rank alone if it is known."""
         return (self.host, None, self.local_rank) if self.rank is None else ("", self.rank, None)
+
+
+_PROCESS = re.compile(r"(?:^| )(?:pid|task) \d{1,10}$")
+
+
+def host_node(host: str) -> str:
+    """The node of a `LineOrigin.host`; "": not known.
+
+    >>> host_node("gpu1 pid 7")
+    'gpu1'
+    """
+    return _PROCESS.sub("", host)
 
 
 _NUMBER = r"\d{1,7}"
@@ -151,11 +164,12 @@ _NODES, _TASKS = ("pdsh",), ("pdsh", "srun", "torchx")
 #: Prefixes, which are removed from the text. A line may have several, the launcher's outermost.
 _PREFIXES = (
     # Open MPI 1 to 4, Horovod: [1,3]<stdout>:  Thu Jan 23 11:55:50 2025[1,3]<stdout>:
+    # SageMaker: [1,mpirank:3,algo-1]<stdout>:
     # Open MPI 5 (pmix_iof.c): [prterun-gpu1-7@1,3][gpu1:4711]<stdout>:  [3]<stdout>:
     _form(
         "mpirun",
-        rf"\[(?:[^\]\[,\s]{{1,120}},)?(?P<rank>{_NUMBER})\]"
-        r"(?:\[(?P<host>[\w.-]{1,200}):\w{1,10}\])?<std(?:out|err|diag)>:(?: (?=\S))?",
+        rf"\[(?:[^\]\[,\s]{{1,120}},)?(?:mpirank:)?(?P<rank>{_NUMBER})"
+        r"(?:,(?P<instance>[\w.-]{1,200}))?\](?:\[(?P<host>[\w.-]{1,200}):\w{1,10}\])?<std(?:out|err|diag)>:(?: (?=\S))?",
     ),
     # Ray: (RayTrainWorker pid=364, ip=10.0.0.1)  vLLM: (VllmWorker rank=1 pid=80)
     _form(
@@ -211,6 +225,8 @@ _FIELDS = (
         rf"^[^\"']{{0,160}}?\| {{0,4}}(?:rank|Rank|RANK|R)[ :=]?(?P<rank>{_NUMBER})(?:/\d{{1,7}})?"
         r" {0,4}(?:\||- )"
     ),
+    # Composer: 2023-07-20 22:50:00,580: rank3[181][MainThread]: DEBUG:
+    re.compile(rf"^[\d :,.-]{{0,40}}\brank(?P<rank>{_NUMBER})\[\d{{1,10}}\]\["),
     # Rank 0: Completed ..., rank=3 step=7
     re.compile(rf"^(?:rank|Rank|RANK)[ =:_]?(?P<rank>{_NUMBER})(?:/\d{{1,7}})?(?::| \||\]) "),
 )
@@ -303,6 +319,8 @@ class RankReader:
             local = label
         elif label is not None and self.label_kind == "task" and not host:
             host = f"task {label}"
+        if rank is None and local is None and pid is not None:
+            host = f"{host} pid {pid}".lstrip()
         return LineOrigin(host, rank, local, text)
 
 
@@ -505,7 +523,8 @@ def _strip_layer(layer: Iterable[_Form], text: str) -> _Prefixes | None:
                 None if groups.get(name) is None else int(groups[name])
                 for name in ("label", "local", "pid", "rank")
             )
-            writer = _Writer(groups.get("host") or "", label, local, pid)
+            host = groups.get("host") or groups.get("instance") or ""
+            writer = _Writer(host, label, local, pid)
             moment = f"{groups['time'].rstrip()} " if groups.get("time") else ""
             return _Prefixes(writer, rank, moment + text[match.end() :])
     return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from nodeready.inventory.placement import JobPlacement
+from nodeready.node.log_ranks import host_node
 from nodeready.node.secrets import redacted
 from nodeready.node.tail import NodeTail, TailConfig
 from nodeready.policy import Policy
@@ -72,7 +73,7 @@ def own_files(
                 continue
         elif log.is_mixed:
             ranks = []
-            if log.host.partition(".")[0] not in ("", tail.host.partition(".")[0]):
+            if host_node(log.host).partition(".")[0] not in ("", tail.host.partition(".")[0]):
                 continue
         files.append((log.path, ranks, log.lines))
     return files

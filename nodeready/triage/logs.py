@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 
 from nodeready.inventory.nodeset import natural
 from nodeready.node import payload
-from nodeready.node.log_ranks import FileRanks, file_ranks, path_ranks
+from nodeready.node.log_ranks import FileRanks, file_ranks, host_node, path_ranks
 from nodeready.node.tail import NodeTail, TailConfig
 from nodeready.node.witnesses import logs as witness
 from nodeready.subjects import wire
@@ -347,7 +347,7 @@ class Grouping:
             )
             host = file.host or ""
             if host not in names:
-                names[host] = node_names(node, tail.host, host)
+                names[host] = node_names(node, tail.host, host_node(host))
             for report in log.reports:
                 self._reports.setdefault(
                     witness.with_writer(report, ranks.rank), f"{node}:{log.path}"

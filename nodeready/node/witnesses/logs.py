@@ -18,7 +18,7 @@ from typing import Any
 
 from nodeready.node import users_file
 from nodeready.node.log_lines import text_lines
-from nodeready.node.log_ranks import LineOrigin, RankReader
+from nodeready.node.log_ranks import LineOrigin, RankReader, host_node
 from nodeready.node.proc import status_fields
 from nodeready.node.rank_lines import learn_file, read_ranks
 from nodeready.node.stacks import processes
@@ -488,7 +488,7 @@ def _own_lines(
     def is_own(origin: LineOrigin) -> bool:
         if origin.rank is not None:
             return origin.rank == rank
-        is_here = origin.host.partition(".")[0] in ("", node)
+        is_here = host_node(origin.host).partition(".")[0] in ("", node)
         return is_here and origin.local_rank is not None and origin.local_rank == local_rank
 
     if not reader.is_mixed:
