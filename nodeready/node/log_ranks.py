@@ -169,7 +169,8 @@ _PREFIXES = (
     _form(
         "mpirun",
         rf"\[(?:[^\]\[,\s]{{1,120}},)?(?:mpirank:)?(?P<rank>{_NUMBER})"
-        r"(?:,(?P<instance>[\w.-]{1,200}))?\](?:\[(?P<host>[\w.-]{1,200}):\w{1,10}\])?<std(?:out|err|diag)>:(?: (?=\S))?",
+        r"(?:,(?P<instance>[\w.-]{1,200}))?\](?:\[(?P<host>[\w.-]{1,200}):\w{1,10}\])?"
+        r"<std(?:out|err|diag)>:(?: (?=\S))?",
     ),
     # Ray: (RayTrainWorker pid=364, ip=10.0.0.1)  vLLM: (VllmWorker rank=1 pid=80)
     _form(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from nodeready.node.failure_events import FailureEvent, FileFailures
 from nodeready.node.failure_rules import REPORT
-from nodeready.node.log_ranks import FileRanks, path_ranks
+from nodeready.node.log_ranks import FileRanks, host_node, path_ranks
 
 
 class JobFile(NamedTuple):
@@ -151,11 +151,10 @@ class RankFinder:
 
     def node_of(self, file: JobFile, event: FailureEvent) -> str:
         """The node of an event: the host in its line if a launcher reports it or is known."""
-        if event.host and (
-            not file.node or event.role == REPORT or _label(event.host) in self.nodes
-        ):
-            is_set = "[" in event.host
-            name = event.host if event.host[0].isdigit() else event.host.partition(".")[0]
+        host = host_node(event.host)
+        if host and (not file.node or event.role == REPORT or _label(host) in self.nodes):
+            is_set = "[" in host
+            name = host if host[0].isdigit() else host.partition(".")[0]
             return file.node if is_set else name
         return file.node
 
