@@ -56,6 +56,8 @@ def _completion(*statuses: int) -> str:
     return rf"Got completion .{{0,160}}?(?:error |status=)(?:{name})?(?:{numbers})\b"
 
 
+#: The beginning of a line about NCCL's sockets; PyTorch repeats it without "NCCL WARN".
+_SOCKET = r"(?:NCCL.|\b\w{0,12}[sS]ocket[A-Z]\w{1,30}:)"
 _PERFTEST = "test the pair of ports with ib_write_bw"
 #: The first row that matches is the meaning of a line; a general row stands below special rows.
 ERRORS = tuple(NcclMeaning(*row) for row in (
@@ -172,17 +174,17 @@ ERRORS = tuple(NcclMeaning(*row) for row in (
      "the peer does not accept a connection yet",
      "the peer: is its process there, does the address lead to it?", "wenet-e2e/wenet 959"),
     ("connect-refused", "Connection refused|connection abort",
-     r"(?i)NCCL.{1,200}connect(?: to)? .{1,120}(?:Connection refused|connection abort)", VICTIM,
-     "network",
+     _SOCKET + r".{0,200}[cC]onnect(?: to)? .{1,120}(?:Connection refused|connection abort)",
+     VICTIM, "network",
      "no process listens at the peer's address: it has ended, or the address is another's",
      "the peer's process; NCCL_SOCKET_IFNAME on both nodes", "NVIDIA/nccl 1515"),
-    ("connect-timeout", "timed out", r"(?i)NCCL.{1,200}connect(?: to)? .{1,120}timed out", VICTIM,
-     "network",
+    ("connect-timeout", "timed out", _SOCKET + r".{0,200}[cC]onnect(?: to)? .{1,120}timed out",
+     VICTIM, "network",
      "the peer's address does not answer: a firewall, or an interface that leads elsewhere",
      "`nodeready ready`; NCCL_SOCKET_IFNAME on both nodes",
      "NCCL docs, IP Network Interfaces; Oneflow-Inc/oneflow 3586"),
-    ("connect-no-route", "No route to host|Network is unreachable", r"(?i)NCCL.{1,200}connect",
-     VICTIM, "network",
+    ("connect-no-route", "No route to host|Network is unreachable",
+     _SOCKET + r".{0,200}[cC]onnect", VICTIM, "network",
      "no route leads to the peer's address",
      "`nodeready ready`; NCCL_SOCKET_IFNAME on both nodes",
      "sgl-project/sglang 3820; pytorch/pytorch 68893"),
@@ -200,7 +202,7 @@ ERRORS = tuple(NcclMeaning(*row) for row in (
      "the peer that the line names, and the first failure of the job",
      "NVIDIA/nccl 795, 1235"),
     ("peer-reset", "Connection reset by peer|Broken pipe",
-     r"NCCL.{1,200}(?:Connection reset by peer|Broken pipe)", VICTIM, "network",
+     _SOCKET + r".{0,200}(?:Connection reset by peer|Broken pipe)", VICTIM, "network",
      "a peer's process has ended, or the connection to it broke",
      "the peer that the line names, and the first failure of the job", "NVIDIA/nccl 795"),
     # --- Shared memory and the node.
@@ -296,6 +298,10 @@ ERRORS = tuple(NcclMeaning(*row) for row in (
      VICTIM, "network",
      "a peer's process has ended, or the connection to it broke",
      "the peer that the line names, and the first failure of the job",
+     "gloo transport/tcp/pair.cc"),
+    ("gloo-mismatch", "op.preamble.length", "", CAUSE, "exception",
+     "two ranks exchange different sizes",
+     "TORCH_DISTRIBUTED_DEBUG=DETAIL names them; the collectives of both ranks",
      "gloo transport/tcp/pair.cc"),
     ("gloo-timeout", "Timed out waiting", r"Timed out waiting \d{1,9}ms for (?:send|recv)", VICTIM,
      "timeout",
