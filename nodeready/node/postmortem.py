@@ -91,11 +91,16 @@ class NodeFailures:
 
 
 def file_failures(
-    handle: int, path: str, room: int, calendar: Calendar = node_calendar
+    handle: int,
+    path: str,
+    room: int,
+    calendar: Calendar = node_calendar,
+    on_read: Callable[[], None] = lambda: None,
 ) -> FileFailures | None:
     """What an open file reports, from its beginning and its end; None: it is no text.
 
-    room: maximum bytes
+    room:    maximum bytes
+    on_read: called when the file was read, and before its lines are parsed
     Raises OSError.
     """
     status = os.fstat(handle)
@@ -115,6 +120,7 @@ def file_failures(
     )
     if rows is None or end is None:
         return None
+    on_read()
     rows += end
     if len(rows) > MAX_ROWS:
         rows[MAX_ROWS // 10 : -MAX_ROWS * 9 // 10] = []
@@ -146,7 +152,11 @@ class FailureFileReader(TailReader):
         """Read one file, and send what it reports."""
         try:
             self.touch(hit.match.real)
-            failures = file_failures(handle, hit.match.shown, self.room)
+            reason = "its lines take too long"
+            message = {"search": hit.match.shown, "owner": hit.owner, "reason": reason}
+            failures = file_failures(
+                handle, hit.match.shown, self.room, on_read=lambda: self.send(message)
+            )
         except OSError as error:
             self.report_error(hit.match.shown, error)
             return

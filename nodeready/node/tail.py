@@ -574,13 +574,15 @@ def read_tail(
             reader(config, send, hung, slow | {*answer.files}, used_s).work()
 
         worker, device, searching, ended = ForkedWorker(work, seconds_left + 1), "", "", True
-        owner = 0
+        owner, option = 0, "--grep" if config.grep else "--rank-pattern"
+        slow_reason = f"{option} takes longer than {PATIENCE_S} s on its lines"
         for message in worker.messages(PATIENCE_S, deadline):
             if message is None:
                 ended = False
                 break
             searching, owner = message.get("search", ""), message.get("owner", owner)
             device = message.get("at", device)
+            slow_reason = message.get("reason", slow_reason)
             answer.add_message(message)
         worker.end()
         if ended:
@@ -590,9 +592,7 @@ def read_tail(
         if searching:
             slow.add(searching)
             used_s[owner] += PATIENCE_S
-            option = "--grep" if config.grep else "--rank-pattern"
-            reason = f"{option} takes longer than {PATIENCE_S} s on its lines"
-            answer.unread[searching] = UnreadFile(searching, reason, True)
+            answer.unread[searching] = UnreadFile(searching, slow_reason, True)
         elif device:
             hung.add(device)
     else:
