@@ -119,7 +119,7 @@ class FileFailures:
 _RANK_PREFIX = re.compile(r"^ ?\[rank(\d{1,7})\]: ?")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _HEADER = re.compile(r"(?:^|[\s|:\]])(?:Original )?Traceback \(most recent call last\):\s*$")
-_FRAME = re.compile(r'^\s*(?:\| *)?File "([^"]{1,1000})", line (\d{1,7})(?:,? in (.{1,200}))?')
+_FRAME = re.compile(r'^>?\s*(?:\| *)?File "([^"]{1,1000})", line (\d{1,7})(?:,? in (.{1,200}))?')
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _IGNORED = ("Exception ignored in", "--- Logging error ---")
 #: An exception without its traceback, and with it.

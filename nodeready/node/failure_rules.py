@@ -246,6 +246,7 @@ LINE_RULES = (
         r"Received (?:Signals\.)?(?P<signal>SIG[A-Z]{1,8}|\d{1,2}) death signal"
         r"|SignalException: Process \d+ got signal: (?P<code>\d{1,2})",
     ),
+    _line(ENDED, "signal", "agent", r"srun: (?:sending Ctrl-C|interrupt \(one more|forcing job)"),
     _line(
         REPORT, "", "spawn",
         r"ProcessExitedException: process (?P<ranks>\d{1,7}) terminated with "
@@ -327,7 +328,7 @@ _NEEDLES = (
     *(" peer", "pipe", "nterrupt", "xit", "noticed", "corrupt", "TIME LIMIT", "not found"),
     *("No such", "No module", "ermission", "Hangup", "Quit", "atchdog", "nqueued ", "Barrier"),
     *("onnection ", "on Socket", "on TCPStore", "is running ", "ollective #", "lagging ranks"),
-    *("eartbeat", "at NCCL work", "Root Cause", "Process name", 'File "'),
+    *("srun: ", "eartbeat", "at NCCL work", "Root Cause", "Process name", 'File "'),
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -139,6 +141,8 @@ class RankFinder:
         self.by_local: dict[tuple[str, int], int] = {}
         self.by_pid: dict[tuple[str, int], int] = {}
         self.nodes = {_label(file.node) for file in evidence.files if file.node}
+        self.by_path = _ranks_of_names(evidence.files)
+        self.skew_s = _clock_differences(evidence)
         for file in evidence.files:
             for event in file.failures.events:
                 if len(event.ranks) != 1:
@@ -161,9 +165,10 @@ class RankFinder:
     def failures(self) -> Iterator[RankFailure]:
         """Every event, once for each of its ranks."""
         for number, file in enumerate(self.evidence.files):
-            by_path = path_ranks(file.failures.path)
+            by_path = self.by_path[file.node, file.failures.path]
             clock = self.evidence.clocks.get(file.node)
             offset, slack = (clock.offset_s, clock.uncertainty_s) if clock else (0.0, 0.0)
+            slack += self.skew_s.get(file.node, 0.0)
             for event in file.failures.events:
                 is_foreign = bool(event.ranks) and by_path.rank not in (None, *event.ranks)
                 if is_foreign and event.source:
@@ -192,7 +197,7 @@ class RankFinder:
     def file_rank(self, file: JobFile) -> int | None:
         """The rank that writes a file; None: several, or not known."""
         ranks = {stream.rank for stream in file.failures.streams} - {None}
-        by_path = path_ranks(file.failures.path)
+        by_path = self.by_path[file.node, file.failures.path]
         if by_path.rank is None and ranks:
             return ranks.pop() if len(ranks) == 1 else None
         return self._by_path(file.node, by_path)
@@ -232,3 +237,56 @@ class RankFinder:
 def _label(name: str) -> str:
     """A host name without its domain, for comparisons."""
     return name if name[:1].isdigit() else name.partition(".")[0].lower()
+
+
+def _ranks_of_names(files: Iterable[JobFile]) -> dict[tuple[str, str], FileRanks]:
+    """Node and path -> the ranks of a file's name.
+
+    Of names that differ in one number alone (``train-0.log`` to ``train-7.log``), that is the rank
+    if the numbers begin with 0 and have no gap; on several nodes with the same numbers, the local
+    rank.
+    """
+    ranks = {(f.node, f.failures.path): path_ranks(f.failures.path) for f in files}
+    alike: dict[str, dict[tuple[str, str], list[int]]] = {}
+    for key, by_path in ranks.items():
+        if by_path == FileRanks(None, None) and not _ROTATED.search(key[1]):
+            name = key[1].removeprefix(f"{key[0]}/")
+            numbers = [int(digits) for digits in _DIGITS.findall(name) if len(digits) < 6]
+            alike.setdefault(_DIGITS.sub("#", name), {})[key] = numbers
+    for named in alike.values():
+        if len({len(numbers) for numbers in named.values()}) > 1:
+            continue
+        columns = list(zip(*named.values(), strict=True))
+        varying = [at for at, column in enumerate(columns) if len(set(column)) > 1]
+        if len(varying) != 1:
+            continue
+        values = {key: numbers[varying[0]] for key, numbers in named.items()}
+        if set(values.values()) == set(range(len(set(values.values())))):
+            is_global = (
+                len(set(values.values())) == len(values) or len({n for n, _ in values}) == 1
+            )
+            for key, value in values.items():
+                ranks[key] = FileRanks(value, None) if is_global else FileRanks(None, value)
+    return ranks
+
+
+_DIGITS = re.compile(r"\d+")
+_ROTATED = re.compile(r"\.(?:log|out|err|txt)\.\d+$")
+
+
+def _clock_differences(evidence: JobEvidence) -> dict[str, float]:
+    """Node -> seconds by which its logs end before or after most, where no clock was measured.
+
+    The ranks of a job end nearly at once, so nodes whose logs end at other times may have another
+    clock: the difference is an uncertainty.
+    """
+    ends: dict[str, list[float]] = {}
+    for file in evidence.files:
+        if file.node not in evidence.clocks:
+            lasts = [s.last_s for s in file.failures.streams if s.last_s is not None]
+            ends.setdefault(file.node, []).extend(lasts)
+    medians = {node: statistics.median(times) for node, times in ends.items() if times}
+    if len(medians) < 2:
+        return {}
+    middle = statistics.median_low(medians.values())
+    return {node: abs(end_s - middle) for node, end_s in medians.items()}

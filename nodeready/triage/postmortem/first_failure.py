@@ -544,7 +544,7 @@ class FirstFailureFinder:
             is_slurm = cancelled or job[0].event.source == "slurm-job"
             text = "the job was cancelled"
             if not is_slurm:
-                name = SIGNAL_NAMES.get(abs(job[0].event.code), "a signal")
+                name = SIGNAL_NAMES.get(abs(job[0].event.code), "a signal (Ctrl-C)")
                 text = f"{name} ended the launcher, from outside"
             return self._cause("signal", text, (), (), for_=evidence)
         first = min(own_errors or ended, key=lambda f: (f.time_s or 0.0, f.event.line))
@@ -579,7 +579,12 @@ class FirstFailureFinder:
         """The ranks without any failure, where the other ranks have one; [] for more than half."""
         failed = {f.rank for f in self.all if f.rank is not None and f.event.role != REPORT}
         silent = sorted(self.ranks - failed)
-        return silent if 2 * len(silent) < len(self.ranks) else []
+        nodes = {self.node_of.get(rank, "") for rank in silent}
+        # A node that was lost takes all of its ranks.
+        on_nodes = [rank for rank in self.ranks if self.node_of.get(rank, "") in nodes]
+        is_node = len(nodes) == 1 and "" not in nodes and silent == sorted(on_nodes)
+        is_few = 2 * len(silent) < len(self.ranks) or (is_node and len(silent) < len(self.ranks))
+        return silent if is_few else []
 
     def _silent(self) -> FirstFailure | None:
         """The rank whose log ends without a failure, while the others lost a peer."""
