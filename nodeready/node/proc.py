@@ -25,6 +25,15 @@ def status_fields(path: str) -> dict[str, str]:
         return dict(row.split(":", 1) for row in file if ":" in row)
 
 
+def all_pids(pid: int) -> list[int]:
+    """The pids of a process: on the node, and in its containers, the innermost last (NSpid)."""
+    try:
+        words = status_fields(f"/proc/{pid}/status").get("NSpid", "").split()
+    except OSError:
+        words = []
+    return [int(word) for word in words] or [pid]
+
+
 def first_number(path: str) -> int | None:
     """The first number in a file of the kernel; None: the file has no number."""
     try:

@@ -19,11 +19,11 @@ from typing import Any
 from nodeready.node import users_file
 from nodeready.node.log_lines import text_lines
 from nodeready.node.log_ranks import LineOrigin, RankReader, host_node
-from nodeready.node.proc import status_fields
+from nodeready.node.proc import all_pids
 from nodeready.node.rank_lines import learn_file, read_ranks
 from nodeready.node.stacks import processes
 from nodeready.node.users_file import held_path, rights_of, with_rights
-from nodeready.node.witnesses import nccl_inspector, nccl_log, nccl_ras
+from nodeready.node.witnesses import nccl_inspector, nccl_log
 from nodeready.node.witnesses.nccl_inspector import last_collective
 from nodeready.node.witnesses.nccl_log import NcclRank, read_log
 
@@ -539,7 +539,7 @@ def _nccl_rank(pid: int, uid: int, rank: int | None, files: Sequence[_LogFile]) 
         with contextlib.suppress(OSError):
             numbers.append(stack.enter_context(_nccl_file(pid, uid)))
         log = read_log(line for number in numbers for line in _nccl_lines(number))
-    pids = nccl_ras.all_pids(pid)
+    pids = all_pids(pid)
     candidates = [nccl for nccl in log.ranks if nccl.pid in pids]
     # Logs of several nodes in one file: another node may have the same pid.
     node = os.uname().nodename.partition(".")[0]
@@ -573,8 +573,7 @@ def _nccl_file(pid: int, uid: int) -> Iterator[int]:
     path = (processes.environment_of(pid) or {}).get("NCCL_DEBUG_FILE", "")
     if not path:
         raise FileNotFoundError
-    inner_pid = status_fields(f"/proc/{pid}/status").get("NSpid", str(pid)).split()[-1]
-    values = {"%h": os.uname().nodename, "%p": inner_pid, "%%": "%"}
+    values = {"%h": os.uname().nodename, "%p": str(all_pids(pid)[-1]), "%%": "%"}
     path = re.sub("%[hp%]", lambda match: values[match[0]], path)
     with held_path(pid, uid, path) as (held, status):
         if not stat.S_ISREG(status.st_mode):

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nodeready.node.proc import Listener, listeners, socket_inodes
+from nodeready.node.proc import Listener, all_pids, listeners, socket_inodes
 from nodeready.node.runtime import ForkedWorker, ProcessSupervisor, Send
 from nodeready.node.stacks.processes import FAMILIES
 from nodeready.node.users_file import Rights, confine, give_up, held_path, rights_of_process
@@ -343,14 +343,6 @@ def _read(path: str, maximum: int) -> str:
         while len(data) < maximum and (chunk := file.read(1 << 16)):
             data += chunk
     return data.decode("utf-8", "replace")
-
-
-def all_pids(pid: int) -> set[int]:
-    """The pids of a process: on the node, and in its containers (NSpid)."""
-    row = None
-    with contextlib.suppress(OSError):
-        row = re.search(r"^NSpid:((?:\s+\d+)+)$", _read(f"/proc/{pid}/status", 65536), re.M)
-    return {pid, *map(int, row[1].split() if row else ())}
 
 
 # --- The listener, which must belong to the job.
