@@ -65,6 +65,7 @@ FACTS: Mapping[str, str] = {
     "network": "network",
     "provider": "libfabric's provider",
     "gdr": "GPUDirect RDMA",
+    "gid": "GID index",
     "state": "communicator",
     "completed": "last collective",
     "version": "version",

@@ -55,6 +55,7 @@ class NcclRank:
     provider:         of libfabric (``efa``, ``tcp;ofi_rxm``)
     interface:        of the sockets (``eth0``); address: of this interface
     hcas:             ``mlx5_0:1/IB``, ``mlx5_1:1/RoCE``
+    gid:              index of the GID of a RoCE connection (NCCL_DEBUG_SUBSYS with NET)
     gdr:              GPUDirect RDMA is used
     transports:       of the channels to other ranks: ``P2P/IPC``, ``SHM``, ``NET/IB/GDRDMA``
     channels:         number of the collectives' channels; nvls: of NVLink SHARP's
@@ -77,6 +78,7 @@ class NcclRank:
     interface: str = ""
     address: str = ""
     hcas: tuple[str, ...] = ()
+    gid: str = ""
     gdr: bool | None = None
     transports: tuple[str, ...] = ()
     channels: int | None = None
@@ -125,6 +127,7 @@ _OUT_OF_BAND = re.compile(r"\bOOB " + _INTERFACE)
 _HCAS = re.compile(r"NET/IB ?: Using ")
 _HCA = re.compile(r"\[\d{1,3}\]([\w.+-]{1,64}:\d{1,3}/[A-Za-z]{1,16})")
 _NETWORK = re.compile(r"(?:Using network|Assigned NET plugin) (.{1,60}?)(?: to comm)?\s*$")
+_GID = re.compile(r"NET/IB: .{1,120}\bGID (\d{1,3}) \(")
 _GDR = re.compile(r"GPU Direct RDMA (Enabled|Disabled)\b")
 _VERSION = re.compile(r"\b([NR]CCL) version ?:? ?(\d[\w.+:-]{1,60})")
 _HIP = re.compile(r"\bHIP version *: *([\w.]{1,40})")
@@ -296,6 +299,8 @@ class _LogReader:
                 texts["interface"], texts["address"] = match[1], match[2]
         elif match := _NETWORK.search(text):
             texts["network"] = match[1].strip()
+        elif match := _GID.search(text):
+            texts["gid"] = match[1]
         elif match := _GDR.search(text):
             facts.gdr = facts.gdr or match[1] == "Enabled"
         elif match := _VERSION.search(text):
@@ -386,6 +391,7 @@ class _LogReader:
             interface=interface or texts.get("bootstrap", ""),
             address=address if interface else texts.get("bootstrap address", ""),
             hcas=tuple(facts.hcas)[:MAX_HCAS],
+            gid=texts.get("gid", ""),
             gdr=gdr,
             transports=tuple(facts.transports),
             channels=facts.channels,
