@@ -267,6 +267,14 @@ def _networks(interface: NodeInterface) -> frozenset[_Network]:
     return frozenset(network for network in parsed if network is not None)
 
 
+_DOWN = ("down", "lowerlayerdown")
+
+
+def _works(interface: NodeInterface) -> bool:
+    """Whether an interface has a link and an address, as far as is known."""
+    return interface.state not in _DOWN and interface.addresses != ()
+
+
 def _judge_interfaces(job: _Job) -> None:
     if not job.spans_nodes:
         # Ranks of one node may use loopback.
@@ -279,14 +287,17 @@ def _judge_interfaces(job: _Job) -> None:
             if not value or (variable == "NCCL_SOCKET_IFNAME" and len(value) < 2):
                 continue
             interfaces = row.facts.interfaces if row.facts else ()
-            first = next(iter(choose(value, interfaces or (_LO,))), None)
+            named = choose(value, interfaces or (_LO,))
+            # NCCL and Open MPI pass over interfaces that do not work; Gloo takes each.
+            works = [interface for interface in named if _works(interface)]
+            first = next(iter(named if choose is _named_interfaces else works or named), None)
             if first is None:
                 if interfaces:
                     names = ", ".join(interface.name for interface in interfaces[:8])
                     job.add("no-interface", row, variable, detail=f"it has {names}")
             elif first.name == "lo":
                 job.add("loopback", row, variable)
-            elif first.state in ("down", "lowerlayerdown"):
+            elif first.state in _DOWN:
                 job.add("down", row, variable, detail=first.name)
             elif first.addresses == ():
                 job.add("no-address", row, variable, detail=first.name)
