@@ -138,6 +138,7 @@ _TIME = (
 )
 #: A node's name: with a digit, unlike a word or a file of a program.
 _HOST = r"(?=[A-Za-z.-]{0,60}\d)(?=[\d.-]{0,60}[A-Za-z])[A-Za-z0-9][\w.-]{0,200}"
+_NAME = r"(?=[\d.-]{0,60}[A-Za-z])[A-Za-z0-9][\w.-]{0,200}"
 _NO_FILE = r"(?<!\.py)(?<!\.cc)(?<!\.cu)(?<!\.cpp)(?<!\.hpp)(?<!\.c)(?<!\.h)(?<!\.rs)(?<!\.go)"
 
 
@@ -191,11 +192,11 @@ _PREFIXES = (
         _TASKS,
     ),
     # torchrun --role $(hostname -s): --tee 3
-    _form("host:local", rf"\[(?P<host>{_HOST}{_NO_FILE}):(?P<label>{_NUMBER})\]:", _TASKS),
+    _form("host:local", rf"\[(?P<host>{_NAME}{_NO_FILE}):(?P<label>{_NUMBER})\]:", _TASKS),
     # nodeready run: [gpu1:3] , [gpu1:local3]
     _form(
         "host:rank",
-        rf"\[(?P<host>{_HOST}{_NO_FILE}):(?:local(?P<local>\d{{1,4}})|(?P<label>{_NUMBER}))\] ",
+        rf"\[(?P<host>{_NAME}{_NO_FILE}):(?:local(?P<local>\d{{1,4}})|(?P<label>{_NUMBER}))\] ",
         _TASKS,
     ),
     # srun --label (write_labelled_message.c): "%*d: ", of a heterogeneous job "P%u %*d: "; flux
@@ -390,6 +391,7 @@ def _are_ranks(form: _Form, texts: Sequence[str], share: float) -> bool:
     """Whether the numbers that a form finds are ranks, or nodes' numbers."""
     numbers: list[int] = []
     names: set[str] = set()
+    is_word = False
     owners: dict[str, set[int]] = defaultdict(set)
     for text in texts:
         if match := form.pattern.match(text):
@@ -397,12 +399,15 @@ def _are_ranks(form: _Form, texts: Sequence[str], share: float) -> bool:
             digits = groups.get("label") or groups.get("local") or _host_number(groups["host"])
             numbers.append(number := int(digits))
             names.add(groups.get("role") or "")
+            is_word = is_word or not re.search(r"\d", groups.get("host") or "0")
             owners[text[match.end() :]].add(number)
     distinct = set(numbers)
     # pdsh writes all lines.
     share = max(share, 0.8) if form.name == "pdsh" else share
     is_frequent = len(numbers) >= max(2 * len(distinct), share * len(texts))
-    is_dense = form.name == "pdsh" or 4 * len(distinct) > max(distinct, default=0)
+    # A word before a number may be a module, and the number that of its line.
+    gaps = 1 if is_word else 4
+    is_dense = form.name == "pdsh" or gaps * len(distinct) > max(distinct, default=0)
     if len(distinct) < 2 or not is_frequent or not is_dense or len(names) > 2:
         return False
     half = len(numbers) // 2

@@ -60,7 +60,7 @@ class _TailTable(TableLayout):
 
     def rank_text(self, group: LogGroup) -> str:
         """The known ranks of a group's files, and the nodes that a mixed log names."""
-        hosts = {file.host: None for file in group.files if file.host}
+        hosts = {file.host: None for file in group.files if file.host and not file.is_here}
         return self.ranks_of(group) + (f" of {self.names(hosts)[0]}" if hosts else "")
 
     def ranks_of(self, group: LogGroup) -> str:

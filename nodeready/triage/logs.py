@@ -194,6 +194,11 @@ class RankFile:
         return self.lines_after is not None
 
     @property
+    def is_here(self) -> bool:
+        """Whether the host in the lines is the file's node."""
+        return (self.host or "").partition(".")[0] == self.node.partition(".")[0]
+
+    @property
     def is_known(self) -> bool:
         """Whether it is not the lines without a prefix in a mixed log."""
         is_ranked = self.rank is not None or self.local_rank is not None
