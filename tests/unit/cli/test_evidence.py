@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from nodeready.cli.options import Refused
 from nodeready.node.cores.program import CoreSummary, ReadTotals
+from nodeready.node.tail import LogTail, NodeTail
 from nodeready.transport.base import LATE, LATE_WORDS, Answer, Request
 from tests.builders.proof import WELL
 from tests.fake import Does, fails, hangs, interrupts
@@ -39,10 +40,8 @@ PROVEN = program(
         for name in ("user", "limits", "control", "attach", "tracers")
     )
 )
-FILE = {"path": "/log/1", "size_bytes": 9, "mtime_s": 1.6e9, "age_s": 5.0, "lines": ["step 1"],
-        "matches": None, "reports": [], "pids": []}  # fmt: skip
-TAIL = {"host": "x", "files": [FILE], "unread": [], "left_out": 0, "older": 0, "error": ""}
-LOGS = program(lambda nonce: f'{nonce} tail "{packed(json.dumps(TAIL))}"\n')
+TAIL = NodeTail("x", (LogTail("/log/1", 9, 1.6e9, 5.0, ("step 1",), None),), (), 0, 0, "")
+LOGS = program(lambda nonce: f'{nonce} tail "{packed(json.dumps(asdict(TAIL)))}"\n')
 
 
 def crashed(request: Request) -> Answer | None:

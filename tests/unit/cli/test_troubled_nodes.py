@@ -16,6 +16,7 @@ import pytest
 from nodeready.cli.options import Refused
 from nodeready.node.cores.listing import CoreFile
 from nodeready.node.stacks import program as stacks
+from nodeready.node.tail import NodeTail
 from nodeready.policy import Policy
 from nodeready.subjects.wire import PYTHON_MISSING
 from nodeready.transport.base import TIMEOUT, Failure
@@ -45,7 +46,7 @@ def packed(text: str) -> str:
 
 
 def tail() -> Does:
-    row = {"host": "x", "files": [], "unread": [], "left_out": 0, "older": 0, "error": ""}
+    row = asdict(NodeTail("x", (), (), 0, 0, ""))
     return program(lambda nonce: f'a motd\n{nonce} tail "{packed(json.dumps(row))}"\n')
 
 

@@ -23,6 +23,8 @@ import pytest
 from nodeready.node.cores import program as cores
 from nodeready.node.cores.listing import CoreFile, Listing
 from nodeready.node.proofs import mesh
+from nodeready.node.tail import LogTail, NodeTail
+from nodeready.node.witnesses.logs import WatchdogReport
 from nodeready.ready.mesh_run import run_mesh
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof.mesh_facts import Mesh
@@ -60,13 +62,9 @@ DONE = json.dumps(asdict(cores.ReadTotals(1, 0)))
 CORE = cores.CoreSummary(
     0, pid=4711, signal=11, user="ada", comm="sh", text=packed("#0 f () at a.c:3")
 )
-TAIL = {
-    "host": "x", "unread": [], "left_out": 0, "older": 0, "error": "",
-    "files": [{"path": "/log/rank_1.log", "size_bytes": 9, "mtime_s": 1.6e9, "age_s": 5.0,
-               "lines": ["step 1"], "matches": None, "pids": [],
-               "reports": [{"rank": 1, "group": "tp", "kind": "timeout", "sequence": 7,
-                            "operation": "ALLREDUCE", "enqueued": 9, "completed": 6}]}],
-}  # fmt: skip
+REPORT = WatchdogReport(1, "tp", "timeout", 7, "ALLREDUCE", 9, 6)
+LOG = LogTail("/log/rank_1.log", 9, 1.6e9, 5.0, ("step 1",), None, (REPORT,))
+TAIL = plain(NodeTail("x", (LOG,), (), 0, 0, ""))
 
 
 def listing(number: int) -> Listing:

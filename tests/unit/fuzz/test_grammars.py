@@ -18,11 +18,11 @@ from pyinfra.api.exceptions import InventoryError
 from nodeready.audit import counters as history
 from nodeready.healthcheck import drain, gate, here
 from nodeready.inventory import hostfile, nodeset, slurm
-from nodeready.node import mount_table
+from nodeready.node import failure_events, mount_table
 from nodeready.node.cores import core_pattern
 from nodeready.node.stacks import py_spy
 from nodeready.node.stacks.processes import read_and_written
-from nodeready.node.witnesses import flight_recorder, ras_report
+from nodeready.node.witnesses import flight_recorder, nccl_log, ras_report
 from nodeready.node.witnesses import logs as watchdog
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError, make_policy
@@ -47,6 +47,7 @@ from nodeready.text import sanitise
 from nodeready.transport.line_channel import LineChannel
 from nodeready.transport.srun import StepOutput
 from nodeready.triage import cores, logs
+from nodeready.triage.postmortem import slurm_records
 from nodeready.triage.stacks import archive, trace
 from tests.builders.hostile import PIECES, RECORDED, encoded, mutated, recorded
 from tests.builders.ras_port import member, missing, report
@@ -201,6 +202,11 @@ PARSERS: dict[str, Any] = {
         flight_recorder.NoDumpError,
     ),
     "a watchdog's lines": (lambda text: watchdog.reports(text.splitlines()),),
+    "NCCL's lines": (lambda text: nccl_log.read_log(text.splitlines()),),
+    "a dead job's lines": (lambda text: failure_events.read_lines(text.splitlines(), 2026),),
+    "torchrun's error file": (failure_events.read_error_file,),
+    "sacct's rows": (lambda text: slurm_records.steps_of(slurm_records.parse_sacct(text)),),
+    "a job by scontrol": (slurm_records.parse_scontrol,),
     "log lines": (words,),
     "a text": (safe,),
     "node names": (folded,),
