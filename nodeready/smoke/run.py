@@ -280,12 +280,14 @@ class _SmokeRun:
 
     def _hcas(self) -> dict[str, tuple[str, ...]]:
         """Node -> its RDMA devices that NCCL could use."""
-        seen = {
+        observed = {
             name: snapshots[0].subjects.get("rdma")
             for name in self.task.policies
             if (snapshots := self.nodes.snapshots(name))
         }
-        return {name: rdma.nccl_ib_hca for name, rdma in seen.items() if isinstance(rdma, Rdma)}
+        return {
+            name: rdma.nccl_ib_hca for name, rdma in observed.items() if isinstance(rdma, Rdma)
+        }
 
     def _evidence(self, suspect: SmokeSuspect) -> tuple[str, ...]:
         """Lost connections, the job's variables, the evidence of the search with its meaning, and

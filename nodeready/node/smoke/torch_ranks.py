@@ -150,8 +150,8 @@ def debug_lines(number: int) -> list[str]:
         if match:
             link = re.sub(r"\d+", "", match.group(1) or "")
             lines.setdefault(link or line, line[:DEBUG_WIDTH])
-    kept = list(lines.values())
-    return kept[: DEBUG_LINES // 2] + kept[DEBUG_LINES // 2 :][-DEBUG_LINES // 2 :]
+    rows = list(lines.values())
+    return rows[: DEBUG_LINES // 2] + rows[DEBUG_LINES // 2 :][-DEBUG_LINES // 2 :]
 
 
 # --- TCP connections of this process.
@@ -201,7 +201,7 @@ def table_address(number: bytes) -> str:
 
 
 def own_address(without: int) -> str:
-    """The own address of most of this process's connections; "": there is none.
+    """The own address of most of this process's connections; "": no connection.
 
     without: the port of connections that do not count
     """
@@ -212,9 +212,9 @@ def own_address(without: int) -> str:
                 continue
             with socket.socket(fileno=os.dup(int(name))) as connection:
                 if connection.family in (socket.AF_INET, socket.AF_INET6):
-                    own, peer = connection.getsockname(), connection.getpeername()
-                    if without not in (own[1], peer[1]):
-                        address = own[0].rpartition("::ffff:")[2]
+                    local, peer = connection.getsockname(), connection.getpeername()
+                    if without not in (local[1], peer[1]):
+                        address = local[0].rpartition("::ffff:")[2]
                         counts[address] = counts.get(address, 0) + 1
     return max(counts, key=lambda address: counts[address]) if counts else ""
 
