@@ -147,7 +147,7 @@ class _Form(NamedTuple):
 
     pattern: with the groups ``rank``; ``local``: the local rank; ``label``: a number that is the
              rank, or the number of the node or on the node; ``host``; ``pid``; ``time``: stays
-             before the text
+             before the text; ``tag``: is removed from the text, too (Open MPI 4 tags each write)
     within:  None: its text says what it is. Otherwise its numbers must be ranks, and these are the
              forms that may stand before it
     """
@@ -169,9 +169,9 @@ _PREFIXES = (
     # Open MPI 5 (pmix_iof.c): [prterun-gpu1-7@1,3][gpu1:4711]<stdout>:  [3]<stdout>:
     _form(
         "mpirun",
-        rf"\[(?:[^\]\[,\s]{{1,120}},)?(?:mpirank:)?(?P<rank>{_NUMBER})"
+        rf"(?P<tag>\[(?:[^\]\[,\s]{{1,120}},)?(?:mpirank:)?(?P<rank>{_NUMBER})"
         r"(?:,(?P<instance>[\w.-]{1,200}))?\](?:\[(?P<host>[\w.-]{1,200}):\w{1,10}\])?"
-        r"<std(?:out|err|diag)>:(?: (?=\S))?",
+        r"<std(?:out|err|diag)>:)(?: (?=\S))?",
     ),
     # Ray: (RayTrainWorker pid=364, ip=10.0.0.1)  vLLM: (VllmWorker rank=1 pid=80)
     _form(
@@ -242,6 +242,11 @@ _NCCL_RANK = re.compile(rf"\brank ({_NUMBER}) n[rR]anks ({_NUMBER})\b")
 _RAY_WORKER = re.compile(
     rf"\((?:node_id=\w{{1,80}}, )?ip=([0-9A-Fa-f.:]{{2,45}}), pid=(\d{{1,10}})\) "
     rf"(?:world_)?rank=({_NUMBER}), local_rank=(\d{{1,4}})"
+)
+#: What torchrun's agent writes, one for the ranks of a node.
+_AGENT = re.compile(
+    r"torch\.distributed\.elastic\.(?:agent|multiprocessing\.api)|ChildFailedError"
+    r"|torch/distributed/(?:run|launch)\.py\"?[:,]|Root Cause \(first observed"
 )
 #: Lines of the launcher itself, which have no prefix.
 _LAUNCHER = re.compile(r"(?:srun|slurmstepd|sbatch|pdsh@[\w.-]+|clush|mpirun|mpiexec|prterun)\b")
@@ -494,11 +499,12 @@ def _label_kind(layers: Iterable[Iterable[_Form]], stripped: Iterable[_Prefixes]
     """What the labels of the prefixes are; see `RankReader`."""
     hosts: dict[int, set[str]] = defaultdict(set)
     processes: dict[int, set[int | None]] = defaultdict(set)
-    differ, same = False, False
+    differ, same, is_agent = False, False, False
     for (host, label, local, _), rank, text in stripped:
         if label is None:
             continue
         hosts[label].add(host)
+        is_agent = is_agent or bool(_AGENT.search(text))
         inner, _ = _within((), text)
         if local is not None or inner.host:
             processes[label].add(inner.local if local is None else local)
@@ -509,6 +515,8 @@ def _label_kind(layers: Iterable[Iterable[_Form]], stripped: Iterable[_Prefixes]
         return "local" if names else "task"
     if same:
         return "rank"
+    if is_agent and not names:
+        return "task"
     if len(names) == 1:
         # torchrun's prefix has the local rank, the others' the rank.
         is_local = any(form.name == "host:local" for layer in layers for form in layer)
@@ -532,7 +540,10 @@ def _strip_layer(layer: Iterable[_Form], text: str) -> _Prefixes | None:
             host = groups.get("host") or groups.get("instance") or ""
             writer = _Writer(host, label, local, pid)
             moment = f"{groups['time'].rstrip()} " if groups.get("time") else ""
-            return _Prefixes(writer, rank, moment + text[match.end() :])
+            rest_of_line = text[match.end() :]
+            if tag := groups.get("tag"):
+                rest_of_line = rest_of_line.replace(tag, "")
+            return _Prefixes(writer, rank, moment + rest_of_line)
     return None
 
 

@@ -32,6 +32,7 @@ def test_the_origin_of_each_line(path: Path):
 @pytest.mark.parametrize(("line", "text"), [
     ("[1,0]<stderr>:  File 'a'", "  File 'a'"),
     ("[1,0]<stderr>: step", "step"),
+    ("[1,1]<stderr>:    [1,1]<stderr>:main()[1,1]<stderr>:", "    main()"),
     ("[rank0]:   File 'a'", "  File 'a'"),
     ("[default0]:[rank0]:[W1 x.cpp:1] y", "[W1 x.cpp:1] y"),
     ("Thu Jan 23 11:55:50 2026[1,0]<stdout>:step", "Thu Jan 23 11:55:50 2026 step"),
