@@ -435,7 +435,12 @@ def _judge_master(job: _Job) -> None:
         elif addresses:
             resolved.append((row, frozenset(addresses)))
     counts = Counter(address_set for _, address_set in resolved)
-    usual = max(counts, key=lambda address_set: counts[address_set], default=frozenset[str]())
+    of_head = {address_set for row, address_set in resolved if row.node == head}
+    usual = max(
+        counts,
+        key=lambda address_set: (counts[address_set], address_set in of_head),
+        default=frozenset[str](),
+    )
     for row, address_set in resolved:
         if not address_set & usual:
             detail = f"{min(address_set)}, elsewhere {min(usual)}"
@@ -461,7 +466,9 @@ def _judge_port(job: _Job) -> None:
         elif rendezvous and rendezvous.listener not in ("", JOB) and (
             row.node in places or len(job.nodes) == 1
         ):  # fmt: skip
-            job.add("port-taken", row, variable, detail=rendezvous.listener)
+            # With rank 0 alive, the user may run a store of the job apart from its ranks.
+            weight = 1 if rendezvous.is_users and job.head else 2
+            job.add("port-taken", row, variable, detail=rendezvous.listener, weight=weight)
 
 
 # --- GPUs and CPUs.

@@ -55,6 +55,7 @@ class Rendezvous:
     resolved: the addresses of MASTER_ADDR here; (): not known, or none
     error:    why it has none
     listener: the process that listens on the port: `JOB`, another one in words; "": none is seen
+    is_users: the listener belongs to the user of the ranks
     """
 
     address: wire.Name
@@ -62,6 +63,7 @@ class Rendezvous:
     resolved: tuple[wire.Name, ...] = ()
     error: wire.Line = ""
     listener: wire.Line = ""
+    is_users: bool = False
 
 
 #: The listener is a process of the job.

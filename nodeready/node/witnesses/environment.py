@@ -128,16 +128,10 @@ def observe_node(
     rendezvous = []
     for number, (address, port) in enumerate(rows):
         resolved, error = resolved_names.get(address, ((), ""))
-        listener = answers.get(number, processes.HANGS)
-        rendezvous.append(
-            Rendezvous(
-                address,
-                port,
-                resolved[:_MAX_ADDRESSES],
-                error,
-                "" if listener is processes.HANGS else listener,
-            )
-        )
+        answer = answers.get(number, processes.HANGS)
+        listener, is_users = ("", False) if answer is processes.HANGS else answer
+        addresses = resolved[:_MAX_ADDRESSES]
+        rendezvous.append(Rendezvous(address, port, addresses, error, listener, is_users))
     own = resolved_names.get(os.uname().nodename, ((), ""))[0]
     facts = wire.decode(EnvironmentFacts, local)
     return replace(facts, rendezvous=tuple(rendezvous), own_addresses=own[:_MAX_ADDRESSES])
@@ -194,20 +188,21 @@ def _hca_ports() -> Iterator[HcaPort]:
                 yield HcaPort(device, int(port), state.partition(":")[2].strip().lower()[:20])
 
 
-def _listener(pid: int, port: str, job_pids: Sequence[int]) -> str:
-    """The process that listens on a port: as of a `Rendezvous`."""
+def _listener(pid: int, port: str, job_pids: Sequence[int]) -> tuple[str, bool]:
+    """The process that listens on a port, and whether it is the user's: as of a `Rendezvous`."""
     tables = (processes.contents(f"/proc/{pid}/net/{name}", _TABLE_BYTES) for name in _TABLES)
-    found = [row for table in tables for row in listeners(table) if str(row.port) == port]
-    if not found:
-        return ""
-    inodes = {str(row.inode) for row in found}
+    sockets = [row for table in tables for row in listeners(table) if str(row.port) == port]
+    if not sockets:
+        return "", False
+    inodes = {str(row.inode) for row in sockets}
     if any(inodes & socket_inodes(holder, _MAX_DESCRIPTORS) for holder in _family(job_pids)):
-        return JOB
+        return JOB, True
     # The table shows the owner. Only root sees the descriptors of another user's process.
-    job_uids = {os.stat(f"/proc/{pid}").st_uid}
-    if os.geteuid() not in (0, *job_uids) and found[0].uid in job_uids:
-        return ""
-    return holder_text(found[0])
+    job_uid = os.stat(f"/proc/{pid}").st_uid
+    is_users = sockets[0].uid == job_uid
+    if is_users and os.geteuid() not in (0, job_uid):
+        return "", False
+    return holder_text(sockets[0]), is_users
 
 
 _TABLES = ("tcp", "tcp6")

@@ -81,6 +81,7 @@ def test_the_listener_is_the_launcher_or_a_stranger():
         facts = environment.observe_node(OWN, {("127.0.0.1", port): [OWN]}, time.monotonic() + 9)
         # A child of ours is no ancestor of ours.
         holder = facts.rendezvous[0].listener
+        assert facts.rendezvous[0].is_users
         assert holder.startswith(f"port {port} is taken by ")
         assert holder.endswith(f", pid {other.pid}")
         other.communicate(b"\n")

@@ -45,7 +45,11 @@ def facts_of(number: int, case: dict[str, Any], address: str) -> EnvironmentFact
             NodeInterface("eth1", "up", (f"10.1.0.{number}/24",)),
         ),
         hca_ports=(HcaPort("mlx5_0", 1, "active"), HcaPort("mlx5_1", 1, "active")),
-        rendezvous=(Rendezvous(address, "29500", tuple(resolved), error, listener),),
+        rendezvous=(
+            Rendezvous(
+                address, "29500", tuple(resolved), error, listener, case.get("is_users", False)
+            ),
+        ),
         own_addresses=(f"10.0.0.{number}",),
         gpus=4,
         cpus=32,
@@ -66,7 +70,7 @@ def test_each_environment(case):
             variables = {name: value for name, value in variables.items() if value is not None}
             numbers = (rank, local) if case.get("numbered", True) else (None, None)
             ranks.append(RankEnvironment(f"gpu{number}", variables, *numbers, cpus=32))
-        node_facts = facts_of(number, case, case.get("every", {}).get("MASTER_ADDR", "gpu1"))
+        node_facts = facts_of(number, case, ranks[-1].variables["MASTER_ADDR"])
         facts |= {f"gpu{number}": node_facts} if node_facts else {}
     findings = judge(ranks, facts, nccl=case.get("nccl", ""))
     rows = [
