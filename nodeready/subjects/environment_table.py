@@ -24,7 +24,7 @@ class JobRule(NamedTuple):
 
 
 _SAME = "give the variable the same value on all ranks"
-_INTERFACE_ADVICE = "nodeready env prints the interface that leads to the other nodes"
+_INTERFACE_ADVICE = "nodeready env prints the interface that leads to its peers"
 _INTERFACES = (
     "`NCCL_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME`, `TP_SOCKET_IFNAME`, "
     "`OMPI_MCA_btl_tcp_if_include`, `OMPI_MCA_oob_tcp_if_include`"
