@@ -6,9 +6,11 @@ reports, and never more.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 from nodeready.node.failure_rules import (
     ENDED,
@@ -120,6 +122,9 @@ _RANK_PREFIX = re.compile(r"^ ?\[rank(\d{1,7})\]: ?")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _HEADER = re.compile(r"(?:^|[\s|:\]])(?:Original )?Traceback \(most recent call last\):\s*$")
 _FRAME = re.compile(r'^>?\s*(?:\| *)?File "([^"]{1,1000})", line (\d{1,7})(?:,? in (.{1,200}))?')
+#: The beginning and a frame of a traceback that Rich draws.
+_RICH = "╭", "Traceback (most recent call last) ─"
+_RICH_FRAME = re.compile(r"^│ (\S.{0,999}?):(\d{1,7}) in (\S{1,200})")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _IGNORED = ("Exception ignored in", "--- Logging error ---")
 #: An exception without its traceback, and with it.
@@ -140,6 +145,8 @@ _MPI_TAG = re.compile(r"\[\d+,\d+\]<std(?:err|out)>: ?")
 _MPI_CODE = re.compile(r"\s*Exit code: +(\d{1,3})")
 #: Maximum further lines of an exception's message.
 _DETAILS = 12
+#: Characters in which a line's time ends, if it begins with it.
+_TIME_END = 28
 
 
 Split = Callable[[str], LineOrigin]
@@ -204,8 +211,8 @@ class FailureReader:
         self.candidates: list[str] = []
         self.room = MAX_RANKS
 
-    def feed(self, line: str) -> None:
-        """Read one line."""
+    def feed(self, line: str, moment: str = "") -> None:
+        """Read one line. moment: its time, if the line does not have it"""
         self.number += 1
         plain = self.streams.get(_UNKNOWN)
         is_quiet = plain is not None and not plain.mode and self.split is unsplit
@@ -219,8 +226,8 @@ class FailureReader:
             plain.lines += 1
             plain.plain += 1
             plain.last = line or plain.last
-            if TIMED.search(line, 0, STAMP_CHARACTERS):
-                plain.timed = line
+            if TIMED.search(moment or line, 0, STAMP_CHARACTERS):
+                plain.timed = moment or line
             return
         if "\x1b" in line:
             line = _ANSI.sub("", line)
@@ -243,8 +250,8 @@ class FailureReader:
             if text.strip():
                 stream.last = text
         # Parsed only when an event needs it.
-        if TIMED.search(text, 0, STAMP_CHARACTERS):
-            stream.timed = text
+        if TIMED.search(moment or text, 0, STAMP_CHARACTERS):
+            stream.timed = moment or text
 
     # --- One line of a stream. Whether it belongs to a failure.
 
@@ -267,7 +274,7 @@ class FailureReader:
             return True
         if len(self.candidates) < _MAX_FOUND:
             self.candidates.append(line)
-        if _HEADER.search(text):
+        if _HEADER.search(text) or (text.startswith(_RICH[0]) and _RICH[1] in text):
             self._end_details(stream)
             is_original = "Original Traceback" in text
             if is_original and stream.chain:
@@ -314,7 +321,8 @@ class FailureReader:
         """A further line of an exception's message."""
         if stream.mode != "details":
             return False
-        if len(stream.details) >= _DETAILS:
+        # A line that begins with a time is no further line of a message.
+        if len(stream.details) >= _DETAILS or TIMED.search(text, 0, _TIME_END):
             self._end_chain(stream)
             return False
         stream.details.append(text.strip())
@@ -323,11 +331,11 @@ class FailureReader:
     # --- Tracebacks.
 
     def _in_traceback(self, stream: _Stream, text: str) -> bool:
-        if match := _FRAME.match(text):
+        if match := _FRAME.match(text) or _RICH_FRAME.match(text):
             if len(stream.frames) < 1000:
                 stream.frames.append((match[1], match[2], match[3] or ""))
             return True
-        if not text.strip() or text[0] in " \t":
+        if not text.strip() or text[0] in " \t│╰":
             return True
         stream.mode = ""
         if _HEADER.search(text) or not _RAISED.match(text):
@@ -584,16 +592,36 @@ def _own(stream: _Stream) -> tuple[int, ...]:
 _LEARNED = 2000
 
 
+#: What a container engine writes before a line: CRI, `kubectl logs --timestamps`.
+_CONTAINER = re.compile(
+    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6,9}(?:Z|[+-]\d\d:\d\d)) (?:std(?:out|err) [FP] )?"
+)
+
+
+def _unwrapped(line: str) -> tuple[str, str]:
+    """A line as its program wrote it, and the time that a container engine added; ""."""
+    if match := _CONTAINER.match(line):
+        return line[match.end() :], match[1]
+    if line.startswith('{"log":'):
+        with contextlib.suppress(wire.DecodeError):
+            row = wire.load_json(line)
+            return str(row["log"]).rstrip("\n"), str(row.get("time", ""))
+    return line, ""
+
+
 def read_lines(
     lines: Sequence[str], year: int, calendar: Calendar = node_calendar, path: str = ""
 ) -> FileFailures:
     """What the lines of one file report."""
+    moments: Sequence[str] = ()
+    if lines and _unwrapped(lines[0])[1]:
+        lines, moments = zip(*map(_unwrapped, lines))
     learned = lines if len(lines) < 2 * _LEARNED else [*lines[:_LEARNED], *lines[-_LEARNED:]]
     ranks = learn_ranks(learned, path=path)
     split = ranks.split if ranks.layers or ranks.is_mixed else unsplit
     reader = FailureReader(year, calendar, split)
-    for line in lines:
-        reader.feed(line)
+    for line, moment in zip_longest(lines, moments, fillvalue=""):
+        reader.feed(line, moment)
     return replace(reader.failures(), path=path)
 
 

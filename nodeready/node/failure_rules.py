@@ -293,6 +293,11 @@ LINE_RULES = (
         rf"^(?:\S+: line \d+: +)?(?:(?P<pid>\d{{1,10}}) )?(?P<word>{_WORDS})"
         r"(?: \(core dumped\))?(?:  .*)?$",
     ),
+    _line(
+        FAILED, "", "",
+        r"^(?P<text>forrtl: (?:severe|error) \(\d{1,4}\): .*|Fortran runtime error: .*"
+        r"|panic: .+|thread '.{1,80}' panicked at .+)",
+    ),
     _line(FAILED, "gpu", "", r"(?P<text>block: \[[\d,]+\], thread: .{0,60}Assertion .* failed.*)"),
     _line(FAILED, "", "", r"^F(?:\d{4}){1,2} \d\d:\d\d:\d\d\S* .*?\] (?P<text>.*)"),
     _line(
@@ -328,7 +333,7 @@ _NEEDLES = (
     *(" peer", "pipe", "nterrupt", "xit", "noticed", "corrupt", "TIME LIMIT", "not found"),
     *("No such", "No module", "ermission", "Hangup", "Quit", "atchdog", "nqueued ", "Barrier"),
     *("onnection ", "on Socket", "on TCPStore", "is running ", "ollective #", "lagging ranks"),
-    *("srun: ", "eartbeat", "at NCCL work", "Root Cause", "Process name", 'File "'),
+    *("srun: ", "eartbeat", "at NCCL work", "Root Cause", "panic", "Process name", 'File "'),
 )
 
 

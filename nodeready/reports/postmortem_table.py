@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from nodeready.reports.lines import STYLES, StyledLine, line
 from nodeready.reports.rank_groups import ranks
 from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.sections import fitted
+from nodeready.reports.similar_texts import reasons
 from nodeready.reports.table_layout import NO_LIMIT, TableLayout
 from nodeready.text import counted
 from nodeready.triage.postmortem.document import FailureGroup, Postmortem
@@ -64,8 +66,8 @@ def show(document: Postmortem, options: Options = PLAIN) -> Iterator[StyledLine]
     """The cause with its evidence, all failures, and the sources. -v leaves nothing out."""
     table = _PostmortemTable(options)
     for word, errors in (("unreachable", document.unreachable), ("failed", document.failed)):
-        for node, error in errors.items():
-            yield table.head(word, word, (node, "bold"), f"  {error}")
+        section = table.by_reason(f"{word} ", word, reasons(errors.items(), options.verbose))
+        yield from fitted([section], 0, options.width)
     yield from table.cause(document)
     yield line("")
     groups = [group for group in document.failures if table.is_whole or group.role != "report"]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from nodeready.inventory.nodeset import fold
 from nodeready.node.failure_events import FileFailures
 from nodeready.node.postmortem import NodeFailures, PostmortemConfig
 from nodeready.subjects import wire
@@ -76,6 +77,8 @@ class EvidenceBuilder:
 
     evidence: JobEvidence = field(default_factory=JobEvidence)
     notes: dict[str, str] = field(default_factory=dict)
+    #: why a source gave nothing -> nodes
+    _absent: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     _kernels: dict[str, tuple[NodeFailures, NodeClock]] = field(default_factory=dict)
 
     def add(self, node: str, answer: NodeEvidence) -> None:
@@ -93,8 +96,10 @@ class EvidenceBuilder:
                 evidence.missing[f"{node}:{file.path}"] = file.reason
         if failures.left_out:
             evidence.missing[f"{node}: {counted(failures.left_out, 'log')}"] = "beyond --max-files"
+        if not (failures.files or failures.unread or failures.error):
+            self._absent.setdefault(("logs", "no file matches"), []).append(node)
         if failures.kernel.absent:
-            evidence.missing[f"kernel's log of {node}"] = failures.kernel.absent
+            self._absent.setdefault(("kernel's log", failures.kernel.absent), []).append(node)
         else:
             self._kernels[node] = failures, clock
 
@@ -106,6 +111,8 @@ class EvidenceBuilder:
             for file in evidence.files
             if file.failures.size_bytes
         ]
+        for (source, reason), names in self._absent.items():
+            evidence.missing[f"{source} of {fold(names)}"] = reason
         evidence.files = _shared_once(evidence.files)
         end_s = max(ends, default=None)
         for node, (failures, clock) in self._kernels.items():

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -38,7 +37,10 @@ _NO_NODES = re.compile(
 _KERNEL = re.compile(
     r"(?:^|/)kernel/([\w.-]+?)(?:\.(?:txt|log))?$|(?:^|/)([\w.-]+?)\.kernel\.(?:txt|log)$"
 )
-_PACKED = (".gz", ".xz", ".bz2", ".zst", ".tar", ".npy", ".pt", ".pkl")
+#: Files that are no logs, and those that may have logs in them.
+_NO_LOGS, _PACKED = (".npy", ".pt", ".pkl"), (".gz", ".xz", ".bz2", ".zst", ".tar", ".tgz", ".zip")
+#: Seconds around the end of the logs in which the kernel's faults count.
+_FAULT_S = 86400
 #: The first line of an incident's log: ``gpu1:/var/log/train/rank_0.log (ranks 0)``.
 _INCIDENT_HEAD = re.compile(r"([\w.-]+):(/\S+)(?: \(ranks? [\d,/-]+\))?$")
 #: Before the text of a kernel's line: its time, the host and the word kernel.
@@ -57,13 +59,13 @@ def read_directory(path: Path) -> JobEvidence:
     root = os.path.realpath(path)
     if not os.path.exists(root):
         raise NoEvidenceError(f"{path}: does not exist")
-    names: Iterable[str] = _files(root)
+    evidence, room, logs = JobEvidence(), _MAX_BYTES, 0
+    names: Iterable[str] = _files(root, evidence.missing)
     if not os.path.isdir(root):
         root, name = os.path.split(root)
         names = [name]
     elif os.path.exists(f"{root}/{DOCUMENT}"):
-        names = (name for name in _files(root) if name.startswith("logs/"))
-    evidence, room, logs = JobEvidence(), _MAX_BYTES, 0
+        names = (name for name in names if name.startswith("logs/"))
     for number, name in enumerate(names):
         if number >= _MAX_FILES or room <= 0:
             evidence.missing["logs"] = f"only {counted(logs, 'file')} read: the rest is too much"
@@ -97,6 +99,7 @@ def read_directory(path: Path) -> JobEvidence:
             os.close(handle)
     if not (logs or evidence.steps or evidence.kernel):
         raise NoEvidenceError(f"{path}: no log in it")
+    _drop_old_faults(evidence)
     nodes = {file.node for file in evidence.files if file.node}
     nodes_text = f" of {counted(len(nodes), 'node')}" if nodes else ""
     evidence.sources = {"logs": f"{counted(logs, 'file')}{nodes_text}", **evidence.sources}
@@ -105,16 +108,27 @@ def read_directory(path: Path) -> JobEvidence:
     return evidence
 
 
-def _files(root: str) -> Iterator[str]:
-    """The names of the files below the directory, sorted; links are not followed."""
-    for directory, names, files in os.walk(root):
+def _files(root: str, missing: dict[str, str]) -> Iterator[str]:
+    """The names of the files below the directory, sorted; links are not followed.
+
+    missing: gets what cannot be read as a log
+    """
+
+    def unreadable(error: OSError) -> None:
+        missing[os.path.relpath(error.filename, root)] = error.strerror or str(error)
+
+    for directory, names, files in os.walk(root, onerror=unreadable):
         names[:] = sorted(name for name in names if not name.startswith("."))
         for name in sorted(files):
             full = f"{directory}/{name}"
-            if name.startswith(".") or name.endswith(_PACKED):
+            if name.startswith(".") or name.endswith(_NO_LOGS):
                 continue
-            if stat.S_ISREG(os.lstat(full).st_mode):
-                yield os.path.relpath(full, root)
+            shown = os.path.relpath(full, root)
+            kind = users_file.special_kind(os.lstat(full).st_mode)
+            if kind or name.endswith(_PACKED):
+                missing[shown] = f"is {kind or 'compressed'}"
+            else:
+                yield shown
 
 
 def _node(name: str) -> str:
@@ -138,6 +152,20 @@ def _add_kernel(evidence: JobEvidence, node: str, text: str, mtime_s: float) -> 
             )  # fmt: skip
             evidence.kernel.append(NodeFault(node, message.kind, moment, message.pid, text))
     evidence.sources["kernel's log"] = counted(len(evidence.kernel), "fault")
+
+
+def _drop_old_faults(evidence: JobEvidence) -> None:
+    """Leave out the kernel's faults that are not of the job's time, if its logs have times."""
+    failures = [file.failures for file in evidence.files]
+    moments = [stream.last_s for found in failures for stream in found.streams]
+    moments += [event.time_s for found in failures for event in found.events]
+    end_s = max((moment for moment in moments if moment is not None), default=None)
+    if end_s is not None and evidence.kernel:
+        evidence.kernel = [
+            fault for fault in evidence.kernel
+            if fault.time_s is None or abs(fault.time_s - end_s) < _FAULT_S
+        ]  # fmt: skip
+        evidence.sources["kernel's log"] = counted(len(evidence.kernel), "fault")
 
 
 def _add_slurm(evidence: JobEvidence, name: str, text: str) -> None:

@@ -37,6 +37,7 @@ from nodeready.triage.postmortem.rank_failures import (
     ASSERT,
     FINAL_LINES,
     EqualFailures,
+    deadly,
     equal_failures,
     is_clear_root,
     last_attempt,
@@ -102,10 +103,13 @@ class FirstFailureFinder:
         self.own_errors = [
             f for f in self.all if f.event.role == FAILED and not self._is_victim(f)
         ]
-        self.final = [f for f in self.own_errors if f.event.lines_after <= FINAL_LINES]
         self.reports = [f for f in self.all if f.event.role == REPORT and f.event.code]
         self.lost = [f for f in self.all if f.event.role == LOST]
         self.waited = [f for f in self.all if f.event.role == WAITED]
+        self.final = deadly(
+            [f for f in self.own_errors if f.event.lines_after <= FINAL_LINES],
+            (*self.lost, *self.waited),
+        )
         self.ended = [f for f in self.all if f.event.role == ENDED]
         self.missing: list[str] = []
 
@@ -586,6 +590,17 @@ class FirstFailureFinder:
         is_few = 2 * len(silent) < len(self.ranks) or (is_node and len(silent) < len(self.ranks))
         return silent if is_few else []
 
+    def _last_lines(self, ranks: set[int]) -> list[str]:
+        """The last lines of some of the ranks."""
+        lines = [
+            stream.last
+            for file in self.evidence.files
+            for stream in file.failures.streams
+            if stream.last and (self.finder.file_rank(file), stream.rank) != (None, None)
+            and ranks & {self.finder.file_rank(file), stream.rank}
+        ]  # fmt: skip
+        return list(dict.fromkeys(lines))[:3]
+
     def _silent(self) -> FirstFailure | None:
         """The rank whose log ends without a failure, while the others lost a peer."""
         silent = set(self._silent_ranks())
@@ -594,7 +609,8 @@ class FirstFailureFinder:
         nodes = {self.node_of[rank] for rank in silent if rank in self.node_of}
         lost = {f.rank for f in self.lost if f.rank is not None}
         text = f"{self._subject(silent, nodes)} ended without a word; {ranks_of(lost)} lost a peer"
-        evidence = [f"its log has no failure; {self.lost[0].example}: {self.lost[0].event.text}"]
+        evidence = [f"its last line: {line}" for line in self._last_lines(silent)]
+        evidence.append(f"{self.lost[0].example}: {self.lost[0].event.text}")
         self.missing.append("its exit status: sacct, the launcher's output or the kernel's log")
         return self._cause("unclear", text, silent, nodes, for_=evidence)
 

@@ -56,6 +56,28 @@ def _shape(text: str) -> str:
     return _SHAPE.sub("0", text)[:120]
 
 
+def deadly(errors: list[RankFailure], lost: Iterable[RankFailure]) -> list[RankFailure]:
+    """The errors without those after which most of their ranks called a collective.
+
+    A library that logs the errors that it handles (a tracker without its server) does so on all
+    ranks. If all errors are like that, all.
+    """
+    calls: dict[tuple[int, int | None], int] = {}
+    for failure in lost:
+        key = failure.file, failure.rank
+        if failure.event.frame and failure.rank is not None:
+            calls[key] = min(failure.event.lines_after, calls.get(key, failure.event.lines_after))
+    found: list[RankFailure] = []
+    for group in equal_failures(errors):
+        went_on = {
+            f.rank for f in group.failures
+            if calls.get((f.file, f.rank), f.event.lines_after) < f.event.lines_after
+        }  # fmt: skip
+        if len(went_on) < 2 or 2 * len(went_on) < len(group.ranks):
+            found += group.failures
+    return found or errors
+
+
 _ATTEMPT = re.compile(r"^(.*/)attempt_(\d{1,4})/")
 
 
