@@ -412,7 +412,10 @@ def _are_ranks(form: _Form, texts: Sequence[str], share: float) -> bool:
     is_frequent = len(numbers) >= max(2 * len(distinct), share * len(texts))
     # A word before a number may be a module, and the number that of its line.
     gaps = 1 if is_word else 4
-    is_dense = form.name == "pdsh" or gaps * len(distinct) > max(distinct, default=0)
+    # A number of one line may be no rank's.
+    counts = Counter(numbers)
+    largest = max((number for number in distinct if counts[number] > 1), default=0)
+    is_dense = form.name == "pdsh" or gaps * len(distinct) > largest
     if len(distinct) < 2 or not is_frequent or not is_dense or len(names) > 2:
         return False
     half = len(numbers) // 2

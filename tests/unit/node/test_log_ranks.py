@@ -51,6 +51,12 @@ def test_a_file_of_one_rank_may_quote_others():
     assert learn_ranks(labelled, path="/log/rank_0.log").is_mixed
 
 
+def test_a_number_that_stands_once_does_not_hide_the_ranks():
+    lines = [f"{rank}: step {step}" for step in range(8) for rank in (2, 0, 3, 1)]
+    reader = learn_ranks(["2026: start of the batch script", *lines])
+    assert {origin.rank for origin in reader.origins} == {0, 1, 2, 3, 2026}
+
+
 def test_a_pattern_in_place_of_what_is_learned():
     lines = [
         f"<{rank}@gpu{rank // 2}> [rank9]: step {step}" for step in (1, 2) for rank in range(4)
