@@ -45,9 +45,10 @@ from nodeready.node.witnesses.kernel_log import KernelLog, witness_log
 from nodeready.node.witnesses.logs import WatchdogReport
 from nodeready.subjects import wire
 
-#: Maximum bytes at the beginning and at the end of a file that are read, and of all files of one
-#: fork.
-HEAD_BYTES, END_BYTES, _ALL_BYTES = 256 << 10, (4 << 20) - (256 << 10), 64 << 20
+#: Maximum bytes at the beginning and at the end of a file that are read.
+HEAD_BYTES, END_BYTES = 256 << 10, (4 << 20) - (256 << 10)
+#: Bytes of all files of a pattern, in equal shares, and the least share.
+_ALL_BYTES, _LEAST_BYTES = 64 << 20, 256 << 10
 #: Maximum lines of a file; of more, those in its middle are left out.
 MAX_ROWS = 100_000
 #: Maximum bytes of an answer before it is compressed.
@@ -109,9 +110,10 @@ def file_failures(
         with contextlib.suppress(NoDumpError):
             dump = parse(os.pread(handle, min(size, MAX_BYTES), 0))
             return FileFailures(path, size, status.st_mtime, recording=replace(dump, path=path))
-    end_bytes = min(END_BYTES, max(0, room - HEAD_BYTES))
-    is_whole = size <= HEAD_BYTES + end_bytes
-    head = os.pread(handle, size if is_whole else HEAD_BYTES, 0)
+    head_bytes = min(HEAD_BYTES, room // 4)
+    end_bytes = min(END_BYTES, room - head_bytes)
+    is_whole = size <= head_bytes + end_bytes
+    head = os.pread(handle, size if is_whole else head_bytes, 0)
     rows = text_lines(head if is_whole else head[: head.rfind(b"\n") + 1], is_whole=True)
     end = (
         []
@@ -139,23 +141,22 @@ def file_failures(
         path=path,
         size_bytes=size,
         mtime_s=status.st_mtime,
-        skipped=0 if is_whole else size - HEAD_BYTES - end_bytes,
+        skipped=0 if is_whole else size - head_bytes - end_bytes,
     )
 
 
 class FailureFileReader(TailReader):
     """One fork's work: sends what each file reports."""
 
-    room = _ALL_BYTES
-
     def read(self, hit: Any, handle: int) -> None:
         """Read one file, and send what it reports."""
         try:
             self.touch(hit.match.real)
+            room = max(_LEAST_BYTES, _ALL_BYTES // max(1, self.file_count))
             reason = "its lines take too long"
             message = {"search": hit.match.shown, "owner": hit.owner, "reason": reason}
             failures = file_failures(
-                handle, hit.match.shown, self.room, on_read=lambda: self.send(message)
+                handle, hit.match.shown, room, on_read=lambda: self.send(message)
             )
         except OSError as error:
             self.report_error(hit.match.shown, error)
@@ -165,7 +166,6 @@ class FailureFileReader(TailReader):
         if failures is None:
             self.unread(hit.match.shown, "is no text", fault=False)
             return
-        self.room -= min(failures.size_bytes, HEAD_BYTES + END_BYTES)
         self.send({"failures": asdict(failures)})
 
 

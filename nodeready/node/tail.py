@@ -190,7 +190,10 @@ class TailReader:
     hung:     devices of mounts that do not answer, and are not used
     left_out: paths that are not read
     used_s:   owner -> seconds that the owner's files have taken
+    file_count: number of files that are read
     """
+
+    file_count = 0
 
     def __init__(
         self,
@@ -253,6 +256,7 @@ class TailReader:
             rank = named_ranks(hit.match.shown).rank
             (wanted if rank is None or self.config.is_wanted(rank) else unwanted).append(hit)
         chosen = [*by_turns(wanted), *by_turns(unwanted)][: self.config.max_files]
+        self.file_count = len(chosen)
         header = {"left_out": len(new) - len(chosen), "older": len(hits) - len(new)}
         self.send({**header, "chosen": [hit.match.shown for hit in chosen]})
         opened = [self.open(hit) for hit in chosen if hit.match.shown not in self.left_out]
