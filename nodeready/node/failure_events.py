@@ -214,6 +214,13 @@ class FailureReader:
     def feed(self, line: str, moment: str = "") -> None:
         """Read one line. moment: its time, if the line does not have it"""
         self.number += 1
+        if line[:1] == "{" and (rows := _structured(line)):
+            for row in rows:
+                self._feed(row)
+        else:
+            self._feed(line)
+
+    def _feed(self, line: str) -> None:
         plain = self.streams.get(_UNKNOWN)
         is_quiet = plain is not None and not plain.mode and self.split is unsplit
         if (
@@ -588,6 +595,36 @@ def _own(stream: _Stream) -> tuple[int, ...]:
     return () if stream.key[1] is None else (stream.key[1],)
 
 
+#: Maximum characters of a line of JSON, and the keys of its rank.
+_MAX_JSON, _RANK_KEYS = 1 << 16, ("rank", "global_rank", "RANK")
+
+
+def _structured(line: str) -> list[str]:
+    """The lines in the texts of a logger's JSON object, with its rank; []: it is none."""
+    if len(line) > _MAX_JSON or not has_needle(line):
+        return []
+    try:
+        data = wire.load_json(line)
+    except wire.DecodeError:
+        return []
+    rank = next((data[key] for key in _RANK_KEYS if type(data.get(key)) is int), None)
+    prefix = "" if rank is None else f"[rank{rank}]: "
+    texts = [value for value in data.values() if isinstance(value, str)]
+    head = " ".join(text for text in texts if "\n" not in text)
+    rows = [row for text in texts if "\n" in text for row in text.split("\n")]
+    return [prefix + row for row in (head, *rows)]
+
+
+#: A line of srun --label.
+_LABELLED = re.compile(r" {0,6}(?P<rank>\d{1,7}): ")
+
+
+def _are_labelled(lines: Sequence[str]) -> bool:
+    """Whether nearly all lines have a number that does not only grow, as of srun --label."""
+    labels = [int(match["rank"]) for line in lines if (match := _LABELLED.match(line))]
+    return 10 * len(labels) > 8 * len(lines) and labels != sorted(labels)
+
+
 #: Lines at the beginning and at the end of which the prefixes are learned.
 _LEARNED = 2000
 
@@ -618,6 +655,8 @@ def read_lines(
         lines, moments = zip(*map(_unwrapped, lines))
     learned = lines if len(lines) < 2 * _LEARNED else [*lines[:_LEARNED], *lines[-_LEARNED:]]
     ranks = learn_ranks(learned, path=path)
+    if not ranks.layers and _are_labelled(learned):
+        ranks = learn_ranks(learned, pattern=_LABELLED.pattern)
     split = ranks.split if ranks.layers or ranks.is_mixed else unsplit
     reader = FailureReader(year, calendar, split)
     for line, moment in zip_longest(lines, moments, fillvalue=""):

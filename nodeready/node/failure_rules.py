@@ -87,7 +87,7 @@ TEXT_RULES = (
         r"CUDA (?:driver )?error|CUBLAS_STATUS_|CUDNN_STATUS|cuDNN error|HIP error|hipError"
         r"|ECC error|no CUDA-capable device|CUDA unknown error|Found no NVIDIA driver"
         r"|invalid device ordinal|NVML|[Cc]uda failure|unhandled cuda error"
-        r"|block: \[[\d,]+\], thread: .{0,60}Assertion",
+        r"|block: \[[\d,]+\], thread: .{0,60}Assertion|Memory access fault by GPU",
     ),
     _rule(
         FAILED, "network",
@@ -155,11 +155,12 @@ def _collective_role(error: nccl_errors.NcclMeaning) -> tuple[str, str]:
 _SIGNAL_KINDS = {4: "segfault", 7: "storage", 8: "segfault", 11: "segfault"}
 SIGNAL_NAMES = {
     1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
-    9: "SIGKILL", 11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM",
+    9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 15: "SIGTERM",
 }  # fmt: skip
 _SIGNAL_WORDS = {
     "Hangup": 1, "Interrupt": 2, "Quit": 3, "Illegal instruction": 4, "Aborted": 6,
     "Bus error": 7, "Floating point exception": 8, "Killed": 9, "Segmentation fault": 11,
+    "User defined signal 1": 10, "User defined signal 2": 12,
     "Broken pipe": 13, "Terminated": 15, "Out Of Memory": 9,
 }  # fmt: skip
 _NUMBERS = {name: number for number, name in SIGNAL_NAMES.items()}
@@ -298,6 +299,7 @@ LINE_RULES = (
         r"^(?P<text>forrtl: (?:severe|error) \(\d{1,4}\): .*|Fortran runtime error: .*"
         r"|panic: .+|thread '.{1,80}' panicked at .+)",
     ),
+    _line(FAILED, "gpu", "", r"(?P<text>Memory access fault by GPU.*)"),
     _line(FAILED, "gpu", "", r"(?P<text>block: \[[\d,]+\], thread: .{0,60}Assertion .* failed.*)"),
     _line(FAILED, "", "", r"^F(?:\d{4}){1,2} \d\d:\d\d:\d\d\S* .*?\] (?P<text>.*)"),
     _line(

@@ -113,12 +113,14 @@ def file_failures(
     head_bytes = min(HEAD_BYTES, room // 4)
     end_bytes = min(END_BYTES, room - head_bytes)
     is_whole = size <= head_bytes + end_bytes
-    head = os.pread(handle, size if is_whole else head_bytes, 0)
+    head = _without_nuls(os.pread(handle, size if is_whole else head_bytes, 0))
     rows = text_lines(head if is_whole else head[: head.rfind(b"\n") + 1], is_whole=True)
     end = (
         []
         if is_whole
-        else text_lines(os.pread(handle, end_bytes, size - end_bytes), is_whole=False)
+        else text_lines(
+            _without_nuls(os.pread(handle, end_bytes, size - end_bytes)), is_whole=False
+        )
     )
     if rows is None or end is None:
         return None
@@ -143,6 +145,11 @@ def file_failures(
         mtime_s=status.st_mtime,
         skipped=0 if is_whole else size - head_bytes - end_bytes,
     )
+
+
+def _without_nuls(data: bytes) -> bytes:
+    """The data without the few NUL bytes that a crash may leave in a text."""
+    return data.replace(b"\0", b"") if 10 * data.count(b"\0") < len(data) else data
 
 
 class FailureFileReader(TailReader):

@@ -79,7 +79,7 @@ class FirstFailureFinder:
     """Finds the first failure in the evidence on one job."""
 
     def __init__(self, evidence: JobEvidence) -> None:
-        self.evidence = evidence = last_attempt(evidence)
+        self.evidence = evidence
         finder = RankFinder(evidence)
         self.rank_by_pid = finder.by_pid
         self.all = with_reported_ranks(list(finder.failures()))
@@ -103,6 +103,10 @@ class FirstFailureFinder:
         self.own_errors = [
             f for f in self.all if f.event.role == FAILED and not self._is_victim(f)
         ]
+        # An error of an earlier attempt counts where the last attempt has none.
+        self.last_files = last_attempt(evidence)
+        last_errors = [f for f in self.own_errors if f.file in self.last_files]
+        self.own_errors = last_errors or self.own_errors
         self.reports = [f for f in self.all if f.event.role == REPORT and f.event.code]
         self.lost = [f for f in self.all if f.event.role == LOST]
         self.waited = [f for f in self.all if f.event.role == WAITED]
@@ -260,6 +264,8 @@ class FirstFailureFinder:
             if is_all:
                 for_.append("every rank raised it: a mistake that all share, not one rank's")
             against += self._contrary_reports(ranks)
+            if first.first.file not in self.last_files:
+                against.append("torchrun started the ranks again after it")
             if kind == "gpu" and "CUDA" in event.text:
                 against.append(
                     "CUDA reports errors late: the frame may be wrong; CUDA_LAUNCH_BLOCKING=1 "
@@ -368,7 +374,10 @@ class FirstFailureFinder:
         order: list[RankFailure] = []
         for failure in self.reports:
             number = signal_of(failure.event.code)
-            is_ended = number in (1, 2, 15) or (failure.node, failure.event.pid) in agent_pids
+            is_ended = (failure.node, failure.event.pid) in agent_pids
+            # A signal that torchrun did not send came from outside.
+            is_torchrun = failure.event.source.startswith("torchrun") and bool(agent_pids)
+            is_ended = is_ended or (number in (1, 2, 15) and not is_torchrun)
             if is_ended or failure.rank in excused:
                 continue
             order.append(failure)
@@ -547,6 +556,8 @@ class FirstFailureFinder:
             evidence += [f"sacct: {step.step} {step.state}" for step in cancelled[:2]]
             is_slurm = cancelled or job[0].event.source == "slurm-job"
             text = "the job was cancelled"
+            if sent := {signal_of(f.event.code) for f in self.reports} & {10, 12}:
+                text = f"{SIGNAL_NAMES[min(sent)]} of Slurm ended the ranks"
             if not is_slurm:
                 name = SIGNAL_NAMES.get(abs(job[0].event.code), "a signal (Ctrl-C)")
                 text = f"{name} ended the launcher, from outside"

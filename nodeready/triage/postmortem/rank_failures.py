@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from nodeready.inventory.nodeset import natural
-from nodeready.node.failure_rules import FAILED, REPORT, signal_of
+from nodeready.node.failure_rules import FAILED, REPORT, WAITED, signal_of
 from nodeready.triage.postmortem.evidence import JobEvidence, RankFailure
 
 #: Lines of the same rank after an error from which on the rank went on after it.
@@ -78,23 +78,24 @@ def deadly(errors: list[RankFailure], lost: Iterable[RankFailure]) -> list[RankF
     return found or errors
 
 
+#: monitored_barrier names the rank that reports (ProcessGroupGloo.cpp).
+_BARRIER = re.compile(r"\bRank (\d{1,7}) (?:successfully reached|timed out in) monitoredBarrier")
 _ATTEMPT = re.compile(r"^(.*/)attempt_(\d{1,4})/")
 
 
-def last_attempt(evidence: JobEvidence) -> JobEvidence:
-    """The evidence without the logs of attempts after which torchrun started the ranks again."""
-    matches = {id(file): _ATTEMPT.match(file.failures.path) for file in evidence.files}
+def last_attempt(evidence: JobEvidence) -> frozenset[int]:
+    """Indexes of the files, without those of attempts after which torchrun started again."""
+    matches = [_ATTEMPT.match(file.failures.path) for file in evidence.files]
     last: dict[tuple[str, str], int] = {}
-    for file in evidence.files:
-        if match := matches[id(file)]:
+    for file, match in zip(evidence.files, matches, strict=True):
+        if match:
             key = file.node, match[1]
             last[key] = max(int(match[2]), last.get(key, 0))
-    files = [
-        file
-        for file in evidence.files
-        if not (match := matches[id(file)]) or int(match[2]) == last[file.node, match[1]]
-    ]
-    return replace(evidence, files=files)
+    return frozenset(
+        number
+        for number, (file, match) in enumerate(zip(evidence.files, matches, strict=True))
+        if not match or int(match[2]) == last[file.node, match[1]]
+    )
 
 
 def once_per_rank(failures: Iterable[RankFailure]) -> list[RankFailure]:
@@ -136,7 +137,10 @@ def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
     attributed = []
     for failure in failures:
         event, ranks = failure.event, set[int]()
-        if failure.rank is None and event.role == FAILED and not event.source:
+        if failure.rank is None and event.role == WAITED:
+            barrier = _BARRIER.search(event.text)
+            ranks = {int(barrier[1])} if barrier else set()
+        elif failure.rank is None and event.role == FAILED and not event.source:
             ranks = set(copies.get(_shape(event.text), ())) or _reported(
                 failure, by_file[failure.file]
             )

@@ -69,6 +69,12 @@ def test_of_a_long_log_the_beginning_and_the_end_are_read(tmp_path):
     assert found.skipped == found.size_bytes - size
 
 
+def test_a_log_with_the_bytes_of_a_crash_is_read(tmp_path):
+    text = b"\0\0step 1 \xff\xfe\nstep\0 2\nKeyError: 'x\xe9'\n"
+    (tmp_path / "rank_0.log").write_bytes(text)
+    assert document(tmp_path).cause.text == "rank 0: KeyError: 'x\ufffd'"
+
+
 def test_a_dump_of_the_flight_recorder_names_the_rank_that_did_not_come(tmp_path):
     dumps = Path(__file__).parents[1] / "node/data/flight_recorder"
     for rank in (0, 1, 3):

@@ -20,7 +20,7 @@ def test_a_long_line_in_a_kernel_log_and_what_is_no_log_leave_the_other_logs(
 ):
     (tmp_path / "kernel").mkdir()
     (tmp_path / "kernel" / "gpu1.txt").write_text("x 0: " + "TX" * 1_000_000)
-    (tmp_path / "rank_0.log").write_bytes(b"step 1\nstep\0 2\n")
+    (tmp_path / "rank_0.log").write_bytes(b"step 1\nstep\0\0\0\0 2\n")
     (tmp_path / "rank_1.log").write_text("MemoryError\n")
     (tmp_path / "rank_2.log").symlink_to("/etc/passwd")
     (tmp_path / "rank_3.log.gz").write_bytes(b"\x1f\x8b")
