@@ -216,11 +216,11 @@ class FailureReader:
         self.number += 1
         if line[:1] == "{" and (rows := _structured(line)):
             for row in rows:
-                self._feed(row)
+                self._feed(row, moment)
         else:
-            self._feed(line)
+            self._feed(line, moment)
 
-    def _feed(self, line: str) -> None:
+    def _feed(self, line: str, moment: str) -> None:
         plain = self.streams.get(_UNKNOWN)
         is_quiet = plain is not None and not plain.mode and self.split is unsplit
         if (
@@ -556,23 +556,26 @@ class FailureReader:
             self._end_chain(stream)
             if stream.mode == "block":
                 self._end_block(stream)
-        # A label before torchrun's own report is the number of a node's task, not of a rank.
-        hosts = {
-            key[1]: next(event.host for event in stream.events if event.source == "torchrun-root")
+        # A label before torchrun's own report is that of a node's task: the report has its host.
+        tasks = {
+            key[:2]: event.host
             for key, stream in self.streams.items()
-            if any(event.source == "torchrun-root" for event in stream.events)
+            for event in stream.events
+            if event.source == "torchrun-root" and key != _UNKNOWN
         }
-        tasks = {label: host for label, host in hosts.items() if label is not None}
         for stream in self.streams.values():
-            label = stream.key[1]
-            if label in tasks and not stream.is_prefixed:
-                stream.key = (tasks[label], None, stream.key[2])
+            host, label, local = stream.key
+            if (host, label) in tasks and not stream.is_prefixed:
+                task_host = tasks[host, label]
+                stream.key = (task_host, None, local)
                 stream.events = [
-                    replace(event, ranks=(), host=tasks[label])
-                    if event.ranks == (label,) and event.role != REPORT
-                    else event
+                    event if event.role == REPORT else replace(
+                        event,
+                        ranks=() if event.ranks == (label,) else event.ranks,
+                        host=task_host if event.host == host else event.host,
+                    )
                     for event in stream.events
-                ]
+                ]  # fmt: skip
             # An event keeps the number of plain lines before it until now.
             events += [replace(e, lines_after=stream.plain - e.lines_after) for e in stream.events]
         events.sort(key=lambda event: event.line)
