@@ -192,7 +192,7 @@ def postmortem(
         )
     if records.is_running:
         screen.note(f"Slurm says that job {job} still runs: nodeready stacks shows where")
-    if records.since_s:
+    if records.since_s and not patterns:
         # PyTorch's watchdog dumps its flight recorder there, unless the job says another place.
         logs.append("/tmp/nccl_trace_rank_*")
     now = time.time()
@@ -202,6 +202,7 @@ def postmortem(
         since_s=past(since, epoch_seconds) or records.since_s,
         max_files=max_files,
         limit_s=timeout,
+        uid=-1 if patterns or records.uid is None else records.uid,
         kernel_s=int(max(60, now - records.since_s)) if records.since_s else _KERNEL_S,
     )
     if local:

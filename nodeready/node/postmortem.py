@@ -63,10 +63,12 @@ class PostmortemConfig(TailConfig):
 
     patterns: of the logs
     kernel_s: age of the kernel's messages in seconds; 0: do not read them
+    uid:      only files of this user are read: the job names them; -1: of all users
     """
 
     patterns: tuple[str, ...] = ()
     kernel_s: int = 0
+    uid: int = -1
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,17 @@ def _without_nuls(data: bytes) -> bytes:
 
 class FailureFileReader(TailReader):
     """One fork's work: sends what each file reports."""
+
+    config: PostmortemConfig
+
+    def open(self, hit: Any) -> Any:
+        """The file, opened; None: it cannot be opened, or belongs to another user."""
+        opened = super().open(hit)
+        if opened is None or self.config.uid in (-1, os.fstat(opened[1]).st_uid):
+            return opened
+        os.close(opened[1])
+        self.unread(hit.match.shown, "belongs to another user", fault=True)
+        return None
 
     def read(self, hit: Any, handle: int) -> None:
         """Read one file, and send what it reports."""

@@ -58,7 +58,7 @@ class SlurmRecords:
     logs:    patterns of the files of its output
     since_s: its start, in seconds since 1970; 0: not known
     nodes:   (): not known
-    user:    "": not known
+    uid:     of its user; None: not known
     sources: name of the tool -> what it gave; missing: -> why it gave nothing
     is_running: Slurm says that it runs
     """
@@ -67,7 +67,7 @@ class SlurmRecords:
     logs: list[str] = field(default_factory=list)
     since_s: float = 0
     nodes: tuple[str, ...] = ()
-    user: str = ""
+    uid: int | None = None
     sources: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     is_running: bool = False

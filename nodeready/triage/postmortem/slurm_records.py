@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from shutil import which
@@ -18,7 +19,11 @@ from nodeready.inventory.slurm import TIMEOUT_S, ask
 from nodeready.shell import search_path
 from nodeready.triage.postmortem.evidence import SlurmRecords, SlurmStep
 
-_FIELDS = "JobID,JobName,User,State,ExitCode,DerivedExitCode,NodeList,Start,End,WorkDir"
+#: Its user chooses the last two, which may have any character.
+_FIELDS = "JobID,User,UID,State,ExitCode,DerivedExitCode,NodeList,Start,End,WorkDir,JobName"
+#: A field of `scontrol`, and those that the job's user chooses, up to the end of their line.
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z:/_]+)=(\S*(?:(?: (?![A-Za-z:/_]+=)\S+)*))")
+_USERS_FIELD = re.compile(r"(?:^|\s)(JobName|\w*Comment|Command|WorkDir|Std(?:Err|In|Out))=(.*)")
 _STATUS = re.compile(r"(\d{1,5}):(\d{1,3})")
 
 
@@ -28,15 +33,22 @@ def parse_sacct(text: str) -> list[dict[str, str]]:
     names = head.split("|")
     if "JobID" not in names or "State" not in names:
         return []
-    return [dict(zip(names, row.split("|"), strict=False)) for row in rows if "|" in row]
+    last = len(names) - 1
+    return [dict(zip(names, row.split("|", last), strict=False)) for row in rows if "|" in row]
 
 
 def parse_scontrol(text: str) -> dict[str, str]:
-    """``scontrol show job``: name -> value; only of the first job."""
-    record: dict[str, str] = {}
-    for match in re.finditer(r"(?:^|\s)([A-Za-z:/_]+)=(\S*(?:(?: (?![A-Za-z:/_]+=)\S+)*))", text):
-        record.setdefault(match[1], match[2])
-    return record
+    """``scontrol show job``: name -> value; only of the first job.
+
+    A name that stands twice is left out: a user can write a line of it into the job's name.
+    """
+    fields: list[tuple[str, str]] = []
+    for row in text.strip().partition("\n\n")[0].splitlines():
+        users = _USERS_FIELD.search(row)
+        fields += _FIELD.findall(row[: users.start()] if users else row)
+        fields += [(users[1], users[2].strip())] if users else []
+    counts = Counter(name for name, _ in fields)
+    return {name: value.strip() for name, value in fields if counts[name] == 1}
 
 
 def steps_of(rows: list[dict[str, str]]) -> list[SlurmStep]:
@@ -51,24 +63,28 @@ def steps_of(rows: list[dict[str, str]]) -> list[SlurmStep]:
     return steps
 
 
+def _literal(text: str) -> str:
+    """The pattern of this text alone."""
+    return re.sub(r"([*?\[])", r"[\1]", text)
+
+
 def log_patterns(path: str, job: str, record: Mapping[str, str]) -> str:
     """The pattern of a file name of sbatch's or srun's --output (sbatch(1), filename pattern).
 
     ``%j`` is known; what only a step, a node or a task knows becomes ``*``.
     """
     number, _, task = job.partition("_")
+    user = record.get("UserId", "").partition("(")[0]
     values = {
         "%": "%", "j": record.get("JobId", number), "A": record.get("ArrayJobId", number),
-        "a": record.get("ArrayTaskId", task or "*"), "x": record.get("JobName", "*"),
-        "u": record.get("UserId", "*").partition("(")[0], "J": f"{number}*",
+        "a": record.get("ArrayTaskId", task), "x": record.get("JobName", ""), "u": user,
     }  # fmt: skip
-    path = re.sub(
-        r"%\d*([A-Za-z%])",
-        lambda match: values.get(match[1], "*"),
-        re.sub(r"([?\[])", r"[\1]", path),
-    )
+    # Every second part is the letter after a %.
+    parts = re.split(r"%\d*([A-Za-z%])", path)
+    texts = [values.get(part, "") if odd % 2 else part for odd, part in enumerate(parts)]
+    path = "".join(_literal(text) or "*" * (odd % 2) for odd, text in enumerate(texts))
     if path and not path.startswith("/"):
-        path = f"{record.get('WorkDir', '').rstrip('/')}/{path}"
+        path = f"{_literal(record.get('WorkDir', '')).rstrip('/')}/{path}"
     return path if path.startswith("/") else ""
 
 
@@ -109,18 +125,20 @@ def slurm_records(job: str, environ: Mapping[str, str] = os.environ) -> SlurmRec
             for name, column in (("StartTime", "Start"), ("NodeList", "NodeList"),
                                  ("WorkDir", "WorkDir"), ("JobName", "JobName")):  # fmt: skip
                 record.setdefault(name, rows[0].get(column, ""))
-            record.setdefault("UserId", rows[0].get("User", ""))
+            record.setdefault("UserId", f"{rows[0].get('User', '')}({rows[0].get('UID', '')})")
         else:
             records.missing["sacct"] = f"knows no job {job}"
     records.since_s = _epoch(record.get("StartTime", ""))
-    records.user = record.get("UserId", "").partition("(")[0]
+    if user := re.search(r"\((\d{1,10})\)$", record.get("UserId", "")):
+        records.uid = int(user[1])
     try:
         records.nodes = tuple(expand(record.get("NodeList", "")))
     except NodeSetError:
         records.nodes = ()
     for name in ("StdOut", "StdErr"):
         pattern = log_patterns(record.get(name, ""), job, record)
-        if pattern and pattern not in records.logs and pattern != "/dev/null":
+        is_new = pattern not in ("", "/dev/null", *records.logs)
+        if is_new and records.uid is not None:
             records.logs.append(pattern)
     return records
 

@@ -156,10 +156,16 @@ SCONTROL = """JobId=4711 ArrayJobId=4700 ArrayTaskId=3 JobName=train me
         ("/logs/slurm-%j.out", "/logs/slurm-4711.out"),
         ("%x-%A_%a.%4t.out", "/scratch/ada/train me-4700_3.*.out"),
         ("logs/%N-%s-%%.err", "/scratch/ada/logs/*-*-%.err"),
-        ("/logs/[1]?.out", "/logs/[[]1][?].out"),
+        ("/logs/[1]?*.out", "/logs/[[]1][?][*].out"),
+        ("/logs/%J.out", "/logs/*.out"),
     ],
 )
 def test_names_of_slurms_files_become_patterns(name, pattern):
     record = parse_scontrol(SCONTROL)
     assert record["UserId"] == "ada(1000)"
+    # The user chooses the job's name.
+    forged = SCONTROL.replace("train me", "x StdOut=/etc/shadow UserId=root(0)")
+    assert parse_scontrol(forged) == {**record, "JobName": "x StdOut=/etc/shadow UserId=root(0)"}
+    forged = SCONTROL.replace("train me", "x\n   StdOut=/etc/shadow")
+    assert "StdOut" not in parse_scontrol(forged)
     assert log_patterns(name, "4711", record) == pattern
