@@ -121,6 +121,8 @@ class FileFailures:
 _RANK_PREFIX = re.compile(r"^ ?\[rank(\d{1,7})\]: ?")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _HEADER = re.compile(r"(?:^|[\s|:\]])(?:Original )?Traceback \(most recent call last\):\s*$")
+#: srun's and MPICH's label of a rank.
+_LABEL = re.compile(r" {0,6}\d{1,7}: |\[\d{1,7}\] ")
 _FRAME = re.compile(r'^>?\s*(?:\| *)?File "([^"]{1,1000})", line (\d{1,7})(?:,? in (.{1,200}))?')
 #: The beginning and a frame of a traceback that Rich draws.
 _RICH = "╭", "Traceback (most recent call last) ─"
@@ -178,6 +180,8 @@ class _Stream:
     timed: str = ""
     events: list[FailureEvent] = field(default_factory=list)
     mode: str = ""
+    #: The label of the lines of a traceback, in a log of one label: too few to be learned.
+    prefix: str = ""
     frames: list[tuple[str, str, str]] = field(default_factory=list)
     #: The exceptions of a chain; the details of the last one.
     chain: list[_Exception] = field(default_factory=list)
@@ -251,6 +255,8 @@ class FailureReader:
         if stream is None:
             stream = self.streams[key] = _Stream(key, is_prefixed=match is not None)
         stream.lines += 1
+        if stream.mode and stream.prefix and text.startswith(stream.prefix):
+            text = text[len(stream.prefix) :]
         is_plain = not stream.mode and not has_needle(text) and not text.startswith(_NATIVE)
         if is_plain or not self._read(stream, text, line):
             stream.plain += 1
@@ -287,6 +293,8 @@ class FailureReader:
             if is_original and stream.chain:
                 stream.is_chained = True
             stream.mode, stream.frames = "traceback", []
+            label = _LABEL.match(text)
+            stream.prefix = label[0] if label else ""
             return True
         if text.startswith(_NATIVE):
             return True
