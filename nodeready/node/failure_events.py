@@ -48,7 +48,7 @@ class FailureEvent:
     kind, role:  see `failure_rules`
     source:      who reports it: ``torchrun``, ``torchrun-root`` (its first observed failure),
                  ``srun``, ``slurm``, ``mpirun``, ``deepspeed``, ``shell``, ``error-file``; "": the
-                 rank itself
+                 rank itself; ``warning``: it only warns
     text:        the exception or the line
     frame:       innermost call of the user's code, ``train.py:12 in step``; "": none
     ranks:       global ranks; (): not known

@@ -314,7 +314,8 @@ LINE_RULES = (
     _line("", "", "", r"(?P<text>terminated with exception: .*)"),
     _line("", "", "", r"\] (?P<text>.{0,200}[Ww]atchdog caught collective operation timeout.*)"),
     _line("", "", "", r"(?P<text>NCCL WARN .*)"),
-    _line("", "", "", r"^\[?[EWF](?:\d{4}){1,2} .*?\] (?P<text>.*)"),
+    _line("", "", "warning", r"^\[?W(?:\d{4}){1,2} .*?\] (?P<text>.*)"),
+    _line("", "", "", r"^\[?[EF](?:\d{4}){1,2} .*?\] (?P<text>.*)"),
 )  # fmt: skip
 #: Every line of a failure, and every line of the watchdog, has one of these words. A search for
 #: words is ten times faster than their pattern.

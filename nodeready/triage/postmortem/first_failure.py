@@ -97,7 +97,9 @@ class FirstFailureFinder:
         self.lost_at: dict[tuple[int, int | None], int] = {}
         for failure in self.all:
             event = failure.event
-            if event.role in (LOST, WAITED) and event.lines_after <= FINAL_LINES:
+            # c10d warns of connections that it tries again.
+            is_final = event.lines_after <= FINAL_LINES and event.source != "warning"
+            if event.role in (LOST, WAITED) and is_final:
                 for key in ((failure.file, failure.rank), (failure.file, None)):
                     self.lost_at[key] = min(event.line, self.lost_at.get(key, event.line))
         self.own_errors = [
