@@ -63,11 +63,11 @@ def _write(cores: Cores, path: Path) -> None:
     write_atomically(path / "cores.json", find_format("cores", "json").render(cores), _MODE)
 
 
-def _targets(
+def targets_of_ended_job(
     inventory: str | None, options: TargetOptions, job: str | None, screen: Screen
 ) -> Targets:
     """The nodes of INVENTORY. With --via srun, inside the job only while the job runs: a job with
-    cores has often ended."""
+    cores, or with failures, has often ended."""
     srun_job = job if options.via == "srun" else None
     if srun_job is not None and inventory is not None:
         try:
@@ -170,7 +170,7 @@ def cores(
     nodes = (
         local_targets(local_policy(options))
         if local
-        else _targets(inventory, options, job, screen)
+        else targets_of_ended_job(inventory, options, job, screen)
     )
     with nodes.transport as transport:
         ask = ask_with_progress(transport, screen)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from nodeready.cli.conversations import converse
+from nodeready.cli.cores import targets_of_ended_job
 from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.options import (
     Refused,
@@ -22,7 +23,7 @@ from nodeready.cli.options import (
 )
 from nodeready.cli.outputs import read_outputs
 from nodeready.cli.tail import checked_pattern
-from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
+from nodeready.cli.targets import TargetOptions, Targets, local_targets
 from nodeready.cli.values import epoch_seconds, past
 from nodeready.node.postmortem import PostmortemConfig
 from nodeready.policy import Policy
@@ -208,7 +209,7 @@ def postmortem(
     if local:
         nodes = local_targets(Policy(), sudo=options.sudo)
     else:
-        nodes = select_targets(inventory, options, job=job if by_job else None, tell=screen.note)
+        nodes = targets_of_ended_job(inventory, options, job, screen)
     with nodes.transport:
         document, failed = _ask_nodes(nodes, options, config, job or "", records)
     if not document.logs and not (document.unreachable or document.failed):
