@@ -68,7 +68,8 @@ TEXT_RULES = (
         r"|wait timeout after|Socket Timeout|Timed out after \d+ seconds? waiting for clients"
         r"|RendezvousTimeoutError|monitoredBarrier|client socket has timed out"
         r"|Heartbeat monitor timed out|watchdog hang|Connect timeout|failed to pass monitored"
-        r"|collective timeout|due to timeout|DEADLINE_EXCEEDED",
+        r"|Timed out initializing process group|collective timeout|due to timeout"
+        r"|DEADLINE_EXCEEDED",
     ),
     _rule(
         LOST, "network",
@@ -79,6 +80,8 @@ TEXT_RULES = (
         r"|Rendezvous(?:Connection|GracefulExit|State)Error|XlaRuntimeError: UNAVAILABLE"
         r"|heartbeat timeout"
         r"|peer (?:process )?has (?:unexpectedly|exited|disconnected)"
+        r"|ailed to recv, got \d+ bytes|client socket has failed to connect|Stop_waiting response"
+        r"|MPI_ERR_PROC_FAILED|HorovodInternalError"
         r"|^EOFError$|readv failed|Endpoint is not connected|failed to send a keep-alive"
         r"|Application timeout caused pair closure|socketProgress",
     ),

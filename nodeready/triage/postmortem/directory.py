@@ -156,9 +156,9 @@ def _add_kernel(evidence: JobEvidence, node: str, text: str, mtime_s: float) -> 
 
 def _drop_old_faults(evidence: JobEvidence) -> None:
     """Leave out the kernel's faults that are not of the job's time, if its logs have times."""
-    failures = [file.failures for file in evidence.files]
-    moments = [stream.last_s for found in failures for stream in found.streams]
-    moments += [event.time_s for found in failures for event in found.events]
+    files = [file.failures for file in evidence.files]
+    moments = [stream.last_s for file in files for stream in file.streams]
+    moments += [event.time_s for file in files for event in file.events]
     end_s = max((moment for moment in moments if moment is not None), default=None)
     if end_s is not None and evidence.kernel:
         evidence.kernel = [

@@ -54,6 +54,10 @@ _TEXT = 240
 #: Errors of NCCL that mean the network between nodes, if no rank has failed.
 _FABRIC = ("ib-retry", "ib-rnr", "ib-completion", "ib-remote-operation", "connect-timeout",
            "connect-no-route", "gloo-connect")  # fmt: skip
+#: Errors of CUDA that a later call reports.
+_ASYNCHRONOUS = re.compile(
+    r"CUDA.*(?:illegal|assert|misaligned|unspecified|launch|ECC|unknown error)"
+)
 #: Word of Slurm -> why it ended a job.
 _LIMITS = {
     "TIME": "its time limit was reached", "PREEMPT": "it was preempted",
@@ -263,12 +267,12 @@ class FirstFailureFinder:
             subject = f"all {len(ranks)} ranks" if is_all else self._subject(ranks, nodes)
             if not ranks and len(first.failures) > 1:
                 subject = f"{len(first.failures)} ranks"
-            if is_all:
+            if is_all and "mismatch" not in event.text:
                 for_.append("every rank raised it: a mistake that all share, not one rank's")
             against += self._contrary_reports(ranks)
             if first.first.file not in self.last_files:
                 against.append("torchrun started the ranks again after it")
-            if kind == "gpu" and "CUDA" in event.text:
+            if kind == "gpu" and _ASYNCHRONOUS.search(event.text):
                 against.append(
                     "CUDA reports errors late: the frame may be wrong; CUDA_LAUNCH_BLOCKING=1 "
                     "shows the call"

@@ -67,15 +67,15 @@ def deadly(errors: list[RankFailure], lost: Iterable[RankFailure]) -> list[RankF
         key = failure.file, failure.rank
         if failure.event.frame and failure.rank is not None:
             calls[key] = min(failure.event.lines_after, calls.get(key, failure.event.lines_after))
-    found: list[RankFailure] = []
+    fatal: list[RankFailure] = []
     for group in equal_failures(errors):
         went_on = {
             f.rank for f in group.failures
             if calls.get((f.file, f.rank), f.event.lines_after) < f.event.lines_after
         }  # fmt: skip
         if len(went_on) < 2 or 2 * len(went_on) < len(group.ranks):
-            found += group.failures
-    return found or errors
+            fatal += group.failures
+    return fatal or errors
 
 
 #: monitored_barrier names the rank that reports (ProcessGroupGloo.cpp).
