@@ -72,8 +72,8 @@ def _ask_nodes(
     shared = new_nonce() if transport.one_text else ""
 
     def converse_with(name: str) -> Conversation[NodeEvidence]:
-        own = PostmortemConfig(**{**vars(config), "nonce": shared or new_nonce()})
-        return (yield from fetch_failures(name, own, transport.tag))
+        node_config = PostmortemConfig(**{**vars(config), "nonce": shared or new_nonce()})
+        return (yield from fetch_failures(name, node_config, transport.tag))
 
     results = {
         name: NodeEvidence(error=result.error, kind=result.kind)
@@ -184,8 +184,8 @@ def postmortem(
     screen = options.screen()
     if not logs:
         reasons = "; ".join(
-            why if why.startswith(name) else f"{name} {why}"
-            for name, why in records.missing.items()
+            reason if reason.startswith(name) else f"{name} {reason}"
+            for name, reason in records.missing.items()
         )
         raise Refused(
             f"--job {job}: its logs are not known ({reasons or 'Slurm has no job of this name'}): "

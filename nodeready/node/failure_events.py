@@ -139,6 +139,10 @@ _LAUNCHERS = re.compile(
     r"^(?:\S*\.)?(?:ChildFailedError|CalledProcessError|ProcessExitedException|"
     r"ProcessRaisedException|SystemExit)\b"
 )
+#: A command that starts ranks.
+_STARTS_RANKS = re.compile(
+    r"torchrun|torch\.distributed|deepspeed|accelerate|mpi(?:run|exec)|srun|python"
+)
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '(.{1,200})'")
 #: A frame of C++, as c10::Error has it; the summary that follows an error.
 _NATIVE = ("frame #", "wandb:")
@@ -358,7 +362,9 @@ class FailureReader:
         if stream.is_ignored:
             stream.is_ignored = False
             return True
-        if _LAUNCHERS.match(text):
+        is_own_command = "CalledProcessError" in text and not _STARTS_RANKS.search(text)
+        has_user_frame = any(not _LIBRARY.search(path) for path, _, _ in stream.frames)
+        if _LAUNCHERS.match(text) and not (is_own_command and has_user_frame):
             # Its report, with the ranks, follows.
             stream.chain, stream.is_chained = [], False
             return "ProcessExited" not in text
@@ -373,15 +379,15 @@ class FailureReader:
         user = [frame for frame in stream.frames if not _LIBRARY.search(frame[0])]
         path, number, function = (user or stream.frames or [("", "", "")])[-1]
         name = path.rpartition("/")[2]
-        where = f" in {function}" if function else ""
-        frame = f"{name}:{number}{where}" if path else ""
-        known = meaning(text)
-        event = self._event(stream, known.role, known.kind, text)
+        place = f" in {function}" if function else ""
+        frame = f"{name}:{number}{place}" if path else ""
+        text_meaning = meaning(text)
+        event = self._event(stream, text_meaning.role, text_meaning.kind, text)
         event = replace(event, frame=frame[:MAX_TEXT])
         if stream.spawned is not None:
             event = replace(event, local_rank=stream.spawned)
             stream.spawned = None
-        stream.chain.append(_Exception(event, known.is_known, bool(user)))
+        stream.chain.append(_Exception(event, text_meaning.is_known, bool(user)))
         stream.frames, stream.details = [], []
 
     def _end_details(self, stream: _Stream) -> None:
@@ -392,17 +398,19 @@ class FailureReader:
         is_vague = bool(VAGUE.search(last.event.text))
         if lines and lines[0].startswith("what():"):
             text = f"{last.event.text}: {lines[0][7:].strip()}"
-            known = meaning("\n".join([text, *lines[1:]]))
-            last.event = replace(last.event, role=known.role, kind=known.kind, text=text)
-            last.is_known, is_vague = known.is_known, bool(VAGUE.search(text))
+            text_meaning = meaning("\n".join([text, *lines[1:]]))
+            last.event = replace(
+                last.event, role=text_meaning.role, kind=text_meaning.kind, text=text
+            )
+            last.is_known, is_vague = text_meaning.is_known, bool(VAGUE.search(text))
         if lines and is_vague:
-            known = meaning("\n".join(lines))
+            text_meaning = meaning("\n".join(lines))
             # NCCL repeats its last warning at the end.
             after = lines.index("Last error:") + 1 if "Last error:" in lines else 0
             text = f"{last.event.text} {lines[min(after, len(lines) - 1)]}"
             last.event = replace(last.event, text=text)
-            if known.is_known and (not last.is_known or known.role == FAILED):
-                last.event = replace(last.event, role=known.role, kind=known.kind)
+            if text_meaning.is_known and (not last.is_known or text_meaning.role == FAILED):
+                last.event = replace(last.event, role=text_meaning.role, kind=text_meaning.kind)
                 last.is_known = True
         last.event = replace(last.event, text=last.event.text[:MAX_TEXT])
         stream.details = []
@@ -426,7 +434,7 @@ class FailureReader:
             elif "DataLoader worker" in last.event.text or (
                 not first.is_known and not first.has_user_frame and last.is_known
             ):
-                # The loader finds its worker dead behind a broken pipe of its own.
+                # The loader finds its worker dead behind a broken pipe between them.
                 event = last.event
             text = event.text
             if last.event.text != text and event is first.event:
@@ -501,8 +509,10 @@ class FailureReader:
         )
         self._add(stream, event)
         if text:
-            known = meaning(text)
-            self._add(stream, replace(event, role=known.role, kind=known.kind, code=0))
+            text_meaning = meaning(text)
+            self._add(
+                stream, replace(event, role=text_meaning.role, kind=text_meaning.kind, code=0)
+            )
 
     # --- Events.
 
@@ -513,12 +523,12 @@ class FailureReader:
                 continue
             groups = {name: value for name, value in match.groupdict().items() if value}
             code = code_of(groups)
-            known = meaning(groups.get("text", text))
-            if not rule.role and not known.is_known:
+            text_meaning = meaning(groups.get("text", text))
+            if not rule.role and not text_meaning.is_known:
                 return False
             self._end_chain(stream)
-            kind = rule.kind or (kind_of_code(code) if code else known.kind)
-            role = rule.role or known.role
+            kind = rule.kind or (kind_of_code(code) if code else text_meaning.kind)
+            role = rule.role or text_meaning.role
             if rule.source in ("srun", "shell", "") and "Out Of Memory" in text:
                 kind = "oom"
             if rule.source == "shell" and signal_of(code) in (1, 2, 15):
@@ -527,7 +537,7 @@ class FailureReader:
                 self._event(stream, role, kind, groups.get("text", text)),
                 time_s=self._moment(text),
                 source=rule.source,
-                ranks=ranks_in(groups["ranks"]) if "ranks" in groups else _own(stream),
+                ranks=ranks_in(groups["ranks"]) if "ranks" in groups else _stream_ranks(stream),
                 local_rank=int(groups["local"]) if "local" in groups else stream.key[2],
                 host=groups.get("host", stream.key[0]),
                 pid=int(groups.get("pid", 0)),
@@ -545,7 +555,18 @@ class FailureReader:
     def _event(self, stream: _Stream, role: str, kind: str, text: str) -> FailureEvent:
         host, _, local = stream.key
         return FailureEvent(
-            *(kind, role, "", text.strip()[:MAX_TEXT], "", _own(stream), local, host, 0, 0),
+            *(
+                kind,
+                role,
+                "",
+                text.strip()[:MAX_TEXT],
+                "",
+                _stream_ranks(stream),
+                local,
+                host,
+                0,
+                0,
+            ),
             *(None, self._moment(stream.timed), self.number, stream.plain),
         )
 
@@ -602,7 +623,7 @@ class FailureReader:
         )
 
 
-def _own(stream: _Stream) -> tuple[int, ...]:
+def _stream_ranks(stream: _Stream) -> tuple[int, ...]:
     return () if stream.key[1] is None else (stream.key[1],)
 
 
@@ -611,7 +632,7 @@ _MAX_JSON, _RANK_KEYS = 1 << 16, ("rank", "global_rank", "RANK")
 
 
 def _structured(line: str) -> list[str]:
-    """The lines in the texts of a logger's JSON object, with its rank; []: it is none."""
+    """The lines in the texts of a logger's JSON object, with its rank; []: it has none."""
     if len(line) > _MAX_JSON or not has_needle(line):
         return []
     try:
@@ -636,7 +657,7 @@ def _are_labelled(lines: Sequence[str]) -> bool:
     return 10 * len(labels) > 8 * len(lines) and labels != sorted(labels)
 
 
-#: Lines at the beginning and at the end of which the prefixes are learned.
+#: Lines at the beginning and at the end of a file from which its prefixes are learned.
 _LEARNED = 2000
 
 
@@ -679,7 +700,7 @@ def read_lines(
 
 
 def read_error_file(text: str, calendar: Calendar = node_calendar) -> FileFailures | None:
-    """The exception in an error file; None: it is none."""
+    """The exception in an error file; None: it is no error file."""
     try:
         data = wire.load_json(text)
     except wire.DecodeError:

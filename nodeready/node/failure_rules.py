@@ -126,10 +126,14 @@ def meaning(text: str) -> Meaning:
         if rule.pattern.search(text[:MAX_LINE]):
             return Meaning(rule.role, rule.kind, True)
     if _COLLECTIVE.search(text):
-        # Of several lines, the one that says most.
-        known = [found for line in text.split("\n") if (found := nccl_errors.meaning(line))]
+        # Of several lines, the line that says most.
+        errors = [
+            error_meaning
+            for line in text.split("\n")
+            if (error_meaning := nccl_errors.meaning(line))
+        ]
         for role in (nccl_errors.CAUSE, nccl_errors.VICTIM, nccl_errors.FOLLOWS):
-            for error in known:
+            for error in errors:
                 if error.role == role:
                     return Meaning(*_collective_role(error), True)
     for rule in TEXT_RULES[_FIRST_RULES:]:

@@ -64,7 +64,7 @@ def _clock(failures: NodeFailures, received_s: float, seconds: float) -> NodeClo
     sent_s = received_s - seconds
     offset_s = ((failures.started_s - sent_s) + (failures.finished_s - received_s)) / 2
     slack_s = max(0.0, seconds - (failures.finished_s - failures.started_s)) / 2
-    # An offset within the uncertainty is none.
+    # An offset within the uncertainty proves nothing.
     return NodeClock(offset_s if abs(offset_s) > slack_s else 0.0, slack_s)
 
 

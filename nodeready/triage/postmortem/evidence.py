@@ -125,7 +125,7 @@ class RankFailure(NamedTuple):
         return f"{node}{self.path}:{self.event.line}"
 
 
-#: Seconds that an event without a time of its own may be after the line before it.
+#: Seconds that an event without a time may be after the line before it.
 _AFTER_S = 5.0
 #: Seconds between an error and the last write of its log.
 _END_S = 1.0
@@ -247,13 +247,13 @@ def _ranks_of_names(files: Iterable[JobFile]) -> dict[tuple[str, str], FileRanks
     rank.
     """
     ranks = {(f.node, f.failures.path): path_ranks(f.failures.path) for f in files}
-    alike: dict[str, dict[tuple[str, str], list[int]]] = {}
+    similar_names: dict[str, dict[tuple[str, str], list[int]]] = {}
     for key, by_path in ranks.items():
         if by_path == FileRanks(None, None) and not _ROTATED.search(key[1]):
             name = key[1].removeprefix(f"{key[0]}/")
             numbers = [int(digits) for digits in _DIGITS.findall(name) if len(digits) < 6]
-            alike.setdefault(_DIGITS.sub("#", name), {})[key] = numbers
-    for named in alike.values():
+            similar_names.setdefault(_DIGITS.sub("#", name), {})[key] = numbers
+    for named in similar_names.values():
         if len({len(numbers) for numbers in named.values()}) > 1:
             continue
         columns = list(zip(*named.values(), strict=True))

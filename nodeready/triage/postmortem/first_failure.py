@@ -212,7 +212,7 @@ class FirstFailureFinder:
         return replace(cause, suspects=tuple(suspects))
 
     def _own_connection(self) -> FirstFailure | None:
-        """A connection of the user's own code, where the other ranks lost a peer of the job."""
+        """A connection of the user's own code, where its peers lost a rank of the job."""
         own_errors = [f for f in self.lost if _OWN_CONNECTION.match(f.event.text)]
         ranks = {f.rank for f in own_errors}
         if not own_errors or 2 * len(ranks) > len(self.ranks) or len(own_errors) == len(self.lost):
@@ -439,6 +439,7 @@ class FirstFailureFinder:
         event = failure.event
         return (
             has_signals and not signal_of(event.code) and event.source != "srun",
+            failure.rank is None,
             failure.time_s or 0.0,
             event.source not in ("torchrun-root", "srun", "mpirun"),
             event.line,
@@ -467,7 +468,7 @@ class FirstFailureFinder:
         ][:3]  # fmt: skip
 
     def _gpu(self) -> FirstFailure | None:
-        """A GPU's fault in the kernel's log, where no rank has an error of its own."""
+        """A GPU's fault in the kernel's log, where no rank has an own error."""
         xids = self._xids(set())
         if not xids:
             return None
@@ -597,7 +598,7 @@ class FirstFailureFinder:
         return self._cause(kinds[fault.kind], text, ranks, {fault.node}, for_=evidence)
 
     def _silent_ranks(self) -> list[int]:
-        """The ranks without any failure, where the other ranks have one; [] for more than half."""
+        """The ranks without any failure, where their peers have one; [] for more than half."""
         failed = {f.rank for f in self.all if f.rank is not None and f.event.role != REPORT}
         silent = sorted(self.ranks - failed)
         nodes = {self.node_of.get(rank, "") for rank in silent}
@@ -619,7 +620,7 @@ class FirstFailureFinder:
         return list(dict.fromkeys(lines))[:3]
 
     def _silent(self) -> FirstFailure | None:
-        """The rank whose log ends without a failure, while the others lost a peer."""
+        """The rank whose log ends without a failure, while its peers lost a rank."""
         silent = set(self._silent_ranks())
         if not silent or not self.lost:
             return None
