@@ -103,7 +103,7 @@ TEXT_RULES = (
     _rule(FAILED, "segfault", r"(?i)segmentation fault|SIGSEGV"),
 )  # fmt: skip
 #: A first line that says nothing; the lines after it do.
-VAGUE = re.compile(r"NCCL [Ee]rror|unhandled system error|internal error|CUDA error|:\s*$")
+VAGUE = re.compile(r"NCCL [Ee]rror|unhandled system error|internal error|:\s*$")
 
 
 class Meaning(NamedTuple):

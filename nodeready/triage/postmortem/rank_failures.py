@@ -34,7 +34,9 @@ class EqualFailures:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        return tuple(sorted({f.node for f in self.failures if f.node}, key=natural))
+        # A failure of unknown rank on another node may be a copy.
+        ranked = [f for f in self.failures if f.rank is not None] or self.failures
+        return tuple(sorted({f.node for f in ranked if f.node}, key=natural))
 
     @property
     def earliest(self) -> RankFailure | None:
