@@ -63,6 +63,7 @@ _LIMITS = {
     "TIME": "its time limit was reached", "PREEMPT": "it was preempted",
     "DEADLINE": "its deadline was reached", "REQUEUE": "it was requeued",
 }  # fmt: skip
+_NO_ROUTE = re.compile(r"No route to host|Network is unreachable|errno: (?:101|110|113)\b")
 #: Order of the groups of failures.
 _ROLE_ORDER = {role: order for order, role in enumerate((FAILED, WAITED, LOST, ENDED, REPORT))}
 _JOINED = re.compile(r"(\d{1,5})/(\d{1,5}) clients joined")
@@ -220,17 +221,22 @@ class FirstFailureFinder:
         return self._of_errors(own_errors)
 
     def _fabric(self) -> FirstFailure | None:
-        """The network between nodes: NICs whose peer's port does not answer."""
+        """The network between nodes: a peer's port, or the store's address, does not answer."""
         errors = [(f, nccl_errors.meaning(f.event.text)) for f in self.lost]
-        rows = [(f, error) for f, error in errors if error and error.key in _FABRIC]
+        rows = [(f, e.meaning, e.step) for f, e in errors if e and e.key in _FABRIC]
+        rows = rows or [
+            (f, "an address does not answer", "MASTER_ADDR and the route to it: nodeready ready")
+            for f in self.lost
+            if _NO_ROUTE.search(f.event.text)
+        ]
         if not rows:
             return None
-        first, error = rows[0]
-        ranks = {f.rank for f, _ in rows if f.rank is not None}
-        nodes = {f.node for f, _ in rows if f.node}
-        text = f"{self._subject(ranks, nodes)}: {error.meaning}: {first.event.text[-_TEXT:]}"
-        self.missing.append(error.step)
-        evidence = [f"{f.example}: {f.event.text}" for f, _ in rows[:3]]
+        first, meaning, step = rows[0]
+        ranks = {f.rank for f, *_ in rows if f.rank is not None}
+        nodes = {f.node for f, *_ in rows if f.node}
+        text = f"{self._subject(ranks, nodes)}: {meaning}: {first.event.text[-_TEXT:]}"
+        self.missing.append(step)
+        evidence = [f"{f.example}: {f.event.text}" for f, *_ in rows[:3]]
         return self._cause("network", text, ranks, nodes, for_=evidence)
 
     def _of_errors(self, failures: Sequence[RankFailure]) -> FirstFailure | None:
