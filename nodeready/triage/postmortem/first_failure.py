@@ -162,6 +162,7 @@ class FirstFailureFinder:
             f.node for f in slurm_events if f.node
         }
         ranks: set[int] = {f.rank for f in srun if f.rank is not None}
+        against: list[str] = []
         for fault in faults:
             rank = self.rank_by_pid.get((fault.node, fault.pid))
             task = re.search(r"/step_\S*?/task_(\d{1,6})", fault.text)
@@ -179,6 +180,8 @@ class FirstFailureFinder:
                 at = {"", *nodes}
                 ended = [r for r in self._silent_ranks() if self.node_of.get(r, "") in at]
             ranks = {rank for rank in ended if rank is not None}
+            if faults and not (slurm_events or steps):
+                against.append("no log has the number of the process that the kernel killed")
         other_errors = [f for f in self.final if f.event.kind != "oom" and f not in workers]
         # Otherwise the kernel may have killed a process of another job.
         if not ranks and (other_errors or not (slurm_events or steps or srun)):
@@ -193,8 +196,9 @@ class FirstFailureFinder:
         place = "a worker of its data loader" if workers else "it"
         text = f"{subject}: the kernel killed {place} for memory"
         return self._cause(
-            "oom", text, ranks, nodes, for_=evidence, failures=(workers or killed)[:1]
-        )
+            "oom", text, ranks, nodes, for_=evidence, against=against,
+            failures=(workers or killed)[:1],
+        )  # fmt: skip
 
     def _own_error(self) -> FirstFailure | None:
         """An error that no other rank's end has caused."""
