@@ -651,9 +651,22 @@ def _structured(line: str) -> list[str]:
 _LABELLED = re.compile(r" {0,6}(?P<rank>\d{1,7}): ")
 
 
+_SRUN_TASKS = re.compile(r"srun: error: .{1,255}?: tasks? (\d{1,7}(?:[,-]\d{1,7}){0,100}): ")
+
+
 def _are_labelled(lines: Sequence[str]) -> bool:
-    """Whether nearly all lines have a number that does not only grow, as of srun --label."""
+    """Whether the lines have the labels of srun: numbers of tasks that srun reports, or nearly
+    everywhere numbers that do not only grow.
+    """
     labels = [int(match["rank"]) for line in lines if (match := _LABELLED.match(line))]
+    tasks = {
+        rank
+        for line in lines
+        if (match := _SRUN_TASKS.search(line))
+        for rank in ranks_in(match[1])
+    }
+    if labels and tasks.issuperset(labels):
+        return True
     return 10 * len(labels) > 8 * len(lines) and labels != sorted(labels)
 
 
@@ -689,7 +702,8 @@ def read_lines(
     ranks = learn_ranks(learned, path=path)
     if not ranks.layers and _are_labelled(learned):
         ranks = learn_ranks(learned, pattern=_LABELLED.pattern)
-    split = ranks.split if ranks.layers or ranks.is_mixed else unsplit
+    has_prefixes = ranks.layers or ranks.is_mixed or ranks.pattern is not None
+    split = ranks.split if has_prefixes else unsplit
     reader = FailureReader(year, calendar, split)
     for line, moment in zip_longest(lines, moments, fillvalue=""):
         reader.feed(line, moment)

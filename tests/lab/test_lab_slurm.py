@@ -115,7 +115,8 @@ def test_postmortem_finds_the_log_of_a_job_that_slurm_still_knows(
     wait_for(lambda: "JobState=FAILED " in slurm_lab.slurm_run(*known).stdout)
     env = {"SLURM_CONF": str(slurm_lab.slurm_conf)}
     done = tool("postmortem", fleet(slurm_lab.nodes), "--job", job, env=env)
-    assert done.status == 0, done
+    log = "".join(node.run("cat /tmp/dead-*", check=False).stdout for node in slurm_lab.nodes)
+    assert done.status == 0, f"{done}\n{log}"
     assert re.match(r"exception +rank 2 .*KeyError: 'lr'", done.out), done
     assert f"job {job} is FAILED" in done.out
 
