@@ -356,6 +356,8 @@ class FailureReader:
             return True
         if not text.strip() or text[0] in " \t│╰":
             return True
+        if text.startswith(("srun: ", "slurmstepd")):
+            return False  # Slurm writes into the same file.
         stream.mode = ""
         if _HEADER.search(text) or not _RAISED.match(text):
             return False
