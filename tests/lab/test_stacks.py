@@ -107,9 +107,10 @@ def test_what_is_kept_is_all_of_one_run(job, where, tool, tmp_path):
 def test_no_rank_anywhere_says_what_was_looked_for_and_what_runs_instead(job, where, tool):
     done = tool("stacks", where, *QUICK, "--job", "4711")
     assert done.status == 2, done
-    sought, running = done.lines
+    sought, running, ended = done.lines
     for words in ("RANK", "SLURM_PROCID", "job 4711"):
         assert words in sought
+    assert "nodeready postmortem" in ended
     assert running.startswith(f"nodeready: running: job {job.node(0).name}:29500 of root: 8 ")
 
 
