@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from nodeready.node.smoke.orders import CollectiveAnswer, EndOrder
+from nodeready.subjects import wire
+from nodeready.subjects.job_environment import EnvironmentFacts
 from tests.unit.node.smoke.running_program import (
     port,
     ring,
@@ -180,7 +182,7 @@ nonce = re.search(rb"'nonce': '([^']+)'", text)[1].decode()
 def say(name, **data):
     print(nonce, name, json.dumps(data, ensure_ascii=False), flush=True)
 HELLO = dict(host="other", user="root", token="t", ports=[22, PORT], busy=[],
-             addresses=["10.9.9.9"], gpus=0, engines=[], reason="")
+             addresses=["10.9.9.9"], gpus=0, engines=[], reason="", variables=[], facts=FACTS)
 ENGINE = ("name", "backend", "version", "library", "path", "proves", "reason")
 RAN = dict(number=1, error="honest", ranks=[], port_holder="")
 PAIRED = dict(number=1, target="x", resolved=[], error="", address="", tries=[], outcome="ok",
@@ -214,7 +216,8 @@ while os.read(pipes[0], 1 << 20):
 def test_only_what_was_asked_for_comes_out(start, user, profile, port):
     """One hello, one answer to the order; nothing of it says what root knows itself."""
     home = Path(pwd.getpwnam(user).pw_dir)
-    (home / "evil.py").write_text(EVIL.replace("PORT", str(port)))
+    facts = repr(wire.plain(EnvironmentFacts("not probed")))
+    (home / "evil.py").write_text(EVIL.replace("PORT", str(port)).replace("FACTS", facts))
     profile(f"exec /usr/bin/python3 {home}/evil.py\n")
     node = start(user=user)
     hello = node.answer()
