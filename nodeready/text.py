@@ -39,7 +39,12 @@ def sanitise(text: str, limit: int = 4000) -> str:
 
 def utc_now() -> str:
     """This moment as the reports write moments: ISO 8601, UTC."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return utc_moment(time.time())
+
+
+def utc_moment(seconds: float) -> str:
+    """A moment in seconds since 1970, as the reports write it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def span(seconds: float) -> str:

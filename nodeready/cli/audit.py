@@ -17,6 +17,7 @@ from nodeready.cli.options import (
     report_options,
     skip_option,
     srun_job_option,
+    timeout_option,
     transport_options,
 )
 
@@ -32,13 +33,7 @@ from nodeready.cli.options import (
     default="fail",
     help="Lowest status that exits with 3; 'warn' includes warnings and outliers.",
 )
-@option(
-    "--timeout",
-    type=click.IntRange(1, 3600),
-    default=60,
-    metavar="S",
-    help="Maximum seconds per node, after it is connected; with --recorded, for SOURCE.",
-)
+@timeout_option("Maximum seconds per node, after it is connected; with --recorded, for SOURCE.")
 @option(
     "--recorded",
     metavar="SOURCE",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import getpass
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nodeready.cli.targets import Targets
 from nodeready.text import counted
 from nodeready.transport.base import (
+    INTERRUPTED,
     SUDO,
+    UNREACHED,
     Answer,
     Asks,
     Conversation,
@@ -75,6 +77,38 @@ def converse(
     if refused and not transport.interrupted and ask_password(transport, refused):
         converse_with(refused)
     return results
+
+
+class NodeResult(Protocol):
+    """The result of a conversation. error: "": the node answered; kind: of the failure"""
+
+    @property
+    def error(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+
+
+class NodeErrors(NamedTuple):
+    """Node -> why it gave no answer. unreachable: it could not be reached; failed: all others"""
+
+    unreachable: dict[str, str]
+    failed: dict[str, str]
+
+
+def remember_errors(
+    targets: Targets, screen: Screen, results: Mapping[str, NodeResult | Failure]
+) -> NodeErrors:
+    """The nodes without an answer, which ``--limit @last-failed`` then means."""
+    errors = {name: result for name, result in results.items() if result.error}
+    if targets.transport.interrupted:
+        screen.say_partial(errors)
+    names = [name for name, result in results.items() if result.kind != INTERRUPTED]
+    targets.remember_failed([name for name in names if name in errors], lost=True, reached=names)
+    unreachable = {name for name, result in errors.items() if result.kind in UNREACHED}
+    return NodeErrors(
+        {name: result.error for name, result in errors.items() if name in unreachable},
+        {name: result.error for name, result in errors.items() if name not in unreachable},
+    )
 
 
 def ask_password(transport: Transport, names: list[str]) -> bool:

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import click
-
 from nodeready.audit.document import Audit, NodeReport
 from nodeready.cli.audit_run import audit_document
 from nodeready.cli.conversations import ask_with_progress, converse, probe_nodes
@@ -23,6 +21,7 @@ from nodeready.cli.options import (
     local_option,
     option,
     output_directory,
+    timeout_option,
     transport_options,
 )
 from nodeready.cli.screen import Screen, show
@@ -160,13 +159,7 @@ JOB = option(
     "--job", metavar="ID", required=True, help="The job: of Slurm, torchrun, or ADDRESS:PORT."
 )
 USER = option("--user", metavar="NAME", help="Only ranks of this user.")
-TIMEOUT = option(
-    "--timeout",
-    type=click.IntRange(1, 3600),
-    default=60,
-    metavar="S",
-    help="Maximum seconds for the stacks of one node, after it is connected.",
-)
+TIMEOUT = timeout_option("Maximum seconds for the stacks of one node, after it is connected.")
 
 
 @command()

@@ -284,6 +284,13 @@ def since_option(noun: str) -> Callable[[Callback], Callback]:
     )
 
 
+def timeout_option(
+    help: str = "Maximum seconds per node, after it is connected.",
+) -> Callable[[Callback], Callback]:
+    """``--timeout S``, one minute by default."""
+    return option("--timeout", type=click.IntRange(1, 3600), default=60, metavar="S", help=help)
+
+
 def candidates_of(kind: str) -> Callable[..., Any]:
     """The completion by this function of `candidates`."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from nodeready.cli.conversations import converse
+from nodeready.cli.conversations import converse, remember_errors
 from nodeready.cli.cores import targets_of_ended_job
 from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.options import (
@@ -19,6 +20,7 @@ from nodeready.cli.options import (
     option,
     report_options,
     since_option,
+    timeout_option,
     transport_options,
 )
 from nodeready.cli.outputs import read_outputs
@@ -29,12 +31,11 @@ from nodeready.node.postmortem import PostmortemConfig
 from nodeready.policy import Policy
 from nodeready.reports.lines import node_set
 from nodeready.text import utc_now
-from nodeready.transport.base import INTERRUPTED, Conversation, Failure, has_failed, new_nonce
+from nodeready.transport.base import has_failed, new_nonce
 from nodeready.triage.postmortem.collect import (
     EvidenceBuilder,
     NodeEvidence,
     fetch_failures,
-    is_unreached,
     postmortem_of,
 )
 from nodeready.triage.postmortem.document import Postmortem, postmortem_code
@@ -69,36 +70,25 @@ def _ask_nodes(
     evidence = JobEvidence(steps=records.steps, sources=records.sources, missing=records.missing)
     builder, started, screen = EvidenceBuilder(evidence), utc_now(), options.screen()
     transport = nodes.transport
-    shared = new_nonce() if transport.one_text else ""
-
-    def converse_with(name: str) -> Conversation[NodeEvidence]:
-        node_config = PostmortemConfig(**{**vars(config), "nonce": shared or new_nonce()})
-        return (yield from fetch_failures(name, node_config, transport.tag))
-
-    results = {
-        name: NodeEvidence(error=result.error, kind=result.kind)
-        if isinstance(result, Failure)
-        else result
-        for name, result in converse(transport, screen, "reading", converse_with).items()
-    }
+    if transport.one_text:
+        config = replace(config, nonce=new_nonce())
+    results = converse(
+        transport, screen, "reading", lambda name: fetch_failures(name, config, transport.tag)
+    )
     for name, result in results.items():
-        builder.add(name, result)
-    errors = {name: result for name, result in results.items() if result.error}
-    if transport.interrupted:
-        screen.say_partial(errors)
-    names = [name for name, result in results.items() if result.kind != INTERRUPTED]
-    nodes.remember_failed([name for name in names if name in errors], lost=True, reached=names)
-    failed = {name: r.error for name, r in errors.items() if not is_unreached(r)} | builder.notes
+        if isinstance(result, NodeEvidence):
+            builder.add(name, result)
+    errors = remember_errors(nodes, screen, results)
     document = postmortem_of(
         builder.complete(),
         started=started,
         job=job,
         source=" ".join(config.patterns),
-        unreachable={name: r.error for name, r in errors.items() if is_unreached(r)},
-        failed=failed,
+        unreachable=errors.unreachable,
+        failed=errors.failed | builder.notes,
         complete=not transport.interrupted,
     )
-    return document, has_failed(r.error for n, r in errors.items() if not is_unreached(r))
+    return document, has_failed(errors.failed.values())
 
 
 @command()
@@ -126,13 +116,7 @@ def _ask_nodes(
     metavar="N",
     help="Maximum files per node, the most recently written first.",
 )
-@option(
-    "--timeout",
-    type=click.IntRange(1, 3600),
-    default=60,
-    metavar="S",
-    help="Maximum seconds per node, after it is connected.",
-)
+@timeout_option()
 @report_options("postmortem", general=False)
 @transport_options
 def postmortem(

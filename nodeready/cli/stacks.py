@@ -21,6 +21,7 @@ from nodeready.cli.options import (
     local_option,
     option,
     output_directory,
+    timeout_option,
     transport_options,
 )
 from nodeready.cli.screen import Screen, show
@@ -255,13 +256,7 @@ def _capture(nodes: Targets, config: StacksConfig, screen: Screen) -> Captured:
     metavar="S",
     help="Seconds between two samples.",
 )
-@option(
-    "--timeout",
-    type=click.IntRange(1, 3600),
-    default=60,
-    metavar="S",
-    help="Maximum seconds per node, after it is connected.",
-)
+@timeout_option()
 @output_directory("Keep the traces and every form of the result.", general=False)
 @format_option("stacks", general=False)
 @transport_options

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from nodeready.cli.conversations import converse
+from nodeready.cli.conversations import converse, remember_errors
 from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.options import (
     Refused,
@@ -29,7 +29,7 @@ from nodeready.node.tail import TailConfig
 from nodeready.policy import Policy
 from nodeready.reports.lines import node_set
 from nodeready.text import utc_now
-from nodeready.transport.base import INTERRUPTED, Conversation, Failure, has_failed, new_nonce
+from nodeready.transport.base import Conversation, has_failed, new_nonce
 from nodeready.triage.logs import Fetched, Grouping, TailDocument, fetch_tail
 
 #: Characters of a path on Linux (PATH_MAX).
@@ -78,25 +78,15 @@ def _fetch(nodes: Targets, options: TargetOptions, config: TailConfig) -> TailDo
             grouping.add(name, result.tail)
         return replace(result, tail=None)
 
-    results = {
-        name: Fetched(error=result.error, kind=result.kind)
-        if isinstance(result, Failure)
-        else result
-        for name, result in converse(transport, screen, "reading", converse_with).items()
-    }
-    errors = {name: result for name, result in results.items() if result.error}
-    if transport.interrupted:
-        screen.say_partial(errors)
-    names = [name for name, result in results.items() if result.kind != INTERRUPTED]
-    failed = [name for name in names if name in errors]
-    nodes.remember_failed(failed, lost=True, reached=names)
+    results = converse(transport, screen, "reading", converse_with)
+    errors = remember_errors(nodes, screen, results)
     return grouping.document(
         started=started,
         finished=utc_now(),
         pattern=config.pattern,
         grep=config.grep,
-        unreachable={name: result.error for name, result in errors.items() if result.unreachable},
-        failed={name: result.error for name, result in errors.items() if not result.unreachable},
+        unreachable=errors.unreachable,
+        failed=errors.failed,
         complete=not transport.interrupted,
     )
 

@@ -38,7 +38,7 @@ MAX_TEXT = 300
 #: Maximum events of one file; of one stream, the first and the last.
 _MAX_EVENTS, _MAX_OF_STREAM = 4000, 12
 #: Maximum lines in which reports of the watchdog are searched.
-_MAX_FOUND = 20_000
+_MAX_CANDIDATES = 20_000
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class _Exception:
 
 
 @dataclass
-class _Stream:
+class _RankStream:
     """The lines of one rank, and the state of reading them."""
 
     key: tuple[str, int | None, int | None]
@@ -207,14 +207,14 @@ class FailureReader:
 
     year:  of times without a year
     split: takes the prefix off a line
-    found: the lines that may be of a failure or of the watchdog
+    candidates: the lines that may be of a failure or of the watchdog
     """
 
     def __init__(
         self, year: int, calendar: Calendar = node_calendar, split: Split = unsplit
     ) -> None:
         self.year, self.calendar, self.split = year, calendar, split
-        self.streams: dict[tuple[str, int | None, int | None], _Stream] = {}
+        self.streams: dict[tuple[str, int | None, int | None], _RankStream] = {}
         self.number = 0
         self.candidates: list[str] = []
         self.room = MAX_RANKS
@@ -257,7 +257,7 @@ class FailureReader:
         key = host, rank, local
         stream = self.streams.get(key)
         if stream is None:
-            stream = self.streams[key] = _Stream(key, is_prefixed=match is not None)
+            stream = self.streams[key] = _RankStream(key, is_prefixed=match is not None)
         stream.lines += 1
         if stream.mode and stream.prefix and text.startswith(stream.prefix):
             text = text[len(stream.prefix) :]
@@ -272,7 +272,7 @@ class FailureReader:
 
     # --- One line of a stream. Whether it belongs to a failure.
 
-    def _read(self, stream: _Stream, text: str, line: str) -> bool:
+    def _read(self, stream: _RankStream, text: str, line: str) -> bool:
         if stream.mode == "traceback" and self._in_traceback(stream, text):
             return True
         if stream.mode == "block" and self._in_block(stream, text):
@@ -289,7 +289,7 @@ class FailureReader:
         if text.startswith(_IGNORED):
             stream.is_ignored = True
             return True
-        if len(self.candidates) < _MAX_FOUND:
+        if len(self.candidates) < _MAX_CANDIDATES:
             self.candidates.append(line)
         if _HEADER.search(text) or (text.startswith(_RICH[0]) and _RICH[1] in text):
             self._end_details(stream)
@@ -321,7 +321,7 @@ class FailureReader:
             return True
         return self._special(stream, text) or self._detail(stream, text)
 
-    def _special(self, stream: _Stream, text: str) -> bool:
+    def _special(self, stream: _RankStream, text: str) -> bool:
         """A frame without the beginning of its traceback; a field of mpirun's report."""
         if _FRAME.match(text) and not stream.chain:
             stream.mode, stream.frames = "traceback", []
@@ -336,7 +336,7 @@ class FailureReader:
             return True
         return False
 
-    def _detail(self, stream: _Stream, text: str) -> bool:
+    def _detail(self, stream: _RankStream, text: str) -> bool:
         """A further line of an exception's message."""
         if stream.mode != "details":
             return False
@@ -349,7 +349,7 @@ class FailureReader:
 
     # --- Tracebacks.
 
-    def _in_traceback(self, stream: _Stream, text: str) -> bool:
+    def _in_traceback(self, stream: _RankStream, text: str) -> bool:
         if match := _FRAME.match(text) or _RICH_FRAME.match(text):
             if len(stream.frames) < 1000:
                 stream.frames.append((match[1], match[2], match[3] or ""))
@@ -374,25 +374,22 @@ class FailureReader:
         stream.mode = "details"
         return True
 
-    def _add_exception(self, stream: _Stream, text: str) -> None:
+    def _add_exception(self, stream: _RankStream, text: str) -> None:
         if not stream.is_chained:
             self._end_chain(stream)
         stream.is_chained = False
         user = [frame for frame in stream.frames if not _LIBRARY.search(frame[0])]
-        path, number, function = (user or stream.frames or [("", "", "")])[-1]
-        name = path.rpartition("/")[2]
-        place = f" in {function}" if function else ""
-        frame = f"{name}:{number}{place}" if path else ""
+        frame = _frame_text(*(user or stream.frames or [("", "", "")])[-1])
         text_meaning = meaning(text)
         event = self._event(stream, text_meaning.role, text_meaning.kind, text)
-        event = replace(event, frame=frame[:MAX_TEXT])
+        event = replace(event, frame=frame)
         if stream.spawned is not None:
             event = replace(event, local_rank=stream.spawned)
             stream.spawned = None
         stream.chain.append(_Exception(event, text_meaning.is_known, bool(user)))
         stream.frames, stream.details = [], []
 
-    def _end_details(self, stream: _Stream) -> None:
+    def _end_details(self, stream: _RankStream) -> None:
         """Complete the last exception by the lines after it."""
         if not stream.chain:
             return
@@ -419,7 +416,7 @@ class FailureReader:
         if stream.mode == "details":
             stream.mode = ""
 
-    def _end_chain(self, stream: _Stream) -> None:
+    def _end_chain(self, stream: _RankStream) -> None:
         """Add the event of a chain of exceptions: what began it, then what it became."""
         self._end_details(stream)
         chain, stream.chain = stream.chain, []
@@ -448,13 +445,12 @@ class FailureReader:
             event = replace(event, text=text, kind=kind if event.role == FAILED else event.kind)
         self._add(stream, event)
 
-    def _in_fatal(self, stream: _Stream, text: str) -> bool:
+    def _in_fatal(self, stream: _RankStream, text: str) -> bool:
         """The stack that faulthandler writes: the innermost call first."""
         match = _FRAME.match(text)
         if match and stream.events:
             if not _LIBRARY.search(match[1]) and not stream.events[-1].frame:
-                name = match[1].rpartition("/")[2]
-                frame = f"{name}:{match[2]} in {match[3]}"[:MAX_TEXT]
+                frame = _frame_text(match[1], match[2], match[3] or "")
                 stream.events[-1] = replace(stream.events[-1], frame=frame)
             return True
         if not text or "most recent call first" in text or text.startswith(("Extension mod", " ")):
@@ -464,7 +460,7 @@ class FailureReader:
 
     # --- torchrun's report.
 
-    def _starts_block(self, stream: _Stream, text: str) -> bool:
+    def _starts_block(self, stream: _RankStream, text: str) -> bool:
         if text in ("Failures:", "Root Cause (first observed failure):"):
             self._end_chain(stream)
             stream.mode, stream.block = "block", {}
@@ -472,7 +468,7 @@ class FailureReader:
             return True
         return False
 
-    def _in_block(self, stream: _Stream, text: str) -> bool:
+    def _in_block(self, stream: _RankStream, text: str) -> bool:
         if re.match(r"^(?:\[\d+\]:|-{5,}|={5,}|Root Cause|Failures:)", text):
             self._end_block(stream)
             if text.startswith("="):
@@ -491,7 +487,7 @@ class FailureReader:
             return False
         return True
 
-    def _end_block(self, stream: _Stream) -> None:
+    def _end_block(self, stream: _RankStream) -> None:
         block, stream.block = stream.block, {}
         rank = re.match(r"(\d{1,7})(?: \(local_rank: (\d{1,5})\))?", block.get("rank", ""))
         code = re.match(r"(-?\d{1,5})(?: *\(pid: (\d{1,10})\))?", block.get("exitcode", ""))
@@ -518,7 +514,7 @@ class FailureReader:
 
     # --- Events.
 
-    def _line(self, stream: _Stream, text: str) -> bool:
+    def _line(self, stream: _RankStream, text: str) -> bool:
         for rule in LINE_RULES:
             match = rule.pattern.search(text)
             if not match:
@@ -554,7 +550,7 @@ class FailureReader:
     def _moment(self, text: str) -> float | None:
         return stamp(text, self.year, self.calendar)
 
-    def _event(self, stream: _Stream, role: str, kind: str, text: str) -> FailureEvent:
+    def _event(self, stream: _RankStream, role: str, kind: str, text: str) -> FailureEvent:
         host, _, local = stream.key
         return FailureEvent(
             *(
@@ -572,7 +568,7 @@ class FailureReader:
             *(None, self._moment(stream.timed), self.number, stream.plain),
         )
 
-    def _add(self, stream: _Stream, event: FailureEvent) -> None:
+    def _add(self, stream: _RankStream, event: FailureEvent) -> None:
         if len(event.ranks) > self.room:
             event = replace(event, ranks=())
         self.room -= len(event.ranks)
@@ -625,7 +621,13 @@ class FailureReader:
         )
 
 
-def _stream_ranks(stream: _Stream) -> tuple[int, ...]:
+def _frame_text(path: str, number: str, function: str) -> str:
+    """A call as reports write it: ``train.py:12 in step``; "": none."""
+    place = f" in {function}" if function else ""
+    return f"{path.rpartition('/')[2]}:{number}{place}"[:MAX_TEXT] if path else ""
+
+
+def _stream_ranks(stream: _RankStream) -> tuple[int, ...]:
     return () if stream.key[1] is None else (stream.key[1],)
 
 

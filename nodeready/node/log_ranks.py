@@ -67,7 +67,7 @@ def named_ranks(path: str) -> FileRanks:
 
 
 # PyTorch's logging and its excepthook (2.2 on) put the global rank before each line.
-_GLOBAL = re.compile(r"\[rank(\d{1,7})\]:")
+GLOBAL_RANK = re.compile(r"\[rank(\d{1,7})\]:")
 
 
 def file_ranks(path: str, lines: Iterable[str]) -> FileRanks:
@@ -78,7 +78,7 @@ def file_ranks(path: str, lines: Iterable[str]) -> FileRanks:
     rank, and ``rank_0.log`` may be on each node.
     """
     by_path = path_ranks(path)
-    global_ranks = {int(match[1]) for line in lines if (match := _GLOBAL.search(line))}
+    global_ranks = {int(match[1]) for line in lines if (match := GLOBAL_RANK.search(line))}
     if len(global_ranks) != 1:
         return by_path
     (rank,) = global_ranks

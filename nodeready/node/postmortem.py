@@ -6,12 +6,10 @@ are found and read as `nodeready.node.tail` finds and reads them: in forks, as t
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
 import time
-import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -275,6 +273,4 @@ def main(config: PostmortemConfig) -> None:
             return witness_log(supervisor, config.kernel_s, _KERNEL_S)
 
         failures = read_job(config, kernel)
-    text = json.dumps(asdict(failures), separators=(",", ":")).encode("ascii")
-    packed = base64.b64encode(zlib.compress(text)).decode("ascii")
-    print(f'{config.nonce} job "{packed}"', flush=True)
+    print(wire.packed_line(config.nonce, "job", failures), flush=True)

@@ -7,14 +7,12 @@ The answer is one line, ``NONCE tail "..."``: `NodeTail` as JSON, compressed, in
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
 import re
 import stat
 import time
-import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -604,12 +602,6 @@ def read_tail(
     return answer.tail()
 
 
-def answer_line(config: TailConfig, tail: NodeTail) -> str:
-    """The answer as the program's line."""
-    text = json.dumps(asdict(tail), separators=(",", ":")).encode("ascii")
-    return f'{config.nonce} tail "{base64.b64encode(zlib.compress(text)).decode("ascii")}"'
-
-
 def main(config: TailConfig) -> None:
     """Read the logs, and print the answer."""
     try:
@@ -618,4 +610,4 @@ def main(config: TailConfig) -> None:
         tail = read_tail(config)
     except re.error as error:
         tail = NodeTail(os.uname().nodename, (), (), 0, 0, f"no regular expression: {error}")
-    print(answer_line(config, tail), flush=True)
+    print(wire.packed_line(config.nonce, "tail", tail), flush=True)

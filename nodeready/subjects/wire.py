@@ -257,6 +257,11 @@ def _check(decoded: Any, surrogates: bool) -> None:
     raise DecodeError("nested too deep")
 
 
+def pack(data: bytes) -> str:
+    """The bytes as `unpack` takes them."""
+    return base64.b64encode(zlib.compress(data)).decode("ascii")
+
+
 def unpack(text: str, max_bytes: int) -> bytes:
     """The bytes of base64 text that zlib or gzip packed. Raises DecodeError, also for more."""
     try:
@@ -277,6 +282,12 @@ def unpack(text: str, max_bytes: int) -> bytes:
 def line(nonce: str, name: str, observed: Any) -> str:
     """One observation (a dataclass) as its line."""
     return f"{nonce} {name} {json.dumps(dataclasses.asdict(observed), separators=(',', ':'))}"
+
+
+def packed_line(nonce: str, name: str, observed: Any) -> str:
+    """One large observation (a dataclass) as its line, for `packed_answer`."""
+    text = json.dumps(dataclasses.asdict(observed), separators=(",", ":"))
+    return f'{nonce} {name} "{pack(text.encode("ascii"))}"'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,6 +329,17 @@ def decode(kind: type[T], data: Any) -> T:
     # A class is hashable, even one whose instances are not.
     value: T = _reader(kind)(data)  # type: ignore[arg-type]
     return value
+
+
+def packed_answer(kind: type[T], text: str, nonce: str, name: str, max_bytes: int) -> T | None:
+    """The observation of a `packed_line` in what a node printed; None: it has none.
+
+    Raises DecodeError.
+    """
+    for word, data in lines(text, nonce):
+        if word == name and isinstance(data, str):
+            return decode(kind, load_json(unpack(data, max_bytes)))
+    return None
 
 
 Reads = Callable[[Any], Any]

@@ -20,7 +20,7 @@ from nodeready.node.witnesses import logs as witness
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
 from nodeready.subjects.json_types import Count
-from nodeready.transport.base import FAILED, UNREACHED, Conversation, new_nonce, request
+from nodeready.transport.base import FAILED, Conversation, new_nonce, request
 
 # --- Log lines without the values that always differ between ranks: times, processes, the file's
 # own rank and node. Informative values stay: steps, sequence numbers, losses, sizes, other nodes,
@@ -475,9 +475,8 @@ MAX_UNPACKED = 4 << 20
 
 def parse_tail(text: str, nonce: str) -> NodeTail:
     """The tail in a node's output. Raises ProbeError, one line, if it has none."""
-    for name, data in wire.lines(text, nonce):
-        if name == "tail" and isinstance(data, str):
-            return wire.decode(NodeTail, wire.load_json(wire.unpack(data, MAX_UNPACKED)))
+    if tail := wire.packed_answer(NodeTail, text, nonce, "tail", MAX_UNPACKED):
+        return tail
     if f"{nonce} {payload.NO_PYTHON}" in text:
         raise ProbeError(wire.PYTHON_MISSING)
     raise ProbeError("the node gave no answer", text[:200])
@@ -490,10 +489,6 @@ class Fetched:
     tail: NodeTail | None = None
     error: str = ""
     kind: str = ""
-
-    @property
-    def unreachable(self) -> bool:
-        return self.kind in UNREACHED
 
 
 def fetch_tail(node: str, config: TailConfig, tag: str) -> Conversation[Fetched]:

@@ -6,7 +6,6 @@ printed at once, so that a core that takes too long delays no other core.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import pwd
@@ -16,7 +15,6 @@ import shutil
 import socket
 import stat
 import time
-import zlib
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
@@ -378,6 +376,6 @@ def _with_backtrace(
     if error:
         reason = "; ".join(filter(None, (cut_off, error, doubt)))
         return replace(summary, unread=printable(reason))
-    packed = base64.b64encode(zlib.compress(text.encode("utf-8"))).decode("ascii")
+    packed = wire.pack(text.encode("utf-8"))
     warnings = "; ".join(filter(None, (cut_off, doubt)))
     return replace(summary, text=packed, warning=printable(warnings), cut=cut)

@@ -18,7 +18,7 @@ from typing import Any
 
 from nodeready.node import users_file
 from nodeready.node.log_lines import text_lines
-from nodeready.node.log_ranks import LineOrigin, RankReader, host_node
+from nodeready.node.log_ranks import GLOBAL_RANK, LineOrigin, RankReader, host_node
 from nodeready.node.proc import all_pids
 from nodeready.node.rank_lines import learn_file, read_ranks
 from nodeready.node.stacks import processes
@@ -96,9 +96,6 @@ _LONGEST = 4096
 #: A number of a rank or of a collective; -1 stands for "none yet".
 _RANK, _COUNT = r"\d{1,7}", r"-?\d{1,18}"
 _MANY = rf"{_RANK}(?:, {_RANK}){{0,1000}}"
-# c10's logging and Python's excepthook put the global rank before each line (torch 2.2 on):
-# "[rank3]:[E621 ...", "[rank3]: Traceback".
-_GLOBAL = re.compile(rf"\[rank({_RANK})\]:")
 # ProcessGroupNCCL::logPrefix, with the rank in the group:
 #   2.5 on     [PG ID 0 PG GUID 0(default_pg) Rank 1]
 #   2.7 on     [PG GUID 0(default_pg) Rank 1]
@@ -275,7 +272,7 @@ def _mismatches(text: str) -> Iterator[_LogStatement]:
 
 def _numbers_are_global(text: str, reporter: int) -> bool:
     """Whether the ranks in a line are global: its prefix has no other rank for the reporter."""
-    global_rank = _GLOBAL.search(text)
+    global_rank = GLOBAL_RANK.search(text)
     return global_rank is None or int(global_rank[1]) == reporter
 
 
@@ -298,7 +295,7 @@ def _by_prefix(
 
     values: see `_report`
     """
-    global_rank, group = _GLOBAL.search(before), ""
+    global_rank, group = GLOBAL_RANK.search(before), ""
     if match := _GROUP.search(before):
         name, description = match[1] or "", match[2] or ""
         group_rank = int(match[3])

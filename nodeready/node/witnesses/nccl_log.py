@@ -190,7 +190,7 @@ def read_log(lines: Iterable[str]) -> NcclLog:
 
 
 @dataclass
-class _Facts:
+class _ProcessFacts:
     """What the lines of one process say, of one of its devices.
 
     speakers: the ranks that the process's channels start or end at
@@ -206,9 +206,9 @@ class _Facts:
     nvls: int | None = None
     errors: dict[str, NcclError] = field(default_factory=dict)
 
-    def merged(self, other: _Facts) -> _Facts:
+    def merged(self, other: _ProcessFacts) -> _ProcessFacts:
         """Both; this one's values come first."""
-        return _Facts(
+        return _ProcessFacts(
             {**other.texts, **self.texts},
             self.networks | other.networks,
             {**self.hcas, **other.hcas},
@@ -232,7 +232,7 @@ class _LargestCommunicator:
 
 @dataclass
 class _Process:
-    facts: dict[int, _Facts] = field(default_factory=dict)
+    facts: dict[int, _ProcessFacts] = field(default_factory=dict)
     communicators: dict[int, _LargestCommunicator] = field(default_factory=dict)
 
 
@@ -258,7 +258,7 @@ class _LogReader:
         number = int(device)
         if number not in process.facts and len(process.facts) >= 64:
             return
-        facts = process.facts.setdefault(number, _Facts())
+        facts = process.facts.setdefault(number, _ProcessFacts())
         text = line[mark.end() :]
         if (error := _error(line, text)) and len(facts.errors) < MAX_ERRORS:
             facts.errors.setdefault(error.key, error)
@@ -273,7 +273,7 @@ class _LogReader:
         elif len(self.errors) < MAX_ERRORS and (error := _error(line, line)):
             self.errors.setdefault(error.key, error)
 
-    def _read_text(self, process: _Process, facts: _Facts, device: int, text: str) -> None:
+    def _read_text(self, process: _Process, facts: _ProcessFacts, device: int, text: str) -> None:
         texts = facts.texts
         if match := _CHANNEL.search(text):
             source, target, direction, words = match.groups()
@@ -346,7 +346,7 @@ class _LogReader:
 
     def _ranks(self, host: str, pid: int, process: _Process) -> Iterator[NcclRank]:
         """The ranks of a process: one for each device of its communicators."""
-        common = _Facts()
+        common = _ProcessFacts()
         for facts in process.facts.values():
             common = common.merged(facts)
         devices = process.communicators
@@ -358,7 +358,7 @@ class _LogReader:
             facts = common
             if len(devices) > 1:
                 # One process with many GPUs: the links are the device's, the network is common.
-                device_facts = process.facts.get(device, _Facts())
+                device_facts = process.facts.get(device, _ProcessFacts())
                 facts = replace(
                     device_facts,
                     texts={**common.texts, **device_facts.texts},
@@ -368,7 +368,7 @@ class _LogReader:
             rank, size, state = communicator.rank, communicator.size, communicator.state
             yield self._described(NcclRank(rank, size, host, pid, device, state=state), facts)
 
-    def _described(self, rank: NcclRank, facts: _Facts) -> NcclRank:
+    def _described(self, rank: NcclRank, facts: _ProcessFacts) -> NcclRank:
         """The rank with its facts."""
         texts = facts.texts
         network = _network(facts)
@@ -402,7 +402,7 @@ class _LogReader:
         )
 
 
-def _network(facts: _Facts) -> str:
+def _network(facts: _ProcessFacts) -> str:
     """The network in use: by NCCL's own word, else by the channels, else the best one found."""
     if name := facts.texts.get("network", ""):
         return network_family(name)

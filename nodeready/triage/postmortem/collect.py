@@ -14,8 +14,8 @@ from nodeready.subjects.base import ProbeError
 from nodeready.text import counted, utc_now
 from nodeready.transport.base import (
     FAILED,
-    UNREACHED,
     Conversation,
+    new_nonce,
     no_answer_reason,
     request,
 )
@@ -32,7 +32,7 @@ _BEFORE_S, _AFTER_S = 2 * 3600, 120
 
 @dataclass(frozen=True)
 class NodeEvidence:
-    """One node's answer. found: None: none; error: why; kind: of the failure"""
+    """One node's answer. error: why there are no failures and no clock; kind: of the failure"""
 
     failures: NodeFailures | None = None
     clock: NodeClock | None = None
@@ -41,19 +41,21 @@ class NodeEvidence:
 
 
 def fetch_failures(node: str, config: PostmortemConfig, tag: str) -> Conversation[NodeEvidence]:
-    """The conversation with one node. config: with its nonce"""
-    config = replace(config, tag=tag)
+    """The conversation with one node.
+
+    config: its tag is set here, and its nonce if it has none
+    """
+    config = replace(config, nonce=config.nonce or new_nonce(), tag=tag)
     answer = yield request(node, "nodeready.node.postmortem", config)
     received_s = time.time()
     if answer.error:
         return NodeEvidence(error=answer.error, kind=answer.kind)
     try:
-        for name, data in wire.lines(answer.stdout, config.nonce):
-            if name == "job" and isinstance(data, str):
-                failures = wire.decode(
-                    NodeFailures, wire.load_json(wire.unpack(data, _MAX_UNPACKED))
-                )
-                return NodeEvidence(failures, _clock(failures, received_s, answer.seconds))
+        failures = wire.packed_answer(
+            NodeFailures, answer.stdout, config.nonce, "job", _MAX_UNPACKED
+        )
+        if failures is not None:
+            return NodeEvidence(failures, _clock(failures, received_s, answer.seconds))
         raise ProbeError(no_answer_reason(answer, config))
     except ProbeError as error:
         return NodeEvidence(error=str(error), kind=FAILED)
@@ -168,8 +170,3 @@ def postmortem_of(
         failed=failed or {},
         complete=complete,
     )
-
-
-def is_unreached(answer: NodeEvidence) -> bool:
-    """Whether the node could not be reached."""
-    return answer.kind in UNREACHED

@@ -7,7 +7,6 @@ lost connection. Times decide between own errors only beyond the uncertainty of 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -25,7 +24,7 @@ from nodeready.node.failure_rules import (
 from nodeready.node.witnesses import nccl_errors
 from nodeready.node.witnesses.logs import RankLog
 from nodeready.subjects import wire
-from nodeready.text import counted
+from nodeready.text import counted, utc_moment
 from nodeready.triage.postmortem.document import FailureGroup, FirstFailure
 from nodeready.triage.postmortem.evidence import (
     JobEvidence,
@@ -71,7 +70,7 @@ _JOINED = re.compile(r"(\d{1,5})/(\d{1,5}) clients joined")
 _OWN_CONNECTION = re.compile(
     r"^(?:ConnectionResetError|ConnectionRefusedError|BrokenPipeError|ConnectionAbortedError)\b"
 )
-#: Signals that a rank gets from its own error, not from a person.
+#: Source of an event -> its name in reports.
 _LAUNCHERS = {
     "torchrun": "torchrun", "torchrun-root": "torchrun", "srun": "srun", "mpirun": "mpirun",
     "deepspeed": "DeepSpeed's launcher", "shell": "the shell", "spawn": "torch.multiprocessing",
@@ -584,12 +583,8 @@ class FirstFailureFinder:
         is_all = len(self.ranks) > 1 and ranks == self.ranks
         nodes = {f.node for f in own_errors or ended[:1] if f.node}
         name = "SIGINT (Ctrl-C)" if "KeyboardInterrupt" in first.event.text else "SIGTERM"
-        subject = "all ranks" if is_all else self._subject(ranks, nodes)
-        text = (
-            f"{subject} was ended by {name}, from outside"
-            if not is_all
-            else (f"{subject} were ended by {name}, from outside")
-        )
+        subject = "all ranks were" if is_all else f"{self._subject(ranks, nodes)} was"
+        text = f"{subject} ended by {name}, from outside"
         evidence = [f"{first.example}: {first.event.text}"]
         return self._cause("signal", text, ranks, nodes, for_=evidence, failures=[first])
 
@@ -678,24 +673,16 @@ class FirstFailureFinder:
     def _report_text(self, failure: RankFailure) -> str:
         event = failure.event
         number = signal_of(event.code)
-        how = (
-            f"ended by {SIGNAL_NAMES.get(number, number)}"
-            if number
-            else (f"ended with exit code {event.code}")
-        )
-        subject = (
-            f"rank {failure.rank}"
-            if failure.rank is not None
-            else (
-                f"local rank {event.local_rank}"
-                if event.local_rank is not None
-                else f"process {event.pid}"
-                if event.pid
-                else "a process"
-            )
-        )
+        how = f"ended with exit code {event.code}"
         if event.kind == "oom":
             how = "out of memory"
+        elif number:
+            how = f"ended by {SIGNAL_NAMES.get(number, number)}"
+        subject = f"process {event.pid}" if event.pid else "a process"
+        if failure.rank is not None:
+            subject = f"rank {failure.rank}"
+        elif event.local_rank is not None:
+            subject = f"local rank {event.local_rank}"
         root = ", as its first observed failure" if event.source == "torchrun-root" else ""
         return f"{_LAUNCHERS.get(event.source, event.source)} reports: {subject} {how}{root}"
 
@@ -752,4 +739,4 @@ def moment_text(seconds: float | None) -> str:
     """A time as the reports write it; "" for none."""
     if seconds is None or not 0 < seconds < 1e11:
         return ""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+    return utc_moment(seconds)

@@ -51,14 +51,19 @@ def parse_scontrol(text: str) -> dict[str, str]:
     return {name: value.strip() for name, value in fields if counts[name] == 1}
 
 
+def _exit_status(record: Mapping[str, str]) -> tuple[int, int]:
+    """The exit status, and the signal, of a record of `sacct` or `scontrol`."""
+    status = _STATUS.match(record.get("ExitCode", ""))
+    return (int(status[1]), int(status[2])) if status else (0, 0)
+
+
 def steps_of(rows: list[dict[str, str]]) -> list[SlurmStep]:
     """The job and its steps, from the rows of `parse_sacct`."""
     steps = []
     for row in rows:
-        status = _STATUS.match(row.get("ExitCode", ""))
-        code, signal = (int(status[1]), int(status[2])) if status else (0, 0)
+        status = _exit_status(row)
         steps.append(
-            SlurmStep(row["JobID"][:60], row["State"][:60], code, signal, row.get("NodeList", ""))
+            SlurmStep(row["JobID"][:60], row["State"][:60], *status, row.get("NodeList", ""))
         )
     return steps
 
@@ -113,10 +118,8 @@ def slurm_records(job: str, environ: Mapping[str, str] = os.environ) -> SlurmRec
         if state:
             records.sources["scontrol"] = f"job {job} is {state}"
             records.is_running = state in ("RUNNING", "COMPLETING", "SUSPENDED", "PENDING")
-            status = _STATUS.match(record.get("ExitCode", ""))
-            code, signal = (int(status[1]), int(status[2])) if status else (0, 0)
             nodes = record.get("NodeList", "")
-            records.steps.append(SlurmStep(job, state, code, signal, nodes))
+            records.steps.append(SlurmStep(job, state, *_exit_status(record), nodes))
     if "sacct" in texts:
         rows = parse_sacct(texts["sacct"])
         if rows:

@@ -121,7 +121,7 @@ TAIL = tail.NodeTail(
 
 
 def read_logs(answer: object) -> None:
-    text = tail.base64.b64encode(tail.zlib.compress(json.dumps(answer).encode())).decode()
+    text = wire.pack(json.dumps(answer).encode())
     try:
         tails = parse_tail(f'N tail "{text}"\n', "N")
     except ProbeError:

@@ -10,7 +10,8 @@ import pytest
 
 from nodeready.node import path_pattern, rank_lines
 from nodeready.node import tail as program
-from nodeready.node.tail import MAX_ANSWER, NodeTail, TailConfig, answer_line, read_tail
+from nodeready.node.tail import MAX_ANSWER, NodeTail, TailConfig, read_tail
+from nodeready.subjects import wire
 from nodeready.triage.logs import parse_tail
 from tests.cases import cases
 
@@ -39,7 +40,7 @@ def test_the_files_of_a_pattern(tree, case):
     seen = tail(f"{tree}/{case['name']}")
     assert sorted(file.path for file in seen.files) == [f"{tree}/{path}" for path in case["paths"]]
     assert (seen.unread, seen.error) == ((), "")
-    assert parse_tail(answer_line(TailConfig("N", "t", ""), seen), "N") == seen
+    assert parse_tail(wire.packed_line("N", "tail", seen), "N") == seen
 
 
 def test_of_many_files_those_that_were_written_last(tree):
