@@ -22,6 +22,7 @@ ROOMS = {
     "ready": "proofs between nodes",
     "smoke": "a collective over all nodes",
     "triage": "stacks, cores, logs",
+    "memory": "what earlier looks showed",
     "reports": "show, a file per format",
     "healthcheck": "the node's own program",
     "lab": "a cluster on one machine",

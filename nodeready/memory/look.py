@@ -1,0 +1,76 @@
+"""The plain types of the memory: a look, a node at a look, and an event."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nodeready.subjects.result import Result
+
+Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class NodeLook:
+    """What the memory knows of one node at one look.
+
+    time_s:   of the look, seconds since 1970
+    boot_id:  of the boot that the node was in; "": not observed
+    look:     id of the look; 0: of no look of the memory, but of a JSON file
+    error:    why the node gave no answer; "": it answered
+    facts:    ``SUBJECT.path.to[identity].key`` -> its value; the stable facts alone
+    counters: ``SUBJECT.PART.NAME`` -> its total in this boot: ``nics.eth0.rx_errors``
+    results:  check id -> its result; ok and na have no texts
+    """
+
+    node: str
+    time_s: float
+    boot_id: str
+    look: int
+    error: str
+    facts: Mapping[str, Value]
+    counters: Mapping[str, int]
+    results: Mapping[str, Result]
+
+
+@dataclass(frozen=True)
+class Look:
+    """One run of a command over nodes.
+
+    time_s:        when it began, seconds since 1970
+    inventory:     as the command line named it
+    policy_digest: of the nodes' policies: equal digests, equal expectations
+    complete:      False: it was interrupted
+    code:          its exit code
+    summary:       as `Audit.summary`: nodes by status, results by status
+    """
+
+    id: int
+    time_s: float
+    command: str
+    inventory: str
+    policy_digest: str
+    complete: bool
+    code: int
+    summary: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a node or a part, and is no state.
+
+    time_s:  seconds since 1970
+    look:    id of the look that reported it
+    serial:  of the part; "": the node itself
+    kind:    ``smoke-suspect``, ``postmortem-cause``, ``drain``, ``xid``, …
+    text:    one line
+    command: that reported it
+    """
+
+    time_s: float
+    look: int
+    node: str
+    serial: str
+    kind: str
+    text: str
+    command: str
