@@ -24,11 +24,9 @@ from nodeready.cli.options import (
 from nodeready.cli.screen import Screen, show
 from nodeready.cli.targets import (
     TargetOptions,
-    Targets,
     local_policy,
     local_targets,
-    running_job,
-    select_targets,
+    targets_of_ended_job,
 )
 from nodeready.cli.values import past, seconds_ago
 from nodeready.exit_codes import OK, exit_code
@@ -61,21 +59,6 @@ def _write(cores: Cores, path: Path) -> None:
         if crash.text:
             write_atomically(path / name, [crash.text], _MODE)
     write_atomically(path / "cores.json", find_format("cores", "json").render(cores), _MODE)
-
-
-def targets_of_ended_job(
-    inventory: str | None, options: TargetOptions, job: str | None, screen: Screen
-) -> Targets:
-    """The nodes of INVENTORY. With --via srun, inside the job only while the job runs: a job with
-    cores, or with failures, has often ended."""
-    srun_job = job if options.via == "srun" else None
-    if srun_job is not None and inventory is not None:
-        try:
-            running_job(srun_job)
-        except Refused as refused:
-            screen.note(f"{refused.message}; the nodes are asked in a new allocation")
-            srun_job = None
-    return select_targets(inventory, options, job=srun_job, tell=screen.note)
 
 
 def _dump(dumper: CoreDumper, screen: Screen, yes: bool) -> int:

@@ -284,6 +284,13 @@ def since_option(noun: str) -> Callable[[Callback], Callback]:
     )
 
 
+rank_pattern_option = option(
+    "--rank-pattern",
+    metavar="REGEX",
+    help="Its group is the rank of a line, if the lines of many ranks are in one file. [learned]",
+)
+
+
 def timeout_option(
     help: str = "Maximum seconds per node, after it is connected.",
 ) -> Callable[[Callback], Callback]:

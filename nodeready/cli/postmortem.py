@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from nodeready.cli.conversations import converse, remember_errors
-from nodeready.cli.cores import targets_of_ended_job
 from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.options import (
     Refused,
@@ -18,15 +17,20 @@ from nodeready.cli.options import (
     inventory_argument,
     local_option,
     option,
+    rank_pattern_option,
     report_options,
     since_option,
     timeout_option,
     transport_options,
 )
 from nodeready.cli.outputs import read_outputs
-from nodeready.cli.tail import checked_pattern
-from nodeready.cli.targets import TargetOptions, Targets, local_targets
-from nodeready.cli.values import epoch_seconds, past
+from nodeready.cli.targets import (
+    TargetOptions,
+    Targets,
+    local_targets,
+    targets_of_ended_job,
+)
+from nodeready.cli.values import checked_pattern, checked_regex, epoch_seconds, past
 from nodeready.node.postmortem import PostmortemConfig
 from nodeready.policy import Policy
 from nodeready.reports.lines import node_set
@@ -45,13 +49,13 @@ from nodeready.triage.postmortem.evidence import JobEvidence, SlurmRecords
 _KERNEL_S = 24 * 3600
 
 
-def _read_directory(source: str) -> Postmortem:
+def _read_directory(source: str, rank_pattern: str) -> Postmortem:
     """The document of a directory. Raises Refused."""
     from nodeready.triage.postmortem.directory import NoEvidenceError, read_directory
 
     started = utc_now()
     try:
-        evidence = read_directory(Path(source))
+        evidence = read_directory(Path(source), rank_pattern)
     except NoEvidenceError as problem:
         raise Refused(f"--from {problem}") from None
     except OSError as problem:
@@ -108,6 +112,7 @@ def _ask_nodes(
     metavar="DIR",
     help="Read the logs in this directory, or one file; ask no node.",
 )
+@rank_pattern_option
 @since_option("logs written")
 @option(
     "--max-files",
@@ -126,6 +131,7 @@ def postmortem(
     job: str | None,
     patterns: tuple[str, ...],
     source: str | None,
+    rank_pattern: str | None,
     since: str | None,
     max_files: int,
     timeout: int,
@@ -148,10 +154,11 @@ def postmortem(
     """
     options = TargetOptions(**shared)
     outputs = read_outputs("postmortem", format, output)
+    regex = checked_regex("--rank-pattern", rank_pattern)
     if source is not None:
         if local or job or patterns or inventory is not None:
             raise Refused("--from: asks no node; remove INVENTORY, --local, --job and --logs")
-        return _show(outputs, options, _read_directory(source))
+        return _show(outputs, options, _read_directory(source, regex))
     by_job = options.via != "ssh" and job is not None
     inventory = find_inventory(inventory, options, elsewhere=local or by_job)
     if local == (inventory is not None) and not by_job:
@@ -187,6 +194,7 @@ def postmortem(
         since_s=past(since, epoch_seconds) or records.since_s,
         max_files=max_files,
         limit_s=timeout,
+        rank_pattern=regex,
         uid=-1 if patterns or records.uid is None else records.uid,
         kernel_s=int(max(60, now - records.since_s)) if records.since_s else _KERNEL_S,
     )

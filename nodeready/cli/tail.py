@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +14,7 @@ from nodeready.cli.options import (
     candidates_of,
     command,
     option,
+    rank_pattern_option,
     report_options,
     since_option,
     srun_job_option,
@@ -23,7 +22,14 @@ from nodeready.cli.options import (
 )
 from nodeready.cli.outputs import read_outputs
 from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
-from nodeready.cli.values import epoch_seconds, past, read_ranks, span
+from nodeready.cli.values import (
+    checked_pattern,
+    checked_regex,
+    epoch_seconds,
+    past,
+    read_ranks,
+    span,
+)
 from nodeready.exit_codes import exit_code
 from nodeready.node.tail import TailConfig
 from nodeready.policy import Policy
@@ -31,29 +37,6 @@ from nodeready.reports.lines import node_set
 from nodeready.text import utc_now
 from nodeready.transport.base import Conversation, has_failed, new_nonce
 from nodeready.triage.logs import Fetched, Grouping, TailDocument, fetch_tail
-
-#: Characters of a path on Linux (PATH_MAX).
-_PATH_MAX = 4096
-
-
-def checked_pattern(pattern: str) -> str:
-    """The PATTERN. Raises Refused if the nodes could not expand it."""
-    if not pattern.startswith(("/", "~/")):
-        raise Refused(f"PATTERN {pattern}: must be absolute, such as '/var/log/train/rank_*.log'")
-    if "\0" in pattern or len(os.fsencode(pattern)) >= _PATH_MAX:
-        raise Refused("PATTERN: is no valid path")
-    return pattern
-
-
-def _checked_regex(name: str, regex: str | None) -> str:
-    """The value of an option, or "". Raises Refused if it is no regular expression."""
-    try:
-        compiled = re.compile(regex or "")
-    except re.error as error:
-        raise Refused(f"{name} {regex}: is no regular expression: {error}") from None
-    if name == "--rank-pattern" and regex and not compiled.groups:
-        raise Refused(f"{name} {regex}: has no group for the rank, such as '^<(\\d+)>'")
-    return regex or ""
 
 
 def _newer_s(text: str | None) -> int:
@@ -123,11 +106,7 @@ def _no_file_reason(tail: TailDocument) -> str:
 )
 @option("--grep", metavar="REGEX", help="Only lines that match REGEX, and their number.")
 @option("--rank", metavar="RANKS", help="Only lines of these ranks: 3,5-7 or 0-504/8.")
-@option(
-    "--rank-pattern",
-    metavar="REGEX",
-    help="Its group is the rank of a line, if the lines of many ranks are in one file. [learned]",
-)
+@rank_pattern_option
 @option("--newer", metavar="SPAN", help="Only files written in the last 90s, 10m, 2h, 3d.")
 @since_option("files written")
 @option(
@@ -192,13 +171,13 @@ def tail(
             "",
             checked_pattern(words[-1]),
             lines,
-            _checked_regex("--grep", grep),
+            checked_regex("--grep", grep),
             _newer_s(newer),
         ),
         since_s=past(since, epoch_seconds),
         max_files=max_files,
         ranks=read_ranks(rank),
-        rank_pattern=_checked_regex("--rank-pattern", rank_pattern),
+        rank_pattern=checked_regex("--rank-pattern", rank_pattern),
     )
     outputs = read_outputs("tail", format, output)
     if local:

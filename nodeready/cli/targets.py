@@ -391,6 +391,21 @@ def running_job(job: str) -> RunningJob:
         raise Refused(str(error)) from None
 
 
+def targets_of_ended_job(
+    inventory: str | None, options: TargetOptions, job: str | None, screen: Screen
+) -> Targets:
+    """The nodes of INVENTORY. With --via srun, inside the job only while the job runs: a job with
+    cores, or with failures, has often ended."""
+    srun_job = job if options.via == "srun" else None
+    if srun_job is not None and inventory is not None:
+        try:
+            running_job(srun_job)
+        except Refused as refused:
+            screen.note(f"{refused.message}; the nodes are asked in a new allocation")
+            srun_job = None
+    return select_targets(inventory, options, job=srun_job, tell=screen.note)
+
+
 def _job_targets(
     job: str | None,
     options: TargetOptions,

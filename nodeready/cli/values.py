@@ -1,7 +1,8 @@
-"""The values of options: spans of time, moments and ports."""
+"""The values of options: spans of time, moments, ranks, patterns and ports."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from datetime import datetime
@@ -12,6 +13,8 @@ from nodeready.cli.options import Refused
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 #: Maximum span: 100 years.
 _MAX_SPAN_S = 100 * 366 * 86400
+#: Characters of a path on Linux (PATH_MAX).
+_PATH_MAX = 4096
 
 
 def span(words: str) -> int:
@@ -75,6 +78,26 @@ def read_ranks(words: str | None) -> tuple[tuple[int, int, int], ...]:
         if spans[-1][0] > spans[-1][1] or not spans[-1][2]:
             raise Refused(f"--rank {words}: must be ranks, such as 3, 5-7 or 0-504/8")
     return tuple(spans)
+
+
+def checked_pattern(pattern: str) -> str:
+    """The PATTERN. Raises Refused if the nodes could not expand it."""
+    if not pattern.startswith(("/", "~/")):
+        raise Refused(f"PATTERN {pattern}: must be absolute, such as '/var/log/train/rank_*.log'")
+    if "\0" in pattern or len(os.fsencode(pattern)) >= _PATH_MAX:
+        raise Refused("PATTERN: is no valid path")
+    return pattern
+
+
+def checked_regex(name: str, regex: str | None) -> str:
+    """The value of an option, or "". Raises Refused if it is no regular expression."""
+    try:
+        compiled = re.compile(regex or "")
+    except re.error as error:
+        raise Refused(f"{name} {regex}: is no regular expression: {error}") from None
+    if name == "--rank-pattern" and regex and not compiled.groups:
+        raise Refused(f"{name} {regex}: has no group for the rank, such as '^<(\\d+)>'")
+    return regex or ""
 
 
 def read_ports(words: str) -> tuple[int, int]:

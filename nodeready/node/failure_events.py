@@ -696,15 +696,19 @@ def _unwrapped(line: str) -> tuple[str, str]:
 
 
 def read_lines(
-    lines: Sequence[str], year: int, calendar: Calendar = node_calendar, path: str = ""
+    lines: Sequence[str],
+    year: int,
+    calendar: Calendar = node_calendar,
+    path: str = "",
+    rank_pattern: str = "",
 ) -> FileFailures:
-    """What the lines of one file report."""
+    """What the lines of one file report. rank_pattern: as of `learn_ranks`"""
     moments: Sequence[str] = ()
     if lines and _unwrapped(lines[0])[1]:
         lines, moments = zip(*map(_unwrapped, lines))
     learned = lines if len(lines) < 2 * _LEARNED else [*lines[:_LEARNED], *lines[-_LEARNED:]]
-    ranks = learn_ranks(learned, path=path)
-    if not ranks.layers and _are_labelled(learned):
+    ranks = learn_ranks(learned, pattern=rank_pattern, path=path)
+    if not (rank_pattern or ranks.layers) and _are_labelled(learned):
         ranks = learn_ranks(learned, pattern=_LABELLED.pattern)
     has_prefixes = ranks.layers or ranks.is_mixed or ranks.pattern is not None
     split = ranks.split if has_prefixes else unsplit

@@ -96,12 +96,15 @@ def file_failures(
     path: str,
     room: int,
     calendar: Calendar = node_calendar,
+    *,
     on_read: Callable[[], None] = lambda: None,
+    rank_pattern: str = "",
 ) -> FileFailures | None:
     """What an open file reports, from its beginning and its end; None: it is no text.
 
     room:    maximum bytes
     on_read: called when the file was read, and before its lines are parsed
+    rank_pattern: as of a `TailConfig`
     Raises OSError.
     """
     status = os.fstat(handle)
@@ -137,7 +140,7 @@ def file_failures(
     if is_whole and size <= HEAD_BYTES and lines and lines[0].startswith("{"):
         failures = read_error_file("\n".join(lines), calendar)
     if failures is None:
-        failures = read_lines(lines, year, calendar, path)
+        failures = read_lines(lines, year, calendar, path, rank_pattern)
     return replace(
         failures,
         path=path,
@@ -174,7 +177,9 @@ class FailureFileReader(TailReader):
             reason = "its lines take too long"
             message = {"search": hit.match.shown, "owner": hit.owner, "reason": reason}
             failures = file_failures(
-                handle, hit.match.shown, room, on_read=lambda: self.send(message)
+                *(handle, hit.match.shown, room),
+                on_read=lambda: self.send(message),
+                rank_pattern=self.config.rank_pattern,
             )
         except OSError as error:
             self.report_error(hit.match.shown, error)

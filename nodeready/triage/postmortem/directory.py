@@ -54,8 +54,11 @@ class NoEvidenceError(Exception):
     """The directory has no evidence: why, one line."""
 
 
-def read_directory(path: Path) -> JobEvidence:
-    """The evidence in this directory, or in one file. Raises NoEvidenceError, OSError."""
+def read_directory(path: Path, rank_pattern: str = "") -> JobEvidence:
+    """The evidence in this directory, or in one file. Raises NoEvidenceError, OSError.
+
+    rank_pattern: as of `nodeready.node.tail.TailConfig`
+    """
     root = os.path.realpath(path)
     if not os.path.exists(root):
         raise NoEvidenceError(f"{path}: does not exist")
@@ -85,7 +88,9 @@ def read_directory(path: Path) -> JobEvidence:
             elif os.path.basename(name) in ("sacct.txt", "scontrol.txt"):
                 _add_slurm(evidence, name, os.read(handle, END_BYTES).decode("utf-8", "replace"))
             else:
-                failures = file_failures(handle, name, HEAD_BYTES + END_BYTES, utc_calendar)
+                failures = file_failures(
+                    handle, name, HEAD_BYTES + END_BYTES, utc_calendar, rank_pattern=rank_pattern
+                )
                 if failures is None:
                     evidence.missing[name] = "is no text"
                 else:

@@ -426,23 +426,13 @@ class FirstFailureFinder:
             self.missing.append("why it exited: its log does not say")
         reports = first, *self._roots(ranks, first)
         evidence = [self._report_text(f) for f in reports]
-        if len(ranks) == 1 and (last := self._last_line(*ranks)):
-            evidence.append(f"its last line: {last}")
+        evidence += self._last_lines(ranks)[:1] if len(ranks) == 1 else []
         evidence += [f"{f.example}: {f.event.text}" for f in reports[:1] if f.event.text]
         if number in (4, 6, 7, 8, 11):
             self.missing.append("where it crashed: nodeready cores")
         return self._cause(
             kind, text, ranks, nodes, for_=evidence, against=against, failures=[first]
         )
-
-    def _last_line(self, rank: int) -> str:
-        """The last line of a rank's own log that belongs to no failure; ""."""
-        for file in self.evidence.files:
-            if self.finder.file_rank(file) == rank or len(file.failures.streams) > 1:
-                for stream in file.failures.streams:
-                    if stream.last and rank in (stream.rank, self.finder.file_rank(file)):
-                        return stream.last
-        return ""
 
     def _report_key(self, failure: RankFailure, has_signals: bool) -> tuple[object, ...]:
         event = failure.event
@@ -614,13 +604,12 @@ class FirstFailureFinder:
         return silent if is_few else []
 
     def _last_lines(self, ranks: set[int]) -> list[str]:
-        """The last lines of some of the ranks."""
+        """The last lines of some of the ranks that belong to no failure."""
         lines = [
-            stream.last
+            f"its last line: {stream.last}"
             for file in self.evidence.files
             for stream in file.failures.streams
-            if stream.last and (self.finder.file_rank(file), stream.rank) != (None, None)
-            and ranks & {self.finder.file_rank(file), stream.rank}
+            if stream.last and ranks & {self.finder.file_rank(file), stream.rank}
         ]  # fmt: skip
         return list(dict.fromkeys(lines))[:3]
 
@@ -632,7 +621,7 @@ class FirstFailureFinder:
         nodes = {self.node_of[rank] for rank in silent if rank in self.node_of}
         lost = {f.rank for f in self.lost if f.rank is not None}
         text = f"{self._subject(silent, nodes)} ended without a word; {ranks_of(lost)} lost a peer"
-        evidence = [f"its last line: {line}" for line in self._last_lines(silent)]
+        evidence = self._last_lines(silent)
         evidence.append(f"{self.lost[0].example}: {self.lost[0].event.text}")
         self.missing.append("its exit status: sacct, the launcher's output or the kernel's log")
         return self._cause("unclear", text, silent, nodes, for_=evidence)

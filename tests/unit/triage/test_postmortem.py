@@ -35,15 +35,16 @@ def lay(directory: Path, files: dict[str, str]) -> Path:
     return directory
 
 
-def document(directory: Path) -> Postmortem:
+def document(directory: Path, rank_pattern: str = "") -> Postmortem:
     started = "2026-03-01T12:00:00Z"
-    return postmortem_of(read_directory(directory), started=started, source="DIR")
+    evidence = read_directory(directory, rank_pattern)
+    return postmortem_of(evidence, started=started, source="DIR")
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_the_first_failure_is_named_and_never_a_victim(path, tmp_path):
     case: dict[str, Any] = tomllib.loads(path.read_text())
-    found = document(lay(tmp_path, case["files"]))
+    found = document(lay(tmp_path, case["files"]), case.get("rank_pattern", ""))
     cause = found.cause
     assert cause.kind == case["kind"], found
     if case["ranks"]:
