@@ -35,10 +35,11 @@ class _PostmortemTable(TableLayout):
         if any(place):
             yield self.detail(", ".join(filter(None, place)))
         for number, suspect in enumerate(cause.suspects[: None if self.is_whole else 3]):
-            if number:
-                yield self.detail(
-                    ("or ", "dim"), (self.subject(suspect.ranks, suspect.nodes), "bold")
-                )
+            is_one_of_several = (suspect.ranks, suspect.nodes) != (cause.ranks, cause.nodes)
+            if number or is_one_of_several:
+                word = "or " if number else "either "
+                subject = self.subject(suspect.ranks, suspect.nodes)
+                yield self.detail((word, "dim"), (subject, "bold"))
             for word, texts in (("for", suspect.for_), ("against", suspect.against)):
                 for text in texts:
                     yield self.detail((f"{word:<8}", "dim"), text)

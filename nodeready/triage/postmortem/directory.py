@@ -21,8 +21,9 @@ from nodeready.node.postmortem import END_BYTES, HEAD_BYTES, file_failures
 from nodeready.node.witnesses.kernel_log import message_of
 from nodeready.text import counted
 from nodeready.triage.incident import DOCUMENT
-from nodeready.triage.postmortem.evidence import JobEvidence, JobFile, NodeFault, SlurmStep
+from nodeready.triage.postmortem.evidence import JobEvidence, JobFile, NodeFault
 from nodeready.triage.postmortem.slurm_records import (
+    job_step,
     parse_sacct,
     parse_scontrol,
     steps_of,
@@ -178,8 +179,6 @@ def _add_slurm(evidence: JobEvidence, name: str, text: str) -> None:
         steps = steps_of(parse_sacct(text))
         evidence.sources["sacct"] = counted(len(steps), "record")
     else:
-        record = parse_scontrol(text)
-        state = record.get("JobState", "")
-        steps = [SlurmStep(record.get("JobId", ""), state, 0, 0, record.get("NodeList", ""))]
-        evidence.sources["scontrol"] = f"the job is {state}"
+        steps = [job_step(parse_scontrol(text))]
+        evidence.sources["scontrol"] = f"the job is {steps[0].state}"
     evidence.steps += steps

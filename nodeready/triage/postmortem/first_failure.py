@@ -50,6 +50,8 @@ from nodeready.triage.stacks.witness_reader import read_witnesses
 
 #: Maximum characters of a failure in the first line.
 _TEXT = 240
+#: Maximum suspects in the document, and in its first line.
+_MAX_SUSPECTS, _NAMED = 32, 4
 #: Errors of NCCL that mean the network between nodes, if no rank has failed.
 _FABRIC = ("ib-retry", "ib-rnr", "ib-completion", "ib-remote-operation", "connect-timeout",
            "connect-no-route", "gloo-connect")  # fmt: skip
@@ -247,6 +249,9 @@ class FirstFailureFinder:
         if not groups:
             return None
         groups, reason = self._in_order(groups)
+        if not reason:
+            self.missing.append("times in the logs would tell which error was first")
+            return self._undecided([self._error_suspect(group) for group in groups])
         first = groups[0]
         ranks, nodes = set(first.ranks), set(first.nodes)
         nodes |= {self.node_of[rank] for rank in ranks if rank in self.node_of}
@@ -255,46 +260,34 @@ class FirstFailureFinder:
             if failure.event.frame and not event.frame:
                 event = failure.event
         kind, for_ = event.kind, self._error_evidence(first, reason)
-        against: list[str] = []
-        if len(groups) > 1 and not reason:
-            subject = " and ".join(self._subject(set(g.ranks), set(g.nodes)) for g in groups[:3])
-            text = f"{subject} failed by themselves; which was first is not known"
-            self.missing.append("times in the logs would tell which error was first")
-            all_ranks = {rank for group in groups for rank in group.ranks}
-            all_nodes = {node for group in groups for node in group.nodes}
-            cause = self._cause(
-                kind,
-                text,
-                all_ranks,
-                all_nodes,
-                for_=for_,
-                against=against,
-                failures=first.failures,
+        is_all = len(self.ranks) > 1 and ranks == self.ranks
+        subject = f"all {len(ranks)} ranks" if is_all else self._subject(ranks, nodes)
+        if not ranks and len(first.failures) > 1:
+            subject = f"{len(first.failures)} ranks"
+        if is_all and "mismatch" not in event.text:
+            for_.append("every rank raised it: a mistake that all share, not one rank's")
+        against = self._contrary_reports(ranks)
+        if first.first.file not in self.last_files:
+            against.append("torchrun started the ranks again after it")
+        if kind == "gpu" and _ASYNCHRONOUS.search(event.text):
+            against.append(
+                "CUDA reports errors late: the frame may be wrong; CUDA_LAUNCH_BLOCKING=1 "
+                "shows the call"
             )
-        else:
-            is_all = len(self.ranks) > 1 and ranks == self.ranks
-            subject = f"all {len(ranks)} ranks" if is_all else self._subject(ranks, nodes)
-            if not ranks and len(first.failures) > 1:
-                subject = f"{len(first.failures)} ranks"
-            if is_all and "mismatch" not in event.text:
-                for_.append("every rank raised it: a mistake that all share, not one rank's")
-            against += self._contrary_reports(ranks)
-            if first.first.file not in self.last_files:
-                against.append("torchrun started the ranks again after it")
-            if kind == "gpu" and _ASYNCHRONOUS.search(event.text):
-                against.append(
-                    "CUDA reports errors late: the frame may be wrong; CUDA_LAUNCH_BLOCKING=1 "
-                    "shows the call"
-                )
-            text = f"{subject}: {event.text[:_TEXT]}"
-            cause = self._cause(
-                kind, text, ranks, nodes, for_=for_, against=against, failures=first.failures
-            )
-        other_errors = [
-            Suspect(g.ranks, g.nodes, (g.first.event.text, f"in {g.first.example}"), ())
-            for g in groups[1:4]
-        ]
+        text = f"{subject}: {event.text[:_TEXT]}"
+        cause = self._cause(
+            kind, text, ranks, nodes, for_=for_, against=against, failures=first.failures
+        )
+        other_errors = map(self._error_suspect, groups[1:4])
         return replace(cause, suspects=(*cause.suspects, *other_errors), frame=event.frame)
+
+    def _error_suspect(self, group: EqualFailures) -> Suspect:
+        """The ranks with this error, as one of several suspects."""
+        event, nodes = group.first.event, {*group.nodes}
+        nodes |= {self.node_of[rank] for rank in group.ranks if rank in self.node_of}
+        frame = (f"at {event.frame}",) if event.frame else ()
+        evidence = event.text, *frame, f"in {group.first.example}"
+        return Suspect(group.ranks, tuple(sorted(nodes, key=natural)), evidence, ())
 
     def _error_evidence(self, group: EqualFailures, reason: str) -> list[str]:
         """Why this error is the first."""
@@ -406,17 +399,32 @@ class FirstFailureFinder:
             for f in order
             if f.event.code == first.event.code
             and f.event.source in (first.event.source, "torchrun-root")
-            and f.event.line == first.event.line
+            and (f.file, f.event.line) == (first.file, first.event.line)
         ]
         ranks = {f.rank for f in (same or [first]) if f.rank is not None}
         number = signal_of(first.event.code)
+        rivals = [
+            f for f in order
+            if f.rank not in (None, *ranks) and bool(signal_of(f.event.code)) == bool(number)
+            and _may_precede(f, first)
+        ]  # fmt: skip
+        if rivals:
+            self.missing.append("times of their ends would tell which was first")
+            ended = {f.rank: f for f in (*rivals, first)}
+            return self._undecided([
+                Suspect((rank,), (f.node,) if f.node else (), (self._report_text(f),), ())
+                for rank, f in ended.items() if rank is not None
+            ])  # fmt: skip
         nodes = {f.node for f in same or [first] if f.node}
         subject = self._subject(ranks, nodes)
         kind = kind_of_code(first.event.code) if number else "unclear"
         against: list[str] = []
         if number:
             name = SIGNAL_NAMES.get(number, f"signal {number}")
-            text = f"{subject} was ended by {name} (signal {number}), without an error in its log"
+            was = "were" if len(ranks) > 1 else "was"
+            text = (
+                f"{subject} {was} ended by {name} (signal {number}), without an error in its log"
+            )
             if number == 9:
                 against.append(self._no_oom_text(nodes))
         else:
@@ -643,7 +651,7 @@ class FirstFailureFinder:
                 text,
                 (),
                 (),
-                for_=[f"sacct: {s.step} {s.state} {s.code}:{s.signal}" for s in steps[:3]],
+                for_=[f"Slurm: {s.step} {s.state} {s.code}:{s.signal}" for s in steps[:3]],
             )
         if self.reports:
             text = "; ".join(dict.fromkeys(self._report_text(f) for f in self.reports[:3]))
@@ -697,6 +705,16 @@ class FirstFailureFinder:
             suspects=(suspect,),
         )
 
+    def _undecided(self, suspects: Sequence[Suspect]) -> FirstFailure:
+        """The cause where the evidence does not tell which of the suspects failed first."""
+        names = [self._subject(suspect.ranks, suspect.nodes) for suspect in suspects]
+        names[_NAMED:] = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+        text = f"{' or '.join(names)}: which failed first is not known"
+        ranks = {rank for suspect in suspects for rank in suspect.ranks}
+        nodes = {node for suspect in suspects for node in suspect.nodes}
+        cause = self._cause("unclear", text, ranks, nodes)
+        return replace(cause, suspects=tuple(suspects[:_MAX_SUSPECTS]))
+
     # --- All failures, for the report.
 
     def groups(self, cause: FirstFailure) -> tuple[FailureGroup, ...]:
@@ -716,6 +734,20 @@ class FirstFailureFinder:
             return _ROLE_ORDER[group.role], not is_cause, len(group.ranks)
 
         return tuple(sorted(groups, key=order))
+
+
+#: Seconds by which the ends that two launchers see may be in another order: torchrun reports whole
+#: seconds, and looks every 0.1 s.
+_SEEN_S = 1.1
+
+
+def _may_precede(failure: RankFailure, first: RankFailure) -> bool:
+    """Whether a report of another launcher may be of an earlier end."""
+    if failure.file == first.file:
+        return False
+    if failure.time_s is None or first.time_s is None:
+        return True
+    return failure.time_s - first.time_s <= _SEEN_S + failure.slack_s + first.slack_s
 
 
 def _worker(text: str) -> int:

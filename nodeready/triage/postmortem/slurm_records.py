@@ -51,6 +51,12 @@ def parse_scontrol(text: str) -> dict[str, str]:
     return {name: value.strip() for name, value in fields if counts[name] == 1}
 
 
+def job_step(record: Mapping[str, str], job: str = "") -> SlurmStep:
+    """The job, from a record of `parse_scontrol`. job: its name, where it is known"""
+    state, nodes = record.get("JobState", ""), record.get("NodeList", "")
+    return SlurmStep(job or record.get("JobId", ""), state, *_exit_status(record), nodes)
+
+
 def _exit_status(record: Mapping[str, str]) -> tuple[int, int]:
     """The exit status, and the signal, of a record of `sacct` or `scontrol`."""
     status = _STATUS.match(record.get("ExitCode", ""))
@@ -114,12 +120,11 @@ def slurm_records(job: str, environ: Mapping[str, str] = os.environ) -> SlurmRec
             records.missing[name] = str(error)
     if "scontrol" in texts:
         record = parse_scontrol(texts["scontrol"])
-        state = record.get("JobState", "")
-        if state:
-            records.sources["scontrol"] = f"job {job} is {state}"
-            records.is_running = state in ("RUNNING", "COMPLETING", "SUSPENDED", "PENDING")
-            nodes = record.get("NodeList", "")
-            records.steps.append(SlurmStep(job, state, *_exit_status(record), nodes))
+        step = job_step(record, job)
+        if step.state:
+            records.sources["scontrol"] = f"job {job} is {step.state}"
+            records.is_running = step.state in ("RUNNING", "COMPLETING", "SUSPENDED", "PENDING")
+            records.steps.append(step)
     if "sacct" in texts:
         rows = parse_sacct(texts["sacct"])
         if rows:
