@@ -112,5 +112,7 @@ from __future__ import annotations
 # Checks of the site's own are files checks.d/*.toml beside the inventory (docs/site-checks.md).
 # site_checks = ()
 
-# Findings that are known and accepted: {"nics.mtu": "until the switch is replaced, ticket 4711"}.
+# Findings that are known and accepted: {"nics.mtu": "until the switch is replaced, ticket 4711"},
+# or {"nics.mtu": {"reason": "ticket 4711", "owner": "ana", "until": "2027-01-31",
+# "nodes": "gpu[001-004]"}} (docs/audit.md).
 # waivers = ()

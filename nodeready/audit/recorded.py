@@ -28,7 +28,7 @@ from nodeready.subjects.result import ADMIN, NODEREADY, Result, fixable, na, ok
 from nodeready.subjects.ssh_client.identity import clean_address, clean_name
 from nodeready.subjects.ssh_client.known_hosts import Names
 from nodeready.subjects.waivers import waive
-from nodeready.text import sanitise, span
+from nodeready.text import sanitise, span, utc_moment
 
 # --- A directory: DIRECTORY/NODE.json, written by the node that has this host name.
 
@@ -195,7 +195,7 @@ def reports(
     digests = {
         policy: digest([question.own_policy(policy)]) for policy in {*question.policies.values()}
     }
-    hidden = _hidden_checks(question)
+    hidden, today = _hidden_checks(question), utc_moment(moment)[:10]
     nodes: list[NodeReport] = []
     ages: list[float] = []
     stale = missing = 0
@@ -211,7 +211,7 @@ def reports(
             missing += record is None
         elif record is not None and age is not None:
             ages.append(max(0.0, age))
-            results = _results(record, policy, digests[policy], question, hidden)
+            results = _results(record, policy, digests[policy], question, hidden, today=today)
             counts = record.counts if question.everything else ()
         report = NodeReport.of(name, results, groups=groups(name))
         shown = None if age is None or not math.isfinite(age) else round(age, 1)
@@ -276,6 +276,8 @@ def _results(
     own_digest: str,
     question: RecordedQuestion,
     hidden: set[str],
+    *,
+    today: str,
 ) -> list[Result]:
     """The results of a believed verdict, and a result for each difference of policy or version."""
     results = []
@@ -283,7 +285,7 @@ def _results(
         if result.check in OF_VERDICTS or result.check in hidden:
             continue
         if result.status == "waived" and result.actual == NO_TEXT:
-            (waived,) = waive([replace(result, status="warn")], policy)
+            (waived,) = waive([replace(result, status="warn")], policy, today)
             results.append(waived if waived.status == "waived" else replace(result, fix=_WAIVED))
         else:
             results.append(result)
@@ -298,7 +300,7 @@ def _results(
         judged_by = sanitise(record.version, 40)
         expected = f"nodeready {question.version}"
         differences.append(fixable(BUNDLE, expected, f"judged by nodeready {judged_by}"))
-    return results + waive(differences, policy)
+    return results + waive(differences, policy, today)
 
 
 #: Instead of the reason of a waiver that this inventory does not have.

@@ -201,6 +201,7 @@ def _settings(text: bytes, source: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise PolicyError([f"{source}: must be a JSON object: {{'ptrace_scope': 0}}"])
     names = [field.name for field in fields(Policy)]
+    settings: dict[str, Any] = {}
     problems = []
     for key in data.keys() - set(names):
         close = closest_word(key, names)
@@ -210,6 +211,11 @@ def _settings(text: bytes, source: str) -> dict[str, Any]:
         settings = check_settings({key: data[key] for key in names if key in data}, source)
     except PolicyError as error:
         problems += error.problems
+    problems += [
+        f"{source}: waivers: {waiver.check!r}: nodes: belongs into an inventory; this is one node"
+        for waiver in settings.get("waivers", ())
+        if waiver.nodes
+    ]
     if problems:
         raise PolicyError(sorted(problems))
     return settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from pyinfra.api.connectors import get_all_connectors
 from nodeready.inventory import site_checks
 from nodeready.inventory.endpoints import connection_problems
 from nodeready.inventory.load import NodeInventory
+from nodeready.inventory.nodeset import NodeSetError, expand
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError, check_settings
 from nodeready.policy.site_checks import FOLDER, SiteCheck
+from nodeready.policy.waivers import Waiver
 from nodeready.subjects import waivers
 from nodeready.subjects.registry import check_ids
 from nodeready.subjects.site.facts import script_size
@@ -60,9 +63,36 @@ def checked_data(
         waiving = Policy(waivers=checked["waivers"])
         waived = waivers.waiver_problems(waiving, check_ids([declared]))
         problems += [f"{source}: {problem}" for problem in waived]
+        problems += [f"{source}: {problem}" for problem in _node_set_problems(checked["waivers"])]
     if problems:
         raise PolicyError(problems)
     return checked
+
+
+@lru_cache(maxsize=256)
+def _names(nodes: str) -> frozenset[str]:
+    """The names of a node set. Raises NodeSetError."""
+    return frozenset(expand(nodes))
+
+
+def _node_set_problems(waivers: Iterable[Waiver]) -> list[str]:
+    problems = []
+    for waiver in waivers:
+        try:
+            _names(waiver.nodes)
+        except NodeSetError as error:
+            problems.append(f"waivers: {waiver.check!r}: nodes: {error}")
+    return problems
+
+
+def waivers_of(node: str, waivers: Iterable[Waiver]) -> tuple[Waiver, ...]:
+    """The waivers for this node, without their node sets: a set that gets another node leaves the
+    policy of this one as it is."""
+    return tuple(
+        replace(waiver, nodes="") if waiver.nodes else waiver
+        for waiver in waivers
+        if not waiver.nodes or node in _names(waiver.nodes)
+    )
 
 
 def _file_checks(inventory: Inventory) -> tuple[tuple[SiteCheck, ...], list[str]]:
@@ -145,7 +175,16 @@ def policies(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, Policy]:
 def share_policies(
     declared: Mapping[str, Mapping[str, Any]], make: Callable[[Mapping[str, Any]], Policy]
 ) -> dict[str, Policy]:
-    """Node -> its policy. Nodes that share a dict of `declared_settings` share one policy."""
+    """Node -> its policy, with the waivers for this node. Nodes that share a dict of
+    `declared_settings`, and the waivers, share one policy."""
     distinct = {id(settings): settings for settings in declared.values()}
-    policy_by_id = {key: make(settings) for key, settings in distinct.items()}
-    return {name: policy_by_id[id(settings)] for name, settings in declared.items()}
+    made = {key: make(settings) for key, settings in distinct.items()}
+    policies: dict[str, Policy] = {}
+    shared: dict[tuple[int, tuple[Waiver, ...]], Policy] = {}
+    for name, settings in declared.items():
+        policy = made[id(settings)]
+        key = id(settings), waivers_of(name, policy.waivers)
+        if key not in shared:
+            shared[key] = policy if key[1] == policy.waivers else replace(policy, waivers=key[1])
+        policies[name] = shared[key]
+    return policies

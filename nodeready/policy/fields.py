@@ -185,19 +185,6 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def _waivers(value: Any) -> tuple[tuple[str, str], ...]:
-    if value == ():
-        return ()
-    if not isinstance(value, Mapping):
-        raise Invalid("must map check ids to reasons: {'nics.mtu': 'why'}")
-    for check, reason in value.items():
-        if not re.fullmatch(r"[a-z_]+\.[a-z0-9_]+", _text(check)):
-            raise Invalid(f"{check!r} is no check id")
-        if not _text(reason).strip():
-            raise Invalid(f"{check!r} needs a reason")
-    return tuple(sorted(value.items()))
-
-
 def _limit(value: Any) -> str:
     if value == "unlimited":
         return "unlimited"
@@ -289,7 +276,6 @@ LIMIT = SettingKind(
 
 CORE_PATTERN = SettingKind(_core_pattern, "an absolute path pattern")
 PORT_RANGE = SettingKind(_port_range, "`(first, last)`, 1 to 65535")
-WAIVERS = SettingKind(_waivers, "check ids and reasons: `{'ID': 'WHY'}`", dict)
 
 USERS = matching(USER_NAME, "user name")
 PATHS = matching(r"/[^:\s'\"]*", "absolute path")

@@ -33,7 +33,6 @@ from nodeready.policy.fields import (
     USERS,
     VARIABLES,
     VERSION,
-    WAIVERS,
     WORDS,
     Invalid,
     Names,
@@ -48,6 +47,7 @@ from nodeready.policy.fields import (
     whole_numbers,
 )
 from nodeready.policy.site_checks import SITE_CHECKS, SiteCheck
+from nodeready.policy.waivers import WAIVERS, Waiver
 
 
 @dataclass(frozen=True)
@@ -346,11 +346,12 @@ class Policy:
         "The site's own checks. The files `checks.d/*.toml` beside an inventory add to them, so "
         "that this setting is mostly left out.",
     )
-    waivers: tuple[tuple[str, str], ...] = setting(
+    waivers: tuple[Waiver, ...] = setting(
         (),
         WAIVERS,
         "Known and accepted findings, check id -> reason: they are listed as waived and do not "
-        "fail: {'nics.mtu': 'until the switch is replaced, ticket 4711'}.",
+        "fail: {'nics.mtu': {'reason': 'ticket 4711', 'owner': 'ana', 'until': '2027-01-31', "
+        "'nodes': 'gpu[001-004]'}}. After the last day, UTC, the finding counts again.",
     )
 
     def at(self, moment: str) -> Policy:

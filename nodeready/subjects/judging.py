@@ -14,6 +14,7 @@ from nodeready.subjects.registry import OBSERVED, SUBJECTS
 from nodeready.subjects.result import ADMIN, Result, unknown
 from nodeready.subjects.snapshot import Snapshot, unparsable
 from nodeready.subjects.waivers import waive
+from nodeready.text import utc_now
 
 
 def judge(
@@ -46,7 +47,7 @@ def judge(
                 results.append(result)
             except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
                 results.append(unknown(check.id, unparsable(error)))
-    return waive(results, policy)
+    return waive(results, policy, utc_now()[:10])
 
 
 def _with_refusal(

@@ -7,24 +7,50 @@ from dataclasses import replace
 
 from nodeready.policy import Policy
 from nodeready.policy.fields import closest_word
-from nodeready.subjects.result import Result
+from nodeready.policy.waivers import ENDING_DAYS, Waiver
+from nodeready.subjects.result import ADMIN, Result
 
 #: The only statuses that can be waived: a value that was not observed cannot be accepted.
 WAIVABLE = ("fail", "warn")
 
 
-def waive(results: Iterable[Result], policy: Policy) -> list[Result]:
+def waive(results: Iterable[Result], policy: Policy, today: str) -> list[Result]:
     """``results`` with the findings that the policy waives as ``waived``.
 
-    A waived result keeps what was expected and found; its ``fix`` is the reason of the waiver.
+    A waived result keeps what was expected and found; its ``fix`` is the reason of the waiver. In
+    the last ENDING_DAYS of the waiver it is a warning, and after them the finding counts again.
+    No text depends on the day within one of these states.
+
+    today: ``2027-01-31``, UTC
     """
-    reasons = dict(policy.waivers)
+    # Of several waivers of one check, the one that ends last counts.
+    ordered = sorted(policy.waivers, key=lambda waiver: waiver.until or "9999-12-31")
+    waiver_of = {waiver.check: waiver for waiver in ordered}
     return [
-        replace(result, status="waived", fix=f"waived: {reasons[result.check]}", owner="")
-        if result.check in reasons and result.status in WAIVABLE
+        _waived(result, waiver_of[result.check], today)
+        if result.check in waiver_of and result.status in WAIVABLE
         else result
         for result in results
     ]
+
+
+def _waived(result: Result, waiver: Waiver, today: str) -> Result:
+    days_left = waiver.days_left(today)
+    if days_left is None or days_left > ENDING_DAYS:
+        return replace(result, status="waived", fix=waiver_text(waiver), owner="")
+    if days_left >= 0:
+        fix = f"{waiver_text(waiver)}; it ends within {ENDING_DAYS} days: extend or remove it"
+        return replace(result, status="warn", fix=fix, owner=ADMIN)
+    owner = f" of {waiver.owner}" if waiver.owner else ""
+    actual = f"{result.actual}; the waiver{owner} expired after {waiver.until}"
+    return replace(result, actual=actual)
+
+
+def waiver_text(waiver: Waiver) -> str:
+    """``waived until 2027-01-31 (ana): ticket 4711``."""
+    until = f" until {waiver.until}" if waiver.until else ""
+    owner = f" ({waiver.owner})" if waiver.owner else ""
+    return f"waived{until}{owner}: {waiver.reason}"
 
 
 def waiver_problems(policy: Policy, ids: Iterable[str]) -> list[str]:
@@ -35,7 +61,7 @@ def waiver_problems(policy: Policy, ids: Iterable[str]) -> list[str]:
     check_ids = list(ids)
     return [
         f"waivers: {check!r}: {_waiver_problem(check, check_ids)}"
-        for check, _ in policy.waivers
+        for check in dict.fromkeys(waiver.check for waiver in policy.waivers)
         if check not in check_ids
     ]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from nodeready.audit.document import Audit, NodeReport, Outlier
 from nodeready.policy import Policy
+from nodeready.policy.waivers import Waiver
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.result import Result, fail, fixable, na, ok, unknown, warn
 from nodeready.subjects.snapshot import Snapshot
@@ -77,8 +78,10 @@ def audit(*nodes: NodeReport, outliers: tuple[Outlier, ...] = (), complete: bool
 
 
 def _waived(name: str) -> NodeReport:
-    policy = replace(Policy(), waivers=(("pdsh.rcmd", "until the login node moves, ticket 4711"),))
-    results = waive(swap(good(), RCMD), policy)
+    policy = replace(
+        Policy(), waivers=(Waiver("pdsh.rcmd", "until the login node moves, ticket 4711"),)
+    )
+    results = waive(swap(good(), RCMD), policy, "2026-11-26")
     return NodeReport.of(name, results, snapshot=Snapshot({"ptrace": Ptrace()}), seconds=0.3)
 
 

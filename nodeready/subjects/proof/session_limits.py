@@ -289,7 +289,7 @@ def limits(observed: Proved, policy: Policy) -> Result:
     if isinstance(first, Result):
         return first
     possible = _possible(first, policy)
-    waived = any(name == "proof.core" for name, _ in policy.waivers)
+    waived = any(waiver.check == "proof.core" for waiver in policy.waivers)
     if isinstance(observed.core, ProvedCore) and observed.core.is_cut_by_limit and not waived:
         possible.pop("core", None)
     if not possible:

@@ -33,6 +33,7 @@ from nodeready.audit.verdict import (
 from nodeready.audit.verdict_source import HostRecord, source
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
+from nodeready.policy.waivers import Waiver
 from nodeready.reports.prometheus import prometheus
 from nodeready.reports.schema import schema
 from nodeready.subjects.gate.files import node_policy
@@ -258,7 +259,7 @@ def test_another_policy_or_version_fails_beside_the_results():
     assert results["gate.policy"].actual == "judged by policy 0123456789abcdef"
     assert results["gate.bundle"].actual == "judged by nodeready 0.0.9"
     assert (results["gate.policy"].status, results["gate.policy"].owner) == ("fail", "nodeready")
-    waived = replace(POLICY, waivers=(("gate.policy", "soon"),))
+    waived = replace(POLICY, waivers=(Waiver("gate.policy", "soon"),))
     assert judged_verdict(other, question(waived))[1]["gate.policy"].fix == "waived: soon"
     # The fleet's host keys make no other policy.
     keys = replace(POLICY, ssh_known_hosts=("login ssh-ed25519 AAAA",))

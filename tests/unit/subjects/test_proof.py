@@ -9,6 +9,7 @@ import pytest
 
 from nodeready.node.proofs import resources, session
 from nodeready.policy import Policy
+from nodeready.policy.waivers import Waiver
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import checks as proof
 from nodeready.subjects.proof import facts
@@ -226,7 +227,7 @@ def test_a_waived_core_does_not_hide_its_limit():
     observed = replace(SESSIONS, limits=zero, ssh=by_ssh, core=core)
     assert proof.core(observed, Policy()).status == "fail"
     assert proof.limits(observed, Policy()).status == "ok"
-    result = proof.limits(observed, Policy(waivers=(("proof.core", "shared kernel"),)))
+    result = proof.limits(observed, Policy(waivers=(Waiver("proof.core", "shared kernel"),)))
     assert (result.status, "core 0/unlimited" in result.actual) == ("fail", True)
     # Where only ssh's sessions have none, proof.core cannot tell.
     result = proof.limits(replace(observed, limits=SU, core=None), Policy())
