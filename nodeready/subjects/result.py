@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import Probe
+from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.fleet import ALONE, FleetFacts
 
 #: The statuses, worst first. ``unknown`` may hide a failure, and stops a job like ``fail``.
@@ -283,6 +284,7 @@ class Subject:
               each with the project's name in it
     judged_on_node: whether a node that audits itself judges the subject
     policy_checks: policy -> further checks, which the policy itself declares
+    kinds:    which facts are compared with those of an earlier look or of a peer, and how
     """
 
     name: str
@@ -296,6 +298,7 @@ class Subject:
     files: tuple[str, ...] = ()
     judged_on_node: bool = True
     policy_checks: Callable[[Policy], tuple[Check, ...]] = _no_checks
+    kinds: FactKinds = FactKinds()
 
     @property
     def about(self) -> str:

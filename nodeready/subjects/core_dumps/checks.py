@@ -7,6 +7,7 @@ import re
 from nodeready.policy import Policy
 from nodeready.shell import quote
 from nodeready.subjects.core_dumps.facts import KEY, PROBE, CoreDumps, core_directory
+from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, held, na, ok
 from nodeready.subjects.sysctl import contradicted
 
@@ -244,5 +245,9 @@ SUBJECT = Subject(
         "/etc/sysctl.d/*nodeready*.conf",
         "/etc/tmpfiles.d/*nodeready*.conf",
         "/etc/systemd/coredump.conf.d/*nodeready*.conf",
+    ),
+    kinds=FactKinds(
+        volatile="where number last_name",
+        elements={"coredump": ""},
     ),
 )

@@ -15,6 +15,7 @@ from nodeready.subjects.debug_tools.facts import (
     unusable,
 )
 from nodeready.subjects.debug_tools.rank_program import RUN, digest
+from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.proof.debugger_facts import NOEXEC
 from nodeready.subjects.pythons import PACKAGES
 from nodeready.subjects.result import (
@@ -191,4 +192,20 @@ def run(observed: DebugTools, policy: Policy) -> Result:
     return ok(check, expected, source=RUN)
 
 
-SUBJECT = Subject("debug_tools", __doc__, checks=(packages, py_spy, python, run), probe=PROBE)
+SUBJECT = Subject(
+    "debug_tools",
+    __doc__,
+    checks=(packages, py_spy, python, run),
+    probe=PROBE,
+    kinds=FactKinds(
+        volatile="size_bytes",
+        hardware="machine",
+        versions="py_spy python old_python sha256",
+        elements={
+            "broken": "package path",
+            "access.seen": "",
+            "access.links": "",
+            "access.unloaded": "",
+        },
+    ),
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nodeready.policy import Policy
 from nodeready.shell import quote
+from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.gate.facts import (
     BUNDLE,
@@ -278,4 +279,11 @@ SUBJECT = Subject(
     ),
     # The control machine judges whether the node's own check is installed rightly.
     judged_on_node=False,
+    kinds=FactKinds(
+        volatile="age_s since_s",
+        versions="digests python old magic note",
+        # Each node has its own copy of its own policy.
+        unique="digests",
+        elements={"digests": ""},
+    ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from nodeready.policy import Policy
+from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.gpus.amd_gpu import AmdGpu
 from nodeready.subjects.gpus.facts import PROBE, compared, learned
 from nodeready.subjects.gpus.fault_checks import kernel_faults
@@ -370,4 +371,36 @@ SUBJECT = Subject(
     probe=PROBE,
     compared=compared,
     learned=learned,
+    kinds=FactKinds(
+        volatile="""
+            detail aer
+            kernel_faults.source kernel_faults.code kernel_faults.pci_address kernel_faults.text
+            kernel_faults.action
+            memory_used_mb processes performance_state idle throttle throttled temperature_c
+            memory_temperature_c temperature_left_c
+            pcie_generation pcie_speed
+        """,
+        counters="""
+            kernel_faults.count
+            ecc_uncorrectable_volatile ecc_correctable_volatile
+        """,
+        hardware="""
+            pci pci.driver nvswitches index vendor pci_address model serial uuid memory_total_mb
+            ecc_uncorrectable_aggregate remap_pending remap_failed remapped_uncorrectable
+            retired_pending retired_pages repair_pending spareless_banks sram_exceeded unrepairable
+            pcie_generation_max pcie_width pcie_width_max links virtual peer c2c
+            temperature_slowdown_c memory_temperature_max_c
+        """,
+        versions="driver amd_driver cuda vbios",
+        unique="serial uuid fabric_clique",
+        elements={
+            "pci": "address",
+            "nvidia": "pci_address",
+            "nvidia.links": "index",
+            "amd": "pci_address",
+            "amd.links": "index",
+            "device_files": "path",
+            "kernel_faults": "source code pci_address",
+        },
+    ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nodeready.policy import Policy
 from nodeready.shell import quote
+from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.host.facts import (
     NO_TABLE,
     NUMA_BALANCING,
@@ -537,4 +538,15 @@ SUBJECT = Subject(
     probe=PROBE,
     compared=compared,
     learned=learned,
+    kinds=FactKinds(
+        volatile="""
+            where last_name boot_id uptime_s load memory_available_mb hugepages_free file_handles
+            pids offset_ms detail error_ms size_mb free_percent inodes_free_percent looked
+            table_seen processes_looked stuck stuck_unseen zombies zombie_parents
+        """,
+        hardware="architecture cpus cpu_model numa_nodes memory_total_mb instinct",
+        versions="os_id os_version os_name kernel_release versions",
+        unique="hostname",
+        elements={"mounts": "path", "fstab": "path", "versions": ""},
+    ),
 )

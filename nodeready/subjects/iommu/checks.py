@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nodeready import shell
 from nodeready.policy import Policy
+from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.iommu.arguments import configured, contradicting, missing, words
 from nodeready.subjects.iommu.facts import GENERATED, GRUB_D, OWN_VARIABLE, PROBE, Iommu
 from nodeready.subjects.iommu.instincts import MODELS
@@ -216,4 +217,9 @@ SUBJECT = Subject(
     checks=(args, live, off),
     probe=PROBE,
     files=("/etc/default/grub.d/*nodeready*.cfg",),
+    kinds=FactKinds(
+        # The arguments of the running kernel are in the subject host.
+        volatile="where number live",
+        hardware="devices cpus cpu_vendor",
+    ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodeready.policy import Policy
+from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.limits.facts import NR_OPEN, PROBE, Limits
 from nodeready.subjects.limits.limits_conf import (
     ITEMS,
@@ -432,5 +433,18 @@ SUBJECT = Subject(
     files=(
         "/etc/security/limits.d/*nodeready*.conf",
         "/etc/systemd/system/*.service.d/*nodeready*.conf",
+    ),
+    kinds=FactKinds(
+        volatile="where number pid last last_name",
+        elements={
+            "units": "",
+            "units.limits": "",
+            "running": "service",
+            "running.limits": "",
+            "ceiling": "",
+            "defaults": "",
+            "stacks": "",
+            "confs": "",
+        },
     ),
 )

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from nodeready.policy import Policy
 from nodeready.policy.fields import rows
 from nodeready.shell import quote
+from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.fleet import Counters, FleetFacts
 from nodeready.subjects.nics.bonds import Bond, Slave
 from nodeready.subjects.nics.facts import PROBE, Nics, compared, counters, derived, learned
@@ -513,4 +514,18 @@ SUBJECT = Subject(
     derived=derived,
     learned=learned,
     counters=counters,
+    kinds=FactKinds(
+        # The peers of a run decide what the run derives; packets are dropped on healthy nodes.
+        volatile="before peers_via nccl_socket_ifname container_ends rx_dropped tx_dropped",
+        counters="carrier_changes rx_errors tx_errors rx_crc_errors link_failures",
+        hardware="kind mac driver pci_address numa_node",
+        versions="firmware",
+        unique="mac addresses partner_mac aggregator routes",
+        elements={
+            "interfaces": "",
+            "bonds": "",
+            "bonds.slaves": "name",
+            "routes": "destination interface",
+        },
+    ),
 )

@@ -10,6 +10,7 @@ from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.access import COMPANIONS, chmod_mends, unusable_program
 from nodeready.subjects.base import Line
+from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.own_files import beatable
 from nodeready.subjects.pdsh.facts import (
     ENVIRONMENT,
@@ -317,4 +318,13 @@ SUBJECT = Subject(
     checks=(installed, rcmd, conflicts, pdshrc, users),
     probe=PROBE,
     files=("/etc/profile.d/*nodeready*",),
+    kinds=FactKinds(
+        volatile="number size_bytes",
+        elements={
+            "users": "name",
+            "access.seen": "",
+            "access.links": "",
+            "access.unloaded": "",
+        },
+    ),
 )

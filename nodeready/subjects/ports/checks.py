@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nodeready.policy import Policy
+from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.ports.facts import (
     EPHEMERAL,
@@ -282,4 +283,12 @@ SUBJECT = Subject(
     probe=PROBE,
     compared=compared,
     derived=derived,
+    kinds=FactKinds(
+        # Programs come and go; the peers of a run decide a part of the firewall's verdict.
+        volatile="""
+            where last_name listeners connections more detail
+            firewall.networks firewall.peers firewall.tried
+        """,
+        elements={"firewall.tools": "name"},
+    ),
 )

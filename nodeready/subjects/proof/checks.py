@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.proof.collective import collective
 from nodeready.subjects.proof.core import backtrace, core
 from nodeready.subjects.proof.debuggers import (
@@ -37,5 +38,12 @@ SUBJECT = Subject(
         ports,
         mesh,
         collective,
+    ),
+    kinds=FactKinds(
+        # The proofs act: their results are compared.
+        volatile="""
+            user limits attach control logins ssh shell login step tracers core resources peers
+            reach mesh collective
+        """
     ),
 )

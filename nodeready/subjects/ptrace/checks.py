@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nodeready.policy import Policy
+from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.ptrace.facts import KEY, PROBE, Ptrace
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, held, na, ok
 from nodeready.subjects.sysctl import contradicted, sets
@@ -80,4 +81,5 @@ SUBJECT = Subject(
     checks=(scope, sysctl_conf, selinux),
     probe=PROBE,
     files=("/etc/sysctl.d/*nodeready*.conf",),
+    kinds=FactKinds(volatile="where last_name"),
 )

@@ -12,6 +12,7 @@ from nodeready.policy import Policy
 from nodeready.policy.fields import rows
 from nodeready.shell import quote
 from nodeready.subjects.base import cached_last
+from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.rdma.device import PMA_COUNTERS, PcieLink, RdmaDevice, RdmaPort
 from nodeready.subjects.rdma.facts import PROBE, Rdma, compared, counters, derived, learned
@@ -711,4 +712,21 @@ SUBJECT = Subject(
     derived=derived,
     learned=learned,
     counters=counters,
+    kinds=FactKinds(
+        volatile="before",
+        counters="devices.ports.counters",
+        hardware="""
+            kind hca_type board_id node_type node_guid driver pci_address numa_node virtual
+            image_guid pcie without
+        """,
+        versions="firmware",
+        unique="node_guid image_guid node_desc lid gids",
+        elements={
+            "devices": "",
+            "devices.netdevs": "name",
+            "devices.ports": "port",
+            "devices.ports.gids": "index",
+            "without": "pci_address",
+        },
+    ),
 )

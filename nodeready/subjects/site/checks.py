@@ -11,6 +11,7 @@ from typing import Any
 
 from nodeready.policy import Policy
 from nodeready.policy.site_checks import SiteCheck
+from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.result import (
     PERSON,
     Check,
@@ -173,4 +174,15 @@ def _policy_checks(policy: Policy) -> tuple[Check, ...]:
     return tuple(map(check_of, policy.site_checks))
 
 
-SUBJECT = Subject("site", __doc__, (), probe=PROBE, policy_checks=_policy_checks)
+SUBJECT = Subject(
+    "site",
+    __doc__,
+    (),
+    probe=PROBE,
+    policy_checks=_policy_checks,
+    kinds=FactKinds(
+        # A site's command may print anything, also the time: its result is compared.
+        volatile="text error",
+        elements={"checks": ""},
+    ),
+)

@@ -10,6 +10,7 @@ from nodeready.policy import Policy
 from nodeready.shell import quote
 from nodeready.subjects import managed_block
 from nodeready.subjects.access import UNLOADED, UnusableProgram, chmod_mends, unusable_program
+from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, warn
 from nodeready.subjects.ssh_client.config import DROPIN, MAIN, VENDOR, directive, winner
@@ -604,4 +605,19 @@ SUBJECT = Subject(
     checks=(installed, known_hosts, host_key, options, leftover),
     probe=PROBE,
     files=("/etc/ssh/ssh_config.d/*nodeready*.conf",),
+    kinds=FactKinds(
+        # A program's size changes with its version.
+        volatile="number size_bytes",
+        versions="version package",
+        unique="identity",
+        elements={
+            "config": "",
+            "files": "",
+            "asked": "host own",
+            "asked.values": "",
+            "access.seen": "",
+            "access.links": "",
+            "access.unloaded": "",
+        },
+    ),
 )

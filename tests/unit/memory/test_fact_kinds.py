@@ -1,0 +1,122 @@
+"""The kind of each fact: data/fact_kinds.txt, so that the kind of a new fact is chosen.
+
+For a deliberate change: NODEREADY_GOLDEN=write .venv/bin/python -m pytest
+tests/unit/memory/test_fact_kinds.py, then read the difference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import types
+import typing
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from nodeready.memory.facts import counters, is_unique, kind_of, stable_facts
+from nodeready.subjects.registry import SUBJECTS
+from nodeready.subjects.wire import shown_keys
+from tests.unit.subjects.test_json_keys import derived_facts, observed_type
+
+GOLDEN = Path(__file__).parent / "data/fact_kinds.txt"
+
+
+def paths(subject, kind, path=""):
+    """(path, whether it is of a list or mapping of objects) of each fact of a type.
+
+    A volatile fact stands for all facts below it."""
+    origin = typing.get_origin(kind)
+    if path and kind_of(f"{subject}.{path}") == "volatile":
+        yield path, False
+    elif dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind, localns=vars(sys.modules[kind.__module__]))
+        for name, key in shown_keys(kind).items():
+            yield from paths(subject, hints[name], f"{path}.{key}" if path else key)
+    elif origin is typing.Annotated:
+        yield from paths(subject, typing.get_args(kind)[0], path)
+    elif origin is typing.Union or isinstance(kind, types.UnionType):
+        for inner in typing.get_args(kind):
+            yield from paths(subject, inner, path)
+    elif origin is not None:
+        inner = [type_ for type_ in typing.get_args(kind) if dataclasses.is_dataclass(type_)]
+        yield path, bool(inner) or origin not in (tuple, list)
+        for type_ in inner:
+            yield from paths(subject, type_, path)
+    else:
+        yield path, False
+
+
+def test_each_fact_has_a_kind():
+    lines = []
+    for name, subject in SUBJECTS.items():
+        shown: dict[str, set[str]] = defaultdict(set)
+        used = set()
+        every = {
+            *paths(name, observed_type(subject)),
+            *((key, False) for key in derived_facts(subject)),
+        }
+        for path, is_collection in every:
+            kind, unique = kind_of(f"{name}.{path}"), is_unique(f"{name}.{path}")
+            if path in subject.kinds.elements:
+                kind, used = f"elements by {subject.kinds.elements[path]!r}", {*used, path}
+            elif is_collection and kind != "volatile":
+                kind = f"{kind}, one text"
+            shown[f"{kind}, unique" if unique and kind != "volatile" else kind].add(path)
+        assert used == {*subject.kinds.elements}, f"{name}: no such list or mapping"
+        for kind in sorted(shown):
+            lines.append(f"{name}: {kind}: {' '.join(sorted(shown[kind]))}")
+    text = "\n".join(lines) + "\n"
+    if os.environ.get("NODEREADY_GOLDEN") == "write" and text != GOLDEN.read_text():
+        GOLDEN.write_text(text)
+        pytest.fail("the kinds are written anew: read the difference")
+    assert text == GOLDEN.read_text()
+
+
+FACTS = {
+    "nvidia": [
+        {"pci_address": "0000:1a:00.0", "serial": "16]5", "temperature_c": 41, "processes": [{}]},
+        {"pci_address": "0000:[bad]", "serial": None, "vbios": "", "links": []},
+    ],
+    "kernel_faults": [
+        {"source": "xid", "code": 79, "pci_address": "0000:1a:00.0", "text": "a", "count": 2},
+        {"source": "xid", "code": 79, "pci_address": "0000:1a:00.0", "text": "b", "count": 3},
+    ],
+    "driver": "9" * 500,
+    "nvidia_tool": {"name": "nvidia-smi", "state": "ok", "detail": "580.65.06"},
+}
+
+
+def test_the_facts_have_stable_names():
+    facts = stable_facts("gpus", FACTS)
+    assert len(facts.pop("gpus.driver")) < 410
+    assert facts == {
+        "gpus.nvidia[0000:1a:00.0].pci_address": "0000:1a:00.0",
+        "gpus.nvidia[0000:1a:00.0].serial": "16]5",
+        "gpus.nvidia[0000:(bad)].pci_address": "0000:[bad]",
+        "gpus.nvidia_tool.name": "nvidia-smi",
+        "gpus.nvidia_tool.state": "ok",
+    }
+    assert counters("gpus", FACTS) == {
+        "gpus.xid 79 0000:1a:00.0.count": 2,
+        "gpus.xid 79 0000:1a:00.0#2.count": 3,
+    }
+
+
+def test_equal_elements_are_one():
+    processes = [
+        {"service": "sshd", "pid": pid, "limits": {"core": [0, hard]}}
+        for pid, hard in ((1, 5), (2, 5), (3, 6))
+    ]
+    assert stable_facts("limits", {"running": processes}) == {
+        "limits.running[sshd].service": "sshd",
+        "limits.running[sshd].limits[core]": "0, 5",
+        "limits.running[sshd#2].service": "sshd",
+        "limits.running[sshd#2].limits[core]": "0, 6",
+    }
+
+
+def test_a_subject_that_was_not_observed_has_no_facts():
+    assert stable_facts("nics", {"unknown": "timed out"}) == {}
