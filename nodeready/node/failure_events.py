@@ -27,7 +27,7 @@ from nodeready.node.failure_rules import (
     ranks_in,
     signal_of,
 )
-from nodeready.node.log_ranks import LineOrigin, learn_ranks
+from nodeready.node.log_ranks import LineOrigin, learn_ranks, split_plain
 from nodeready.node.log_times import STAMP_CHARACTERS, TIMED, Calendar, node_calendar, stamp
 from nodeready.node.witnesses.flight_recorder import Recording
 from nodeready.node.witnesses.logs import WatchdogReport, reports
@@ -118,11 +118,10 @@ class FileFailures:
     recording: Recording | None = None
 
 
-_RANK_PREFIX = re.compile(r"^ ?\[rank(\d{1,7})\]: ?")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _HEADER = re.compile(r"(?:^|[\s|:\]])(?:Original )?Traceback \(most recent call last\):\s*$")
-#: srun's and MPICH's label of a rank.
-_LABEL = re.compile(r" {0,6}\d{1,7}: |\[\d{1,7}\] ")
+#: A label of a rank: srun's, MPICH's, PyTorch's.
+_LABEL = re.compile(r" {0,6}\d{1,7}: |\[(?:rank)?\d{1,7}\]:? ")
 _FRAME = re.compile(r'^>?\s*(?:\| *)?File "([^"]{1,1000})", line (\d{1,7})(?:,? in (.{1,200}))?')
 #: The beginning and a frame of a traceback that Rich draws.
 _RICH = "╭", "Traceback (most recent call last) ─"
@@ -147,7 +146,6 @@ _TERMINATE = re.compile(r"terminate called after throwing an instance of '(.{1,2
 #: A frame of C++, as c10::Error has it; the summary that follows an error.
 _NATIVE = ("frame #", "wandb:")
 _MPI_RANK = re.compile(r"\s*Process name: \[\S{1,300}[,@](\d{1,7})\]\s*$")
-_MPI_TAG = re.compile(r"\[\d+,\d+\]<std(?:err|out)>: ?")
 _MPI_CODE = re.compile(r"\s*Exit code: +(\d{1,3})")
 #: Maximum further lines of an exception's message.
 _DETAILS = 12
@@ -156,11 +154,6 @@ _TIME_END = 28
 
 
 Split = Callable[[str], LineOrigin]
-
-
-def unsplit(line: str) -> LineOrigin:
-    """The line of a file without prefixes."""
-    return LineOrigin("", None, None, line)
 
 
 @dataclass
@@ -177,7 +170,6 @@ class _RankStream:
     """The lines of one rank, and the state of reading them."""
 
     key: tuple[str, int | None, int | None]
-    is_prefixed: bool = False
     lines: int = 0
     plain: int = 0
     last: str = ""
@@ -211,7 +203,7 @@ class FailureReader:
     """
 
     def __init__(
-        self, year: int, calendar: Calendar = node_calendar, split: Split = unsplit
+        self, year: int, calendar: Calendar = node_calendar, split: Split = split_plain
     ) -> None:
         self.year, self.calendar, self.split = year, calendar, split
         self.streams: dict[tuple[str, int | None, int | None], _RankStream] = {}
@@ -230,7 +222,7 @@ class FailureReader:
 
     def _feed(self, line: str, moment: str) -> None:
         plain = self.streams.get(_UNKNOWN)
-        is_quiet = plain is not None and not plain.mode and self.split is unsplit
+        is_quiet = plain is not None and not plain.mode and self.split is split_plain
         if (
             plain is not None
             and is_quiet
@@ -247,17 +239,10 @@ class FailureReader:
         if "\x1b" in line:
             line = _ANSI.sub("", line)
         origin = self.split(line[:MAX_LINE].rstrip())
-        (host, rank, local), text = origin.key, origin.text
-        if "]<std" in text:
-            # mpirun tags the pieces of a line, too.
-            text = _MPI_TAG.sub("", text)
-        if match := _RANK_PREFIX.match(text):
-            rank, text = int(match[1]), text[match.end() :]
-            host, local = "", None
-        key = host, rank, local
-        stream = self.streams.get(key)
+        text = origin.text
+        stream = self.streams.get(origin.key)
         if stream is None:
-            stream = self.streams[key] = _RankStream(key, is_prefixed=match is not None)
+            stream = self.streams[origin.key] = _RankStream(origin.key)
         stream.lines += 1
         if stream.mode and stream.prefix and text.startswith(stream.prefix):
             text = text[len(stream.prefix) :]
@@ -583,26 +568,21 @@ class FailureReader:
             self._end_chain(stream)
             if stream.mode == "block":
                 self._end_block(stream)
-        # A label before torchrun's own report is that of a node's task: the report has its host.
-        tasks = {
-            key[:2]: event.host
-            for key, stream in self.streams.items()
+        # Of the task of a node, torchrun's own report has the node.
+        task_hosts = {
+            stream.key[0]: event.host
+            for stream in self.streams.values()
             for event in stream.events
-            if event.source == "torchrun-root" and key != _UNKNOWN
+            if event.source == "torchrun-root" and stream.key[0]
         }
         for stream in self.streams.values():
-            host, label, local = stream.key
-            if (host, label) in tasks and not stream.is_prefixed:
-                task_host = tasks[host, label]
-                stream.key = (task_host, None, local)
+            host, rank, local = stream.key
+            if task_host := task_hosts.get(host):
+                stream.key = task_host, rank, local
                 stream.events = [
-                    event if event.role == REPORT else replace(
-                        event,
-                        ranks=() if event.ranks == (label,) else event.ranks,
-                        host=task_host if event.host == host else event.host,
-                    )
+                    replace(event, host=task_host if event.host == host else event.host)
                     for event in stream.events
-                ]  # fmt: skip
+                ]
             # An event keeps the number of plain lines before it until now.
             events += [replace(e, lines_after=stream.plain - e.lines_after) for e in stream.events]
         events.sort(key=lambda event: event.line)
@@ -651,29 +631,6 @@ def _structured(line: str) -> list[str]:
     return [prefix + row for row in (head, *rows)]
 
 
-#: A line of srun --label.
-_LABELLED = re.compile(r" {0,6}(?P<rank>\d{1,7}): ")
-
-
-_SRUN_TASKS = re.compile(r"srun: error: .{1,255}?: tasks? (\d{1,7}(?:[,-]\d{1,7}){0,100}): ")
-
-
-def _are_labelled(lines: Sequence[str]) -> bool:
-    """Whether the lines have the labels of srun: numbers of tasks that srun reports, or nearly
-    everywhere numbers that do not only grow.
-    """
-    labels = [int(match["rank"]) for line in lines if (match := _LABELLED.match(line))]
-    tasks = {
-        rank
-        for line in lines
-        if (match := _SRUN_TASKS.search(line))
-        for rank in ranks_in(match[1])
-    }
-    if labels and tasks.issuperset(labels):
-        return True
-    return 10 * len(labels) > 8 * len(lines) and labels != sorted(labels)
-
-
 #: Lines at the beginning and at the end of a file from which its prefixes are learned.
 _LEARNED = 2000
 
@@ -708,11 +665,7 @@ def read_lines(
         lines, moments = zip(*map(_unwrapped, lines))
     learned = lines if len(lines) < 2 * _LEARNED else [*lines[:_LEARNED], *lines[-_LEARNED:]]
     ranks = learn_ranks(learned, pattern=rank_pattern, path=path)
-    if not (rank_pattern or ranks.layers) and _are_labelled(learned):
-        ranks = learn_ranks(learned, pattern=_LABELLED.pattern)
-    has_prefixes = ranks.layers or ranks.is_mixed or ranks.pattern is not None
-    split = ranks.split if has_prefixes else unsplit
-    reader = FailureReader(year, calendar, split)
+    reader = FailureReader(year, calendar, ranks.split if ranks.is_mixed else split_plain)
     for line, moment in zip_longest(lines, moments, fillvalue=""):
         reader.feed(line, moment)
     return replace(reader.failures(), path=path)

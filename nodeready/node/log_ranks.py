@@ -8,8 +8,9 @@ The prefixes of launchers and loggers differ, so a reader learns them from the f
 
 A prefix that says what it is (``[rank3]:``, ``[1,3]<stdout>:``) counts at once. A bare number
 (``3:``) counts if the numbers are ranks: from 0 on without large gaps, several lines each, the
-same numbers at the beginning and at the end, in no order. Numbers that only grow are steps, dates
-or line numbers.
+same numbers at the beginning and at the end, in no order; or if srun itself reports these tasks.
+Numbers that only grow are steps, dates or line numbers; numbers in turns may be GPUs. A
+launcher's number outranks one ``[rank3]:``, which any program may print.
 
 Pure, bounded by the lines that it is given; its patterns cannot backtrack without a bound.
 """
@@ -18,10 +19,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple
+
+from nodeready.node.failure_rules import ranks_in
 
 # --- The rank of a log file, by its path and its lines.
 
@@ -162,6 +165,8 @@ def _form(name: str, pattern: str, within: tuple[str, ...] | None = None) -> _Fo
 
 
 _NODES, _TASKS = ("pdsh",), ("pdsh", "srun", "torchx")
+#: PyTorch's logging and excepthook; a text before it would be quoted.
+_TORCH = _form("torch", rf" ?\[rank(?P<rank>{_NUMBER})\]: ?")
 #: Prefixes, which are removed from the text. A line may have several, the launcher's outermost.
 _PREFIXES = (
     # Open MPI 1 to 4, Horovod: [1,3]<stdout>:  Thu Jan 23 11:55:50 2025[1,3]<stdout>:
@@ -181,8 +186,7 @@ _PREFIXES = (
     ),
     # kubectl logs --prefix
     _form("kubectl", r"\[pod/(?P<host>[\w.-]{1,253})/[\w.-]{1,253}\] "),
-    # PyTorch's logging and excepthook
-    _form("torch", rf"\[rank(?P<rank>{_NUMBER})\]: ?"),
+    _TORCH,
     # torchrun --tee 3; of torch.distributed.launch and accelerate, too
     _form("torchrun", r"\[(?:default|default_role|trainer|worker)(?P<local>\d{1,4})\]:"),
     # torchrun --role ROLE --tee 3
@@ -243,6 +247,8 @@ _RAY_WORKER = re.compile(
     rf"\((?:node_id=\w{{1,80}}, )?ip=([0-9A-Fa-f.:]{{2,45}}), pid=(\d{{1,10}})\) "
     rf"(?:world_)?rank=({_NUMBER}), local_rank=(\d{{1,4}})"
 )
+#: What srun reports of its tasks: srun: error: gpu[3-4]: tasks 2-3: Exited with exit code 1
+_SRUN_TASKS = re.compile(r"srun: error: \S{1,255}: tasks? (\d{1,7}(?:[,-]\d{1,7}){0,100}): ")
 #: What torchrun's agent writes, one for the ranks of a node.
 _AGENT = re.compile(
     r"torch\.distributed\.elastic\.(?:agent|multiprocessing\.api)|ChildFailedError"
@@ -287,7 +293,8 @@ class _Prefixes(NamedTuple):
 class RankReader:
     """Reads the rank of each line; made by `learn_ranks`.
 
-    is_mixed:    several ranks, or several nodes, write into the file
+    is_mixed:    several ranks, or several nodes, write into the file, or a launcher's prefixes say
+                 which do
     origins:     the known origins of the lines that were learned, with an empty text, each with
                  its number of lines
     layers:      the forms of prefixes, the outermost first
@@ -312,7 +319,7 @@ class RankReader:
         if self.pattern:
             return _split_by_pattern(self.pattern, line)
         writer, rank, text = _strip(self.layers, line)
-        if rank is None and writer.label is not None and self.label_kind == "rank":
+        if writer.label is not None and self.label_kind == "rank":
             rank = writer.label
         elif rank is None and writer.is_node(self.label_kind):
             inner, rank = _within(self.fields, text)
@@ -348,9 +355,20 @@ def learn_ranks(lines: Iterable[str], *, pattern: str = "", path: str = "") -> R
     is_launchers = any(form.name not in ("torch", "ray") for layer in layers for form in layer)
     if not is_launchers and is_of_rank:
         return RankReader()
+    # An exception may stand where nothing was learned.
+    layers = layers if (_TORCH,) in layers else (*layers, (_TORCH,))
     stripped = [_strip(layers, row) for row in rows]
-    reader = _learn_processes(RankReader(layers=layers, fields=_learn_fields(stripped)), stripped)
-    return _with_origins(reader, rows)
+    reader = RankReader(is_launchers, layers=layers, fields=_learn_fields(stripped))
+    return _with_origins(_learn_processes(reader, stripped), rows)
+
+
+#: Of a file without prefixes but PyTorch's own.
+_PLAIN = RankReader(layers=((_TORCH,),))
+
+
+def split_plain(line: str) -> LineOrigin:
+    """The origin of a line, and its text, in a file that is not mixed: by ``[rank3]:`` alone."""
+    return _PLAIN.split(line) if "[rank" in line[:8] else LineOrigin("", None, None, line)
 
 
 def _with_origins(reader: RankReader, rows: Sequence[str]) -> RankReader:
@@ -361,7 +379,7 @@ def _with_origins(reader: RankReader, rows: Sequence[str]) -> RankReader:
     rankless = [origin for origin in origins if origin.rank is None]
     local = {origin[:3] for origin in rankless if origin.local_rank is not None}
     hosts = {origin.host for origin in rankless if origin.host}
-    is_mixed = bool(reader.pattern and ranks)
+    is_mixed = reader.is_mixed or bool(reader.pattern and ranks)
     is_mixed = is_mixed or any(len(names) > 1 for names in (ranks, local, hosts))
     return replace(reader, is_mixed=is_mixed, origins=origins)
 
@@ -375,10 +393,16 @@ def _learn_layers(rows: Sequence[str], share: float) -> tuple[tuple[_Form, ...],
     layers: list[tuple[_Form, ...]] = []
     outer: set[str] = set()
     texts = [row for row in rows if not _LAUNCHER.match(row)]
+    tasks = {
+        task
+        for row in rows
+        if (match := _SRUN_TASKS.match(row))
+        for task in ranks_in(match[1])
+    }  # fmt: skip
     while texts and len(layers) < _MAX_DEPTH:
         bare = (form for form in _PREFIXES if form.within is not None and outer <= {*form.within})
         layer = tuple(
-            islice((form for form in bare if _are_ranks(form, texts, share)), 1)
+            islice((form for form in bare if _are_ranks(form, texts, share, tasks)), 1)
         ) or tuple(
             form
             for form in _PREFIXES
@@ -392,8 +416,11 @@ def _learn_layers(rows: Sequence[str], share: float) -> tuple[tuple[_Form, ...],
     return tuple(layers)
 
 
-def _are_ranks(form: _Form, texts: Sequence[str], share: float) -> bool:
-    """Whether the numbers that a form finds are ranks, or nodes' numbers."""
+def _are_ranks(form: _Form, texts: Sequence[str], share: float, tasks: Set[int]) -> bool:
+    """Whether the numbers that a form finds are ranks, or nodes' numbers.
+
+    tasks: that srun itself reports
+    """
     numbers: list[int] = []
     names: set[str] = set()
     is_word = False
@@ -407,6 +434,11 @@ def _are_ranks(form: _Form, texts: Sequence[str], share: float) -> bool:
             is_word = is_word or not re.search(r"\d", groups.get("host") or "0")
             owners[text[match.end() :]].add(number)
     distinct = set(numbers)
+    changes = [pair for pair in zip(numbers, numbers[1:]) if pair[0] != pair[1]]
+    falls = [after for before, after in changes if after < before]
+    if form.name == "srun" and distinct and distinct <= tasks:
+        # Three that only grow may be steps.
+        return len(numbers) >= share * len(texts) and (len(distinct) < 3 or bool(falls))
     # pdsh writes all lines.
     share = max(share, 0.8) if form.name == "pdsh" else share
     is_frequent = len(numbers) >= max(2 * len(distinct), share * len(texts))
@@ -422,14 +454,20 @@ def _are_ranks(form: _Form, texts: Sequence[str], share: float) -> bool:
     first, last = set(numbers[:half]), set(numbers[half:])
     if 2 * len(first & last) < min(len(first), len(last)):
         return False
-    changes = [pair for pair in zip(numbers, numbers[1:]) if pair[0] != pair[1]]
-    falls = [after for before, after in changes if after < before]
-    if 4 * len(falls) < len(changes) and {*falls} <= {min(distinct)}:
-        # They grow and begin again: ranks that write in turns, or the steps of epochs. Ranks say
-        # the same.
-        shared = sum(len(several) > 1 for several in owners.values())
-        return bool(falls) and 5 * shared >= len(owners)
+    turn = numbers[: len(distinct)]
+    is_table = turn in (sorted(turn), sorted(turn, reverse=True)) and (
+        numbers[len(turn) :] == numbers[: -len(turn)]
+    )
+    if is_table or (4 * len(falls) < len(changes) and {*falls} <= {min(distinct)}):
+        # In turns: ranks, the steps of epochs, or the GPUs of a monitor. Ranks say the same words.
+        shared = [text for text, numbers in owners.items() if len(numbers) > 1]
+        return bool(falls) and 5 * sum(map(_is_sentence, shared)) >= len(owners)
     return bool(falls)
+
+
+def _is_sentence(text: str) -> bool:
+    """Whether a text has two words: more than a value and its unit."""
+    return "%" not in text and len(re.findall(r"[A-Za-z]{3,}", text[:_HEAD])) > 1
 
 
 def _host_number(host: str) -> str:
@@ -502,7 +540,7 @@ def _label_kind(layers: Iterable[Iterable[_Form]], stripped: Iterable[_Prefixes]
     """What the labels of the prefixes are; see `RankReader`."""
     hosts: dict[int, set[str]] = defaultdict(set)
     processes: dict[int, set[int | None]] = defaultdict(set)
-    differ, same, is_agent = False, False, False
+    differ, same, is_agent = 0, 0, False
     for (host, label, local, _), rank, text in stripped:
         if label is None:
             continue
@@ -511,10 +549,10 @@ def _label_kind(layers: Iterable[Iterable[_Form]], stripped: Iterable[_Prefixes]
         inner, _ = _within((), text)
         if local is not None or inner.host:
             processes[label].add(inner.local if local is None else local)
-        if rank is not None:
-            differ, same = differ or rank != label, same or rank == label
+        # Task 0 of the nodes has rank 0, too. Any program may print one such line.
+        differ, same = differ + (rank not in (None, label)), same + (rank == label != 0)
     names = set().union(*hosts.values()) - {""}
-    if differ or any(len(numbers) > 1 for numbers in processes.values()):
+    if differ > max(1, same) or any(len(numbers) > 1 for numbers in processes.values()):
         return "local" if names else "task"
     if same:
         return "rank"
