@@ -27,6 +27,7 @@ SOUND = shows(recorded("h100"))
 
 #: The modules that choose the nodes, where they are not the command's own.
 CHOOSERS = {
+    "cores": "nodeready.cli.targets",
     "watch": "nodeready.cli.incident",
     "audit": "nodeready.cli.audit_run",
     "ready": "nodeready.cli.ready_run",

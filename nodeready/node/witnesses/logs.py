@@ -11,10 +11,10 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from nodeready.node import users_file
 from nodeready.node.log_lines import text_lines
@@ -403,8 +403,12 @@ def observe(pid: int, uid: int, rank: int | None = None, local_rank: int | None 
     """
     try:
         with open_logs(pid, uid) as files:
-            log = _log(files, rank, local_rank)
-            return replace(log, nccl=_nccl(pid, uid, rank, files))
+            parts: dict[_LogFile, _LogParts] = {}
+            for file in files:
+                with contextlib.suppress(OSError):
+                    parts[file] = _read_parts(file.number)
+            log = _log(parts, rank, local_rank)
+            return replace(log, nccl=_nccl(pid, uid, rank, [*parts.values()]))
     except NoLogError as problem:
         return RankLog(absent=str(problem), nccl=_nccl(pid, uid, rank, ()))
 
@@ -431,12 +435,29 @@ def open_logs(pid: int, uid: int) -> Iterator[list[_LogFile]]:
             os.close(file.number)
 
 
-def _log(files: Sequence[_LogFile], rank: int | None, local_rank: int | None) -> RankLog:
+class _LogParts(NamedTuple):
+    """The first NCCL_BYTES and the last TAIL_BYTES of a log, and its size."""
+
+    head: bytes
+    tail: bytes
+    size: int
+
+
+def _read_parts(number: int) -> _LogParts:
+    """The parts of an open log, each read once. Raises OSError."""
+    head = os.pread(number, NCCL_BYTES, 0)
+    size = max(os.fstat(number).st_size, len(head))
+    if size <= NCCL_BYTES:
+        return _LogParts(head, head[-TAIL_BYTES:], size)
+    return _LogParts(head, os.pread(number, TAIL_BYTES, size - TAIL_BYTES), size)
+
+
+def _log(parts: Mapping[_LogFile, _LogParts], rank: int | None, local_rank: int | None) -> RankLog:
     """The lines of the file that was written last, and the reports of all files."""
     ends: dict[_LogFile, _LogEnd | None] = {}
-    for file in files:
+    for file in parts:
         with contextlib.suppress(OSError):
-            ends[file] = _read(file)
+            ends[file] = _log_end(file, parts[file])
     if not ends:
         return RankLog(absent="its log cannot be read")
     last = last_written(list(ends))
@@ -503,9 +524,9 @@ def _own_lines(
 NCCL_BYTES = 256 * 1024
 
 
-def _nccl(pid: int, uid: int, rank: int | None, files: Sequence[_LogFile]) -> NcclRank | None:
+def _nccl(pid: int, uid: int, rank: int | None, logs: Sequence[_LogParts]) -> NcclRank | None:
     """What NCCL and its Inspector say about this process; None: nothing."""
-    nccl = _nccl_rank(pid, uid, rank, files)
+    nccl = _nccl_rank(pid, uid, rank, logs)
     completed = last_collective(_inspector_lines(pid, uid))
     return replace(nccl or NcclRank(rank), completed=completed) if completed else nccl
 
@@ -529,13 +550,11 @@ def _inspector_lines(pid: int, uid: int) -> Iterator[str]:
             )
 
 
-def _nccl_rank(pid: int, uid: int, rank: int | None, files: Sequence[_LogFile]) -> NcclRank | None:
+def _nccl_rank(pid: int, uid: int, rank: int | None, logs: Sequence[_LogParts]) -> NcclRank | None:
     """What NCCL says about this process; None: nothing."""
-    with contextlib.ExitStack() as stack:
-        numbers = [file.number for file in files]
-        with contextlib.suppress(OSError):
-            numbers.append(stack.enter_context(_nccl_file(pid, uid)))
-        log = read_log(line for number in numbers for line in _nccl_lines(number))
+    with contextlib.suppress(OSError), _nccl_file(pid, uid) as number:
+        logs = [*logs, _read_parts(number)]
+    log = read_log(line for parts in logs for line in _nccl_lines(parts))
     pids = all_pids(pid)
     candidates = [nccl for nccl in log.ranks if nccl.pid in pids]
     # Logs of several nodes in one file: another node may have the same pid.
@@ -552,16 +571,13 @@ def _nccl_rank(pid: int, uid: int, rank: int | None, files: Sequence[_LogFile]) 
     return replace(first, errors=(*first.errors, *log.errors)[: nccl_log.MAX_ERRORS])
 
 
-def _nccl_lines(number: int) -> Iterator[str]:
-    """The lines of NCCL, gloo and errors at the beginning and the end of an open log."""
-    with contextlib.suppress(OSError):
-        size = os.fstat(number).st_size
-        data = os.pread(number, NCCL_BYTES, 0)
-        if size > NCCL_BYTES:
-            end = max(NCCL_BYTES, size - TAIL_BYTES)
-            data += b"\n" + os.pread(number, TAIL_BYTES, end)
-        for row in data.split(b"\n"):
-            yield row[:_LONGEST].decode("utf-8", "replace")
+def _nccl_lines(parts: _LogParts) -> Iterator[str]:
+    """The lines of NCCL, gloo and errors at the beginning and the end of a log."""
+    data = parts.head
+    if parts.size > NCCL_BYTES:
+        data += b"\n" + parts.tail[max(0, NCCL_BYTES + TAIL_BYTES - parts.size) :]
+    for row in data.split(b"\n"):
+        yield row[:_LONGEST].decode("utf-8", "replace")
 
 
 @contextlib.contextmanager
@@ -590,14 +606,12 @@ def last_written(files: Sequence[_LogFile]) -> _LogFile:
     return max(files, key=lambda file: (file.file_stat.st_size > 0, file.file_stat.st_mtime_ns))
 
 
-def _read(log_file: _LogFile) -> _LogEnd | None:
+def _log_end(log_file: _LogFile, parts: _LogParts) -> _LogEnd | None:
     """The end of a log; None: it is no text."""
-    size = os.fstat(log_file.number).st_size
-    start = max(0, size - TAIL_BYTES)
-    rows = text_lines(os.pread(log_file.number, TAIL_BYTES, start), is_whole=start == 0)
+    rows = text_lines(parts.tail, is_whole=parts.size <= TAIL_BYTES)
     if rows is None:
         return None
-    reader = learn_file(log_file.number, size, rows, path=log_file.path)
+    reader = learn_file(log_file.number, parts.size, rows, path=log_file.path)
     lines = [row[: 4 * _LONGEST].decode("utf-8", "replace").rstrip() for row in rows]
     return _LogEnd(lines, reader)
 

@@ -143,7 +143,9 @@ def test_of_two_files_the_lines_are_of_the_newest_that_has_some(run, tmp_path, o
     assert len(log.reports) == 1
 
 
-def test_a_log_of_a_hundred_gigabytes_is_read_at_its_end(run, tmp_path):
+def test_a_log_of_a_hundred_gigabytes_is_read_once_at_its_end(run, tmp_path, monkeypatch):
+    read, offsets = os.pread, []
+    monkeypatch.setattr(os, "pread", lambda *args: offsets.append(args[2]) or read(*args))
     path = tmp_path / "log"
     with path.open("wb") as file:
         file.write(b"begin\n")
@@ -155,6 +157,7 @@ def test_a_log_of_a_hundred_gigabytes_is_read_at_its_end(run, tmp_path):
     # Escapes are data here; whoever shows them makes them visible.
     assert log.lines[-2] == "last \x1b[31mline\x1b]0;title\x07"
     assert log.lines[-1] == "x" * logs.MAX_CHARACTERS
+    assert [offset > 0 for offset in offsets].count(True) == 1
 
 
 @pytest.mark.parametrize("filters", [0, 1])
