@@ -35,6 +35,7 @@ _COMMANDS = {
     "env": "Environment variables for a job, from the nodes' facts.",
     "learn": "The majority of the nodes' facts, as a policy to review.",
     "jobs": "What runs where: jobs, their users, ranks and nodes.",
+    "waivers": "The accepted findings: their owners, their ends, what they hide.",
     "stacks": "The stack of every rank of a hung job; the odd rank out first.",
     "incident": "The evidence of a hung job, in one archive.",
     "postmortem": "Who failed first in a job that has died, and of what.",

@@ -172,6 +172,17 @@ def policies(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, Policy]:
     return share_policies(declared_settings(inventory, hosts), lambda settings: Policy(**settings))
 
 
+def declared_waivers(inventory: Inventory) -> dict[Waiver, list[str]]:
+    """Each waiver of the inventory -> the nodes to which it applies; []: its node set has no node
+    that has the policy. Raises PolicyError."""
+    nodes: dict[Waiver, list[str]] = {}
+    for name, settings in declared_settings(inventory, list(inventory)).items():
+        for waiver in settings.get("waivers", ()):
+            applies = waivers_of(name, [waiver])
+            nodes.setdefault(waiver, []).extend([name] if applies else [])
+    return nodes
+
+
 def share_policies(
     declared: Mapping[str, Mapping[str, Any]], make: Callable[[Mapping[str, Any]], Policy]
 ) -> dict[str, Policy]:

@@ -119,6 +119,8 @@ _ROWS = (
     ),
     Format("ready", "prometheus", "prometheus:prometheus", ".prom", part="audit"),
     Format("ready", "nagios", "nagios:nagios", ".txt", part="audit"),
+    Format("waivers", "table", "waivers_table:show", ".txt", styled=True),
+    Format("waivers", "json", "json_report:render", ".json"),
     Format("smoke", "table", "smoke_table:show", ".txt", styled=True),
     Format("smoke", "json", "json_report:render", ".json"),
     Format("smoke", "junit", "junit:smoke", ".xml"),

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Union
 
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit, NodeReport, Ready
+from nodeready.audit.waiver_list import WaiverList
 from nodeready.deploy.document import Deploy
 from nodeready.ready.job_env import Environment
 from nodeready.smoke.document import SmokeReport
@@ -35,7 +36,7 @@ DOCUMENTS: dict[str, Any] = {
     for kind in (
         *(Audit, Ready, SmokeReport, Deploy, Stacks),
         *(Debuggable, Jobs, Cores, TailDocument, Environment, Incident),
-        Postmortem,
+        *(Postmortem, WaiverList),
     )
 }
 

@@ -23,15 +23,19 @@ def waive(results: Iterable[Result], policy: Policy, today: str) -> list[Result]
 
     today: ``2027-01-31``, UTC
     """
-    # Of several waivers of one check, the one that ends last counts.
-    ordered = sorted(policy.waivers, key=lambda waiver: waiver.until or "9999-12-31")
-    waiver_of = {waiver.check: waiver for waiver in ordered}
+    waiver_of = last_ending(policy.waivers)
     return [
         _waived(result, waiver_of[result.check], today)
         if result.check in waiver_of and result.status in WAIVABLE
         else result
         for result in results
     ]
+
+
+def last_ending(waivers: Iterable[Waiver]) -> dict[str, Waiver]:
+    """Check -> the waiver that counts: of several, the one that ends last."""
+    ordered = sorted(waivers, key=lambda waiver: waiver.until or "9999-12-31")
+    return {waiver.check: waiver for waiver in ordered}
 
 
 def _waived(result: Result, waiver: Waiver, today: str) -> Result:

@@ -59,6 +59,24 @@ def test_what_is_waived_is_not_changed_either(fresh_node, fleet, tool):
     assert fresh_node.run("sysctl -n kernel.yama.ptrace_scope").stdout == "1\n"
 
 
+def test_waivers_are_listed_with_what_they_hide_and_the_expired_hides_nothing(
+    fresh_node, fleet, tool
+):
+    waivers = {
+        "ptrace.scope": {"reason": "ticket 4711", "until": "9999-12-31", "nodes": fresh_node.name},
+        "limits.core": {"reason": "batch", "owner": "bob", "until": "2000-01-01"},
+    }
+    where = fleet([fresh_node], waivers=waivers)
+    done = tool("waivers", where, "--format", "json")
+    expired, holds = json.loads(done.out)["waivers"]
+    assert (done.status, expired["state"], holds["state"]) == (3, "expired", "holds"), done
+    (finding,) = holds["findings"]
+    assert (finding["status"], finding["actual"]) == ("waived", "1, next boot unset")
+    assert expired["findings"][0]["actual"].endswith("the waiver of bob expired after 2000-01-01")
+    done = tool("audit", where, "--only", "ptrace.scope,limits.core")
+    assert (done.status, "the waiver of bob expired" in done.out) == (3, True), done
+
+
 def test_an_odd_node_is_an_outlier_and_fails_once_the_policy_is_learned(fresh_nodes, fleet, tool):
     nodes = fresh_nodes(3)
     odd = nodes[-1]

@@ -1,0 +1,84 @@
+"""What `nodeready waivers` lists: the state of each waiver, and what it hides."""
+
+from __future__ import annotations
+
+from nodeready.audit.document import Audit, NodeReport
+from nodeready.audit.waiver_list import WaiverList, list_waivers, waivers_code
+from nodeready.policy.waivers import Waiver
+from nodeready.reports.registry import find_format
+from nodeready.subjects.result import Result, fail, ok, unknown
+
+DAY, MOMENT = "2027-01-20", "2027-01-20T08:00:00Z"
+WAIVED = Result("nics.mtu", "waived", "9000", "1500", "", "waived: cable")
+#: Node -> its results.
+NODES = {
+    "gpu1": (WAIVED, fail("limits.core", "x", "0; the waiver of bob expired after 2027-01-19")),
+    "gpu2": (WAIVED, ok("limits.core", "x"), unknown("ptrace.scope", "?")),
+    "gpu3": (ok("nics.mtu", "9000"), ok("ptrace.scope", "0"), ok("host.swap", "off")),
+}
+#: Waiver -> its nodes, in the order of the list.
+DECLARED = {
+    Waiver("limits.core", "old", "bob", "2027-01-19"): ["gpu1", "gpu2"],
+    Waiver("rdma.rate", "moved", nodes="ib[1-2]"): [],
+    Waiver("host.swap", "swap"): ["gpu3"],
+    # A waiver that ends later makes this one needless.
+    Waiver("nics.mtu", "cable", "", "2027-06-30", "gpu2"): ["gpu2"],
+    Waiver("ptrace.scope", "ticket 4711", "ana", "2027-02-03"): ["gpu2", "gpu3"],
+    Waiver("nics.mtu", "cable"): ["gpu1", "gpu2", "gpu3"],
+    # An audit does not judge it: nobody knows what it hides.
+    Waiver("proof.core", "shared", "", "2027-02-04"): ["gpu3"],
+}
+
+
+def document(selected=("gpu1", "gpu2", "gpu3"), audited=True) -> WaiverList:
+    nodes = tuple(NodeReport.of(name, results) for name, results in NODES.items())
+    audit = Audit(MOMENT, MOMENT, "", nodes) if audited else None
+    errors = {"gpu9": "connection refused"}
+    return WaiverList(
+        MOMENT, MOMENT, True, 3, list_waivers(DECLARED, selected, audit, DAY), errors
+    )
+
+
+TABLE = """\
+expired  limits.core  gpu[1-2]
+         expired 2027-01-19, 1 day ago, bob: old
+         fail  gpu1  0; the waiver of bob expired after 2027-01-19
+         its finding counts again: repair it, or extend the waiver
+no node  rdma.rate  ib[1-2]
+         does not end: moved
+         its node set has no node that has this policy: correct or remove it
+unused   host.swap  gpu3
+         does not end: swap
+         hides nothing: remove it
+unused   nics.mtu  gpu2
+         until 2027-06-30, 161 days left: cable
+         hides nothing: remove it
+ends     ptrace.scope  gpu[2-3]
+         until 2027-02-03, 14 days left, ana: ticket 4711
+holds    nics.mtu  gpu[1-3]
+         does not end: cable
+         waived  gpu[1-2]  1500
+holds    proof.core  gpu3
+         until 2027-02-04, 15 days left: shared
+unknown  gpu9
+         connection refused
+7 waivers: 1 expired, 1 no node, 2 unused, 1 ends, 2 holds
+"""
+
+
+def test_each_waiver_is_listed_with_its_state_and_what_it_hides():
+    assert "".join(find_format("waivers", "table").render(document())) == TABLE
+    assert waivers_code(document(), unreachable=False, failed=False) == 3
+
+
+def test_a_selection_and_an_unasked_node_accuse_no_waiver():
+    rows = document(("gpu3",)).waivers
+    assert [(row.waiver.check, row.nodes) for row in rows] == [
+        ("rdma.rate", ()),
+        ("host.swap", ("gpu3",)),
+        ("nics.mtu", ("gpu3",)),
+        ("ptrace.scope", ("gpu3",)),
+        ("proof.core", ("gpu3",)),
+    ]
+    offline = [row.state for row in document(audited=False).waivers]
+    assert offline == ["expired", "no node", "unused", "ends", "holds", "holds", "holds"]
