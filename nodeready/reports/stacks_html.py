@@ -1,31 +1,19 @@
-"""The stacks as one HTML page that loads no other file: to send, to keep, to search.
-
-The page is stacks_page/page.html.j2, with page.css and page.js written into it. Style and script
-are constant, and the page's Content-Security-Policy names their digests: a browser obeys no other
-style or script, even if a text of a node became one in spite of the escaping.
-"""
+"""The stacks as one HTML page that loads no other file: to send, to keep, to search."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import groupby
 from typing import NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-from jinja2.ext import Extension
-from markupsafe import Markup
-
 from nodeready.reports import rank_groups
+from nodeready.reports.html_page import HtmlPage
 from nodeready.reports.lines import node_set
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.stack_branches import Branch, branches
-from nodeready.text import counted, sanitise
+from nodeready.reports.table_layout import NO_LIMIT
 from nodeready.triage.stacks.document import Group, Rank, Stacks, Statement, fold_ranks
 
 #: Groups that are unfolded at first, and maximum processes of each group.
@@ -34,9 +22,8 @@ _OPEN, _PROCESSES = 3, 1000
 _ROWS, _CELL, _STATEMENTS = 2000, 4, 200
 #: Maximum branches at one place, and nested branches: browsers nest 512 elements.
 _BRANCHES, _DEPTH = 200, 100
-#: Maximum characters of a name, of a set of ranks or nodes in a row, and of any other text.
-_LONG, _SET, _TEXT = 300, 60, 4000
-_NO_LIMIT = 1_000_000_000
+#: Maximum characters of a name, and of a set of ranks or nodes in a row.
+_LONG, _SET = 300, 60
 #: The witnesses and the kinds of verdicts -> their names for a person.
 _WITNESSES = {
     "logs": "log", "flight_recorder": "flight recorder", "nccl_ras": "NCCL RAS", "gpu": "GPU",
@@ -50,82 +37,20 @@ _KINDS = {
 }  # fmt: skip
 
 
-class _Tight(Extension):
-    """A template whose line breaks and indentation are not part of the page."""
-
-    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
-        return re.sub(r"\n\s*", "", source)
-
-
-def shown(value: object) -> Markup:
-    """A value in the page: no tag, no attribute, no character that hides or reorders text.
-
-    Jinja calls this for every expression of the template. Markup of the template itself stays.
-    """
-    if isinstance(value, Markup):
-        return value
-    return Markup(html.escape(sanitise("" if value is None else str(value), _NO_LIMIT)))
-
-
-def _text(text: str, limit: int = _TEXT) -> str:
-    """A text of a node, cut after ``limit`` characters."""
-    return sanitise(text, limit)
-
-
-def _prose(text: str, limit: int = _TEXT) -> Markup:
-    """A sentence: text between backticks is code."""
-    parts = re.split(r"`([^`]+)`", _text(text, limit))
-    return Markup("").join(
-        Markup("<code>{}</code>").format(shown(part)) if index % 2 else shown(part)
-        for index, part in enumerate(parts)
-    )
-
-
-def _lines(texts: Iterable[str], limit: int) -> Markup:
-    """Texts with line breaks between them; a line break inside a text becomes an escape."""
-    return Markup("\n").join(shown(_text(text, limit)) for text in texts)
-
-
-def _folded(group: Group, limit: int = _NO_LIMIT) -> str:
+def _folded(group: Group, limit: int = NO_LIMIT) -> str:
     return node_set(group.nodes, limit) if group.nodes else ""
 
 
-@lru_cache(maxsize=1)
-def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("nodeready", "reports/stacks_page"),
-        extensions=[_Tight],
-        autoescape=True,
-        finalize=shown,
-        undefined=StrictUndefined,
-    )
-    environment.filters.update(text=_text, lines=_lines, prose=_prose)
-    environment.globals.update(
+@cache
+def page() -> HtmlPage:
+    """The page of stacks."""
+    return HtmlPage(
+        "stacks_page",
         OPEN=_OPEN, PROCESSES=_PROCESSES, LONG=_LONG, SET=_SET, STATEMENTS=_STATEMENTS, CELL=_CELL,
-        WITNESSES=_WITNESSES, KINDS=_KINDS, names=node_set, NEWLINE=Markup("\n"),
-        counted=counted, fold_ranks=fold_ranks, folded=_folded, place=rank_groups.place,
-        ranks=rank_groups.ranks, who=rank_groups.members, word=rank_groups.word,
+        WITNESSES=_WITNESSES, KINDS=_KINDS, names=node_set, fold_ranks=fold_ranks, folded=_folded,
+        place=rank_groups.place, ranks=rank_groups.ranks, who=rank_groups.members,
+        word=rank_groups.word,
     )  # fmt: skip
-    return environment.get_template("page.html.j2")
-
-
-@lru_cache(maxsize=2)
-def part(name: str) -> Markup:
-    """The style sheet or the script of the page, which are constant files."""
-    loader = PackageLoader("nodeready", "reports/stacks_page")
-    return Markup("\n" + loader.get_source(Environment(autoescape=True), name)[0])
-
-
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _policy(style: str, script: str) -> Markup:
-    """The Content-Security-Policy: this style and this script, and nothing from anywhere."""
-    return Markup(
-        f"default-src 'none'; style-src 'sha256-{_digest(style)}'; "
-        f"script-src 'sha256-{_digest(script)}'; base-uri 'none'; form-action 'none'"
-    )
 
 
 @dataclass(frozen=True)
@@ -308,14 +233,10 @@ def _tree(stacks: Stacks) -> Iterator[_BranchRow]:
 
 def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
     """The page. It folds without its script, and searches with it."""
-    style, script = part("page.css"), part("page.js")
     matrix, hidden_rows = _matrix(stacks)
-    yield _template().render(
+    yield from page().render(
         stacks=stacks,
         title=rank_groups.headline(stacks),
-        policy=_policy(style, script),
-        style=style,
-        script=script,
         groups=list(_cards(stacks)),
         matrix=matrix,
         hidden_rows=hidden_rows,

@@ -71,7 +71,7 @@ def test_the_program_of_the_node_has_its_formats_and_no_other():
     # Jinja is not on a node.
     rooms = Path(importlib.import_module("nodeready.reports").__path__[0])
     using = {path.stem for path in rooms.glob("*.py") if "jinja2" in path.read_text()}
-    assert using == {"stacks_html"}
+    assert using == {"html_page"}
 
 
 def test_a_format_can_show_a_part():

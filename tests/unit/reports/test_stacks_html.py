@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from nodeready.reports import stacks_html
-from nodeready.reports.stacks_html import part, shown
+from nodeready.reports.html_page import shown
 from tests.builders import stack_fleets, stack_witnesses
 from tests.builders.stack_fleets import stages
 
@@ -19,7 +19,7 @@ FLEETS = {
     **{f"witnesses-{n}": f for n, f in stack_witnesses.FLEETS.items()},
     "witnesses-uneven": lambda: stack_witnesses.uneven(300),
 }
-STYLE, SCRIPT = part("page.css"), part("page.js")
+STYLE, SCRIPT = stacks_html.page().style, stacks_html.page().script
 
 
 def render(stacks) -> str:
