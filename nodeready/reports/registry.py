@@ -110,6 +110,7 @@ _ROWS = (
     Format(
         "audit", "json", "json_report:render", ".json", on_node=True, facts="json_report:shown"
     ),
+    Format("audit", "html", "audit_html:render", ".html", facts="json_report:shown"),
     Format("audit", "prometheus", "prometheus:prometheus", ".prom", on_node=True),
     Format("audit", "nagios", "nagios:nagios", ".txt", on_node=True),
     Format("ready", "table", "audit_table:show_ready", ".txt", styled=True, on_node=True),
@@ -117,6 +118,7 @@ _ROWS = (
     Format(
         "ready", "json", "json_report:render", ".json", on_node=True, facts="json_report:shown"
     ),
+    Format("ready", "html", "audit_html:render", ".html", facts="json_report:shown"),
     Format("ready", "prometheus", "prometheus:prometheus", ".prom", part="audit"),
     Format("ready", "nagios", "nagios:nagios", ".txt", part="audit"),
     Format("waivers", "table", "waivers_table:show", ".txt", styled=True),

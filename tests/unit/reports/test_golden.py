@@ -34,6 +34,7 @@ FORMATS = {
         "junit": ("junit", Options()),
         "prometheus": ("prometheus", Options()),
         "nagios": ("nagios", Options()),
+        "body": ("html", Options()),
     },
     "deploy": {"diff": ("table", Options(diff=True)), "json": ("json", Options(diff=True))},
     "env": {"sh": ("sh", Options())},

@@ -1,0 +1,215 @@
+"""An audit as one HTML page: the fleet as a grid, the findings by cause, each node on a click.
+
+Verdict, grid, findings and outliers are elements of the page, so that it can be read without its
+script. The nodes themselves are data (`_NodeData`), which the script shows and searches.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from markupsafe import Markup
+
+from nodeready.audit.document import NODE_STATUSES, Audit, NodeReport, Ready
+from nodeready.reports.findings import (
+    AuditFinding,
+    differing,
+    errors,
+    findings,
+    majority,
+    nodes_by_value,
+)
+from nodeready.reports.html_page import HtmlPage
+from nodeready.reports.lines import node_set, with_inventory
+from nodeready.reports.node_parts import PART_TABLES
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.subjects.registry import SUBJECTS
+from nodeready.subjects.result import Result
+from nodeready.text import counted, sanitise
+
+#: Status of a node -> the letter on its square.
+_LETTERS = {
+    "unreachable": "X", "failed": "E", "fail": "F", "unknown": "?", "warn": "!", "waived": "v",
+    "ok": "", "na": "-",
+}  # fmt: skip
+#: Maximum findings, outliers, and values of an outlier.
+_FINDINGS, _OUTLIERS, _VALUES = 500, 200, 20
+#: Nodes from which on the squares are small, so that 10,000 fit on a screen.
+_DENSE = 2000
+#: Maximum characters of a node set in a row, of a whole one, and of a text in the data.
+_SET, _WHOLE_SET, _TEXT = 60, 20_000, 1000
+#: The fields of a Result in the data, in this order; fields that page.js names.
+_RESULT = ("status", "check", "actual", "expected", "source", "fix")
+
+
+def _group(node: NodeReport) -> str:
+    return ", ".join(node.groups)
+
+
+@cache
+def _meaning(check: str) -> str:
+    """The first sentence of the check's page; "" for a check of a policy."""
+    subject = SUBJECTS.get(check.partition(".")[0])
+    pages = (*subject.checks, subject.observed) if subject else ()
+    return next((page.brief for page in pages if page.id == check), "")
+
+
+@cache
+def page() -> HtmlPage:
+    """The page of an audit."""
+    return HtmlPage(
+        "audit_page",
+        DENSE=_DENSE, FINDINGS=_FINDINGS, OUTLIERS=_OUTLIERS, VALUES=_VALUES, SET=_SET,
+        WHOLE_SET=_WHOLE_SET, LETTERS=_LETTERS, names=node_set, meaning=_meaning,
+        majority=majority, by_value=lambda outlier: list(nodes_by_value(outlier)),
+    )  # fmt: skip
+
+
+# --- The nodes as data.
+
+
+class _NodeData:
+    """The nodes as JSON: every text once, and each node by the numbers of its texts.
+
+    nodes:     in the order of the grid
+    inventory: of the run, for the commands that repair
+    """
+
+    def __init__(self, audit: Audit, nodes: Sequence[NodeReport], inventory: str) -> None:
+        self._nodes, self._inventory = nodes, inventory
+        self._texts: dict[str, int] = {}
+        self._results: dict[Result, int] = {}
+        self._passed: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        self._differences: dict[str, list[int]] = {}
+        for outlier in audit.outliers:
+            for name in outlier.nodes:
+                differences = self._differences.setdefault(name, [])
+                differences.append(self._text(differing(outlier, name)))
+
+    def _text(self, text: str) -> int:
+        return self._texts.setdefault(sanitise(text, _TEXT), len(self._texts))
+
+    def _node(self, node: NodeReport) -> list[Any]:
+        """Name, status, group, error; seconds; findings; outliers; passed checks; parts.
+
+        Of the checks that are ok or do not apply, the ids alone are data. A part is the number of
+        its table and its texts.
+        """
+        ids: dict[str, list[int]] = {"ok": [], "na": []}
+        numbers = []
+        for result in node.results:
+            if result.status in ids:
+                ids[result.status].append(self._text(result.check))
+            else:
+                numbers.append(self._results.setdefault(result, len(self._results)))
+        passed = tuple(ids["ok"]), tuple(ids["na"])
+        facts = node.facts
+        return [
+            *map(self._text, (node.name, node.status, _group(node), node.error)),
+            round(node.seconds, 2),
+            numbers,
+            self._differences.get(node.name, []),
+            self._passed.setdefault(passed, len(self._passed)),
+            [
+                [number, *map(self._text, row)]
+                for number, table in enumerate(PART_TABLES)
+                for row in table.rows(facts)
+            ],
+        ]
+
+    def json(self, rows: Sequence[AuditFinding]) -> Iterator[Markup]:
+        """The data in pieces, with the nodes of these findings.
+
+        No character of a text ends the element or the line.
+        """
+        place = {node.name: index for index, node in enumerate(self._nodes)}
+        yield Markup('{"nodes":[')
+        for index, node in enumerate(self._nodes):
+            yield _safe_json(self._node(node), ",\n" if index else "\n")
+        results = [
+            [
+                self._text(with_inventory(getattr(result, name), self._inventory))
+                for name in _RESULT
+            ]
+            for result in self._results
+        ]
+        for name, value in (
+            ("findings", [_runs(place[name] for name in row.names) for row in rows]),
+            ("results", results),
+            ("passed", list(self._passed)),
+            ("tables", [[table.name, *table.columns] for table in PART_TABLES]),
+            ("texts", list(self._texts)),
+        ):
+            yield _safe_json(value, f'{"]" if name == "findings" else ""},\n"{name}":')
+        yield Markup("}")
+
+
+def _safe_json(value: object, before: str) -> Markup:
+    """JSON in a script element: plain ASCII, without a tag, a comment or an entity."""
+    text = json.dumps(value, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(before + text)
+
+
+def _runs(numbers: Iterable[int]) -> list[int]:
+    """The first number and the count of each sequence.
+
+    >>> _runs([3, 4, 5, 9])
+    [3, 3, 9, 1]
+    """
+    runs: list[int] = []
+    for number in sorted(numbers):
+        if runs and runs[-2] + runs[-1] == number:
+            runs[-1] += 1
+        else:
+            runs += (number, 1)
+    return runs
+
+
+# --- The page.
+
+
+def _verdict(audit: Audit) -> tuple[str, str]:
+    """The tone of the page, and the verdict in a sentence."""
+    counts, total = audit.summary["nodes"], len(audit.nodes)
+    bad = {status: counts[status] for status in NODE_STATUSES[:4] if counts[status]}
+    if bad:
+        listed = ", ".join(f"{count} {status}" for status, count in bad.items())
+        need = "needs" if sum(bad.values()) == 1 else "need"
+        return "bad", f"{sum(bad.values())} of {counted(total, 'node')} {need} attention: {listed}"
+    if counts["warn"]:
+        return "warn", f"No node fails; {counts['warn']} of {counted(total, 'node')} warn"
+    return "fine", f"No node of {total} fails or warns"
+
+
+def _ready_verdict(ready: Ready) -> tuple[str, str]:
+    total, enough = len(ready.audit.nodes), ready.enough
+    needed = "" if ready.needed is None else f"; {ready.needed} needed"
+    tone = "bad" if not enough else "warn" if ready.no_go else "fine"
+    word = "GO" if enough else "NO-GO"
+    return tone, f"{word}: {len(ready.go)} of {counted(total, 'node')} ready{needed}"
+
+
+def render(document: Audit | Ready, options: Options = PLAIN) -> Iterator[str]:
+    """The page, in pieces."""
+    audit = document.audit if isinstance(document, Ready) else document
+    tone, verdict = _ready_verdict(document) if isinstance(document, Ready) else _verdict(audit)
+    groups: dict[str, list[NodeReport]] = {}
+    for node in audit.nodes:
+        groups.setdefault(_group(node), []).append(node)
+    nodes = [node for group in groups.values() for node in group]
+    rows = [*errors(audit), *findings(audit, ("fail", "unknown", "warn", "waived"))]
+    yield from page().render(
+        title=verdict,
+        tone=tone,
+        audit=audit,
+        counts={name: count for name, count in audit.summary["nodes"].items() if count},
+        groups=groups,
+        findings=rows,
+        fix=lambda row: with_inventory(row.fix, options.inventory),
+        data=_NodeData(audit, nodes, options.inventory).json(rows[:_FINDINGS]),
+    )

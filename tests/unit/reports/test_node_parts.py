@@ -1,0 +1,70 @@
+"""The parts of a node: serial numbers, firmware and errors, and nothing of the site."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+from nodeready.audit.document import NodeReport
+from nodeready.reports.node_parts import PART_TABLES
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.gpus.gpu import KernelFault
+from nodeready.subjects.snapshot import Snapshot
+from tests.builders import gpus, host, job_env, nics
+
+XID = "NVRM: Xid (PCI:0000:1b:00): 79, pid=4711, name=secret.py, GPU has fallen off the bus."
+
+
+def tables() -> dict[str, list[dict[str, str]]]:
+    seen = replace(
+        gpus.h100().observed(),
+        kernel_faults=(KernelFault("xid", 79, "0000:1b:00.0", XID, "REBOOT", 3),),
+    )
+    subjects = {
+        "gpus": seen, "host": host.node(), "nics": nics.gpu_node(),
+        "rdma": job_env.rdma("mlx5_0", "mlx5_1"), "ports": Unknown("timed out"),
+    }  # fmt: skip
+    facts = NodeReport("gpu007", "fail", snapshot=Snapshot(subjects)).facts
+    return {
+        table.name: [dict(zip(table.columns, row, strict=True)) for row in table.rows(facts)]
+        for table in PART_TABLES
+    }
+
+
+#: table -> the number of its rows, and a part of its first row
+FIRST_ROWS = {
+    "System": (1, {"up": "24 h", "kernel": "5.15.0-113-generic", "NVIDIA driver": "535.129.03"}),
+    "GPUs": (8, {"GPU": "0", "serial": "1650522003820", "VBIOS": "96.00.89.00.01"}),
+    "State of the GPUs": (8, {
+        "ECC uncorrectable": "0", "remap failed": "no", "PCIe": "5 x16",
+        "links": "18 of 18 active",
+    }),
+    "Faults in the kernel's log since the boot": (1, {
+        "code": "79", "lines": "3", "asks for": "REBOOT",
+        "first line": XID.replace("secret.py", "…"),
+    }),
+    "PCIe errors since the boot": (0, {}),
+    "RDMA adapters": (2, {"device": "mlx5_0", "state": "ACTIVE", "link": "LinkUp"}),
+    "Network adapters": (4, {"interface": "eth0", "driver": "mlx5_core"}),
+}  # fmt: skip
+
+
+def test_the_tables_of_a_node():
+    rows = tables()
+    assert {name: len(of_table) for name, of_table in rows.items()} == {
+        name: count for name, (count, _) in FIRST_ROWS.items()
+    }
+    for name, (count, first) in FIRST_ROWS.items():
+        assert not count or first.items() <= rows[name][0].items(), name
+
+
+def test_the_tables_have_nothing_of_the_site():
+    """No address, path, host name, user or program."""
+    text = json.dumps(tables())
+    assert not re.search(r"10\.\d+\.|/home|/sys|secret|gpu007", text)
+
+
+def test_a_node_whose_subjects_were_not_observed_has_no_parts():
+    facts = NodeReport("a", "unknown", snapshot=Snapshot({"gpus": Unknown("x")})).facts
+    assert not any(table.rows(facts) for table in PART_TABLES)
