@@ -200,6 +200,33 @@ def own_directory(path: Path, name: str) -> None:
     check(path / name)
 
 
+def private_file(path: Path, *, make: bool) -> Path:
+    """The path without links of a file of ours, in a directory that no other user can change.
+
+    A program that opens the path, and files beside it, then opens nothing of another user.
+
+    make: make the missing directories (0700) and the missing file (0600)
+    Raises NotFollowed, and OSError with the path as its file name.
+    """
+    if make:
+        make_directory(path.parent, 0o700)
+    with _named(path), _walk(path) as end:
+        directory, status = end.directory, end.status
+        if not end.name:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        # A sticky directory takes the files of other users.
+        if directory.open or directory.status.st_mode & stat.S_ISVTX:
+            raise OSError(errno.EPERM, f"other users can change {directory.path}")
+        if status is None:
+            if not make:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            os.close(os.open(end.name, flags, 0o600, dir_fd=directory.number))
+        elif not stat.S_ISREG(status.st_mode) or not _is_trusted(status):
+            raise OSError(errno.EPERM, f"is no file of {user_name(os.geteuid())}")
+        return Path(directory.child(end.name))
+
+
 def remove(path: Path) -> None:
     """Remove a file that may be there. Raises NotFollowed, and OSError."""
     with _named(path), _walk(path.parent) as end, contextlib.suppress(FileNotFoundError):

@@ -17,10 +17,12 @@ class NodeLook:
     time_s:   of the look, seconds since 1970
     boot_id:  of the boot that the node was in; "": not observed
     look:     id of the look; 0: of no look of the memory, but of a JSON file
-    error:    why the node gave no answer; "": it answered
+    error:    why the node gave no answer; "": it answered. The rest is of its last answer
     facts:    ``SUBJECT.path.to[identity].key`` -> its value; the stable facts alone
     counters: ``SUBJECT.PART.NAME`` -> its total in this boot: ``nics.eth0.rx_errors``
     results:  check id -> its result; ok and na have no texts
+    unreachable: the error is that the node was not reached
+    number:   of the node's newest change or look, among the looks at it; 0: of a JSON file
     """
 
     node: str
@@ -31,13 +33,16 @@ class NodeLook:
     facts: Mapping[str, Value]
     counters: Mapping[str, int]
     results: Mapping[str, Result]
+    unreachable: bool = False
+    number: int = 0
 
 
 @dataclass(frozen=True)
 class Look:
     """One run of a command over nodes.
 
-    time_s:        when it began, seconds since 1970
+    id:            0: not yet kept
+    time_s:        when its nodes had answered, seconds since 1970
     inventory:     as the command line named it
     policy_digest: of the nodes' policies: equal digests, equal expectations
     complete:      False: it was interrupted
@@ -74,3 +79,26 @@ class Event:
     kind: str
     text: str
     command: str
+
+
+@dataclass(frozen=True)
+class PartSpan:
+    """A part in one place, from the first look that saw it there.
+
+    kind:    ``gpu``, ``adapter``
+    serial:  of the part, or its uuid where it has no serial
+    uuid:    "": it has none
+    slot:    its place in the node: the PCI address
+    first_s: time of the first look that saw it there, seconds since 1970
+    last_s:  of the last look that saw it there; where it is gone: of the first look without it
+    is_there: it was there at the last look at the node
+    """
+
+    kind: str
+    serial: str
+    uuid: str
+    node: str
+    slot: str
+    first_s: float
+    last_s: float
+    is_there: bool

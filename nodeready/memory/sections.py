@@ -1,0 +1,149 @@
+"""The sections of a node's state: texts, which the memory keeps once for all nodes.
+
+A section is JSON. Its name is ``SUBJECT.facts``, ``SUBJECT.results``, ``SUBJECT.counters``,
+``SUBJECT.parts``, or one of the names below.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any, NamedTuple
+
+from nodeready.memory.facts import counters, stable_facts
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.gpus.gpu import Gpus
+from nodeready.subjects.rdma.facts import Rdma
+from nodeready.subjects.result import STATUSES, Result
+from nodeready.subjects.wire import plain
+
+#: The id of the node's boot.
+BOOT = "boot"
+#: Why the node gave no answer.
+ERROR = "error"
+#: The results of the node's own gate.
+GATE = "gate"
+#: Of these sections, a look ends the earlier one.
+ENDED_BY_LOOK = (ERROR, GATE)
+FACTS, RESULTS, COUNTERS, PARTS = ".facts", ".results", ".counters", ".parts"
+
+#: Maximum bytes of a section: the facts of a node with 8 GPUs have 20,000. The facts of a node
+#: that sends more are not kept, so that one node cannot fill the memory.
+MAX_BYTES = 256 << 10
+_BRIEF = ("ok", "na")
+
+
+class SectionText(NamedTuple):
+    """A section of a node's state.
+
+    digest: of its text
+    read:   returns its text, packed; None: the memory had it when the look began
+    """
+
+    name: str
+    digest: bytes
+    read: Callable[[], bytes | None]
+
+
+class NodeSections(NamedTuple):
+    """What one look shows of a node.
+
+    digest:  equal digests, equal sections
+    counted: the subjects whose counters were read
+    read:    returns the sections
+    """
+
+    name: str
+    digest: bytes
+    counted: tuple[str, ...]
+    read: Callable[[], Iterable[SectionText]]
+
+
+def digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
+def dump(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode("ascii")
+
+
+def node_state(
+    name: str, texts: Mapping[str, bytes], counted: tuple[str, ...] = ()
+) -> NodeSections:
+    """The state of these sections."""
+    sections = [
+        SectionText(section, digest(text), partial(zlib.compress, text))
+        for section, text in texts.items()
+    ]
+    state = digest(b"".join(section.name.encode() + section.digest for section in sections))
+    return NodeSections(name, state, counted, lambda: sections)
+
+
+def error_text(error: str, unreachable: bool) -> bytes:
+    return dump([error, unreachable])
+
+
+def results_text(results: Iterable[Result], checks: Collection[str]) -> bytes:
+    """The results of these checks: ok and na only as a word."""
+    data: dict[str, Any] = {}
+    for result in results:
+        if result.check in checks:
+            fields = {key: value for key, value in asdict(result).items() if value}
+            del fields["check"]
+            data[result.check] = result.status if result.status in _BRIEF else fields
+    return dump(data)
+
+
+def parse_results(data: Mapping[str, Any]) -> dict[str, Result]:
+    """The results of a section's JSON. A field that this version does not know is left out."""
+    known = Result.__dataclass_fields__
+    return {
+        check: Result(check, value)
+        if isinstance(value, str)
+        else Result(check, **{key: text for key, text in value.items() if key in known})
+        for check, value in data.items()
+        if (value if isinstance(value, str) else value["status"]) in STATUSES
+    }
+
+
+def _parts(observation: Any) -> list[tuple[str, str, str, str]]:
+    """The (kind, serial, uuid, slot) of the parts that can move to another node."""
+    if isinstance(observation, Gpus):
+        return [
+            ("gpu", serial, gpu.uuid or "", gpu.pci_address)
+            for gpu in observation.gpus
+            if (serial := gpu.serial or gpu.uuid)
+        ]
+    if isinstance(observation, Rdma):
+        return [
+            ("adapter", device.node_guid, "", device.pci_address or name)
+            for name, device in observation.devices.items()
+            if device.node_guid and not device.virtual
+        ]
+    return []
+
+
+def subject_texts(
+    subject: str, observation: Any, shown: Any, results: Iterable[Result], checks: Collection[str]
+) -> dict[str, bytes]:
+    """Section -> its text, of one subject of a node.
+
+    observation: of the node; of an Unknown, only the results are kept
+    shown:       the observation as the documents show it (`snapshot.shown_facts`)
+    checks:      the ids of the results to keep
+    """
+    texts = {f"{subject}{RESULTS}": results_text(results, checks)}
+    if not isinstance(observation, Unknown):
+        facts = plain(shown)
+        texts[f"{subject}{FACTS}"] = dump(stable_facts(subject, facts))
+        if totals := counters(subject, facts):
+            start = len(subject) + 1
+            named = {name[start:]: total for name, total in totals.items()}
+            texts[f"{subject}{COUNTERS}"] = dump(named)
+        if parts := _parts(observation):
+            texts[f"{subject}{PARTS}"] = dump(parts)
+    return {name: text for name, text in texts.items() if len(text) <= MAX_BYTES}

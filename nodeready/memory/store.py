@@ -1,0 +1,625 @@
+"""The file of the memory: every look, and the states of every node, in SQLite.
+
+A node's state has sections (`sections`). A section's text is kept once for all nodes and times, by
+its digest. `current` has the sections of each node's newest state, and `past` the replaced ones,
+so that a look at an unchanged node updates one row of `nodes`.
+
+A look is one transaction: it is kept whole or not at all, and two writers wait for each other. The
+journal is a rollback journal with synchronous=FULL: SQLite's WAL needs memory that is shared
+between the users of the file, which a network file system does not have
+(https://www.sqlite.org/wal.html). The next reader rolls a killed writer's transaction back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from nodeready.files import private_file
+from nodeready.memory.look import Event, Look, NodeLook, PartSpan, Value
+from nodeready.memory.sections import (
+    BOOT,
+    COUNTERS,
+    ENDED_BY_LOOK,
+    ERROR,
+    FACTS,
+    GATE,
+    PARTS,
+    RESULTS,
+    NodeSections,
+    SectionText,
+    dump,
+    parse_results,
+)
+
+#: "nrdy": the file is a memory (https://www.sqlite.org/pragma.html#pragma_application_id).
+APPLICATION_ID = 0x6E726479
+#: Of the tables. A file with another version is neither read nor written.
+VERSION = 1
+#: Seconds to wait for another writer: a look at 10,000 nodes is written in some two.
+BUSY_S = 10.0
+#: Maximum sections whose data a Memory remembers.
+_MAX_CACHED = 4096
+#: Seconds between two removals of old looks.
+_TRIM_EVERY_S = 86400.0
+#: A node with more times the mean size of its past loses its own past before other nodes do.
+_LOUD = 10
+
+# looks.time, events.time: seconds since 1970. looks.is_old: the states of that time were removed;
+# the look is only the beginning of a later state.
+# nodes.counted: JSON, subject -> the time of its newest counters.
+# current, past: a section from first_look on, which was the look number `number` at the node;
+# until_look is the look that replaced it.
+_SCHEMA = """
+CREATE TABLE looks(id INTEGER PRIMARY KEY, time REAL, command TEXT, inventory TEXT,
+    policy_digest TEXT, complete INTEGER, code INTEGER, summary TEXT, is_old INTEGER);
+CREATE TABLE contents(id INTEGER PRIMARY KEY, digest BLOB UNIQUE, data BLOB);
+CREATE TABLE nodes(id INTEGER PRIMARY KEY, name TEXT UNIQUE, state BLOB, counted TEXT,
+    first_look INTEGER, last_look INTEGER, looks INTEGER);
+CREATE TABLE current(node INTEGER, section TEXT, content INTEGER, first_look INTEGER,
+    number INTEGER, PRIMARY KEY(node, section)) WITHOUT ROWID;
+CREATE TABLE past(node INTEGER, section TEXT, first_look INTEGER, until_look INTEGER,
+    content INTEGER, number INTEGER, PRIMARY KEY(node, section, first_look)) WITHOUT ROWID;
+CREATE TABLE parts(serial TEXT, kind TEXT, uuid TEXT, node INTEGER, slot TEXT,
+    first_look INTEGER, until_look INTEGER);
+CREATE INDEX parts_serial ON parts(serial);
+CREATE INDEX parts_uuid ON parts(uuid);
+CREATE INDEX parts_node ON parts(node);
+CREATE TABLE events(time REAL, look INTEGER, node TEXT, serial TEXT, kind TEXT, text TEXT,
+    command TEXT);
+CREATE INDEX events_node ON events(node);
+CREATE INDEX events_serial ON events(serial);
+"""
+
+
+class MemoryUnavailable(Exception):
+    """The memory cannot be read or written; one line that says where, why and what to do."""
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Problems of the file, as MemoryUnavailable."""
+    advice = "NODEREADY_MEMORY names another file"
+    try:
+        yield
+    except OSError as error:
+        raise MemoryUnavailable(f"{path}: {error.strerror}: {advice}") from None
+    except sqlite3.OperationalError as error:
+        raise MemoryUnavailable(f"{path}: {error}: {advice}") from None
+    except (sqlite3.DatabaseError, zlib.error, ValueError, TypeError, KeyError) as error:
+        text = f"{path}: is damaged ({error}): move it away, and the next look makes a new one"
+        raise MemoryUnavailable(text) from None
+
+
+def _text(name: str) -> str:
+    """A name as the file has it: text that is no Unicode cannot be a value of SQLite."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+class StoredFacts(Mapping[str, Value]):
+    """The facts of a node. A section is read from the file when a value of it is needed.
+
+    contents: section -> a number: equal numbers, equal facts
+    """
+
+    def __init__(self, contents: Mapping[str, int], load: Callable[[int], Any]) -> None:
+        self.contents, self._load = contents, load
+
+    def section(self, name: str) -> Mapping[str, Value]:
+        facts: Mapping[str, Value] = self._load(self.contents[name])
+        return facts
+
+    def __getitem__(self, key: str) -> Value:
+        try:
+            return self.section(f"{key.partition('.')[0]}{FACTS}")[key]
+        except KeyError:
+            raise KeyError(key) from None
+
+    def __iter__(self) -> Iterator[str]:
+        for name in self.contents:
+            yield from self.section(name)
+
+    def __len__(self) -> int:
+        return sum(len(self.section(name)) for name in self.contents)
+
+
+class Memory:
+    """The memory in one file. A context manager that closes it.
+
+    Methods raise MemoryUnavailable.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path, self._connection = path, connection
+        self._cache: dict[int, Any] = {}
+
+    @classmethod
+    def open(cls, path: Path, *, make: bool = False) -> Memory:
+        """The memory in this file. make: the file and its directories, where they are missing
+
+        Raises MemoryUnavailable.
+        """
+        with _named(path):
+            path = private_file(path, make=make)
+            # None: transactions begin and end where this module says so.
+            connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+            try:
+                _prepare(connection, path)
+            except BaseException:
+                connection.close()
+                raise
+        return cls(path, connection)
+
+    def __enter__(self) -> Memory:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._connection.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with _named(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self._cache.clear()
+                # SQLite itself has rolled back after some errors, such as a full disk.
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        with _named(self.path):
+            return self._connection.execute(query, values).fetchall()
+
+    # --- Keeping a look.
+
+    def digests(self) -> frozenset[bytes]:
+        """The digests of the sections of all nodes."""
+        rows = self._rows("SELECT digest FROM contents WHERE id IN (SELECT content FROM current)")
+        return frozenset(value for (value,) in rows)
+
+    def keep(self, look: Look, nodes: Iterable[NodeSections], events: Iterable[Event] = ()) -> int:
+        """Keep a look at these nodes and its events; returns the id of the look."""
+        unchanged = []
+        with self._transaction() as connection:
+            look_id = connection.execute(
+                "INSERT INTO looks VALUES(NULL,?,?,?,?,?,?,?,0)",
+                (
+                    look.time_s,
+                    look.command,
+                    _text(look.inventory),
+                    look.policy_digest,
+                    look.complete,
+                    look.code,
+                    json.dumps(look.summary),
+                ),
+            ).lastrowid
+            assert look_id is not None
+            for node in nodes:
+                name = _text(node.name)
+                row = connection.execute(
+                    "SELECT id, state, counted, looks FROM nodes WHERE name=?", (name,)
+                ).fetchone()
+                if row is None:
+                    node_id = connection.execute(
+                        "INSERT INTO nodes VALUES(NULL,?,NULL,'{}',?,?,0)",
+                        (name, look_id, look_id),
+                    ).lastrowid
+                    row = (node_id, None, "{}", 0)
+                node_id, state, counted, count = row
+                if state != node.digest:
+                    self._change(connection, look_id, node_id, count + 1, node.read())
+                if node.counted:
+                    times = {**json.loads(counted), **dict.fromkeys(node.counted, look.time_s)}
+                    counted = json.dumps(times)
+                unchanged.append((node.digest, counted, look_id, node_id))
+            connection.executemany(
+                "UPDATE nodes SET state=?, counted=?, last_look=?, looks=looks+1 WHERE id=?",
+                unchanged,
+            )
+            connection.executemany(
+                "INSERT INTO events VALUES(?,?,?,?,?,?,?)",
+                [
+                    (
+                        event.time_s,
+                        look_id,
+                        _text(event.node),
+                        event.serial,
+                        event.kind,
+                        _text(event.text),
+                        event.command,
+                    )
+                    for event in events
+                ],
+            )
+        return look_id
+
+    def _change(
+        self,
+        connection: sqlite3.Connection,
+        look: int,
+        node: int,
+        number: int,
+        sections: Iterable[SectionText],
+    ) -> None:
+        """Keep the sections of a node that differ from its current ones."""
+        current = dict(
+            connection.execute(
+                "SELECT section, digest FROM current JOIN contents ON id=content WHERE node=?",
+                (node,),
+            )
+        )
+        new = {section.name: section for section in sections}
+        changed = [section for name, section in new.items() if current.get(name) != section.digest]
+        ended = [name for name in ENDED_BY_LOOK if name in current and name not in new]
+        if any(section.name == BOOT for section in changed):
+            # A total of another boot.
+            ended += [name for name in current if name.endswith(COUNTERS) and name not in new]
+        replaced = [*ended, *(section.name for section in changed if section.name in current)]
+        connection.executemany(
+            "INSERT INTO past SELECT node, section, first_look, ?, content, number"
+            " FROM current WHERE node=? AND section=?",
+            [(look, node, name) for name in replaced],
+        )
+        connection.executemany(
+            "DELETE FROM current WHERE node=? AND section=?", [(node, name) for name in ended]
+        )
+        for section in changed:
+            content = _content(connection, section)
+            connection.execute(
+                "INSERT OR REPLACE INTO current VALUES(?,?,?,?,?)",
+                (node, section.name, content, look, number),
+            )
+            if section.name.endswith(PARTS):
+                _change_parts(connection, look, node, self._load(content))
+
+    def trim(self, now_s: float, days: float, max_bytes: int) -> None:
+        """Remove looks that are older than these days, and the oldest of a file that is larger.
+
+        The newest state of a node stays as long as the node was looked at within the days.
+        """
+        oldest = self._rows("SELECT time FROM looks WHERE NOT is_old ORDER BY id LIMIT 1")
+        limit_s = now_s - days * 86400
+        if oldest and oldest[0][0] < limit_s - _TRIM_EVERY_S:
+            self._forget(limit_s)
+        if self.size_bytes <= max_bytes:
+            return
+        self._forget_loud()
+        while self.size_bytes > max_bytes:
+            times = self._rows(
+                "SELECT min(first.time), max(first.time) FROM past"
+                " JOIN looks AS first ON first.id=until_look"
+            )[0]
+            if times[0] is None:
+                return
+            # A tenth at a time.
+            self._forget(times[0] + (times[1] - times[0]) / 10 + 1)
+
+    def _forget(self, limit_s: float) -> None:
+        """Remove what ended before this time, and the nodes that were not looked at since."""
+        with self._transaction() as connection:
+            # The looks before the first one that stays: a clock may have been wrong meanwhile.
+            (look,) = connection.execute(
+                "SELECT coalesce((SELECT min(id) - 1 FROM looks WHERE time >= ?), max(id), 0)"
+                " FROM looks",
+                (limit_s,),
+            ).fetchone()
+            connection.execute("DELETE FROM past WHERE until_look <= ?", (look,))
+            for table in ("current", "past", "parts"):
+                connection.execute(
+                    f"DELETE FROM {table} WHERE node IN (SELECT id FROM nodes WHERE last_look<=?)",
+                    (look,),
+                )
+            connection.execute("DELETE FROM nodes WHERE last_look <= ?", (look,))
+            connection.execute("DELETE FROM parts WHERE until_look <= ?", (look,))
+            connection.execute("DELETE FROM events WHERE time < ?", (limit_s,))
+            connection.execute(
+                "DELETE FROM looks WHERE id <= ? AND id NOT IN (SELECT first_look FROM current"
+                " UNION SELECT first_look FROM past UNION SELECT first_look FROM parts"
+                " UNION SELECT first_look FROM nodes)",
+                (look,),
+            )
+            connection.execute("UPDATE looks SET is_old=1 WHERE id <= ?", (look,))
+            _remove_unused(connection)
+        self._vacuum()
+
+    def _forget_loud(self) -> None:
+        """Remove the past of nodes whose past is many times larger than the mean."""
+        sizes = self._rows(
+            "SELECT node, sum(length(data)) FROM past JOIN contents ON id=content GROUP BY node"
+        )
+        mean = sum(size for _, size in sizes) / max(1, len(sizes))
+        loud = [(node,) for node, size in sizes if size > _LOUD * mean]
+        with self._transaction() as connection:
+            connection.executemany("DELETE FROM past WHERE node=?", loud)
+            _remove_unused(connection)
+        self._vacuum()
+
+    def _vacuum(self) -> None:
+        """Give the unused pages of the file back."""
+        with _named(self.path):
+            # A script, because `execute` makes only the first step of a statement without rows.
+            self._connection.executescript("PRAGMA incremental_vacuum")
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the file."""
+        (pages,), (page_bytes,) = self._rows("PRAGMA page_count") + self._rows("PRAGMA page_size")
+        return int(pages * page_bytes)
+
+    # --- Looks, parts and events.
+
+    def looks(self, since_s: float = 0.0, until_s: float = float("inf")) -> list[Look]:
+        """The looks of this time, the newest first."""
+        rows = self._rows(
+            "SELECT * FROM looks WHERE time BETWEEN ? AND ? AND NOT is_old"
+            " ORDER BY time DESC, id DESC",
+            since_s,
+            until_s,
+        )
+        with _named(self.path):
+            return [
+                Look(
+                    id, time_s, command, inventory, digest, bool(complete), code, json.loads(text)
+                )
+                for id, time_s, command, inventory, digest, complete, code, text, _ in rows
+            ]
+
+    def parts(self, word: str) -> list[PartSpan]:
+        """Where the part with this serial or uuid was, the newest first."""
+        return self._parts("? IN (serial, parts.uuid)", word)
+
+    def parts_of(self, name: str) -> list[PartSpan]:
+        """The parts that were in this node, the newest first."""
+        return self._parts("name=?", _text(name))
+
+    def _parts(self, condition: str, value: str) -> list[PartSpan]:
+        rows = self._rows(
+            "SELECT kind, serial, uuid, name, slot, first.time, last.time, until_look"
+            " FROM parts JOIN nodes ON nodes.id=parts.node"
+            " JOIN looks AS first ON first.id=parts.first_look"
+            " JOIN looks AS last ON last.id=coalesce(until_look, last_look)"
+            f" WHERE {condition} ORDER BY first.time DESC, slot",
+            value,
+        )
+        return [
+            PartSpan(kind, serial, uuid, name, slot, first_s, last_s, until is None)
+            for kind, serial, uuid, name, slot, first_s, last_s, until in rows
+        ]
+
+    def events(self, name: str | None = None, serial: str | None = None) -> list[Event]:
+        """The events of a node, of a part, or all of them, the newest first."""
+        condition, values = "1", []
+        for column, value in (("node", name), ("serial", serial)):
+            if value is not None:
+                condition += f" AND {column}=?"
+                values.append(_text(value))
+        query = f"SELECT * FROM events WHERE {condition} ORDER BY time DESC, rowid DESC"
+        return [Event(*row) for row in self._rows(query, *values)]
+
+    # --- Nodes.
+
+    def names(self) -> list[str]:
+        """The nodes, in the order in which they were first seen."""
+        return [name for (name,) in self._rows("SELECT name FROM nodes ORDER BY id")]
+
+    def _look_at(self, time_s: float) -> int:
+        """The id of the last look until this time; 0: there is none."""
+        rows = self._rows(
+            "SELECT id FROM looks WHERE time<=? AND NOT is_old"
+            " ORDER BY time DESC, id DESC LIMIT 1",
+            time_s,
+        )
+        return rows[0][0] if rows else 0
+
+    def node(self, name: str, time_s: float) -> NodeLook | None:
+        """The node as the last look until this time knows it; None: no look has seen it yet."""
+        return next(self.nodes([name], time_s), None)
+
+    def nodes(self, names: Iterable[str], time_s: float) -> Iterator[NodeLook]:
+        """Those of these nodes that a look until this time has seen, as `node`."""
+        look = self._look_at(time_s)
+        for name in names:
+            rows = self._rows("SELECT id, last_look, looks FROM nodes WHERE name=?", _text(name))
+            if not rows:
+                continue
+            node, last_look, looks = rows[0]
+            sections = self._rows(
+                "SELECT section, content, number FROM current WHERE node=?1 AND first_look<=?2"
+                " UNION ALL SELECT section, content, number FROM past"
+                " WHERE node=?1 AND first_look<=?2 AND until_look>?2",
+                node,
+                look,
+            )
+            if sections:
+                seen = min(look, last_look)
+                number = looks if seen == last_look else max(row[2] for row in sections)
+                contents = {section: content for section, content, _ in sections}
+                ((seen_s,),) = self._rows("SELECT time FROM looks WHERE id=?", seen) or [(time_s,)]
+                yield self._node_look(name, seen, seen_s, number, contents)
+
+    def changed(self, since_s: float, until_s: float = float("inf")) -> set[str]:
+        """The nodes with a section that changed after one time, until another."""
+        rows = self._rows(
+            "SELECT name FROM nodes WHERE id IN (SELECT node FROM current"
+            " WHERE first_look>?1 AND first_look<=?2 UNION SELECT node FROM past"
+            " WHERE (first_look>?1 AND first_look<=?2) OR (until_look>?1 AND until_look<=?2))",
+            self._look_at(since_s),
+            self._look_at(until_s),
+        )
+        return {name for (name,) in rows}
+
+    def last_seen(self, name: str) -> tuple[float, int] | None:
+        """The time of the last look at the node, and the number of the looks at it."""
+        rows = self._rows(
+            "SELECT time, looks FROM nodes JOIN looks ON looks.id=last_look WHERE name=?",
+            _text(name),
+        )
+        return rows[0] if rows else None
+
+    def life(self, name: str) -> Iterator[NodeLook]:
+        """The node at each look at which a section changed, the oldest first."""
+        rows = self._rows(
+            "SELECT section, content, first_look, NULL, number FROM current WHERE node=?1"
+            " UNION ALL SELECT section, content, first_look, until_look, number FROM past"
+            " WHERE node=?1",
+            *(self._rows("SELECT id FROM nodes WHERE name=?", _text(name)) or [(0,)])[0],
+        )
+        times = dict(self._rows("SELECT id, time FROM looks"))
+        changes = [
+            (first, 1, section, content, number) for section, content, first, _, number in rows
+        ]
+        changes += [(until, 0, section, 0, 0) for section, _, _, until, _ in rows if until]
+        contents: dict[str, int] = {}
+        number = 0
+        for look, group in groupby(sorted(changes), key=lambda change: change[0]):
+            for _, begins, section, content, begins_at in group:
+                # The end of a section sorts before the beginning of the next one.
+                if begins:
+                    contents[section], number = content, begins_at
+                else:
+                    contents.pop(section, None)
+            yield self._node_look(name, look, times.get(look, 0.0), number, dict(contents))
+
+    def earlier_counters(self, name: str) -> str:
+        """The newest counters of a node as the JSON of `audit.counters`; "": there are none."""
+        rows = self._rows("SELECT id, counted FROM nodes WHERE name=?", _text(name))
+        if not rows or rows[0][1] == "{}":
+            return ""
+        node, counted = rows[0]
+        contents = dict(
+            self._rows(
+                "SELECT section, content FROM current WHERE node=? AND"
+                f" (section='{BOOT}' OR section LIKE '%{COUNTERS}')",
+                node,
+            )
+        )
+        boot = self._load(contents.pop(BOOT)) if BOOT in contents else ""
+        times = json.loads(counted)
+        taken = {
+            subject: (times[subject], self._load(content))
+            for section, content in contents.items()
+            if (subject := section[: -len(COUNTERS)]) in times
+        }
+        return dump({"boot_id": boot, "taken": taken}).decode()
+
+    def _load(self, content: int) -> Any:
+        """The data of a section's text."""
+        if content not in self._cache:
+            if len(self._cache) >= _MAX_CACHED:
+                self._cache.clear()
+            ((data,),) = self._rows("SELECT data FROM contents WHERE id=?", content)
+            with _named(self.path):
+                self._cache[content] = json.loads(zlib.decompress(data))
+        return self._cache[content]
+
+    def _node_look(
+        self, name: str, look: int, time_s: float, number: int, contents: Mapping[str, int]
+    ) -> NodeLook:
+        """The node with these sections."""
+        error, unreachable = self._load(contents[ERROR]) if ERROR in contents else ("", False)
+        counters = {
+            f"{section[: -len(COUNTERS)]}.{key}": value
+            for section, content in contents.items()
+            if section.endswith(COUNTERS)
+            for key, value in self._load(content).items()
+        }
+        results = {}
+        for section, content in sorted(contents.items(), key=lambda item: item[0] == GATE):
+            # The gate's own results are newer than those of the last audit.
+            if section.endswith(RESULTS) or section == GATE:
+                results.update(parse_results(self._load(content)))
+        facts = {name: number for name, number in contents.items() if name.endswith(FACTS)}
+        return NodeLook(
+            name,
+            time_s,
+            self._load(contents[BOOT]) if BOOT in contents else "",
+            look,
+            error,
+            StoredFacts(facts, self._load),
+            counters,
+            results,
+            unreachable,
+            number,
+        )
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the tables of an empty file. Raises MemoryUnavailable for a file that is no memory."""
+    connection.execute("PRAGMA synchronous=FULL")
+    ((identity,), (version,)) = (
+        connection.execute(f"PRAGMA {name}").fetchone()
+        for name in ("application_id", "user_version")
+    )
+    if (identity, version) == (APPLICATION_ID, VERSION):
+        return
+    is_empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+    if identity != APPLICATION_ID and not (is_empty and identity == version == 0):
+        raise MemoryUnavailable(
+            f"{path}: is no memory of nodeready: NODEREADY_MEMORY names another file"
+        )
+    if identity == APPLICATION_ID:
+        raise MemoryUnavailable(
+            f"{path}: is of a newer nodeready (format {version}, this one has {VERSION}): "
+            "update nodeready, or name another file with NODEREADY_MEMORY"
+        )
+    # Has to be set before the first table.
+    connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+    connection.execute("BEGIN IMMEDIATE")
+    # Another process may have made the tables meanwhile.
+    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+        for statement in _SCHEMA.split(";\n"):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version={VERSION}")
+    connection.execute("COMMIT")
+
+
+def _content(connection: sqlite3.Connection, section: SectionText) -> int:
+    """The id of the section's text, which is kept if it is new."""
+    row = connection.execute(
+        "SELECT id FROM contents WHERE digest=?", (section.digest,)
+    ).fetchone()
+    if row is None:
+        data = section.read()
+        if data is None:
+            raise sqlite3.OperationalError("old looks were removed meanwhile")
+        values = section.digest, data
+        row = (connection.execute("INSERT INTO contents VALUES(NULL,?,?)", values).lastrowid,)
+    return int(row[0])
+
+
+def _change_parts(
+    connection: sqlite3.Connection, look: int, node: int, parts: list[list[str]]
+) -> None:
+    """Replace the node's parts of the kinds of these."""
+    kinds = {part[0] for part in parts}
+    new = {tuple(map(_text, part)) for part in parts}
+    for rowid, *values in connection.execute(
+        "SELECT rowid, kind, serial, uuid, slot FROM parts WHERE node=? AND until_look IS NULL",
+        (node,),
+    ).fetchall():
+        if tuple(values) in new:
+            new.discard(tuple(values))
+        elif values[0] in kinds:
+            connection.execute("UPDATE parts SET until_look=? WHERE rowid=?", (look, rowid))
+    connection.executemany(
+        "INSERT INTO parts VALUES(?,?,?,?,?,?,NULL)",
+        [(serial, kind, uuid, node, slot, look) for kind, serial, uuid, slot in sorted(new)],
+    )
+
+
+def _remove_unused(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        "DELETE FROM contents WHERE id NOT IN"
+        " (SELECT content FROM current UNION SELECT content FROM past)"
+    )
