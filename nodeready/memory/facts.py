@@ -13,8 +13,8 @@ from nodeready.memory.look import Value
 from nodeready.subjects.fact_kinds import COUNTER, VOLATILE, FactKinds
 from nodeready.subjects.registry import SUBJECTS
 
-#: Maximum characters of a value and of an element's name. What is
-#: longer ends with its digest, so that a change is seen.
+#: Maximum characters of a value and of an element's name. A longer text ends with its digest, so
+#: that its change is seen.
 _LONGEST_VALUE, _LONGEST_NAME = 400, 120
 
 _NO_KINDS = FactKinds()

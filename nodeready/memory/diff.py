@@ -1,0 +1,262 @@
+"""The document of `nodeready diff`: the changes of all nodes, the likely cause of failures first.
+
+Pure: looks go in. Equal changes of many nodes are one change.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+from nodeready.exit_codes import exit_code
+from nodeready.memory.changes import KINDS, RESULT, Change, is_failing
+from nodeready.memory.look import NodeLook, Value
+from nodeready.subjects.fact_kinds import COUNTER, HARDWARE
+from nodeready.subjects.json_types import Count, MomentOrEmpty, Name, Names
+from nodeready.subjects.result import STATUSES
+
+_Value = Annotated[Value, {"type": ["string", "number", "boolean", "null"]}]
+
+
+@dataclass(frozen=True)
+class NodeChanges:
+    """The changes of one node.
+
+    was_failing, is_failing: whether the node could get no job before and after
+    """
+
+    node: str
+    changes: tuple[Change, ...]
+    was_failing: bool
+    is_failing: bool
+
+    @classmethod
+    def of(cls, before: NodeLook, after: NodeLook, changes: tuple[Change, ...]) -> NodeChanges:
+        """The changes, with both states of the node."""
+        return cls(after.node, changes, is_failing(before), is_failing(after))
+
+
+@dataclass(frozen=True)
+class FleetChange:
+    """One change, and the nodes that have it.
+
+    kind:    of the change: the status of a check; hardware, version, setting, counter; reboot
+    key:     the fact, ``SUBJECT.PATH``, with the names of elements in brackets; of several
+             elements with the same change ``[*]``; the check; ``answer``: the node answered or not
+    elements: the names that ``[*]`` stands for
+    before:  value or status; null: it was not there, or it differs among the nodes
+    after:   as before
+    note:    what the values do not show: a part's move, a check's value, a counter's growth
+    part:    what was replaced, added or removed: before and after identify it; "": no part
+    nodes:   that have the change
+    failing: number of these nodes that fail
+    healthy: number of these nodes that do not fail
+    suspect: the change is more common on failing nodes than on healthy nodes, and most nodes that
+             have it fail
+    since:   when it was first seen, UTC; "": unknown
+    """
+
+    kind: Annotated[str, {"enum": KINDS}]
+    key: Name
+    elements: tuple[str, ...]
+    before: _Value
+    after: _Value
+    note: str
+    part: str
+    nodes: Names
+    failing: Count = 0
+    healthy: Count = 0
+    suspect: bool = False
+    since: MomentOrEmpty = ""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two sides that are compared.
+
+    source: a file, the nodes now, the memory, a node or a group
+    time:   of the oldest look of it, UTC; "": it has none
+    """
+
+    source: str
+    time: MomentOrEmpty
+
+
+@dataclass(frozen=True)
+class Diff:
+    """The document of `nodeready diff`. Text is one line without control characters.
+
+    before:      the earlier side, or the model
+    after:       the later side
+    nodes:       number of nodes that both sides have
+    failing:     nodes whose failure the changes may explain: they fail after, and did not before;
+                 without any, the nodes that fail after
+    only_before: nodes that only the first side has
+    only_after:  nodes that only the second side has
+    unreachable: number of nodes that could not be asked for this comparison
+    complete:    False when it was interrupted
+    changes:     suspects first, then results, then other changes
+    """
+
+    SCHEMA: ClassVar = "diff"
+
+    before: Side
+    after: Side
+    nodes: Count
+    failing: tuple[str, ...]
+    only_before: tuple[str, ...]
+    only_after: tuple[str, ...]
+    changes: tuple[FleetChange, ...]
+    unreachable: Count = 0
+    complete: bool = True
+
+
+def diff_code(diff: Diff, *, is_strict: bool) -> int:
+    """The exit code; ``is_strict``: a difference is a finding."""
+    return exit_code(
+        interrupted=not diff.complete,
+        usage=not diff.nodes,
+        unreachable=diff.unreachable > 0,
+        check=is_strict and bool(diff.changes),
+    )
+
+
+def fleet_changes(every: Sequence[NodeChanges]) -> tuple[tuple[FleetChange, ...], tuple[str, ...]]:
+    """The changes of all nodes in the order of the document, and its failing nodes."""
+    failing = {node.node for node in every if node.is_failing and not node.was_failing}
+    failing = failing or {node.node for node in every if node.is_failing}
+    healthy = {node.node for node in every if not node.is_failing}
+    pairs = [(node.node, change) for node in every for change in node.changes]
+    folded = _elements_folded(_nodes_folded(_moves_folded(pairs)))
+    judged = [_judged(change, failing, healthy) for change in folded]
+    judged.sort(key=lambda change: _order(change, len(failing), len(healthy)))
+    return tuple(judged), tuple(node.node for node in every if node.node in failing)
+
+
+def _judged(change: FleetChange, failing: set[str], healthy: set[str]) -> FleetChange:
+    bad, good = (len(nodes.intersection(change.nodes)) for nodes in (failing, healthy))
+    is_suspect = (
+        change.kind != RESULT
+        and bad > good
+        and bool(healthy)
+        and bad * len(healthy) > good * len(failing)
+    )
+    return replace(change, failing=bad, healthy=good, suspect=is_suspect)
+
+
+def _order(change: FleetChange, failing: int, healthy: int) -> tuple[object, ...]:
+    # Youden's index: 1 separates the failing nodes from the healthy nodes, 0 tells nothing.
+    index = change.failing / failing - change.healthy / healthy if change.suspect else 0.0
+    status = STATUSES.index(change.after) if change.after in STATUSES else -1
+    return (
+        not change.suspect,
+        -index,
+        KINDS.index(change.kind),
+        status if change.kind == RESULT else 0,
+        -len(change.nodes),
+        change.key,
+    )
+
+
+# --- Equal changes as one.
+
+_Pairs = Iterable[tuple[str, Change]]
+
+
+def _moves_folded(pairs: _Pairs) -> list[tuple[tuple[str, ...], Change]]:
+    """(nodes, change); the two halves of a part's move are one change of both nodes.
+
+    A part that came where another part went is a replacement, unless either is elsewhere now.
+    """
+    rows: list[tuple[tuple[str, ...], Change]] = []
+    parts: list[tuple[str, Change]] = []
+    for node, change in pairs:
+        if change.part and change.kind == HARDWARE:
+            parts.append((node, change))
+        else:
+            rows.append(((node,), change))
+    left = _unique_places(parts, [change.before for _, change in parts])
+    came = _unique_places(parts, [change.after for _, change in parts])
+    moved = left.keys() & came.keys()
+    for identity in left:
+        if identity in moved:
+            (old_node, old), (new_node, new) = left[identity], came[identity]
+            note = f"{identity} moved"
+            nodes = tuple(dict.fromkeys((old_node, new_node)))
+            place = f"{new_node} {new.key}"
+            rows.append(
+                (nodes, Change(HARDWARE, new.key, f"{old_node} {old.key}", place, note, new.part))
+            )
+    for node, change in parts:
+        before = None if change.before in moved else change.before
+        after = None if change.after in moved else change.after
+        if before is not None or after is not None:
+            note = change.note
+            if (before, after) != (change.before, change.after):
+                note = "new" if before is None else "gone"
+            rows.append(((node,), replace(change, before=before, after=after, note=note)))
+    return rows
+
+
+def _unique_places(
+    parts: Sequence[tuple[str, Change]], identities: Sequence[Value]
+) -> dict[Value, tuple[str, Change]]:
+    """Identity -> its node and change, of the parts that are in one place only."""
+    counts = Counter(identities)
+    return {
+        identity: part
+        for part, identity in zip(parts, identities, strict=True)
+        if identity is not None and counts[identity] == 1
+    }
+
+
+def _nodes_folded(rows: Iterable[tuple[tuple[str, ...], Change]]) -> list[FleetChange]:
+    """A change for all nodes that have it. Counters may have grown by different amounts."""
+    groups: dict[object, list[tuple[tuple[str, ...], Change]]] = {}
+    for nodes, change in rows:
+        key: object = (change.kind, change.key, type(change.before), change.before, change.after)
+        if change.kind == COUNTER:
+            key = (change.kind, change.key, change.note.lstrip("0123456789"))
+        elif change.part:
+            key = (change, nodes)
+        groups.setdefault(key, []).append((nodes, change))
+    folded = []
+    for group in groups.values():
+        change = group[0][1]
+        notes = list(dict.fromkeys(change.note for _, change in group))
+        note = notes[0]
+        if len(notes) > 1 and change.kind == COUNTER:
+            amounts = sorted(notes, key=lambda text: int(text.partition(" ")[0]))
+            note = f"{amounts[0].partition(' ')[0]} to {amounts[-1]}"
+        elif len(notes) > 1:
+            note = f"e.g. {note}"
+        values = {(change.before, change.after) for _, change in group}
+        before, after = values.pop() if len(values) == 1 else (None, None)
+        names = tuple(dict.fromkeys(name for nodes, _ in group for name in nodes))
+        folded.append(
+            FleetChange(change.kind, change.key, (), before, after, note, change.part, names)
+        )
+    return folded
+
+
+def _elements_folded(changes: Iterable[FleetChange]) -> list[FleetChange]:
+    """A change for all elements of a list that have it on the same nodes."""
+    groups: dict[object, list[tuple[str, FleetChange]]] = {}
+    for change in changes:
+        head, bracket, tail = change.key.partition("[")
+        name, _, rest = tail.partition("]")
+        key: object = id(change)
+        if bracket and rest and not change.part:
+            key = (change.kind, head, rest, type(change.before), change.before, change.after)
+            key = (key, change.note, change.nodes)
+        groups.setdefault(key, []).append((name, change))
+    folded = []
+    for group in groups.values():
+        name, change = group[0]
+        if len(group) > 1:
+            key = change.key.replace(f"[{name}]", "[*]", 1)
+            change = replace(change, key=key, elements=tuple(name for name, _ in group))
+        folded.append(change)
+    return folded

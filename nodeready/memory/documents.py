@@ -1,0 +1,120 @@
+"""Looks at nodes from the documents of `audit` and `ready`: in memory, or as JSON in a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from nodeready.audit.document import NodeReport
+from nodeready.memory.facts import counters, stable_facts
+from nodeready.memory.look import NodeLook, Value
+from nodeready.subjects import wire
+from nodeready.subjects.result import STATUSES, Result
+
+#: Bytes of a file; 30,000 nodes have some 1 GB.
+_MAX_FILE = 2 << 30
+#: Bytes of memory for a document whose nodes have no lines of their own; a node has its own bound.
+_MAX_WHOLE = 1 << 30
+_SCHEMA = re.compile(r"nodeready\.(audit|ready)/1\Z")
+#: A node in the layout in which the reports write JSON, and the rows around the nodes.
+_ROW = re.compile(rb'\{"name":("(?:[^"\\]|\\.)*")')
+_FIRST, _LAST = b'"nodes": [', b"],"
+
+
+class DocumentError(Exception):
+    """A file that is no document of audit or ready: one line."""
+
+
+def look_of_report(report: NodeReport, time_s: float) -> NodeLook:
+    """The look at a node of an audit."""
+    return _look(report.name, time_s, report.error, report.facts, report.results)
+
+
+def _look(
+    name: str, time_s: float, error: str, facts: Mapping[str, Any], results: Iterable[Result]
+) -> NodeLook:
+    stable: dict[str, Value] = {}
+    totals: dict[str, int] = {}
+    for subject, subject_facts in facts.items():
+        stable.update(stable_facts(subject, subject_facts))
+        totals.update(counters(subject, subject_facts))
+    host = facts.get("host")
+    boot_id = host.get("boot_id") if isinstance(host, dict) else ""
+    by_check = {result.check: result for result in results}
+    return NodeLook(name, time_s, str(boot_id or ""), 0, error, stable, totals, by_check)
+
+
+class AuditFile:
+    """The nodes of a JSON file of `audit` or `ready`. A node is read when it is asked for.
+
+    started: when the audit began, UTC
+    names:   of the nodes, in the order of the file
+
+    Raises DocumentError, also for the look at a node.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            with path.open("rb") as file:
+                data = file.read(_MAX_FILE + 1)
+        except OSError as error:
+            raise DocumentError(f"{path}: {error.strerror}") from None
+        if len(data) > _MAX_FILE:
+            raise DocumentError(f"{path}: larger than {_MAX_FILE >> 30} GiB")
+        self._rows: dict[str, Any] = {}
+        document = self._decoded(self._without_rows(data), _MAX_WHOLE)
+        if not isinstance(document, dict) or not _SCHEMA.match(str(document.get("schema"))):
+            raise DocumentError(
+                f"{path}: no document of audit or ready: make it with --format json -o FILE"
+            )
+        nodes = document.get("nodes")
+        for row in nodes if isinstance(nodes, list) else ():
+            if isinstance(row, dict):
+                self._rows[str(row.get("name"))] = row
+        self.started = str(document.get("started"))
+        self.names = tuple(self._rows)
+        try:
+            moment = datetime.fromisoformat(self.started.replace("Z", "+00:00"))
+            self._time_s = moment.timestamp()
+        except (ValueError, OverflowError):
+            raise self._defect("started") from None
+
+    def _without_rows(self, data: bytes) -> bytes:
+        """The document without the nodes that have a line each: these are kept as lines."""
+        lines = data.split(b"\n")
+        if _FIRST not in lines:
+            return data
+        first = lines.index(_FIRST) + 1
+        last = lines.index(_LAST, first) if _LAST in lines[first:] else first
+        for row in lines[first:last]:
+            if match := _ROW.match(row):
+                self._rows[str(self._decoded(match[1], wire.MAX_COST))] = row.rstrip(b",")
+        return b"\n".join((*lines[:first], *lines[last:]))
+
+    def _decoded(self, data: bytes, max_cost: int) -> Any:
+        try:
+            return wire.load_json(data, max_cost)
+        except wire.DecodeError as error:
+            raise self._defect(error.defect) from None
+
+    def _defect(self, defect: str) -> DocumentError:
+        return DocumentError(f"{self._path}: is no document of audit or ready ({defect})")
+
+    def look(self, name: str) -> NodeLook:
+        """The look at one of ``names``."""
+        row = self._rows[name]
+        if isinstance(row, bytes):
+            row = self._decoded(row, wire.MAX_COST)
+        facts, results = row.get("facts"), row.get("results")
+        if not isinstance(facts, dict) or not isinstance(results, list):
+            raise self._defect(f"node {name[:80]}")
+        read = [
+            Result(str(result["check"]), result["status"], actual=str(result.get("actual", "")))
+            for result in results
+            if isinstance(result, dict) and result.get("status") in STATUSES and "check" in result
+        ]
+        return _look(name, self._time_s, str(row.get("error", "")), facts, read)

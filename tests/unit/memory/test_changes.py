@@ -1,0 +1,271 @@
+"""The changes of a node between two looks, by rows; the order of a fleet's changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nodeready.memory.changes import Change, changes, differences
+from nodeready.memory.diff import NodeChanges, fleet_changes
+from nodeready.memory.look import NodeLook
+from nodeready.subjects.result import Result
+
+
+def interface(name, mac, slot, **values):
+    facts = {"name": name, "mac": mac, "pci_address": slot, "kind": "ethernet", "mtu": 9000}
+    return {f"nics.interfaces[{name}].{key}": value for key, value in (facts | values).items()}
+
+
+def gpu(slot, serial, vbios="96.00.74", **values):
+    facts = {"pci_address": slot, "serial": serial, "vbios": vbios, "model": "H100"} | values
+    on_bus = {f"gpus.pci[{slot}].address": slot, f"gpus.pci[{slot}].device": "2330"}
+    return on_bus | {f"gpus.nvidia[{slot}].{key}": value for key, value in facts.items()}
+
+
+ETH0 = interface("eth0", "aa", "0000:01:00.0")
+BOND = {"nics.bonds[bond0].slaves[eth0].mii": "up", "nics.default_interface": "eth0, eth0.100"}
+BASE = {
+    "host.memory_total_mb": 2000000,
+    "gpus.driver": "570.1",
+    **ETH0,
+    **BOND,
+    **gpu("0000:1a:00.0", "S1"),
+    **gpu("0000:3b:00.0", "S2"),
+}
+COUNTERS = {"nics.eth0.rx_errors": 4, "nics.eth0.carrier_changes": 2}
+
+
+def look(facts=BASE, *, boot="b1", error="", counters=COUNTERS, node="gpu001", **results):
+    outcomes = {
+        check.replace("__", "."): Result(check.replace("__", "."), status)
+        for check, status in results.items()
+    }
+    return NodeLook(node, 0.0, boot, 1, error, facts, counters, outcomes)
+
+
+def without(prefix, facts=BASE):
+    return {key: value for key, value in facts.items() if not key.startswith(prefix)}
+
+
+RENAMED = {
+    **without("nics."),
+    **interface("ens1", "aa", "0000:01:00.0"),
+    "nics.bonds[bond0].slaves[ens1].mii": "up",
+    "nics.default_interface": "ens1, ens1.100",
+}
+SLAVES = {**interface("eth0", "aa", "01:00.0"), **interface("eth1", "aa", "02:00.0")}
+SWAPPED = {**interface("eth1", "aa", "01:00.0"), **interface("eth0", "aa", "02:00.0")}
+DOCKER = interface("docker0", "d1", "", kind="bridge")
+
+ROWS = {
+    "nothing": (look(), look(), []),
+    "a version": (
+        look(),
+        look(BASE | {"gpus.driver": "580.2"}),
+        [Change("version", "gpus.driver", "570.1", "580.2")],
+    ),
+    "a little memory": (look(), look(BASE | {"host.memory_total_mb": 1999000}), []),
+    "a memory module": (
+        look(),
+        look(BASE | {"host.memory_total_mb": 1937500}),
+        [Change("hardware", "host.memory_total_mb", 2000000, 1937500)],
+    ),
+    "a setting, a result": (
+        look(nics__mtu="ok"),
+        look(BASE | {"nics.interfaces[eth0].mtu": 1500}, nics__mtu="fail"),
+        [
+            Change("result", "nics.mtu", "ok", "fail"),
+            Change("setting", "nics.interfaces[eth0].mtu", 9000, 1500),
+        ],
+    ),
+    "a check that was not made before": (look(), look(nics__mtu="fail"), []),
+    "a replaced GPU": (
+        look(),
+        look(BASE | gpu("0000:1a:00.0", "S9", "96.00.99")),
+        [
+            Change(
+                "hardware",
+                "gpus.nvidia[0000:1a:00.0]",
+                "S1",
+                "S9",
+                "replaced; vbios 96.00.74 -> 96.00.99",
+                "GPU",
+            )
+        ],
+    ),
+    "a GPU that is gone from the bus": (
+        look(),
+        look(without("gpus.pci[0000:3b", without("gpus.nvidia[0000:3b"))),
+        [Change("hardware", "gpus.nvidia[0000:3b:00.0]", "S2", None, "gone", "GPU")],
+    ),
+    "a GPU that only the tool lost": (
+        look(),
+        look(without("gpus.nvidia[0000:3b")),
+        [Change("hardware", "gpus.nvidia[0000:3b:00.0]", "S2", None, "gone", "GPU")],
+    ),
+    "a subject that was not observed": (look(), look(without("gpus.")), []),
+    "a renamed interface": (
+        look(),
+        look(RENAMED, counters={"nics.ens1.rx_errors": 5, "nics.ens1.carrier_changes": 2}),
+        [
+            Change("setting", "nics.interfaces[ens1]", "eth0", "ens1", "renamed"),
+            Change("counter", "nics.ens1.rx_errors", 4, 5, "1 more"),
+        ],
+    ),
+    "slaves with one address swap their names": (
+        look(SLAVES),
+        look(SWAPPED),
+        [
+            Change("setting", "nics.interfaces[eth1]", "eth0", "eth1", "renamed"),
+            Change("setting", "nics.interfaces[eth0]", "eth1", "eth0", "renamed"),
+        ],
+    ),
+    "a replaced adapter": (
+        look(),
+        look(BASE | {"nics.interfaces[eth0].mac": "bb"}),
+        [Change("hardware", "nics.interfaces[eth0]", "aa", "bb", "replaced", "interface")],
+    ),
+    "a new interface without a part": (
+        look(),
+        look(BASE | DOCKER),
+        [Change("setting", "nics.interfaces[docker0]", "absent", "present")],
+    ),
+    "a bridge draws a new address": (
+        look(BASE | DOCKER),
+        look(BASE | DOCKER | {"nics.interfaces[docker0].mac": "d2"}),
+        [],
+    ),
+    "a package": (
+        look(BASE | {"host.versions[gdb]": "13.1"}),
+        look(BASE | {"host.versions[gdb]": "13.2", "host.versions[hwloc]": "2"}),
+        [
+            Change("version", "host.versions[gdb]", "13.1", "13.2"),
+            Change("version", "host.versions[hwloc]", None, "2"),
+        ],
+    ),
+    "a reboot": (
+        look(),
+        look(boot="b2", counters={"nics.eth0.rx_errors": 0, "nics.eth0.carrier_changes": 2}),
+        [Change("reboot", "host.boot_id", None, None, "rebooted")],
+    ),
+    "errors since a reboot": (
+        look(),
+        look(boot="b2", counters={"nics.eth0.rx_errors": 3, "nics.eth0.carrier_changes": 9}),
+        [
+            Change("counter", "nics.eth0.rx_errors", 4, 3, "3 since the boot"),
+            Change("counter", "nics.eth0.carrier_changes", 2, 9, "9 since the boot"),
+            Change("reboot", "host.boot_id", None, None, "rebooted"),
+        ],
+    ),
+    "a counter that wrapped": (
+        look(),
+        look(counters={"nics.eth0.rx_errors": 1}),
+        [
+            Change(
+                "counter",
+                "nics.eth0.rx_errors",
+                4,
+                1,
+                "smaller in the same boot: it wrapped or was reset",
+            )
+        ],
+    ),
+    "an Xid that was not there before": (
+        look(),
+        look(counters={"gpus.xid 79 0000:1a:00.0.count": 2}),
+        [Change("counter", "gpus.xid 79 0000:1a:00.0.count", 0, 2, "2 more")],
+    ),
+    "no answer": (
+        look(),
+        look({}, error="connection refused"),
+        [Change("result", "answer", "answered", "no answer", "connection refused")],
+    ),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_changes(row):
+    before, after, expected = ROWS[row]
+    assert list(changes(before, after)) == expected
+
+
+def test_a_peer_differs_by_no_serial_number():
+    own = {"host.hostname": "gpu002", "host.fstab[/].device": "UUID=1234-ABCD"}
+    peer = {"host.hostname": "gpu001", "host.fstab[/].device": "UUID=9876-ABCD"}
+    node = look(
+        {**own, **BASE, **gpu("0000:1a:00.0", "T1"), "nics.interfaces[eth0].mtu": 1500},
+        boot="b7",
+        counters={"nics.eth0.rx_errors": 99},
+    )
+    assert differences(look(BASE | peer), node) == (
+        Change("setting", "nics.interfaces[eth0].mtu", 9000, 1500),
+    )
+
+
+# --- A fleet.
+
+
+def fleet(*pairs):
+    every = [NodeChanges.of(before, after, changes(before, after)) for before, after in pairs]
+    return fleet_changes(every)
+
+
+def on(node, facts=BASE, status="ok", **settings):
+    return replace(look(facts, gpus__driver=status, **settings), node=node)
+
+
+def test_the_cause_of_three_failing_nodes_of_64_comes_first():
+    updated, moved_mtu = {"host.kernel_release": "6.2"}, {"nics.interfaces[eth0].mtu": 1500}
+    pairs = []
+    for number in range(64):
+        node, old = f"gpu{number:03}", BASE | {"host.kernel_release": "6.1"}
+        is_failing = number in (5, 17, 40)
+        new = old | updated if number % 2 else old
+        if is_failing:
+            new = new | moved_mtu
+        pairs.append((on(node, old), on(node, new, "fail" if is_failing else "ok")))
+    folded, failing = fleet(*pairs)
+    assert failing == ("gpu005", "gpu017", "gpu040")
+    assert [
+        (change.kind, change.key, len(change.nodes), change.failing, change.healthy)
+        for change in folded
+    ] == [
+        ("setting", "nics.interfaces[eth0].mtu", 3, 3, 0),
+        ("result", "gpus.driver", 3, 3, 0),
+        ("version", "host.kernel_release", 32, 2, 30),
+    ]
+    assert [change.suspect for change in folded] == [True, False, False]
+
+
+def test_a_gpu_that_moves_between_nodes_is_one_change():
+    empty = without("gpus.pci[0000:3b", without("gpus.nvidia[0000:3b"))
+    other = BASE | gpu("0000:1a:00.0", "T1") | gpu("0000:3b:00.0", "T2")
+    folded, _ = fleet(
+        (on("gpu001"), on("gpu001", empty)),
+        (on("gpu002", other), on("gpu002", other | gpu("0000:3b:00.0", "S2"))),
+        (on("gpu003", empty), on("gpu003", empty)),
+    )
+    assert [(c.before, c.after, c.note, c.nodes) for c in folded] == [
+        (
+            "gpu001 gpus.nvidia[0000:3b:00.0]",
+            "gpu002 gpus.nvidia[0000:3b:00.0]",
+            "S2 moved",
+            ("gpu001", "gpu002"),
+        ),
+        ("T2", None, "gone", ("gpu002",)),
+    ]
+
+
+def test_equal_elements_and_amounts_are_one_change():
+    slots = ("0000:1a:00.0", "0000:3b:00.0")
+    new = {f"gpus.nvidia[{slot}].vbios": "96.00.99" for slot in slots}
+    pairs = [
+        (on(f"n{errors}"), on(f"n{errors}", BASE | new, counters={"nics.eth0.rx_errors": errors}))
+        for errors in (9, 14)
+    ]
+    folded, _ = fleet(*pairs)
+    assert [(c.key, c.elements, c.before, c.after, c.note, c.nodes) for c in folded] == [
+        ("gpus.nvidia[*].vbios", slots, "96.00.74", "96.00.99", "", ("n9", "n14")),
+        ("nics.eth0.rx_errors", (), None, None, "5 to 10 more", ("n9", "n14")),
+    ]
