@@ -113,6 +113,7 @@ _ROWS = (
     Format("audit", "html", "audit_html:render", ".html", facts="json_report:shown"),
     Format("audit", "prometheus", "prometheus:prometheus", ".prom", on_node=True),
     Format("audit", "nagios", "nagios:nagios", ".txt", on_node=True),
+    Format("audit", "csv", "csv_report:render", ".csv"),
     Format("ready", "table", "audit_table:show_ready", ".txt", styled=True, on_node=True),
     Format("ready", "junit", "junit:render", ".xml", part="audit"),
     Format(
@@ -121,6 +122,7 @@ _ROWS = (
     Format("ready", "html", "audit_html:render", ".html", facts="json_report:shown"),
     Format("ready", "prometheus", "prometheus:prometheus", ".prom", part="audit"),
     Format("ready", "nagios", "nagios:nagios", ".txt", part="audit"),
+    Format("ready", "csv", "csv_report:render", ".csv", part="audit"),
     Format("waivers", "table", "waivers_table:show", ".txt", styled=True),
     Format("waivers", "json", "json_report:render", ".json"),
     Format("smoke", "table", "smoke_table:show", ".txt", styled=True),

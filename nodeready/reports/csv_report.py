@@ -1,0 +1,38 @@
+"""An audit as CSV: a row for each result of each node, for a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+
+from nodeready.audit.document import Audit
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.text import sanitise
+
+COLUMNS = ("node", "status", "check", "expected", "actual", "source", "fix", "owner")
+#: A spreadsheet takes a cell that begins so for a formula, also in full-width characters (OWASP,
+#: CSV Injection). A leading apostrophe makes it a text.
+_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+
+
+def _cell(text: str) -> str:
+    text = sanitise(text)
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
+    """The rows of a node at a time. A node that could not be probed has one row, without a check:
+    its own status, and the reason as its actual value."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for node in audit.nodes:
+        if node.error:
+            writer.writerow(map(_cell, (node.name, node.status, "", "", node.error, "", "", "")))
+        for result in node.results:
+            writer.writerow([_cell(node.name), *(_cell(getattr(result, c)) for c in COLUMNS[1:])])
+        yield buffer.getvalue()
+        buffer.seek(0)
+        buffer.truncate()
