@@ -71,7 +71,11 @@ def _ask_nodes(
     records: SlurmRecords,
 ) -> tuple[Postmortem, bool]:
     """The document of all nodes' answers, and whether nodeready failed on a node."""
-    evidence = JobEvidence(steps=records.steps, sources=records.sources, missing=records.missing)
+    evidence = JobEvidence(
+        steps=records.steps, sources=records.sources, missing=records.missing, nodes=records.nodes
+    )
+    evidence.add_script("the batch script", records.script)
+    config = replace(config, variables=tuple(evidence.script_variables.items()))
     builder, started, screen = EvidenceBuilder(evidence), utc_now(), options.screen()
     transport = nodes.transport
     if transport.one_text:
@@ -195,6 +199,7 @@ def postmortem(
         max_files=max_files,
         limit_s=timeout,
         rank_pattern=regex,
+        job=job or "",
         uid=-1 if patterns or records.uid is None else records.uid,
         kernel_s=int(max(60, now - records.since_s)) if records.since_s else _KERNEL_S,
     )

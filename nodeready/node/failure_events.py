@@ -29,6 +29,7 @@ from nodeready.node.failure_rules import (
 )
 from nodeready.node.log_ranks import LineOrigin, learn_ranks, split_plain
 from nodeready.node.log_times import STAMP_CHARACTERS, TIMED, Calendar, node_calendar, stamp
+from nodeready.node.log_variables import LogVariable, read_variables
 from nodeready.node.witnesses.flight_recorder import Recording
 from nodeready.node.witnesses.logs import WatchdogReport, reports
 from nodeready.subjects import wire
@@ -105,6 +106,8 @@ class FileFailures:
     mtime_s: of its last change; 0: not known
     skipped: bytes in its middle that were not read
     reports: of PyTorch's watchdog
+    variables: of the ranks' environments
+    nccl:    the version of NCCL; "": not known
     recording: a dump of the flight recorder, in place of lines
     """
 
@@ -115,6 +118,8 @@ class FileFailures:
     events: tuple[FailureEvent, ...] = ()
     streams: tuple[LogStream, ...] = ()
     reports: tuple[WatchdogReport, ...] = ()
+    variables: tuple[LogVariable, ...] = ()
+    nccl: wire.Name = ""
     recording: Recording | None = None
 
 
@@ -668,7 +673,8 @@ def read_lines(
     reader = FailureReader(year, calendar, ranks.split if ranks.is_mixed else split_plain)
     for line, moment in zip_longest(lines, moments, fillvalue=""):
         reader.feed(line, moment)
-    return replace(reader.failures(), path=path)
+    variables, nccl = read_variables(lines, split)
+    return replace(reader.failures(), path=path, variables=variables, nccl=nccl)
 
 
 # --- The error files of torchelastic (TORCHELASTIC_ERROR_FILE).

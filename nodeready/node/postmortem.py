@@ -21,8 +21,10 @@ from nodeready.node.failure_events import (
     read_error_file,
     read_lines,
 )
+from nodeready.node.job_node import JobNode, observe_job_node
 from nodeready.node.log_lines import text_lines
 from nodeready.node.log_times import Calendar, node_calendar
+from nodeready.node.log_variables import LogVariable
 from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.tail import (
     TailAnswer,
@@ -62,11 +64,15 @@ class PostmortemConfig(TailConfig):
     patterns: of the logs
     kernel_s: age of the kernel's messages in seconds; 0: do not read them
     uid:      only files of this user are read: the job names them; -1: of all users
+    job:      Slurm's number of the job, whose live ranks are read; "": not known
+    variables: (name, value) that its batch script sets
     """
 
     patterns: tuple[str, ...] = ()
     kernel_s: int = 0
     uid: int = -1
+    job: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ class NodeFailures:
     started_s, finished_s: by the node's clock, in seconds since 1970
     left_out:   matching files beyond max_files
     older:      matching files outside the requested time
+    node:       what the node itself knows of the job
     error:      why the answer is incomplete; ""
     """
 
@@ -88,6 +95,7 @@ class NodeFailures:
     left_out: wire.Count
     older: wire.Count
     kernel: KernelLog
+    node: JobNode
     error: wire.Line
 
 
@@ -212,6 +220,7 @@ class _FailureAnswer(TailAnswer):
                 "events": tuple(FailureEvent(**event) for event in row["events"]),
                 "streams": tuple(LogStream(**stream) for stream in row["streams"]),
                 "reports": tuple(WatchdogReport(**report) for report in row["reports"]),
+                "variables": tuple(LogVariable(**variable) for variable in row["variables"]),
                 "recording": dump and _recording(dump),
             }
         )
@@ -226,9 +235,14 @@ def _recording(row: dict[str, Any]) -> Recording:
     return Recording(**{**row, "groups": groups, "entries": entries})
 
 
+#: The part of the time that is left for the node itself.
+_NODE_PART = 4
+
+
 def read_job(config: PostmortemConfig, kernel: Callable[[], KernelLog]) -> NodeFailures:
     """What this node has of the job, within config.limit_s."""
-    started_s, deadline = time.time(), time.monotonic() + config.limit_s
+    started_s, last = time.time(), time.monotonic() + config.limit_s
+    deadline = last - config.limit_s / _NODE_PART
     messages = kernel()
     files: dict[str, FileFailures] = {}
     unread: dict[str, UnreadFile] = {}
@@ -244,10 +258,11 @@ def read_job(config: PostmortemConfig, kernel: Callable[[], KernelLog]) -> NodeF
         unread |= {file.path: file for file in tail.unread}
         left_out, older = left_out + tail.left_out, older + tail.older
         errors += [tail.error] if tail.error else []
+    node = observe_job_node(config.job, config.uid, dict(config.variables), files.values(), last)
     chosen, error = fitting(files.values())
     return NodeFailures(
         *(os.uname().nodename, started_s, time.time(), chosen, tuple(unread.values())[:64]),
-        *(left_out, older, messages, error or next(iter(errors), "")),
+        *(left_out, older, messages, node, error or next(iter(errors), "")),
     )
 
 
@@ -255,7 +270,8 @@ def fitting(files: Iterable[FileFailures]) -> tuple[tuple[FileFailures, ...], st
     """The files whose events fit into an answer, and why events are missing; ""."""
     room, chosen, error = _MAX_ANSWER, [], ""
     for failures in sorted(files, key=lambda failures: len(failures.events)):
-        short = replace(failures, events=failures.events[:20], streams=(), reports=())
+        rest: dict[str, Any] = {"streams": (), "reports": (), "variables": ()}
+        short = replace(failures, events=failures.events[:20], **rest)
         for form in (failures, short):
             size = len(json.dumps(asdict(form)))
             if size <= room:

@@ -24,7 +24,7 @@ _OFFSET_S = 0.5
 
 
 class _PostmortemTable(TableLayout):
-    indent = 11
+    indent = 12
 
     def cause(self, document: Postmortem) -> Iterator[StyledLine]:
         """The first failure with its evidence."""
@@ -92,6 +92,6 @@ def show(document: Postmortem, options: Options = PLAIN) -> Iterator[StyledLine]
         text = f"{node}'s clock is {clock.offset_s:+.1f} s (±{clock.uncertainty_s:.1f} s)"
         yield table.head("clock", "warn", text)
     if not document.complete:
-        yield line(("partial    ", STYLES["warn"]), "interrupted: not all nodes answered")
+        yield line(("partial     ", STYLES["warn"]), "interrupted: not all nodes answered")
     if document.logs == 0:
         yield line(counted(0, "log"))

@@ -20,7 +20,13 @@ from nodeready.transport.base import (
     request,
 )
 from nodeready.triage.postmortem.document import ClockOffset, Postmortem
-from nodeready.triage.postmortem.evidence import JobEvidence, JobFile, NodeClock, NodeFault
+from nodeready.triage.postmortem.evidence import (
+    JobEvidence,
+    JobFile,
+    LiveRank,
+    NodeClock,
+    NodeFault,
+)
 from nodeready.triage.postmortem.first_failure import FirstFailureFinder
 
 #: Maximum bytes of a node's unpacked answer.
@@ -100,6 +106,10 @@ class EvidenceBuilder:
             evidence.missing[f"{node}: {counted(failures.left_out, 'log')}"] = "beyond --max-files"
         if not (failures.files or failures.unread or failures.error):
             self._absent.setdefault(("logs", "no file matches"), []).append(node)
+        for rank in failures.node.ranks:
+            live = LiveRank(node, rank.pid, rank.rank, rank.local_rank, rank.variables)
+            evidence.live_ranks.append(live)
+        evidence.environment_facts[node] = failures.node.facts
         if failures.kernel.absent:
             self._absent.setdefault(("kernel's log", failures.kernel.absent), []).append(node)
         else:
@@ -126,6 +136,8 @@ class EvidenceBuilder:
         if self._kernels:
             count = counted(len(evidence.kernel), "fault")
             evidence.sources["kernel's log"] = f"{count} on {counted(len(self._kernels), 'node')}"
+        if evidence.live_ranks:
+            evidence.sources["environment"] = counted(len(evidence.live_ranks), "live rank")
         if evidence.files:
             nodes = counted(len(evidence.clocks), "node")
             logs = counted(len(evidence.files), "file")

@@ -1,13 +1,15 @@
 """The evidence on a dead job in a directory (``--from``): logs, and what was saved beside them.
 
 ``NODE/…`` are the files of a node; ``kernel/NODE.txt`` and ``NODE.kernel.txt`` its kernel's log;
-``sacct.txt`` the output of ``sacct --parsable2``, ``scontrol.txt`` of ``scontrol show job``. All
-further files are logs, of any name; ``*.json`` may be error files of torchelastic. The directory
-of an incident has its logs in ``logs/``, each with its node and path in the first line.
+``sacct.txt`` the output of ``sacct --parsable2``, ``scontrol.txt`` of ``scontrol show job``;
+``*.sh``, ``*.sbatch`` and ``*.slurm`` the batch script. All further files are logs, of any name;
+``*.json`` may be error files of torchelastic. The directory of an incident has its logs in
+``logs/``, each with its node and path in the first line, and environments of ranks in ``stacks/``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -19,6 +21,7 @@ from nodeready.node import users_file
 from nodeready.node.log_times import stamp, utc_calendar
 from nodeready.node.postmortem import END_BYTES, HEAD_BYTES, file_failures
 from nodeready.node.witnesses.kernel_log import message_of
+from nodeready.subjects.environment_rules import EnvironmentFinding
 from nodeready.text import counted
 from nodeready.triage.incident import DOCUMENT
 from nodeready.triage.postmortem.evidence import JobEvidence, JobFile, NodeFault
@@ -28,6 +31,10 @@ from nodeready.triage.postmortem.slurm_records import (
     parse_scontrol,
     steps_of,
 )
+from nodeready.triage.stacks.evidence import Evidence
+from nodeready.triage.stacks.statements import RankPlace
+from nodeready.triage.stacks.trace import TraceError, load
+from nodeready.triage.stacks.witness_reader import judge_environments
 
 #: Maximum files, and maximum bytes of all logs.
 _MAX_FILES, _MAX_BYTES = 20_000, 512 << 20
@@ -40,6 +47,7 @@ _KERNEL = re.compile(
 )
 #: Files that are no logs, and those that may have logs in them.
 _NO_LOGS, _PACKED = (".npy", ".pt", ".pkl"), (".gz", ".xz", ".bz2", ".zst", ".tar", ".tgz", ".zip")
+_SCRIPTS = (".sh", ".sbatch", ".slurm")
 #: Seconds around the end of the logs in which the kernel's faults count.
 _FAULT_S = 86400
 #: The first line of an incident's log: ``gpu1:/var/log/train/rank_0.log (ranks 0)``.
@@ -63,16 +71,18 @@ def read_directory(path: Path, rank_pattern: str = "") -> JobEvidence:
     root = os.path.realpath(path)
     if not os.path.exists(root):
         raise NoEvidenceError(f"{path}: does not exist")
-    evidence, room, logs = JobEvidence(), _MAX_BYTES, 0
+    evidence, room = JobEvidence(), _MAX_BYTES
     names: Iterable[str] = _files(root, evidence.missing)
     if not os.path.isdir(root):
         root, name = os.path.split(root)
         names = [name]
     elif os.path.exists(f"{root}/{DOCUMENT}"):
         names = (name for name in names if name.startswith("logs/"))
+        evidence.environment_findings = _findings(Path(root, "stacks"))
     for number, name in enumerate(names):
         if number >= _MAX_FILES or room <= 0:
-            evidence.missing["logs"] = f"only {counted(logs, 'file')} read: the rest is too much"
+            text = f"only {counted(len(evidence.files), 'file')} read: the rest is too much"
+            evidence.missing["logs"] = text
             break
         full = f"{root}/{name}"
         try:
@@ -82,27 +92,10 @@ def read_directory(path: Path, rank_pattern: str = "") -> JobEvidence:
             continue
         try:
             room -= min(status.st_size, HEAD_BYTES + END_BYTES)
-            if match := _KERNEL.search(name):
-                start = max(0, status.st_size - END_BYTES)
-                text = os.pread(handle, END_BYTES, start).decode("utf-8", "replace")
-                _add_kernel(evidence, match[1] or match[2], text, status.st_mtime)
-            elif os.path.basename(name) in ("sacct.txt", "scontrol.txt"):
-                _add_slurm(evidence, name, os.read(handle, END_BYTES).decode("utf-8", "replace"))
-            else:
-                failures = file_failures(
-                    handle, name, HEAD_BYTES + END_BYTES, utc_calendar, rank_pattern=rank_pattern
-                )
-                if failures is None:
-                    evidence.missing[name] = "is no text"
-                else:
-                    head = os.pread(handle, 4096, 0).decode("utf-8", "replace").partition("\n")[0]
-                    origin = _INCIDENT_HEAD.match(head) if name.startswith("logs/") else None
-                    # A copy may have another time than its original.
-                    failures = replace(failures, mtime_s=0.0)
-                    evidence.files.append(JobFile(origin[1] if origin else _node(name), failures))
-                    logs += 1
+            _add_file(evidence, handle, name, status, rank_pattern)
         finally:
             os.close(handle)
+    logs = len(evidence.files)
     if not (logs or evidence.steps or evidence.kernel):
         raise NoEvidenceError(f"{path}: no log in it")
     _drop_old_faults(evidence)
@@ -112,6 +105,47 @@ def read_directory(path: Path, rank_pattern: str = "") -> JobEvidence:
     if not any(name.startswith("kernel") for name in evidence.sources):
         evidence.missing.setdefault("kernel's log", "none in the directory")
     return evidence
+
+
+def _add_file(
+    evidence: JobEvidence, handle: int, name: str, status: os.stat_result, rank_pattern: str
+) -> None:
+    """Add one open file. Raises OSError."""
+
+    def text(start: int, size: int) -> str:
+        return os.pread(handle, size, start).decode("utf-8", "replace")
+
+    if match := _KERNEL.search(name):
+        end = text(max(0, status.st_size - END_BYTES), END_BYTES)
+        _add_kernel(evidence, match[1] or match[2], end, status.st_mtime)
+    elif name.endswith(_SCRIPTS):
+        evidence.add_script(name, text(0, HEAD_BYTES))
+    elif os.path.basename(name) in ("sacct.txt", "scontrol.txt"):
+        _add_slurm(evidence, name, text(0, END_BYTES))
+    else:
+        room = HEAD_BYTES + END_BYTES
+        failures = file_failures(handle, name, room, utc_calendar, rank_pattern=rank_pattern)
+        if failures is None:
+            evidence.missing[name] = "is no text"
+            return
+        head = text(0, 4096).partition("\n")[0]
+        origin = _INCIDENT_HEAD.match(head) if name.startswith("logs/") else None
+        # A copy may have another time than its original.
+        failures = replace(failures, mtime_s=0.0)
+        evidence.files.append(JobFile(origin[1] if origin else _node(name), failures))
+
+
+def _findings(stacks: Path) -> tuple[EnvironmentFinding, ...]:
+    """What is wrong with the environment of the ranks of an incident, by its traces."""
+    traces, places = Evidence(), []
+    with contextlib.suppress(TraceError):
+        for trace in load(stacks)[0]:
+            traces.read(trace)
+            places += [
+                RankPlace(trace["node"], process["pid"], process["rank"], process["local_rank"])
+                for process in trace["processes"]
+            ]
+    return judge_environments(traces, places)
 
 
 def _files(root: str, missing: dict[str, str]) -> Iterator[str]:

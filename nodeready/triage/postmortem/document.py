@@ -11,8 +11,9 @@ from nodeready.node.failure_rules import KINDS, ROLES
 from nodeready.subjects.json_types import Count, Moment, MomentOrEmpty
 from nodeready.triage.stacks.document import Suspect
 
-#: Kinds of a cause; `unclear`: the evidence does not tell.
-CAUSE_KINDS = (*KINDS, "unclear")
+#: Kinds of a cause; `environment`: a variable of the job keeps its ranks apart; `unclear`: the
+#: evidence does not tell.
+CAUSE_KINDS = (*KINDS, "environment", "unclear")
 
 
 @dataclass(frozen=True)

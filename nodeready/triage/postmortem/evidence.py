@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nodeready.node.failure_events import FailureEvent, FileFailures
 from nodeready.node.failure_rules import REPORT
 from nodeready.node.log_ranks import FileRanks, host_node, path_ranks
+from nodeready.node.log_variables import script_variables
+from nodeready.subjects.environment_rules import EnvironmentFinding
+from nodeready.subjects.job_environment import EnvironmentFacts, RankVariables
+from nodeready.text import counted
 
 
 class JobFile(NamedTuple):
@@ -60,6 +64,7 @@ class SlurmRecords:
     nodes:   (): not known
     uid:     of its user; None: not known
     sources: name of the tool -> what it gave; missing: -> why it gave nothing
+    script:  the job's batch script; "": not known
     is_running: Slurm says that it runs
     """
 
@@ -71,6 +76,7 @@ class SlurmRecords:
     sources: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     is_running: bool = False
+    script: str = ""
 
 
 class NodeClock(NamedTuple):
@@ -84,12 +90,27 @@ class NodeClock(NamedTuple):
     uncertainty_s: float
 
 
+class LiveRank(NamedTuple):
+    """A rank of the job that still ran when its node was asked, and its environment."""
+
+    node: str
+    pid: int
+    rank: int | None
+    local_rank: int | None
+    variables: RankVariables
+
+
 @dataclass
 class JobEvidence:
     """All evidence on a job.
 
     sources: name of a source -> what it gave, in words
     missing: name of a source -> why it gave nothing
+    nodes:   of the job, by Slurm; (): not known
+    script:  where the batch script is, in words; script_variables: that it sets
+    live_ranks: that still run
+    environment_facts: node -> its facts that decide about an environment
+    environment_findings: of the stacks of an incident
     """
 
     files: list[JobFile] = field(default_factory=list)
@@ -98,6 +119,18 @@ class JobEvidence:
     clocks: dict[str, NodeClock] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    nodes: tuple[str, ...] = ()
+    script: str = ""
+    script_variables: Mapping[str, str] = field(default_factory=dict)
+    live_ranks: list[LiveRank] = field(default_factory=list)
+    environment_facts: dict[str, EnvironmentFacts] = field(default_factory=dict)
+    environment_findings: tuple[EnvironmentFinding, ...] = ()
+
+    def add_script(self, name: str, text: str) -> None:
+        """Add the batch script of the job. name: as reports write it"""
+        if variables := script_variables(text):
+            self.script, self.script_variables = f"in {name}", variables
+            self.sources[name] = counted(len(variables), "variable")
 
 
 class RankFailure(NamedTuple):
@@ -121,8 +154,13 @@ class RankFailure(NamedTuple):
     @property
     def example(self) -> str:
         """``NODE:PATH:LINE``."""
-        node = f"{self.node}:" if self.node and not self.path.startswith(f"{self.node}/") else ""
-        return f"{node}{self.path}:{self.event.line}"
+        return place_text(self.node, self.path, self.event.line)
+
+
+def place_text(node: str, path: str, line: int) -> str:
+    """``NODE:PATH:LINE``; without a node that the path begins with."""
+    prefix = f"{node}:" if node and not path.startswith(f"{node}/") else ""
+    return f"{prefix}{path}:{line}"
 
 
 #: Seconds that an event without a time may be after the line before it.
@@ -147,20 +185,23 @@ class RankFinder:
             for event in file.failures.events:
                 if len(event.ranks) != 1:
                     continue
-                node = self.node_of(file, event)
+                node = self._node_of(file, event)
                 if event.local_rank is not None:
                     self.by_local.setdefault((_label(node), event.local_rank), event.ranks[0])
                 if event.pid:
                     self.by_pid.setdefault((_label(node), event.pid), event.ranks[0])
 
-    def node_of(self, file: JobFile, event: FailureEvent) -> str:
-        """The node of an event: the host in its line if a launcher reports it or is known."""
-        host = host_node(event.host)
-        if host and (not file.node or event.role == REPORT or _label(host) in self.nodes):
+    def node_of(self, file: JobFile, line_host: str, *, is_report: bool = False) -> str:
+        """The node of a line: the host in it if a launcher reports it or the host is known."""
+        host = host_node(line_host)
+        if host and (not file.node or is_report or _label(host) in self.nodes):
             is_set = "[" in host
             name = host if host[0].isdigit() else host.partition(".")[0]
             return file.node if is_set else name
         return file.node
+
+    def _node_of(self, file: JobFile, event: FailureEvent) -> str:
+        return self.node_of(file, event.host, is_report=event.role == REPORT)
 
     def failures(self) -> Iterator[RankFailure]:
         """Every event, once for each of its ranks."""
@@ -173,7 +214,7 @@ class RankFinder:
                 is_foreign = bool(event.ranks) and by_path.rank not in (None, *event.ranks)
                 if is_foreign and event.source:
                     continue  # A rank's own log is no launcher's.
-                node = self.node_of(file, event)
+                node = self._node_of(file, event)
                 moment, own_slack_s = self._moment(file, event)
                 time_s, slack_s = None if moment is None else moment - offset, slack + own_slack_s
                 for rank in event.ranks or (self.rank_of(node, event, by_path),):

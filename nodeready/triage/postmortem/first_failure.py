@@ -26,6 +26,7 @@ from nodeready.node.witnesses.logs import RankLog
 from nodeready.subjects import wire
 from nodeready.text import counted, utc_moment
 from nodeready.triage.postmortem.document import FailureGroup, FirstFailure
+from nodeready.triage.postmortem.environment import explaining_faults
 from nodeready.triage.postmortem.evidence import (
     JobEvidence,
     NodeFault,
@@ -144,8 +145,34 @@ class FirstFailureFinder:
         )  # fmt: skip
         for rule in rules:
             if cause := rule():
-                return replace(cause, missing=tuple(self.missing))
-        return self._unclear()
+                break
+        else:
+            cause = self._unclear()
+        return self._by_environment(cause) or replace(cause, missing=tuple(self.missing))
+
+    def _by_environment(self, cause: FirstFailure) -> FirstFailure | None:
+        """The fault of the job's environment that explains the cause."""
+        texts = [cause.text]
+        if cause.kind == "unclear":
+            texts += [f"{f.event.text} {f.event.frame}" for f in (*self.lost, *self.waited)]
+        faults = [*explaining_faults(self.evidence, self.finder, self.node_of, cause.kind, texts)]
+        if not faults:
+            return None
+        suspects = [
+            Suspect(finding.ranks, finding.nodes, (finding.text, *places), ())
+            for finding, places in faults[:_MAX_SUSPECTS]
+        ]
+        (finding, places), *_ = faults
+        suspects[0] = replace(suspects[0], for_=(*places, f"it explains: {cause.text}"))
+        subject = self._subject(finding.ranks, finding.nodes)
+        return replace(
+            cause,
+            kind="environment",
+            text=f"{subject}: {finding.text}; {finding.advice}",
+            ranks=finding.ranks,
+            nodes=finding.nodes,
+            suspects=tuple(suspects),
+        )
 
     def _out_of_memory(self) -> FirstFailure | None:
         """The kernel or Slurm killed a process of the job for its memory."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import Counter
@@ -136,6 +137,7 @@ def slurm_records(job: str, environ: Mapping[str, str] = os.environ) -> SlurmRec
             record.setdefault("UserId", f"{rows[0].get('User', '')}({rows[0].get('UID', '')})")
         else:
             records.missing["sacct"] = f"knows no job {job}"
+    records.script = _batch_script(job, path, step_known="scontrol" in texts)
     records.since_s = _epoch(record.get("StartTime", ""))
     if user := re.search(r"\((\d{1,10})\)$", record.get("UserId", "")):
         records.uid = int(user[1])
@@ -149,6 +151,18 @@ def slurm_records(job: str, environ: Mapping[str, str] = os.environ) -> SlurmRec
         if is_new and records.uid is not None:
             records.logs.append(pattern)
     return records
+
+
+def _batch_script(job: str, path: str, *, step_known: bool) -> str:
+    """The batch script of a job; "": it has none, or it is not kept, or not shown to this user."""
+    argv = ["scontrol", "write", "batch_script", job, "-"]
+    if not step_known:
+        # Only if AccountingStoreFlags has job_script.
+        argv = ["sacct", "-j", job, "--batch-script"]
+    if which(argv[0], path=path):
+        with contextlib.suppress(InventoryError):
+            return ask(argv, path, TIMEOUT_S)
+    return ""
 
 
 def _epoch(text: str) -> float:

@@ -18,7 +18,7 @@ from pyinfra.api.exceptions import InventoryError
 from nodeready.audit import counters as history
 from nodeready.healthcheck import drain, gate, here
 from nodeready.inventory import hostfile, nodeset, slurm
-from nodeready.node import failure_events, mount_table
+from nodeready.node import failure_events, log_variables, mount_table
 from nodeready.node.cores import core_pattern
 from nodeready.node.stacks import py_spy
 from nodeready.node.stacks.processes import read_and_written
@@ -204,6 +204,7 @@ PARSERS: dict[str, Any] = {
     "a watchdog's lines": (lambda text: watchdog.reports(text.splitlines()),),
     "NCCL's lines": (lambda text: nccl_log.read_log(text.splitlines()),),
     "a dead job's lines": (lambda text: failure_events.read_lines(text.splitlines(), 2026),),
+    "a batch script": (log_variables.script_variables,),
     "torchrun's error file": (failure_events.read_error_file,),
     "sacct's rows": (lambda text: slurm_records.steps_of(slurm_records.parse_sacct(text)),),
     "a job by scontrol": (slurm_records.parse_scontrol,),

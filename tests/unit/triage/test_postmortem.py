@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from nodeready.node.failure_events import FileFailures, read_error_file, read_lines
+from nodeready.node.job_node import JobNode
 from nodeready.node.log_times import utc_calendar
 from nodeready.node.postmortem import END_BYTES, HEAD_BYTES, NodeFailures, file_failures
 from nodeready.node.witnesses.kernel_log import KernelLog, KernelMessage
@@ -109,7 +110,7 @@ def answer(node: str, path: str, text: str, offset_s: float, *, kernel: float | 
     end_s = found.streams[0].last_s or 1772366405.0
     failures = FileFailures(path, 100, end_s, 0, found.events, found.streams)
     now = 1772366500.0 + offset_s
-    everything = NodeFailures(node, now, now, (failures,), (), 0, 0, log, "")
+    everything = NodeFailures(node, now, now, (failures,), (), 0, 0, log, JobNode(), "")
     return NodeEvidence(everything, NodeClock(offset_s, 0.1))
 
 

@@ -1,0 +1,122 @@
+"""The variables that a dead job's logs, script, live ranks and incident show, and what they
+explain."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from nodeready.node.failure_events import read_lines
+from nodeready.node.job_node import JobNode, observe_job_node
+from nodeready.node.log_times import utc_calendar
+from nodeready.node.log_variables import script_variables
+from nodeready.node.postmortem import NodeFailures
+from nodeready.node.witnesses.kernel_log import KernelLog
+from nodeready.subjects.job_environment import EnvironmentFacts, NodeInterface
+from nodeready.triage.incident import DOCUMENT
+from nodeready.triage.postmortem.collect import EvidenceBuilder, NodeEvidence, postmortem_of
+from nodeready.triage.postmortem.directory import read_directory
+from nodeready.triage.postmortem.evidence import NodeClock
+from tests.builders.traces import process, trace
+from tests.builders.witnesses import variables
+
+NCCL = "gpu1:7:7 [0] NCCL INFO "
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (f"{NCCL}NCCL_SOCKET_IFNAME set by environment to ^lo,br", "NCCL_SOCKET_IFNAME=^lo,br"),
+        (f"{NCCL}NCCL_IB_TIMEOUT set by environment to 18.", "NCCL_IB_TIMEOUT=18"),
+        (f"{NCCL}NCCL_IB_HCA set to mlx5_0", "NCCL_IB_HCA=mlx5_0"),
+        (f"{NCCL}P2P Chunksize set to 131072", ""),
+        ("[rank1]: + export GLOO_SOCKET_IFNAME='lo'", "GLOO_SOCKET_IFNAME=lo"),
+        ("CUDA_VISIBLE_DEVICES=0,1", "CUDA_VISIBLE_DEVICES=0,1"),
+        ("use NCCL_SOCKET_IFNAME=lo for tests", ""),
+        ("+ export MASTER_ADDR=$(hostname)", ""),
+        ("NCCL_AUTH_TOKEN=abc", "NCCL_AUTH_TOKEN=(left out)"),
+        ("  master_addr=gpu1", "MASTER_ADDR=gpu1"),
+        ("[c10d] The client socket has failed to connect to [gpu7]:29500 (errno: 111 - Connection "
+         "refused).", "MASTER_ADDR=gpu7 MASTER_PORT=29500"),
+        ("RuntimeError: The client socket has timed out while trying to connect to (::1, 29400).",
+         "MASTER_ADDR=::1 MASTER_PORT=29400"),
+    ],
+)  # fmt: skip
+def test_lines_that_show_a_variable(line, shown):
+    lines = ["[rank0]: step", "[rank1]: step", line] if line.startswith("[rank") else [line]
+    found = read_lines(lines, 2026).variables
+    assert " ".join(f"{one.name}={one.value}" for one in found) == shown
+
+
+def test_a_script_sets_variables():
+    text = """#!/bin/bash
+#SBATCH --export=ALL,NCCL_SOCKET_IFNAME=lo,UCX_NET_DEVICES=mlx5_0:1
+# export NCCL_ALGO=Ring
+export MASTER_ADDR=$(scontrol show hostnames | head -n1) MASTER_PORT=29500
+export GLOO_SOCKET_IFNAME="eth$N"; NCCL_NET='Socket' srun train
+export NCCL_PROTO=LL; export NCCL_PROTO=Simple; echo $NCCL_DEBUG=x
+mpirun -x NCCL_DEBUG=INFO -x NCCL_IB_HCA=mlx5_0,mlx5_1 train
+"""
+    assert script_variables(text) == {
+        "NCCL_SOCKET_IFNAME": "lo", "UCX_NET_DEVICES": "mlx5_0:1", "MASTER_PORT": "29500",
+        "NCCL_NET": "Socket", "NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "mlx5_0,mlx5_1",
+    }  # fmt: skip
+
+
+LOST = "torch.distributed.DistBackendError: NCCL error: remote process exited or network error\n"
+
+
+def test_the_traces_of_an_incident_have_the_environments(tmp_path):
+    for name in ("stacks", "logs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / DOCUMENT).write_text("{}")
+    for rank, node in enumerate(("gpu1", "gpu2")):
+        log = tmp_path / f"logs/{node}-rank{rank}-1.log"
+        log.write_text(f"{node}:/l/rank_{rank}.log\n{LOST}")
+        own = process(rank, None, witnesses=variables(NCCL_SOCKET_IFNAME="lo"))
+        (tmp_path / f"stacks/trace-{node}.json").write_text(json.dumps(trace(node, own)))
+    cause = postmortem_of(read_directory(tmp_path), started="", source="").cause
+    assert (cause.kind, cause.ranks, cause.nodes) == ("environment", (0, 1), ("gpu1", "gpu2"))
+    assert "NCCL_SOCKET_IFNAME=lo" in cause.text
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [("ib0", "environment"), ("eth0", "unclear")],
+)
+def test_the_facts_of_the_nodes_are_those_of_now(value, kind):
+    builder = EvidenceBuilder()
+    for rank, node in enumerate(("gpu1", "gpu2")):
+        text = f"{NCCL}NCCL_SOCKET_IFNAME set by environment to {value}\n{LOST}"
+        failures = read_lines(text.splitlines(), 2026, utc_calendar, f"/l/rank_{rank}.log")
+        eth0 = NodeInterface("eth0", "up", ("10.0.0.1/24",))
+        facts = EnvironmentFacts(interfaces=(NodeInterface("lo", "", ("127.0.0.1/8",)), eth0))
+        logs, kernel = (failures,), KernelLog("no kernel log")
+        answer = NodeFailures(node, 0, 0, logs, (), 0, 0, kernel, JobNode((), facts), "")
+        builder.add(node, NodeEvidence(answer, NodeClock(0, 0)))
+    cause = postmortem_of(builder.complete(), started="", source="").cause
+    assert cause.kind == kind
+    if kind == "environment":
+        assert "names no interface of the node: it has lo, eth0" in cause.text
+
+
+def test_ranks_that_still_run_have_their_environment():
+    environment = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3",
+                   "NCCL_NET": "Socket", "HF_TOKEN": "x"}  # fmt: skip
+    # An orphan: processes below this one are nodeready's own.
+    argv = ["/bin/sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"]
+    pid = int(subprocess.run(argv, env=environment, capture_output=True, check=True).stdout)
+    try:
+        node = observe_job_node("4711", os.getuid(), {}, (), time.monotonic() + 20)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    (rank,) = node.ranks
+    assert (rank.pid, rank.rank) == (pid, 3)
+    assert rank.variables.variables == (("NCCL_NET", "Socket"),)
+    assert node.facts.interfaces[0].name == "lo"
+    assert observe_job_node("", -1, {}, (), time.monotonic() + 5) == JobNode()
