@@ -79,6 +79,6 @@ def observe_job_node(
         answer = answers.get(rank.process.pid, processes.HANGS)
         if answer is not processes.HANGS and not answer["absent"]:
             identity = rank.identity.rank, rank.identity.local_rank
-            seen = wire.decode(RankVariables, answer)
-            running.append(RunningRank(rank.process.pid, *identity, seen))
+            observed = wire.decode(RankVariables, answer)
+            running.append(RunningRank(rank.process.pid, *identity, observed))
     return JobNode(tuple(running), environment.observe_node(network, masters, deadline))

@@ -270,8 +270,9 @@ def fitting(files: Iterable[FileFailures]) -> tuple[tuple[FileFailures, ...], st
     """The files whose events fit into an answer, and why events are missing; ""."""
     room, chosen, error = _MAX_ANSWER, [], ""
     for failures in sorted(files, key=lambda failures: len(failures.events)):
-        rest: dict[str, Any] = {"streams": (), "reports": (), "variables": ()}
-        short = replace(failures, events=failures.events[:20], **rest)
+        short = replace(
+            failures, events=failures.events[:20], streams=(), reports=(), variables=()
+        )
         for form in (failures, short):
             size = len(json.dumps(asdict(form)))
             if size <= room:

@@ -30,7 +30,7 @@ _EXPLAINED = (
 _KINDS = ("network", "timeout", "gpu", "exception", "unclear")
 
 
-class _Environment(NamedTuple):
+class _ShownEnvironment(NamedTuple):
     """The environment of a rank, or of ranks of a node that are not known.
 
     origins: variable -> where it is shown
@@ -66,8 +66,8 @@ def explaining_faults(
     environments = _environments(evidence, finder, node_of)
     ranks = []
     for (node, rank), (variables, _, live) in environments.items():
-        seen = live.variables if live else RankVariables()
-        place = rank, live.local_rank if live else None, seen.cpus, seen.contained
+        observed = live.variables if live else RankVariables()
+        place = rank, live.local_rank if live else None, observed.cpus, observed.contained
         ranks.append(RankEnvironment(node, variables, *place))
     versions = {file.failures.nccl for file in evidence.files} - {""}
     findings = judge(ranks, evidence.environment_facts, nccl=min(versions, default=""))
@@ -89,14 +89,14 @@ def explaining_faults(
 
 def _environments(
     evidence: JobEvidence, finder: RankFinder, node_of: Mapping[int, str]
-) -> dict[tuple[str, int | None], _Environment]:
+) -> dict[tuple[str, int | None], _ShownEnvironment]:
     """Node and rank -> environment."""
-    shown: dict[tuple[str, int | None], _Environment] = {}
+    shown: dict[tuple[str, int | None], _ShownEnvironment] = {}
 
-    def environment(node: str, rank: int | None) -> _Environment:
+    def environment(node: str, rank: int | None) -> _ShownEnvironment:
         script = evidence.script_variables
         origins = dict.fromkeys(script, evidence.script)
-        return shown.setdefault((node, rank), _Environment(dict(script), origins))
+        return shown.setdefault((node, rank), _ShownEnvironment(dict(script), origins))
 
     for rank, node in node_of.items():
         environment(node, rank)
@@ -123,6 +123,6 @@ def _environments(
         origins = dict.fromkeys(
             variables, f"in the environment of {live.node}'s process {live.pid}"
         )
-        shown[live.node, live.rank] = _Environment(variables, origins, live)
+        shown[live.node, live.rank] = _ShownEnvironment(variables, origins, live)
     is_placed = any(node for node, _ in shown)
     return {key: value for key, value in shown.items() if key[0] or not is_placed}
