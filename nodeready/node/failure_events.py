@@ -673,7 +673,7 @@ def read_lines(
     reader = FailureReader(year, calendar, ranks.split if ranks.is_mixed else split_plain)
     for line, moment in zip_longest(lines, moments, fillvalue=""):
         reader.feed(line, moment)
-    variables, nccl = read_variables(lines, split)
+    variables, nccl = read_variables(lines, reader.split)
     return replace(reader.failures(), path=path, variables=variables, nccl=nccl)
 
 
