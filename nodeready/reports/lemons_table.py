@@ -1,0 +1,72 @@
+"""`lemons` on a terminal: the lemons with their incidents, then the other units in short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nodeready.memory.lemons import FALSE_ALARM, MIN_DAYS, Incident, Lemon, Lemons
+from nodeready.reports.lines import STYLES, StyledLine, line, node_set
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.table_layout import MAX_TEXT
+from nodeready.text import counted, sanitise
+
+#: Incidents of a lemon, and units without a verdict, that are shown without -v.
+_MAX_INCIDENTS, _MAX_UNITS = 5, 10
+
+
+def lemons(document: Lemons, options: Options = PLAIN) -> Iterator[StyledLine]:
+    """The lemons, each with its newest incidents; with -v all incidents of all units."""
+    named = document.lemons
+    yield line(
+        (counted(len(named), "lemon"), STYLES["fail" if named else "ok"]),
+        f" among {counted(document.nodes, 'node')} and {counted(document.gpus, 'GPU')}"
+        f" from {document.since[:10]} to {document.until[:10]}",
+    )
+    for lemon in named:
+        yield from _unit(lemon, options)
+    rest = [unit for unit in document.units if not unit.is_lemon]
+    shown = rest if options.verbose else rest[:_MAX_UNITS]
+    if shown:
+        yield line("")
+        yield line(("within the rate of their peers", "bold"))
+    for unit in shown:
+        if options.verbose:
+            yield from _unit(unit, options)
+        else:
+            yield line("  ", _head(unit), f": {_last(unit.incidents[0])}"[:MAX_TEXT])
+    if len(rest) > len(shown):
+        yield line(f"  and {len(rest) - len(shown)} more: -v")
+    if document.shared:
+        verb = "counts" if document.shared == 1 else "count"
+        yield line(
+            f"{counted(document.shared, 'incident')} of many nodes at once {verb} for no node"
+        )
+    if named:
+        yield line(
+            f"rule: {MIN_DAYS} or more days with an incident, and a chance below "
+            f"{FALSE_ALARM:.0%} that any of its peers has so many"
+        )
+
+
+def _head(lemon: Lemon) -> str:
+    name = sanitise(lemon.unit)
+    unit = f"GPU {name} in {node_set(lemon.nodes)}" if lemon.kind == "gpu" else name
+    expected = f"{lemon.expected:.1f}" if lemon.expected >= 0.05 else "below 0.1"
+    return f"{unit}: {counted(lemon.days, 'day')} with incidents, {expected} expected"
+
+
+def _last(incident: Incident) -> str:
+    return f"{incident.time[:10]} {incident.kind}"
+
+
+def _unit(lemon: Lemon, options: Options) -> Iterator[StyledLine]:
+    style = STYLES["fail"] if lemon.is_lemon else ""
+    yield line("")
+    yield line((_head(lemon), style))
+    shown = lemon.incidents if options.verbose else lemon.incidents[:_MAX_INCIDENTS]
+    for incident in shown:
+        place = f"{incident.node}  " if lemon.kind == "gpu" else ""
+        text = sanitise(incident.text)[:MAX_TEXT]
+        yield line(f"  {incident.time[:16].replace('T', ' ')}  {place}{incident.kind}  {text}")
+    if len(lemon.incidents) > len(shown):
+        yield line(f"  and {len(lemon.incidents) - len(shown)} earlier: -v")
