@@ -27,6 +27,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -303,8 +304,9 @@ def _answers(directory: Path) -> Iterator[tuple[str, str]]:
                 yield nonce.decode(), text.read(int(size)).decode()
 
 
-def simulate(profile: str, nodes: int, name: str) -> list[Simulated]:
-    """The costs for this many nodes like a lab node of this profile, without and with facts."""
+@contextmanager
+def answers(profile: str, nodes: int, name: str) -> Iterator[str]:
+    """A directory with the answers of this many nodes like a lab node of this profile."""
     answer, host = probe(profile, name)
     part_count = len(os.sched_getaffinity(0))
     limits = [nodes * index // part_count for index in range(part_count + 1)]
@@ -319,11 +321,21 @@ def simulate(profile: str, nodes: int, name: str) -> list[Simulated]:
             ]
         for job in jobs:
             job.result()
-        return [_measured([profile, str(nodes), directory, facts]) for facts in ("", "facts")]
+        yield directory
 
 
-def _measured(words: list[str]) -> Simulated:
-    """Run a child, and sample the memory of all its processes meanwhile."""
+def simulate(profile: str, nodes: int, name: str) -> list[Simulated]:
+    """The costs for this many nodes, without and with facts."""
+    with answers(profile, nodes, name) as directory:
+        return [measured([profile, str(nodes), directory, facts]) for facts in ("", "facts")]
+
+
+def measured(words: list[str]) -> Simulated:
+    """Run a child, and sample the memory of all its processes meanwhile.
+
+    words: profile, number of nodes, directory of `answers`, and "facts" or ""; the reports are
+           ``report.*`` in that directory
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.simulated", "--child", *words],
         stdout=subprocess.PIPE,

@@ -80,9 +80,12 @@ class _NodeData:
 
     def __init__(self, audit: Audit, nodes: Sequence[NodeReport], inventory: str) -> None:
         self._nodes, self._inventory = nodes, inventory
-        self._texts: dict[str, int] = {}
+        # Texts as the nodes have them -> their numbers, and as the page has them.
+        self._numbers: dict[str, int] = {}
+        self._texts: list[str] = []
         self._results: dict[Result, int] = {}
         self._passed: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        self._parts: dict[tuple[int, ...], int] = {}
         self._differences: dict[str, list[int]] = {}
         for outlier in audit.outliers:
             for name in outlier.nodes:
@@ -90,7 +93,11 @@ class _NodeData:
                 differences.append(self._text(differing(outlier, name)))
 
     def _text(self, text: str) -> int:
-        return self._texts.setdefault(sanitise(text, _TEXT), len(self._texts))
+        number = self._numbers.get(text)
+        if number is None:
+            number = self._numbers[text] = len(self._texts)
+            self._texts.append(sanitise(text, _TEXT))
+        return number
 
     def _node(self, node: NodeReport) -> list[Any]:
         """Name, status, group, error; seconds; findings; outliers; passed checks; parts.
@@ -114,7 +121,7 @@ class _NodeData:
             self._differences.get(node.name, []),
             self._passed.setdefault(passed, len(self._passed)),
             [
-                [number, *map(self._text, row)]
+                self._parts.setdefault((number, *map(self._text, row)), len(self._parts))
                 for number, table in enumerate(PART_TABLES)
                 for row in table.rows(facts)
             ],
@@ -140,8 +147,9 @@ class _NodeData:
             ("findings", [_runs(place[name] for name in row.names) for row in rows]),
             ("results", results),
             ("passed", list(self._passed)),
+            ("parts", list(self._parts)),
             ("tables", [[table.name, *table.columns] for table in PART_TABLES]),
-            ("texts", list(self._texts)),
+            ("texts", self._texts),
         ):
             yield _safe_json(value, f'{"]" if name == "findings" else ""},\n"{name}":')
         yield Markup("}")

@@ -21,6 +21,8 @@ _HARDWARE = ("ethernet", "infiniband")
 
 def _text(value: Any) -> str:
     """The value of a fact; "" where the node does not show it."""
+    if type(value) is str:
+        return value
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
@@ -42,10 +44,13 @@ class PartTable:
 
     def rows(self, facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
         """The texts of the parts of one node. facts: its observations, as documents show them"""
+        columns = self.columns.values()
         return [
             tuple(
-                _text(part.get(column) if isinstance(column, str) else column(part))
-                for column in self.columns.values()
+                [
+                    _text(part[column] if isinstance(column, str) else column(part))
+                    for column in columns
+                ]
             )
             for part in self.rows_of(facts)
         ]

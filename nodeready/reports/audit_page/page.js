@@ -1,7 +1,8 @@
 "use strict";
 const byId = (id) => document.getElementById(id);
 const all = (selector, root = document) => [...root.querySelectorAll(selector)];
-const { nodes, findings, results, passed, tables, texts } = JSON.parse(byId("data").textContent);
+const { nodes, findings, results, passed, parts, tables, texts } = JSON.parse(
+  byId("data").textContent);
 // The members of a node in the data.
 const [NAME, STATUS, GROUP, ERROR, SECONDS, RESULTS, DIFFERENCES, PASSED, PARTS] = Array(9).keys();
 const [find, count, grid, tip, dialog] = ["find", "count", "grid", "tip", "node"].map(byId);
@@ -60,7 +61,7 @@ const show = (number) => {
       ...node[DIFFERENCES].map((text) => make("p", "line", texts[text])));
   }
   tables.forEach(([title, ...heads], at) => {
-    const rows = node[PARTS].filter((part) => part[0] === at)
+    const rows = node[PARTS].map((part) => parts[part]).filter((part) => part[0] === at)
       .map((part) => part.slice(1).map((text) => texts[text]));
     const used = heads.map((_, column) => rows.some((row) => row[column]));
     const chosen = (cells) => cells.filter((_, column) => used[column]);
@@ -128,7 +129,7 @@ grid.addEventListener("keydown", (event) => {
   }
 });
 
-// --- The index of the search: made when it is first needed.
+// --- The index of the search: made while the reader reads, or when it is first needed.
 let index = null;
 const indexed = () => {
   if (index) return index;
@@ -140,7 +141,7 @@ const indexed = () => {
   const numbers = [];
   nodes.forEach((node, number) => {
     numbers.push(node[NAME], node[STATUS], node[GROUP], node[ERROR], ...node[DIFFERENCES]);
-    for (const part of node[PARTS]) for (let at = 1; at < part.length; at += 1) numbers.push(part[at]);
+    for (const part of node[PARTS]) numbers.push(...parts[part].slice(1));
     ends[number] = numbers.length;
   });
   index = { joined: small.join("\n"), starts, ends, numbers: Uint32Array.from(numbers) };
@@ -234,7 +235,7 @@ const filter = () => {
 let waiting = 0;
 find.addEventListener("input", () => {
   window.clearTimeout(waiting);
-  waiting = window.setTimeout(filter, 60);
+  waiting = window.setTimeout(filter, 40);
 });
 const search = (words) => {
   find.value = words;
@@ -263,6 +264,7 @@ document.addEventListener("keydown", (event) => {
     search("");
   }
 });
+window.requestIdleCallback?.(indexed);
 byId("search").hidden = false;
 grid.classList.add("scripted");
 follow();
