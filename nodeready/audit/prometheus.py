@@ -10,7 +10,6 @@ The metric `up` has only the target's labels.
 from __future__ import annotations
 
 import codecs
-import contextlib
 import json
 import math
 import re
@@ -22,7 +21,7 @@ from typing import Any
 
 from nodeready.audit.verdict import CHECK, LISTED, Send, SourceError, gather
 from nodeready.audit.verdict_source import NO_TEXT, HostRecord, Source
-from nodeready.node.secrets import redact
+from nodeready.audit.web_request import open_answer
 from nodeready.subjects.result import Result
 from nodeready.text import sanitise
 
@@ -58,45 +57,22 @@ _INSTANCE = r"(?:[a-z]+://)?(?:\[([^]]+)\]|([^:/]+))(?::\d+)?(?:/.*)?"
 
 def _send_answers(source: Source, limit_s: float, send: Send) -> None:
     """Make both queries, and send (index of the query, piece of its answer)."""
-    import http.client
-    import urllib.error
-    import urllib.request
     from urllib.parse import urlencode
+    from urllib.request import Request
 
-    class RefuseRedirects(urllib.request.HTTPRedirectHandler):
-        """Follow no redirect: another address would get the password."""
-
-        def redirect_request(self, req: Any, fp: Any, code: int, *details: Any) -> None:
-            address = sanitise(redact("", str(details[-1])), 200).partition("?")[0]
-            raise SourceError(f"{source.shown}: leads to {address}: name that, if it is right")
-
-    opener = urllib.request.build_opener(RefuseRedirects)
     for index, query in enumerate(queries(source.labels)):
         parameters = urlencode({"query": query, "timeout": f"{limit_s:g}s"})
-        request = urllib.request.Request(f"{source.url}/api/v1/query?{parameters}")
+        request = Request(f"{source.url}/api/v1/query?{parameters}")
         request.add_header("Accept", "application/json")
         if source.header:
             request.add_unredirected_header("Authorization", source.header)
-        try:
-            with opener.open(request, timeout=limit_s) as answer:
-                remaining_bytes = MAX_ANSWER
-                while data := answer.read1(1 << 16):
-                    remaining_bytes -= len(data)
-                    if remaining_bytes < 0:
-                        raise SourceError(
-                            f"{source.shown}: answers more than {MAX_ANSWER >> 20} MiB"
-                        )
-                    send([index, data.decode("latin-1")])
-        except urllib.error.HTTPError as error:
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                raise SourceError(_refusal(source, error.code, error.read(4096))) from None
-            raise SourceError(f"{source.shown}: HTTP {error.code}") from None
-        except urllib.error.URLError as error:
-            reason = getattr(error.reason, "strerror", None) or error.reason
-            raise SourceError(f"{source.shown}: {sanitise(str(reason), 300)}") from None
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise SourceError(f"{source.shown}: {sanitise(str(reason), 300)}") from None
+        with open_answer(request, source.shown, limit_s, partial(_refusal, source)) as answer:
+            remaining_bytes = MAX_ANSWER
+            while data := answer.read1(1 << 16):
+                remaining_bytes -= len(data)
+                if remaining_bytes < 0:
+                    raise SourceError(f"{source.shown}: answers more than {MAX_ANSWER >> 20} MiB")
+                send([index, data.decode("latin-1")])
 
 
 def _refusal(source: Source, code: int, body: bytes) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from nodeready.audit.web_request import web_address
 from nodeready.subjects.result import Result
 from nodeready.text import sanitise
 
@@ -59,33 +59,23 @@ def source(text: str, token: str = "") -> Source:
 
     token: for ``Authorization: Bearer``; unused for a directory
     """
-    from urllib.parse import parse_qsl, unquote, urlsplit
+    from urllib.parse import parse_qsl
 
     if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
         return Source(sanitise(text, 200), directory=text)
-    if re.search(r"[^\x21-\x7e]", text):
-        raise ValueError("has a character that no address has")
-    try:
-        parts = urlsplit(text)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        host, parts = None, urlsplit("")
-    if not host or parts.scheme not in ("http", "https") or parts.fragment:
-        raise ValueError("must be a directory, or the address of a Prometheus: http://HOST:9090")
+    parts, host, header = web_address(
+        text, "must be a directory, or the address of a Prometheus: http://HOST:9090"
+    )
     try:
         labels = tuple(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True))
     except ValueError:
         labels = (("", ""),) if parts.query else ()
     if not all(re.fullmatch(_LABEL, label) for label, _ in labels):
         raise ValueError("must have labels of targets behind its ?: http://HOST:9090?cluster=a")
-    credentials, has_user, address = parts.netloc.rpartition("@")
-    if has_user and token:
+    if header and token:
         raise ValueError("has a user, and there is a token: only one of them can be sent")
-    header = f"Bearer {token}" if token else ""
-    if has_user:
-        name, _, password = credentials.partition(":")
-        pair = f"{unquote(name)}:{unquote(password)}".encode()
-        header = f"Basic {base64.b64encode(pair).decode()}"
-    url = f"{parts.scheme}://{address}{parts.path.rstrip('/')}"
+    if token:
+        header = f"Bearer {token}"
+    url = f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
     shown = f"{url}?{parts.query}" if labels else url
     return Source(shown, url=url, labels=labels, header=header)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from nodeready.cli.notify import notify_option
 from nodeready.cli.options import (
     command,
     inventory_argument,
@@ -55,6 +56,7 @@ from nodeready.cli.options import (
     general=False,
     help="Repeat every S seconds until Ctrl-C, and print what changes.",
 )
+@notify_option
 @srun_job_option
 @transport_options
 def audit(inventory: str | None, **options: Any) -> int:

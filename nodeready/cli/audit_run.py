@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit, audit_code
 from nodeready.audit.fleet import distinguishing_groups, probed_subjects
 from nodeready.cli.conversations import probe_nodes
 from nodeready.cli.default_inventory import require_inventory
+from nodeready.cli.notify import webhook
 from nodeready.cli.options import Refused
 from nodeready.cli.outputs import Outputs, read_outputs
 from nodeready.cli.recorded import recorded_audit, recorded_source
@@ -96,8 +97,12 @@ def _watch(
     first: Audit,
     *,
     every_s: float,
+    notify: Callable[[Audit], None],
 ) -> int:
-    """Look every ``every_s`` seconds and print what changed, until a signal. Returns the code."""
+    """Look every ``every_s`` seconds and print what changed, until a signal. Returns the code.
+
+    notify: called with the audit of each look
+    """
     from nodeready.audit.workers import AuditWorkers
     from nodeready.reports.audit_changes import changes, findings_of
 
@@ -112,6 +117,7 @@ def _watch(
                 if not audit.complete:
                     return INTERRUPTED_CODE
                 before, findings = findings, findings_of(audit, findings)
+                notify(audit)
             screen.show(changes(before, findings, audit.finished))
             sys.stdout.flush()
     except KeyboardInterrupt:
@@ -138,6 +144,7 @@ def run_audit(
     recorded: str | None,
     token_file: str | None,
     every: float | None,
+    notify: str | None,
     job: str | None,
     **shared: Any,
 ) -> int:
@@ -152,6 +159,7 @@ def run_audit(
         except SelectionError as error:
             raise Refused(str(error)) from None
 
+    hook = webhook(notify, "audit", only, skip)
     outputs = read_outputs("audit", format, output)
     if every is not None:
         _refuse_with_watch(outputs, recorded)
@@ -179,6 +187,14 @@ def run_audit(
             options=Options(fail_on=fail_on, inventory=options.words(inventory)),
         )
         nodes.remember_failed(failing)
+
+        def notify_of(audit: Audit) -> None:
+            if hook is not None:
+                hook.notify(audit, "audit", options.words(inventory), screen)
+
+        notify_of(document)
         if every is not None and document.complete:
-            return _watch(nodes, screen, selection, timeout, document, every_s=every)
+            return _watch(
+                nodes, screen, selection, timeout, document, every_s=every, notify=notify_of
+            )
         return nagios_code(document) if outputs.form == "nagios" else code

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from nodeready.cli.notify import notify_option
 from nodeready.cli.options import (
     command,
     hostfile_options,
@@ -53,6 +54,7 @@ from nodeready.cli.options import (
 )
 @hostfile_options("ready")
 @option("--full-mesh", is_flag=True, help="Connect every pair of nodes, not a sample of them.")
+@notify_option
 @only_option("Only these checks or subjects: proof,gpus.present.")
 @skip_option
 @report_options("ready")

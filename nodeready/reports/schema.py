@@ -20,6 +20,7 @@ from nodeready.audit.document import FAILED, UNREACHABLE, Audit, NodeReport, Rea
 from nodeready.audit.waiver_list import WaiverList
 from nodeready.deploy.document import Deploy
 from nodeready.ready.job_env import Environment
+from nodeready.reports.notification import Notification
 from nodeready.smoke.document import SmokeReport
 from nodeready.subjects.json_types import JsonField, json_fields
 from nodeready.triage.cores import Cores
@@ -36,7 +37,7 @@ DOCUMENTS: dict[str, Any] = {
     for kind in (
         *(Audit, Ready, SmokeReport, Deploy, Stacks),
         *(Debuggable, Jobs, Cores, TailDocument, Environment, Incident),
-        *(Postmortem, WaiverList),
+        *(Postmortem, WaiverList, Notification),
     )
 }
 
