@@ -21,7 +21,12 @@ from nodeready.node.failure_events import (
     read_error_file,
     read_lines,
 )
-from nodeready.node.job_node import JobNode, observe_job_node
+from nodeready.node.job_node import (
+    JobNode,
+    observe_cores,
+    observe_environment,
+    read_gate,
+)
 from nodeready.node.log_lines import text_lines
 from nodeready.node.log_times import Calendar, node_calendar
 from nodeready.node.log_variables import LogVariable
@@ -239,7 +244,9 @@ def _recording(row: dict[str, Any]) -> Recording:
 _NODE_PART = 4
 
 
-def read_job(config: PostmortemConfig, kernel: Callable[[], KernelLog]) -> NodeFailures:
+def read_job(
+    config: PostmortemConfig, supervisor: ProcessSupervisor, kernel: Callable[[], KernelLog]
+) -> NodeFailures:
     """What this node has of the job, within config.limit_s."""
     started_s, last = time.time(), time.monotonic() + config.limit_s
     deadline = last - config.limit_s / _NODE_PART
@@ -258,7 +265,11 @@ def read_job(config: PostmortemConfig, kernel: Callable[[], KernelLog]) -> NodeF
         unread |= {file.path: file for file in tail.unread}
         left_out, older = left_out + tail.left_out, older + tail.older
         errors += [tail.error] if tail.error else []
-    node = observe_job_node(config.job, config.uid, dict(config.variables), files.values(), last)
+    live = observe_environment(
+        config.job, config.uid, dict(config.variables), files.values(), last
+    )
+    cores = observe_cores(supervisor, config.job, config.uid, config.kernel_s or 1)
+    node = JobNode(*live, cores, read_gate())
     chosen, error = fitting(files.values())
     return NodeFailures(
         *(os.uname().nodename, started_s, time.time(), chosen, tuple(unread.values())[:64]),
@@ -294,5 +305,5 @@ def main(config: PostmortemConfig) -> None:
                 return KernelLog("not asked for")
             return witness_log(supervisor, config.kernel_s, _KERNEL_S)
 
-        failures = read_job(config, kernel)
+        failures = read_job(config, supervisor, kernel)
     print(wire.packed_line(config.nonce, "job", failures), flush=True)

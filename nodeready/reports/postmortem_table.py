@@ -77,7 +77,16 @@ def show(document: Postmortem, options: Options = PLAIN) -> Iterator[StyledLine]
         yield from table.group(group)
     if len(groups) > count:
         yield table.count_line(len(groups) - count)
-    if groups:
+    events = document.nodes if table.is_whole else document.nodes[:_MAX_ROWS]
+    for event in events:
+        when = f", {event.time.replace('T', ' ')}" if event.time else ""
+        yield table.head(
+            event.kind, "warn", (table.subject(event.ranks, (event.node,)), "bold"), when
+        )
+        yield table.detail(event.text)
+    if len(document.nodes) > len(events):
+        yield table.count_line(len(document.nodes) - len(events))
+    if groups or events:
         yield line("")
     sources = ", ".join(f"{name}: {text}" for name, text in document.sources.items())
     if sources:

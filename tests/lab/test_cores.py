@@ -134,3 +134,20 @@ def test_what_cannot_be_done_is_refused_before_anything(tool, fleet, sleeper):
         assert status(node, pid) == before
         assert node.enter(["ls", "-A", "/var/crash"], check=False).stdout == ""
         node.enter(["sh", "-c", mended.format(pid=pid)])
+
+
+@pytest.mark.nightly
+def test_postmortem_has_the_core_and_the_gates_no_go(tool, fleet, crash_nodes):
+    (node,) = crash_nodes(1)
+    crash(node, 3)
+    node.write("/var/log/train/rank_3.log", "step 1\n")
+    seconds = node.run("date +%s").stdout.strip()
+    verdict = {"schema": "nodeready.verdict/1", "time": int(seconds), "boot_id": "", "go": False,
+               "policy_digest": "", "reasons": ["gpus.xid: Xid 79"]}  # fmt: skip
+    node.write("/run/nodeready/verdict.json", json.dumps(verdict))
+    done = tool("postmortem", fleet([node]), "--logs", "/var/log/train/rank_*.log")
+    assert re.match(r"segfault +rank 3 \(.*\) was ended by SIGSEGV", done.out), done
+    assert re.search(
+        r"core of .*python3\S* \(pid \d+\) ended by SIGSEGV: /var/crash/core", done.out
+    ), done
+    assert f"gate of {node.name}: no-go: gpus.xid: Xid 79" in " ".join(done.out.split()), done

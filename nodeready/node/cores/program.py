@@ -152,6 +152,15 @@ def _read_all(supervisor: ProcessSupervisor, config: CoresConfig) -> None:
     print(wire.line(config.nonce, "done", totals), flush=True)
 
 
+def read_notes(supervisor: ProcessSupervisor, selected: tuple[str, int, int, int]) -> CoreSummary:
+    """What a core's own notes say, without gdb. selected: as of a `CoresConfig`"""
+    try:
+        with _CoreReading(supervisor, selected) as reading:
+            return reading.core()
+    except ProbeError:
+        return CoreSummary(0, unread=_TOO_COSTLY)
+
+
 def _read(
     supervisor: ProcessSupervisor,
     config: CoresConfig,

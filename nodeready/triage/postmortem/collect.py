@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from nodeready.inventory.nodeset import fold
 from nodeready.node.failure_events import FileFailures
+from nodeready.node.failure_rules import SIGNAL_NAMES
+from nodeready.node.job_node import JobNode
 from nodeready.node.postmortem import NodeFailures, PostmortemConfig
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
@@ -26,14 +28,18 @@ from nodeready.triage.postmortem.evidence import (
     LiveRank,
     NodeClock,
     NodeFault,
+    NodeRecord,
 )
 from nodeready.triage.postmortem.first_failure import FirstFailureFinder
 
 #: Maximum bytes of a node's unpacked answer.
 _MAX_UNPACKED = 16 << 20
-#: The kernel's faults of this many seconds before the end of the logs count: a fault may let a job
-#: hang until its timeout.
-_BEFORE_S, _AFTER_S = 2 * 3600, 120
+#: The kernel's faults, cores and no-gos of this many seconds before the end of the logs count: a
+#: fault may let a job hang until its timeout.
+_BEFORE_S = 2 * 3600
+#: Seconds after the end of the logs: a large core is written for minutes, and Slurm runs the gate
+#: every HealthCheckInterval, mostly 5 minutes, at most an hour.
+_AFTER_S = {"kernel": 120, "core": 900, "gate": 3600}
 
 
 @dataclass(frozen=True)
@@ -110,29 +116,50 @@ class EvidenceBuilder:
             live = LiveRank(node, rank.pid, rank.rank, rank.local_rank, rank.variables)
             evidence.live_ranks.append(live)
         evidence.environment_facts[node] = failures.node.facts
+        self._add_records(node, failures.node, clock)
         if failures.kernel.absent:
             self._absent.setdefault(("kernel's log", failures.kernel.absent), []).append(node)
         else:
             self._kernels[node] = failures, clock
 
+    def _add_records(self, node: str, job_node: JobNode, clock: NodeClock) -> None:
+        for core in job_node.cores:
+            name = SIGNAL_NAMES.get(core.signal or 0, f"signal {core.signal}")
+            process = f"{core.command or 'a process'} (pid {core.pid})"
+            text = f"{process} ended by {name}: {core.path}"
+            identity = core.path, core.rank, core.pid, core.signal
+            moment = core.written_s - clock.offset_s
+            self.evidence.records.append(NodeRecord(node, "core", moment, text, *identity))
+        for record in job_node.gate:
+            word = "drained" if record.drained else "no-go"
+            text = f"{word}: {'; '.join(record.reasons)}"
+            moment = record.time_s - clock.offset_s
+            self.evidence.records.append(NodeRecord(node, "gate", moment, text))
+
     def complete(self) -> JobEvidence:
-        """The evidence, with the kernel's faults in the job's time."""
+        """The evidence, with the kernel's faults and the nodes' records in the job's time."""
         evidence = self.evidence
         ends = [
             file.failures.mtime_s - evidence.clocks[file.node].offset_s
             for file in evidence.files
             if file.failures.size_bytes
         ]
-        for (source, reason), names in self._absent.items():
-            evidence.missing[f"{source} of {fold(names)}"] = reason
+        for (source, reason), absent in self._absent.items():
+            evidence.missing[f"{source} of {fold(absent)}"] = reason
         evidence.files = _shared_once(evidence.files)
         end_s = max(ends, default=None)
         for node, (failures, clock) in self._kernels.items():
             for message in failures.kernel.messages:
                 moment = failures.started_s - message.ago_s
-                if end_s is None or -_BEFORE_S < moment - clock.offset_s - end_s < _AFTER_S:
+                if _is_of_job(moment - clock.offset_s, end_s, "kernel"):
                     fault = NodeFault(node, message.kind, moment, message.pid, message.text)
                     evidence.kernel.append(fault)
+        evidence.records = [
+            record for record in evidence.records if _is_of_job(record.time_s, end_s, record.kind)
+        ]
+        for kind, name in (("core", "cores"), ("gate", "gate")):
+            names = {record.node for record in evidence.records if record.kind == kind}
+            evidence.sources |= {name: f"of {counted(len(names), 'node')}"} if names else {}
         if self._kernels:
             count = counted(len(evidence.kernel), "fault")
             evidence.sources["kernel's log"] = f"{count} on {counted(len(self._kernels), 'node')}"
@@ -143,6 +170,10 @@ class EvidenceBuilder:
             logs = counted(len(evidence.files), "file")
             evidence.sources = {"logs": f"{logs} on {nodes}", **evidence.sources}
         return evidence
+
+
+def _is_of_job(moment: float, end_s: float | None, kind: str) -> bool:
+    return end_s is None or -_BEFORE_S < moment - end_s < _AFTER_S[kind]
 
 
 def _shared_once(files: list[JobFile]) -> list[JobFile]:
@@ -177,6 +208,7 @@ def postmortem_of(
         *(started, utc_now(), job, source, cause, finder.groups(cause), len(evidence.files)),
         sources=evidence.sources,
         missing=evidence.missing,
+        nodes=finder.node_events(),
         clocks=clocks,
         unreachable=unreachable or {},
         failed=failed or {},

@@ -63,6 +63,20 @@ class FailureGroup:
     time: MomentOrEmpty = ""
 
 
+class NodeEvent(NamedTuple):
+    """What a node keeps beside the logs, in the job's time.
+
+    kind:  `core`: a core file; `gate`: the node's own check is no-go, or has drained the node
+    ranks: of a core; (): not known
+    """
+
+    node: str
+    kind: Annotated[str, {"enum": ("core", "gate")}]
+    ranks: tuple[int, ...]
+    time: MomentOrEmpty
+    text: str
+
+
 class ClockOffset(NamedTuple):
     """How far a node's clock is ahead of this machine's, in seconds, and how sure that is."""
 
@@ -83,6 +97,7 @@ class Postmortem:
     logs:        number of files that were read
     sources:     source of evidence -> what it gave
     missing:     source of evidence -> why it gave nothing
+    nodes:       cores and no-gos of the nodes in the job's time
     clocks:      node -> its clock; only where it was measured
     unreachable: node -> why it could not be reached
     failed:      node -> why it gave no answer although it was reached
@@ -92,7 +107,7 @@ class Postmortem:
     SCHEMA: ClassVar = "postmortem"
     JSON: ClassVar = (
         *("started", "finished", "job", "source", "complete", "cause", "failures", "logs"),
-        *("sources", "missing", "clocks", "unreachable", "failed"),
+        *("sources", "missing", "nodes", "clocks", "unreachable", "failed"),
     )
 
     started: Moment
@@ -104,6 +119,7 @@ class Postmortem:
     logs: Count
     sources: Mapping[str, str]
     missing: Mapping[str, str]
+    nodes: tuple[NodeEvent, ...]
     clocks: Mapping[str, ClockOffset]
     unreachable: Mapping[str, str]
     failed: Mapping[str, str]

@@ -100,12 +100,32 @@ class LiveRank(NamedTuple):
     variables: RankVariables
 
 
+class NodeRecord(NamedTuple):
+    """What a node keeps beside the logs: a core file, or a no-go of its gate.
+
+    kind:   ``core``, ``gate``
+    time_s: since 1970, by this machine's clock
+    text:   one line
+    rank, pid, signal: of a core; None: not known
+    """
+
+    node: str
+    kind: str
+    time_s: float
+    text: str
+    path: str = ""
+    rank: int | None = None
+    pid: int | None = None
+    signal: int | None = None
+
+
 @dataclass
 class JobEvidence:
     """All evidence on a job.
 
     sources: name of a source -> what it gave, in words
     missing: name of a source -> why it gave nothing
+    records: of the nodes, in the job's time
     nodes:   of the job, by Slurm; (): not known
     script:  where the batch script is, in words; script_variables: that it sets
     live_ranks: that still run
@@ -119,6 +139,7 @@ class JobEvidence:
     clocks: dict[str, NodeClock] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    records: list[NodeRecord] = field(default_factory=list)
     nodes: tuple[str, ...] = ()
     script: str = ""
     script_variables: Mapping[str, str] = field(default_factory=dict)
@@ -158,9 +179,9 @@ class RankFailure(NamedTuple):
 
 
 def place_text(node: str, path: str, line: int) -> str:
-    """``NODE:PATH:LINE``; without a node that the path begins with."""
+    """``NODE:PATH:LINE``; without a node that the path begins with. line: 0: of a core file"""
     prefix = f"{node}:" if node and not path.startswith(f"{node}/") else ""
-    return f"{prefix}{path}:{line}"
+    return f"{prefix}{path}{f':{line}' if line else ''}"
 
 
 #: Seconds that an event without a time may be after the line before it.

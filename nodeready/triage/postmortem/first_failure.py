@@ -7,10 +7,11 @@ lost connection. Times decide between own errors only beyond the uncertainty of 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from nodeready.inventory.nodeset import fold, natural
+from nodeready.node.failure_events import FailureEvent
 from nodeready.node.failure_rules import (
     ENDED,
     FAILED,
@@ -25,11 +26,12 @@ from nodeready.node.witnesses import nccl_errors
 from nodeready.node.witnesses.logs import RankLog
 from nodeready.subjects import wire
 from nodeready.text import counted, utc_moment
-from nodeready.triage.postmortem.document import FailureGroup, FirstFailure
+from nodeready.triage.postmortem.document import FailureGroup, FirstFailure, NodeEvent
 from nodeready.triage.postmortem.environment import explaining_faults
 from nodeready.triage.postmortem.evidence import (
     JobEvidence,
     NodeFault,
+    NodeRecord,
     RankFailure,
     RankFinder,
 )
@@ -53,6 +55,8 @@ from nodeready.triage.stacks.witness_reader import read_witnesses
 _TEXT = 240
 #: Maximum suspects in the document, and in its first line.
 _MAX_SUSPECTS, _NAMED = 32, 4
+#: Maximum records of nodes beside a suspect.
+_MAX_RECORDS = 4
 #: Errors of NCCL that mean the network between nodes, if no rank has failed.
 _FABRIC = ("ib-retry", "ib-rnr", "ib-completion", "ib-remote-operation", "connect-timeout",
            "connect-no-route", "gloo-connect")  # fmt: skip
@@ -78,7 +82,7 @@ _LAUNCHERS = {
     "torchrun": "torchrun", "torchrun-root": "torchrun", "srun": "srun", "mpirun": "mpirun",
     "deepspeed": "DeepSpeed's launcher", "shell": "the shell", "spawn": "torch.multiprocessing",
     "slurm": "Slurm", "slurm-job": "Slurm", "agent": "the launcher",
-    "error-file": "its error file",
+    "error-file": "its error file", "core": "a core file",
 }  # fmt: skip
 
 
@@ -89,7 +93,7 @@ class FirstFailureFinder:
         self.evidence = evidence
         finder = RankFinder(evidence)
         self.rank_by_pid = finder.by_pid
-        self.all = with_reported_ranks(list(finder.failures()))
+        self.all = with_reported_ranks(list(finder.failures())) + self._core_reports()
         self.finder = finder
         self.ranks = finder.ranks(f.rank for f in self.all if f.rank is not None)
         self.node_of: dict[int, str] = {}
@@ -126,6 +130,32 @@ class FirstFailureFinder:
         self.ended = [f for f in self.all if f.event.role == ENDED]
         self.missing: list[str] = []
 
+    def _core_reports(self) -> list[RankFailure]:
+        """The ends of ranks that cores report."""
+        reports = []
+        for number, (record, rank) in enumerate(self._ranked_records()):
+            if rank is not None and record.signal:
+                code, place = -record.signal, (record.node, -1 - number, record.path)
+                event = FailureEvent(
+                    *(kind_of_code(code), REPORT, "core", record.text, "", (rank,), None),
+                    *(record.node, record.pid or 0, code, record.time_s, None, 0, 0),
+                )
+                reports.append(RankFailure(rank, *place, event, record.time_s, 0.0))
+        return reports
+
+    def _ranked_records(self) -> Iterator[tuple[NodeRecord, int | None]]:
+        for record in self.evidence.records:
+            rank = self.rank_by_pid.get((record.node, record.pid or 0))
+            yield record, rank if record.rank is None else record.rank
+
+    def node_events(self) -> tuple[NodeEvent, ...]:
+        """What the nodes keep beside the logs."""
+        return tuple(
+            NodeEvent(record.node, record.kind, () if rank is None else (rank,),
+                      moment_text(record.time_s), record.text)
+            for record, rank in self._ranked_records()
+        )  # fmt: skip
+
     def _is_victim(self, failure: RankFailure) -> bool:
         """Whether an error follows a lost peer or a timeout of the same rank."""
         event = failure.event
@@ -148,7 +178,17 @@ class FirstFailureFinder:
                 break
         else:
             cause = self._unclear()
-        return self._by_environment(cause) or replace(cause, missing=tuple(self.missing))
+        cause = self._by_environment(cause) or replace(cause, missing=tuple(self.missing))
+        records = [
+            f"{record.kind} of {record.node}: {record.text}"
+            for record, rank in self._ranked_records()
+            if (rank in cause.ranks if rank is not None else record.node in cause.nodes)
+        ]
+        if not records or not cause.suspects:
+            return cause
+        first, *others = cause.suspects
+        first = replace(first, for_=(*first.for_, *records[:_MAX_RECORDS]))
+        return replace(cause, suspects=(first, *others))
 
     def _by_environment(self, cause: FirstFailure) -> FirstFailure | None:
         """The fault of the job's environment that explains the cause."""

@@ -8,11 +8,12 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 
 import pytest
 
 from nodeready.node.failure_events import read_lines
-from nodeready.node.job_node import JobNode, observe_job_node
+from nodeready.node.job_node import GateRecord, JobCore, JobNode, observe_environment
 from nodeready.node.log_times import utc_calendar
 from nodeready.node.log_variables import script_variables
 from nodeready.node.postmortem import NodeFailures
@@ -112,11 +113,52 @@ def test_ranks_that_still_run_have_their_environment():
     argv = ["/bin/sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"]
     pid = int(subprocess.run(argv, env=environment, capture_output=True, check=True).stdout)
     try:
-        node = observe_job_node("4711", os.getuid(), {}, (), time.monotonic() + 20)
+        live, facts = observe_environment("4711", os.getuid(), {}, (), time.monotonic() + 20)
     finally:
         os.kill(pid, signal.SIGKILL)
-    (rank,) = node.ranks
+    (rank,) = live
     assert (rank.pid, rank.rank) == (pid, 3)
     assert rank.variables.variables == (("NCCL_NET", "Socket"),)
-    assert node.facts.interfaces[0].name == "lo"
-    assert observe_job_node("", -1, {}, (), time.monotonic() + 5) == JobNode()
+    assert facts.interfaces[0].name == "lo"
+    assert observe_environment("", -1, {}, (), time.monotonic() + 5)[0] == ()
+
+
+END_S = 1772366405.0
+
+
+@pytest.mark.parametrize(
+    ("log", "core", "kind", "ranks"),
+    [
+        # The process of the core is that of a launcher's report.
+        ("", JobCore("/var/crash/core.77", END_S, 77, 11, 1, "python3"), "segfault", (1,)),
+        # A rank that lost a peer, and then was aborted, is a victim.
+        (LOST, JobCore("/var/crash/core.77", END_S, 77, 6, 1, "python3"), "unclear", ()),
+        # A core of an earlier job, and one whose rank is not known, name no rank.
+        (LOST, JobCore("/var/crash/core.5", END_S - 9000, 5, 11, 1, "python3"), "unclear", ()),
+        (LOST, JobCore("/var/crash/core.5", END_S, 5, 11, None, "python3"), "unclear", ()),
+    ],
+)  # fmt: skip
+def test_cores_of_the_jobs_time_are_evidence(log, core, kind, ranks):
+    builder = EvidenceBuilder()
+    for rank, node in enumerate(("gpu1", "gpu2")):
+        text = f"2026-03-01 12:00:05 step 1\n{log if rank else LOST}"
+        failures = read_lines(text.splitlines(), 2026, utc_calendar, f"/l/rank_{rank}.log")
+        logs = (replace(failures, size_bytes=100, mtime_s=END_S),)
+        gate = GateRecord(END_S - 60, ("gpus.xid: Xid 79",), False)
+        late = GateRecord(END_S + 7200, ("nics.link: down",), True)
+        job_node = JobNode(cores=(core,), gate=(gate, late)) if rank else JobNode()
+        answer = NodeFailures(node, END_S, END_S, logs, (), 0, 0, KernelLog("none"), job_node, "")
+        builder.add(node, NodeEvidence(answer, NodeClock(0, 0)))
+    found = postmortem_of(builder.complete(), started="", source="")
+    assert (found.cause.kind, found.cause.ranks) == (kind, ranks), found
+    shown = [(event.node, event.kind, event.text) for event in found.nodes]
+    is_shown = core.written_s == END_S
+    name = {11: "SIGSEGV", 6: "SIGABRT"}[core.signal]
+    text = f"python3 (pid {core.pid}) ended by {name}: {core.path}"
+    assert shown == [("gpu2", "core", text)] * is_shown + [
+        ("gpu2", "gate", "no-go: gpus.xid: Xid 79")
+    ]
+    if kind == "segfault":
+        assert found.cause.suspects[0].for_[-2:] == (
+            f"core of gpu2: {text}", "gate of gpu2: no-go: gpus.xid: Xid 79"
+        )  # fmt: skip
