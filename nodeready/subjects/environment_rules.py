@@ -116,12 +116,14 @@ class _RankRow(NamedTuple):
     """Ranks of one node with the same environment.
 
     facts: None: not known for these ranks
+    files: variable -> NCCL's file that sets it, in place of the environment
     """
 
     node: str
     variables: Mapping[str, str]
     ranks: tuple[RankEnvironment, ...]
     facts: EnvironmentFacts | None
+    files: Mapping[str, str]
 
 
 @dataclass
@@ -139,10 +141,9 @@ class _Job:
             key = rank.node, id(rank.variables), rank.contained
             members.setdefault(key, []).append(rank)
         self.rows = [
-            _RankRow(node, self._with_conf(node, group[0].variables), tuple(group),
-                 None if contained else self._facts_of(node))
+            self._row(node, tuple(group), is_contained=contained)
             for (node, _, contained), group in members.items()
-        ]  # fmt: skip
+        ]
         self.nodes: dict[str, list[_RankRow]] = {}
         for row in self.rows:
             self.nodes.setdefault(row.node, []).append(row)
@@ -153,10 +154,16 @@ class _Job:
         facts = self.facts.get(node)
         return None if facts is None or facts.absent else facts
 
-    def _with_conf(self, node: str, variables: Mapping[str, str]) -> Mapping[str, str]:
-        """The variables; those of NCCL's file on the node count where no rank sets them."""
-        facts = self._facts_of(node)
-        return {**dict(facts.nccl_conf), **variables} if facts and facts.nccl_conf else variables
+    def _row(
+        self, node: str, ranks: tuple[RankEnvironment, ...], *, is_contained: bool
+    ) -> _RankRow:
+        """The ranks; the variables of NCCL's files on the node count where no rank sets them."""
+        facts, variables, files = self._facts_of(node), dict(ranks[0].variables), {}
+        for file in facts.nccl_conf if facts else ():
+            for name, value in file.variables:
+                if variables.setdefault(name, value) is value:
+                    files[name] = file.path
+        return _RankRow(node, variables, ranks, None if is_contained else facts, files)
 
     def add(
         self,
@@ -172,11 +179,14 @@ class _Job:
         """Add a finding. ranks: of the row; (): all of them; detail: after the problem"""
         about = _RULE[rule] if isinstance(rule, str) else rule
         text = row.variables.get(variable, "") if value is None else value
+        details = f": {sanitise(detail, 3 * _MAX_VALUE)}" if detail else ""
+        if variable in row.files:
+            details += f" (in {sanitise(row.files[variable], _MAX_VALUE)})"
         finding = EnvironmentFinding(
             about.name if isinstance(about, JobRule) else "value",
             sanitise(variable, _MAX_VALUE),
             sanitise(text, _MAX_VALUE),
-            about.problem + (f": {sanitise(detail, 3 * _MAX_VALUE)}" if detail else ""),
+            about.problem + details,
             about.advice,
             about.source,
             about.weight if weight is None else weight,
@@ -445,6 +455,11 @@ def _judge_master(job: _Job) -> None:
         if not address_set & usual:
             detail = f"{min(address_set)}, elsewhere {min(usual)}"
             job.add("master-differs", row, variable, detail=detail)
+    knows_all = all(_own_addresses(job.facts.get(node)) for node in job.nodes)
+    if knows_all and not masters and not any(map(_has_other_nodes, job.rows)):
+        for row, address_set in resolved:
+            detail = "" if row.variables[variable] in address_set else min(address_set)
+            job.add("master-nowhere", row, variable, detail=detail)
     served = (_rendezvous(row) for row in job.rows if row.node in masters)
     listens = any(entry.listener == JOB for entry in served if entry)
     if head and masters and head not in masters and not listens and _own_addresses(

@@ -63,6 +63,8 @@ RULES = (
             "job does not listen there", 2,
             "use an address of rank 0's node: nodeready env prints it",
             "huggingface/accelerate#2362"),
+    JobRule("master-nowhere", "`MASTER_ADDR`", "is an address of none of these nodes", 1,
+            "use an address of rank 0's node: nodeready env prints it", _TORCH_GUIDE),
     JobRule("port-taken", "`MASTER_PORT`", "is not free", 2,
             "choose a free port: nodeready env prints one", "pytorch/pytorch#129367"),
     JobRule("no-port", "`MASTER_PORT`", "is no port", 2, "set a number from 1 to 65535",

@@ -71,6 +71,14 @@ JOB = "the job"
 
 
 @dataclass(frozen=True)
+class NcclFile:
+    """The variables that a configuration file of NCCL has."""
+
+    path: wire.Path
+    variables: tuple[tuple[wire.Name, wire.Name], ...]
+
+
+@dataclass(frozen=True)
 class EnvironmentFacts:
     """The facts of a node that decide about an environment.
 
@@ -82,7 +90,8 @@ class EnvironmentFacts:
     gpus:        number of NVIDIA's GPUs; None: not known
     cpus:        number of CPUs
     machine:     such as ``x86_64``
-    nccl_conf:   variables of /etc/nccl.conf; those of the environment outrank them
+    nccl_conf:   the user's file (NCCL_CONF_FILE, else ~/.nccl.conf), then /etc/nccl.conf; the
+                 environment outranks the first, the first the second
     nccl:        version of NCCL in a rank; "": not known; None: not loaded
     """
 
@@ -94,5 +103,5 @@ class EnvironmentFacts:
     gpus: wire.Count | None = None
     cpus: wire.Count = 0
     machine: wire.Name = ""
-    nccl_conf: tuple[tuple[wire.Name, wire.Name], ...] = ()
+    nccl_conf: tuple[NcclFile, ...] = ()
     nccl: wire.Name | None = ""

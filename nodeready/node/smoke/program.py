@@ -390,7 +390,7 @@ class _NodePart(_ProgramPart):
         master = variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")
         masters = {master: [os.getpid()]} if master[0] else {}
         deadline = time.monotonic() + _ENVIRONMENT_S
-        return environment.observe_node(os.getpid(), masters, deadline)
+        return environment.observe_node(os.getpid(), masters, deadline, variables)
 
     def _greet(self, hello: Hello) -> None:
         with self._lock:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,12 +21,14 @@ from nodeready.node.proc import holder_text, list_directory, listeners, socket_i
 from nodeready.node.proofs.mesh import resolve
 from nodeready.node.secrets import redact
 from nodeready.node.stacks import processes
+from nodeready.node.users_file import held_path, rights_of, with_rights
 from nodeready.subjects import wire
 from nodeready.subjects.base import Output
 from nodeready.subjects.job_environment import (
     JOB,
     EnvironmentFacts,
     HcaPort,
+    NcclFile,
     NodeInterface,
     RankVariables,
     Rendezvous,
@@ -100,11 +104,15 @@ def _namespace(pid: int | str, kind: str) -> int:
 
 
 def observe_node(
-    pid: int, masters: Mapping[tuple[str, str], Sequence[int]], deadline: float
+    pid: int,
+    masters: Mapping[tuple[str, str], Sequence[int]],
+    deadline: float,
+    variables: Mapping[str, str] | None = None,
 ) -> EnvironmentFacts:
     """The facts of this node.
 
     pid:      of `network_pid`
+    variables: of the ranks, where they do not run yet; None: those of the process
     masters:  MASTER_ADDR and MASTER_PORT -> the ranks of this node that have them
     deadline: a moment of time.monotonic()
     """
@@ -113,7 +121,7 @@ def observe_node(
     def probe(number: int) -> object:
         if number < len(rows):
             return _listener(pid, rows[number][1], masters[rows[number]])
-        return wire.plain(_local_facts(pid))
+        return wire.plain(_local_facts(pid, variables))
 
     answers = processes.probe_each(probe, [len(rows), *range(len(rows))], deadline)
     local = answers.get(len(rows), processes.HANGS)
@@ -137,23 +145,42 @@ def observe_node(
     return replace(facts, rendezvous=tuple(rendezvous), own_addresses=own[:_MAX_ADDRESSES])
 
 
-def _local_facts(pid: int) -> EnvironmentFacts:
+def _local_facts(pid: int, variables: Mapping[str, str] | None) -> EnvironmentFacts:
     """The facts that need no other machine."""
     gpus = "/proc/driver/nvidia/gpus"
+    if variables is None:
+        variables = dict(select_variables(processes.environment_bytes(pid) or b""))
     return EnvironmentFacts(
         interfaces=tuple(islice(_interfaces(pid), _MAX_PORTS)),
         hca_ports=tuple(islice(_hca_ports(), _MAX_PORTS)),
         gpus=len(list_directory(gpus)) if os.path.isdir(gpus) else None,
         cpus=os.cpu_count() or 0,
         machine=os.uname().machine,
-        nccl_conf=_nccl_conf(processes.contents("/etc/nccl.conf", _CONF_BYTES)),
+        nccl_conf=tuple(_nccl_files(pid, variables.get("NCCL_CONF_FILE", ""))),
     )
 
 
-def _nccl_conf(text: str) -> Variables:
-    """The variables of NCCL's file (initEnv of its src/misc/param.cc): a line for each."""
-    rows = (line.strip() for line in text.splitlines())
-    return select_variables("\0".join(row for row in rows if row[:5] == "NCCL_").encode())
+def _nccl_files(pid: int, chosen: str) -> Iterator[NcclFile]:
+    """The files with variables that NCCL reads in a process (initEnv of its src/misc/param.cc).
+
+    They are opened with the rights of the process's user, below its own root.
+
+    chosen: NCCL_CONF_FILE, which replaces the file in the user's home directory
+    """
+    uid = os.stat(f"/proc/{pid}").st_uid
+    home = ""
+    if not chosen:
+        with contextlib.suppress(KeyError):
+            home = pwd.getpwuid(uid).pw_dir
+    for path in (chosen or f"{home}/.nccl.conf", "/etc/nccl.conf"):
+        data = b""
+        with contextlib.suppress(OSError), held_path(pid, uid, path) as (held, status):
+            if stat.S_ISREG(status.st_mode):
+                with with_rights(rights_of(uid)), open(f"/proc/self/fd/{held}", "rb") as file:
+                    data = file.read(_CONF_BYTES)
+        rows = (row.strip() for row in data.split(b"\n") if row.startswith(b"NCCL_"))
+        if variables := select_variables(b"\0".join(rows)):
+            yield NcclFile(path[:_MAX_VALUE], variables)
 
 
 def _interfaces(pid: int) -> Iterator[NodeInterface]:

@@ -87,6 +87,28 @@ def test_the_listener_is_the_launcher_or_a_stranger():
         other.communicate(b"\n")
 
 
+def test_the_files_of_nccl_are_read_with_the_owners_rights_and_bounded(tmp_path):
+    def files(path, uid=None):
+        with subprocess.Popen(["sleep", "60"], user=uid) as process:
+            rows = [*environment._nccl_files(process.pid, str(path))]
+            process.kill()
+        return [(file.path, dict(file.variables)) for file in rows if file.path == str(path)]
+
+    path = tmp_path / "nccl.conf"
+    path.write_text("# NCCL_NET=IB\nNCCL_ALGO=Ring\nHOME=/x\nNCCL_AUTH_TOKEN=abc\n")
+    assert files(path) == [(str(path), {"NCCL_ALGO": "Ring", "NCCL_AUTH_TOKEN": "(left out)"})]
+    path.write_text("x" * environment._CONF_BYTES + "\nNCCL_ALGO=Ring\n")
+    assert files(path) == []
+    path.unlink()
+    os.mkfifo(path)
+    assert files(path) == []
+    if os.geteuid() == 0:
+        path.unlink()
+        path.write_text("NCCL_ALGO=Ring\n")
+        path.chmod(0o600)
+        assert files(path, 65534) == []
+
+
 def test_a_node_whose_files_hang_is_absent(monkeypatch):
     monkeypatch.setattr(processes, "_PATIENCE_S", 0.2)
     monkeypatch.setattr(environment, "_interfaces", lambda pid: time.sleep(60))

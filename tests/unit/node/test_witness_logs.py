@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from nodeready.node.stacks import processes
 from nodeready.node.witnesses import logs
 from nodeready.node.witnesses.logs import MAX_REPORTS, WatchdogReport, reports
 from tests.cases import cases
@@ -107,7 +108,8 @@ def test_the_file_of_nccls_own_lines_is_read(run, tmp_path):
     environment = {**os.environ, "NCCL_DEBUG_FILE": f"{tmp_path}/nccl.%h.%p"}
     process = run(stdout=subprocess.DEVNULL, env=environment)
     own = {"node": os.uname().nodename, "pid": process.pid}
-    wait_for(lambda: observe(process).absent == "its output goes to /dev/null")
+    # The environment is set a moment after exec.
+    wait_for(lambda: "NCCL_DEBUG_FILE" in (processes.environment_of(process.pid) or {}))
     path = tmp_path / "nccl.{node}.{pid}".format(**own)
     path.write_text(INFO.format(**own))
     assert observe(process).nccl.network == "IB"

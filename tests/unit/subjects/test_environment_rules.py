@@ -13,6 +13,7 @@ from nodeready.subjects.job_environment import (
     JOB,
     EnvironmentFacts,
     HcaPort,
+    NcclFile,
     NodeInterface,
     Rendezvous,
 )
@@ -28,7 +29,9 @@ def facts_of(number: int, case: dict[str, Any], address: str) -> EnvironmentFact
     if changes is None:
         return None
     changes = {
-        key: tuple(map(tuple, value)) if key == "nccl_conf" else value
+        key: tuple(NcclFile(path, tuple(map(tuple, rows))) for path, rows in value)
+        if key == "nccl_conf"
+        else value
         for key, value in changes.items()
     }
     for key, kind in (("interfaces", NodeInterface), ("hca_ports", HcaPort)):
