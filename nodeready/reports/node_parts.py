@@ -48,7 +48,7 @@ class PartTable:
         return [
             tuple(
                 [
-                    _text(part[column] if isinstance(column, str) else column(part))
+                    _text(part.get(column) if isinstance(column, str) else column(part))
                     for column in columns
                 ]
             )
@@ -57,12 +57,14 @@ class PartTable:
 
 
 def _system(facts: Mapping[str, _Fact]) -> Iterator[_Fact]:
-    if "boot_id" in facts.get("host", {}):
-        yield {**facts.get("gpus", {}), **facts["host"]}
+    system = {**facts.get("gpus", {}), **facts.get("host", {})}
+    if "driver" in system or "boot_id" in system:
+        yield system
 
 
 def _uptime(host: _Fact) -> str:
-    return "" if host["uptime_s"] is None else span(host["uptime_s"])
+    uptime_s = host.get("uptime_s")
+    return "" if uptime_s is None else span(uptime_s)
 
 
 def _gpus(facts: Mapping[str, _Fact]) -> list[_Fact]:

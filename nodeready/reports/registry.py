@@ -110,6 +110,13 @@ _ROWS = (
     Format(
         "audit", "json", "json_report:render", ".json", on_node=True, facts="json_report:shown"
     ),
+    Format(
+        "audit",
+        "evidence",
+        "evidence_html:render",
+        ".evidence.html",
+        facts="json_report:shown",
+    ),
     Format("audit", "html", "audit_html:render", ".html", facts="json_report:shown"),
     Format("audit", "prometheus", "prometheus:prometheus", ".prom", on_node=True),
     Format("audit", "nagios", "nagios:nagios", ".txt", on_node=True),

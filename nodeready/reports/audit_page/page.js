@@ -22,10 +22,10 @@ const badge = (status) => {
   const item = all("#counts li").find((row) => row.dataset.status === status);
   return item.querySelector(".status").cloneNode(true);
 };
-const table = (heads, rows) => {
+const table = (heads, rows, name = "") => {
   const head = make("tr", "", ...heads.map((text) => make("th", "", text)));
   const body = rows.map((cells) => make("tr", "", ...cells.map((cell) => make("td", "", cell))));
-  return make("div", "wide", make("table", "", head, ...body));
+  return make("div", "wide", make("table", name, head, ...body));
 };
 
 // --- One node.
@@ -65,7 +65,7 @@ const show = (number) => {
       .map((part) => part.slice(1).map((text) => texts[text]));
     const used = heads.map((_, column) => rows.some((row) => row[column]));
     const chosen = (cells) => cells.filter((_, column) => used[column]);
-    if (rows.length) dialog.append(make("h3", "", title), table(chosen(heads), rows.map(chosen)));
+    if (rows.length) dialog.append(make("h3", "", title), table(chosen(heads), rows.map(chosen), "part"));
   });
   if (ok.length) dialog.append(listed(counted(ok.length, "check") + " passed", ok));
   if (na.length) dialog.append(listed(counted(na.length, "check") + " not applicable", na));

@@ -35,6 +35,7 @@ FORMATS = {
         "prometheus": ("prometheus", Options()),
         "nagios": ("nagios", Options()),
         "body": ("html", Options()),
+        "evidence": ("evidence", Options()),
     },
     "deploy": {"diff": ("table", Options(diff=True)), "json": ("json", Options(diff=True))},
     "env": {"sh": ("sh", Options())},
@@ -59,7 +60,9 @@ def text_of(document: str, name: str, made: object) -> str:
     text = "".join(find_format(document, form).render(made, options))
     text = text.replace(f'version="{nodeready.__version__}"', 'version="OURS"')
     # The style sheet and the script of a page are files of their own.
-    return text[text.index("<main>") : text.index("<script>")] if form == "html" else text
+    if form in ("html", "evidence"):
+        return text[text.index("<main>") :].partition("<script>")[0]
+    return text
 
 
 def several(document: str, name: str, made: dict[str, object], words: str) -> str:
