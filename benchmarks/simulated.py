@@ -389,7 +389,7 @@ def _run(profile: str, nodes: int, directory: Path, *, facts: bool) -> Simulated
         context = context_of(policies, snapshots, endpoints, bytes, lambda name: "")
         context = workers.complete(context, {})
         combined = time.perf_counter()
-        audit, _ = workers.audit(replies, context, selection, "2026-01-01T00:00:00Z", lambda _: ())
+        audit = workers.audit(replies, context, selection, "2026-01-01T00:00:00Z", lambda _: ())
         judged = time.perf_counter()
         if len(audit.nodes) != nodes or audit.summary["nodes"]["failed"]:
             raise BenchmarkError(f"not what is measured: {audit.summary}")

@@ -206,7 +206,8 @@ def private_file(path: Path, *, make: bool) -> Path:
     A program that opens the path, and files beside it, then opens nothing of another user.
 
     make: make the missing directories (0700) and the missing file (0600)
-    Raises NotFollowed, and OSError with the path as its file name.
+    Raises NotFollowed, IsADirectoryError, FileNotFoundError without ``make``, and further OSError
+    with the path as its file name.
     """
     if make:
         make_directory(path.parent, 0o700)

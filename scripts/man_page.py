@@ -23,6 +23,10 @@ _FILES = (
         "~/.local/state/nodeready/last-failed",
         "The nodes for --limit @last-failed. $XDG_STATE_HOME is obeyed.",
     ),
+    (
+        "~/.local/state/nodeready/memory.db",
+        "Earlier looks at the nodes. $XDG_STATE_HOME is obeyed.",
+    ),
     ("~/.cache/nodeready", "py-spy programs, images of the virtual machine of the tests."),
     ("/run/nodeready/lab", "The labs that run on this machine."),
     ("/run/nodeready.lock", "On a node: who is changing it."),
@@ -42,6 +46,11 @@ _ENVIRONMENT = (
     ("NODEREADY_HOSTFILE", "The hostfile of inventories/hostfile.py."),
     ("NODEREADY_PARTITION", "The Slurm partition of inventories/slurm.py."),
     ("NODEREADY_PY_SPY_DIR", "A directory of py-spy wheels, in place of the package index."),
+    ("NODEREADY_MEMORY", "The file of the memory; off: none is kept or read."),
+    (
+        "NODEREADY_MEMORY_DAYS, NODEREADY_MEMORY_MEGABYTES",
+        "Age and size after which the memory loses its oldest looks. Default: 90, 2000.",
+    ),
     ("NO_COLOR, CLICOLOR_FORCE, TERM=dumb", "Colours, when --color is auto."),
 )
 

@@ -1,25 +1,26 @@
 """Reads the answers of nodes and judges the nodes, in a worker process or in the control process.
 
-Observations, facts and counters stay in a file of the judge. The control process gets the part of
-an answer that the fleet needs, and later the results; repeated results are numbers.
+Observations, facts and the texts for the memory stay in a file of the judge. The control process
+gets the part of an answer that the fleet needs, and later the results; repeated results are
+numbers.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
-from nodeready.audit import counters
 from nodeready.audit.peers import compared, key_of
 from nodeready.policy import Policy
 from nodeready.subjects import snapshot
 from nodeready.subjects.context import (
+    CounterSample,
     addresses_of,
     boot_id_of,
-    counter_sample,
     earlier_counters,
     identity_of,
     mesh_passed,
@@ -46,8 +47,15 @@ NUMBER_OF = {name: number for number, name in enumerate(SUBJECTS)}
 #: Makes the text of one subject's observation for the run's format.
 FactsText = Callable[[Any], str]
 
+#: Makes the sections of a node's state that the memory keeps, of (subject, its observation, its
+#: shown facts, its results): (name, digest, packed text; None: the memory has the text).
+SectionTexts = Callable[[str, Any, Any, list[Result]], list[tuple[str, bytes, bytes | None]]]
+
 #: Start and size in a judge's file.
 Place = tuple[int, int]
+
+#: The end of the name of a section with counters.
+_COUNTERS = ".counters"
 
 
 class AnswerSummary(NamedTuple):
@@ -72,7 +80,7 @@ class NodeOrder(NamedTuple):
     policy:      number of its policy
     known_hosts, gate_files: of `FleetFacts`, as numbers of values that all judges share
     host_key:    of `FleetFacts`
-    earlier:     the counters of the last audit, as JSON; "": none
+    earlier:     the earlier counters, as `CounterSample.parse` takes them
     """
 
     file: int
@@ -84,21 +92,36 @@ class NodeOrder(NamedTuple):
     earlier: str
 
 
+class StateRecord(NamedTuple):
+    """The state of a node for the memory.
+
+    digest:  of the sections
+    counted: the subjects whose counters were read
+    place:   in the file of the judge that made this: a pickled list of (name, digest, SharedPart
+             of the packed text; None: the memory has the text)
+    """
+
+    digest: bytes
+    counted: tuple[str, ...]
+    place: Place
+
+
 class NodeOutcome(NamedTuple):
     """A judged node. A code is a number in a table of the judge that made it, or the value itself.
 
     results:  (judge, number of the subject, codes), in no order
     compared: (judge, number of the subject, code) of the facts that peers should share
-    facts, counters: places of their texts in the file of the judge that made this
+    facts:    place of their text in the file of the judge that made this
+    state:    of the node for the memory; None: the run has no memory
     """
 
     results: list[tuple[int, int, tuple[Any, ...]]]
     compared: list[tuple[int, int, Any]]
     facts: Place | None
-    counters: Place | None
+    state: StateRecord | None
 
 
-class _SharedPart(NamedTuple):
+class SharedPart(NamedTuple):
     """The place of a value that many nodes share."""
 
     file: int
@@ -106,8 +129,12 @@ class _SharedPart(NamedTuple):
     size: int
 
 
+#: A section of a node's state: name, digest, and the place of its text.
+_KeptSection = tuple[str, bytes, SharedPart | None]
+
+
 class _PackedObservation(NamedTuple):
-    """An observation: its class and its fields; a shared field is a `_SharedPart`."""
+    """An observation: its class and its fields; a shared field is a `SharedPart`."""
 
     kind: type
     fields: dict[str, Any]
@@ -146,12 +173,29 @@ class Interner:
         return value
 
 
+class _JudgedAlone(NamedTuple):
+    """A judged observation of a subject that needs no fleet.
+
+    codes:    of its results
+    compared: code of the facts that peers should share
+    text:     its facts for the run's format
+    sections: of its node's state
+    """
+
+    observation: Any
+    codes: tuple[Any, ...]
+    compared: Any
+    text: str
+    sections: list[_KeptSection]
+
+
 class AnswerJudge:
     """Reads answers, judges nodes, and keeps what is large in a file.
 
     number:     of this judge and its file
     files:      descriptors of all judges' files
     facts_text: None: the run's format shows no facts
+    section_texts: None: the run has no memory
     """
 
     def __init__(
@@ -160,16 +204,17 @@ class AnswerJudge:
         files: list[int],
         policies: Sequence[Policy],
         facts_text: FactsText | None,
+        section_texts: SectionTexts | None,
     ) -> None:
         self.number, self.files, self.policies = number, files, policies
-        self.facts_text = facts_text
+        self.facts_text, self.section_texts = facts_text, section_texts
         self.size = 0
         self.results, self.compared = Interner(), Interner()
         # (id of a shared observation, policy) -> the result of `_judge_alone`.
-        self._judged: dict[tuple[int, int], tuple[Any, tuple[Any, ...], Any, str]] = {}
+        self._judged: dict[tuple[int, int], _JudgedAlone] = {}
         # id of a part of an observation -> the part, and its place once it was repeated.
-        self._parts: dict[int, tuple[Any, _SharedPart | None]] = {}
-        self._loaded: dict[_SharedPart, Any] = {}
+        self._parts: dict[int, tuple[Any, SharedPart | None]] = {}
+        self._loaded: dict[SharedPart, Any] = {}
         self.shared: list[Any] = []
         self.addresses: tuple[str, ...] | None = None
         self.moment = 0.0
@@ -201,21 +246,22 @@ class AnswerJudge:
 
     def keep(self, observed: Snapshot, policy: int) -> AnswerSummary:
         """Judge what needs no fleet, and keep the rest for `judge`."""
-        results, facts, texts = [], [], []
+        results, facts, texts, sections = [], [], [], []
         unjudged: dict[str, Any] = {}
         for subject in observed.subjects:
             if subject in NEEDS_FLEET:
                 unjudged[subject] = self._pack(observed.subjects[subject])
             elif subject in NUMBER_OF:
-                _, codes, code, text = self._judge_alone(observed, subject, policy)
+                judged = self._judge_alone(observed, subject, policy)
                 number = NUMBER_OF[subject]
-                results.append((self.number, number, codes))
-                if code is not None:
-                    facts.append((self.number, number, code))
-                texts.append((number, text))
+                results.append((self.number, number, judged.codes))
+                if judged.compared is not None:
+                    facts.append((self.number, number, judged.compared))
+                texts.append((number, judged.text))
+                sections += judged.sections
         refused = dict(observed.refused)
         boot_id, passed = boot_id_of(observed), mesh_passed(observed)
-        record = (results, facts, texts, unjudged, refused, boot_id, passed)
+        record = (results, facts, texts, sections, unjudged, refused, boot_id, passed)
         needs_identity = self.policies[policy].ssh_client_mode == "known_hosts"
         return AnswerSummary(
             self._write(pickle.dumps(record, 5)),
@@ -224,19 +270,21 @@ class AnswerJudge:
             identity_of(observed) if needs_identity else None,
         )
 
-    def _judge_alone(
-        self, observed: Snapshot, subject: str, policy: int
-    ) -> tuple[Any, tuple[Any, ...], Any, str]:
-        """The observation of a subject that needs no fleet, the codes of its results, the code of
-        its compared facts, and the text of its facts."""
+    def _judge_alone(self, observed: Snapshot, subject: str, policy: int) -> _JudgedAlone:
+        """Judge the observation of a subject that needs no fleet; equal ones are judged once."""
         observation = observed.subjects[subject]
         key = (id(observation), policy)
         judged = self._judged.get(key)
         if judged is not None and not observed.refused:
             return judged
         results = judge(observed, self.policies[policy], ALONE, (subject,))
-        code = self._compared_code(observed, subject, ALONE)
-        judged = (observation, self._codes(results), code, self._text(observed, subject, ALONE))
+        judged = _JudgedAlone(
+            observation,
+            self._codes(results),
+            self._compared_code(observed, subject, ALONE),
+            self._text(observed, subject, ALONE),
+            self._sections(observed, subject, ALONE, results),
+        )
         if not observed.refused:
             if len(self._judged) >= _MAX_JUDGED:
                 del self._judged[next(iter(self._judged))]
@@ -257,6 +305,31 @@ class AnswerJudge:
         if not self.facts_text:
             return ""
         return self.facts_text(shown_facts(subject, observed.subjects[subject], fleet))
+
+    def _sections(
+        self, observed: Snapshot, subject: str, fleet: FleetFacts, results: list[Result]
+    ) -> list[_KeptSection]:
+        """The sections of the node's state for the memory, with their texts in the file."""
+        if self.section_texts is None:
+            return []
+        observation = observed.subjects[subject]
+        shown = shown_facts(subject, observation, fleet)
+        return [
+            (name, digest, None if text is None else SharedPart(self.number, *self._write(text)))
+            for name, digest, text in self.section_texts(subject, observation, shown, results)
+        ]
+
+    def _state(self, sections: list[_KeptSection], boot_id: str) -> StateRecord:
+        """Write the state of a node. Without the id of its boot, totals mean nothing."""
+        sections = sorted(
+            section for section in sections if boot_id or not section[0].endswith(_COUNTERS)
+        )
+        joined = b"".join(name.encode() + digest for name, digest, _ in sections)
+        return StateRecord(
+            hashlib.blake2b(joined, digest_size=16).digest(),
+            tuple(name[: -len(_COUNTERS)] for name, _, _ in sections if name.endswith(_COUNTERS)),
+            self._write(pickle.dumps(sections, 5)),
+        )
 
     # --- The file.
 
@@ -287,7 +360,7 @@ class AnswerJudge:
         if part is not None and part[0] is value:
             if part[1] is None:
                 start, size = self._write(pickle.dumps(value, 5))
-                part = self._parts[id(value)] = value, _SharedPart(self.number, start, size)
+                part = self._parts[id(value)] = value, SharedPart(self.number, start, size)
             return part[1]
         if len(self._parts) >= _MAX_PARTS:
             self._parts.clear()
@@ -296,7 +369,7 @@ class AnswerJudge:
 
     def _unpack(self, packed: Any) -> Any:
         """The inverse of `_pack`."""
-        if isinstance(packed, _SharedPart):
+        if isinstance(packed, SharedPart):
             value = self._loaded.get(packed)
             if value is None:
                 data = os.pread(self.files[packed.file], packed.size, packed.start)
@@ -309,7 +382,7 @@ class AnswerJudge:
             observation: Any = object.__new__(packed.kind)
             for name, value in packed.fields.items():
                 vars(observation)[name] = (
-                    self._unpack(value) if isinstance(value, _SharedPart) else value
+                    self._unpack(value) if isinstance(value, SharedPart) else value
                 )
             return observation
         return packed
@@ -317,35 +390,33 @@ class AnswerJudge:
     # --- The node.
 
     def judge(self, node: NodeOrder) -> NodeOutcome:
-        """Judge what needs the fleet, and keep the texts of the facts and counters."""
+        """Judge what needs the fleet, and keep the texts of the facts and of the state."""
         start, size = node.place
         data = os.pread(self.files[node.file], size, start)
-        results, facts, texts, packed, refused, boot_id, passed = pickle.loads(data)
+        results, facts, texts, sections, packed, refused, boot_id, passed = pickle.loads(data)
         unjudged = {subject: self._unpack(value) for subject, value in packed.items()}
         observed = Snapshot(unjudged, refused=refused)
         policy = self.policies[node.policy]
-        earlier = counters.parse_sample(node.earlier) if node.earlier else None
         fleet = FleetFacts(
             addresses=self.addresses,
             known_hosts=None if node.known_hosts is None else self.shared[node.known_hosts],
             host_key=node.host_key,
             gate_files=None if node.gate_files is None else self.shared[node.gate_files],
-            counters=earlier_counters(earlier, boot_id, self.moment),
+            counters=earlier_counters(CounterSample.parse(node.earlier), boot_id, self.moment),
             mesh_passed=passed,
         )
         for subject in unjudged:
             number = NUMBER_OF[subject]
-            codes = self._codes(judge(observed, policy, fleet, (subject,)))
-            results.append((self.number, number, codes))
+            judged = judge(observed, policy, fleet, (subject,))
+            results.append((self.number, number, self._codes(judged)))
+            sections += self._sections(observed, subject, fleet, judged)
             code = self._compared_code(observed, subject, fleet)
             if code is not None:
                 facts.append((self.number, number, code))
             texts.append((number, self._text(observed, subject, fleet)))
-        facts_place = counters_place = None
+        facts_place = None
         if self.facts_text:
             rows = [f'"{SUBJECT_NAMES[number]}":{text}' for number, text in sorted(texts)]
             facts_place = self._write(f"{{{','.join(rows)}}}".encode("ascii"))
-        sample = counter_sample(observed, boot_id, fleet, self.moment)
-        if sample is not None:
-            counters_place = self._write(counters.sample_text(sample).encode("ascii"))
-        return NodeOutcome(results, facts, facts_place, counters_place)
+        state = self._state(sections, boot_id) if self.section_texts else None
+        return NodeOutcome(results, facts, facts_place, state)

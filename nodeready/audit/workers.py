@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import pickle
 import signal
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import IO, Any, NamedTuple
 
@@ -35,7 +37,6 @@ from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 from gevent.queue import Queue
 
-from nodeready.audit import counters
 from nodeready.audit.answer_judge import (
     NUMBER_OF,
     SUBJECT_NAMES,
@@ -44,6 +45,9 @@ from nodeready.audit.answer_judge import (
     FactsText,
     NodeOrder,
     NodeOutcome,
+    SectionTexts,
+    SharedPart,
+    StateRecord,
 )
 from nodeready.audit.document import Audit, NodeReport
 from nodeready.audit.peers import ALL, find_outliers
@@ -79,6 +83,9 @@ _COLLECT_EVERY = 1000
 
 #: Stands in a SnapshotReply for the snapshot that a worker has.
 WORKER_HAS_SNAPSHOT = Snapshot()
+
+#: Reads the sections of a node's state.
+StateReader = Callable[[], list[tuple[str, bytes, Callable[[], bytes | None]]]]
 
 #: The kinds of orders that get an answer.
 _ANSWERED = ("read", "keep", "judge")
@@ -216,6 +223,7 @@ class AuditWorkers:
 
     policies:   by node
     facts_text: makes the text of a subject's facts; None: the run's format shows no facts
+    section_texts: makes the sections for the memory; None: the run has no memory
     count:      of the workers; None: `worker_count`; 0: the control process does all orders
     """
 
@@ -224,6 +232,7 @@ class AuditWorkers:
         policies: Mapping[str, Policy],
         facts_text: FactsText | None = None,
         count: int | None = None,
+        section_texts: SectionTexts | None = None,
     ) -> None:
         self._declared = policies
         unique = {id(policy): policy for policy in policies.values()}
@@ -237,7 +246,7 @@ class AuditWorkers:
         ]
         self._files = [file.fileno() for file in self._open]
         judges = [
-            AnswerJudge(number, self._files, list(unique.values()), facts_text)
+            AnswerJudge(number, self._files, list(unique.values()), facts_text, section_texts)
             for number in range(self.count + 1)
         ]
         #: The judge in the control process itself.
@@ -246,6 +255,9 @@ class AuditWorkers:
         self._summaries: dict[str, tuple[int, AnswerSummary]] = {}
         self._outcomes: dict[str, tuple[int, NodeOutcome]] = {}
         self._failures: dict[str, str] = {}
+        self._states: dict[str, tuple[int, StateRecord]] = {}
+        #: When all nodes had answered, seconds since 1970.
+        self.moment_s = 0.0
         # The values that judges have numbered.
         self._results: list[Result] = []
         self._facts: list[Any] = []
@@ -508,28 +520,29 @@ class AuditWorkers:
         groups: Callable[[str], tuple[str, ...]],
         *,
         complete: bool = True,
-    ) -> tuple[Audit, str]:
-        """The audit of settled replies, and why some counters could not be kept, or ""."""
-        time_s = time.time()
-        self._broadcast(("context", context.addresses, time_s))
-        counting = [name for name, (_, entry) in self._summaries.items() if entry.has_counters]
-        with counters.EarlierCounters(counting) as earlier:
-            for reply in replies:
-                if reply.snapshot is not None:
-                    judge, summary = self._summaries[reply.name]
-                    about = context.about(reply.name)
-                    order = NodeOrder(
-                        file=judge,
-                        place=summary.place,
-                        policy=self._policies[reply.name],
-                        known_hosts=self._share(about.known_hosts),
-                        gate_files=self._share(about.gate_files),
-                        host_key=about.host_key,
-                        earlier=earlier.text(reply.name) if summary.has_counters else "",
-                    )
-                    self._submit(reply.name, ("judge", order))
-            self._finish()
-        problem = self._keep_counters(time_s)
+        earlier_counters: Callable[[str], str] = lambda name: "",
+    ) -> Audit:
+        """The audit of settled replies.
+
+        earlier_counters: of a node, as `CounterSample.parse` takes them
+        """
+        self.moment_s = time.time()
+        self._broadcast(("context", context.addresses, self.moment_s))
+        for reply in replies:
+            if reply.snapshot is not None:
+                judge, summary = self._summaries[reply.name]
+                about = context.about(reply.name)
+                order = NodeOrder(
+                    file=judge,
+                    place=summary.place,
+                    policy=self._policies[reply.name],
+                    known_hosts=self._share(about.known_hosts),
+                    gate_files=self._share(about.gate_files),
+                    host_key=about.host_key,
+                    earlier=earlier_counters(reply.name) if summary.has_counters else "",
+                )
+                self._submit(reply.name, ("judge", order))
+        self._finish()
         rows, peers = [], dict[str, dict[str, Any]]()
         checks = {*selection.results}
         subjects = {NUMBER_OF[name] for name in selection.subjects}
@@ -539,7 +552,7 @@ class AuditWorkers:
             if facts is not None:
                 peers.setdefault(",".join(row.groups) or ALL, {})[reply.name] = facts
         nodes = _Rows(rows, self._results, self._files)
-        audit = Audit(
+        return Audit(
             started,
             utc_now(),
             digest(self._declared.values()),
@@ -547,7 +560,6 @@ class AuditWorkers:
             find_outliers(peers),
             complete,
         )
-        return audit, problem
 
     def _row(
         self, reply: SnapshotReply, groups: tuple[str, ...], checks: set[str], subjects: set[int]
@@ -563,6 +575,8 @@ class AuditWorkers:
             row = _Row(reply.name, report.status, seconds, error, groups, array("I"), None)
             return row, None
         judge, outcome = judged
+        if outcome.state is not None:
+            self._states[reply.name] = judge, outcome.state
         numbers = array("I")
         for numbered_by, _, codes in sorted(outcome.results, key=lambda result: result[1]):
             table = self._tables[numbered_by][0]
@@ -581,16 +595,24 @@ class AuditWorkers:
         place = None if outcome.facts is None else (judge, *outcome.facts)
         return _Row(reply.name, report.status, seconds, error, groups, numbers, place), facts
 
-    def _keep_counters(self, time_s: float) -> str:
-        """Keep the counters for the next audit; returns why some could not be kept, or ""."""
-        places = {
-            name: (judge, *outcome.counters)
-            for name, (judge, outcome) in self._outcomes.items()
-            if outcome.counters is not None
-        }
+    def state(self, name: str) -> tuple[bytes, tuple[str, ...], StateReader] | None:
+        """The state of a judged node for the memory; None: it was not judged, or without memory.
 
-        def text(name: str) -> str:
-            file, start, size = places[name]
-            return os.pread(self._files[file], size, start).decode("ascii")
+        A digest, the subjects whose counters were read, and a function that reads the sections:
+        name, digest, and a function that reads the packed text, or None if the memory has it.
+        """
+        if name not in self._states:
+            return None
+        judge, record = self._states[name]
 
-        return counters.keep(places, text, time_s)
+        def read_text(part: SharedPart | None) -> bytes | None:
+            return (
+                None if part is None else os.pread(self._files[part.file], part.size, part.start)
+            )
+
+        def read() -> list[tuple[str, bytes, Callable[[], bytes | None]]]:
+            start, size = record.place
+            sections = pickle.loads(os.pread(self._files[judge], size, start))
+            return [(name, digest, partial(read_text, part)) for name, digest, part in sections]
+
+        return record.digest, record.counted, read

@@ -12,6 +12,7 @@ from nodeready.audit.document import FAILED, UNREACHABLE, Audit, audit_code
 from nodeready.audit.fleet import distinguishing_groups, probed_subjects
 from nodeready.cli.conversations import probe_nodes
 from nodeready.cli.default_inventory import require_inventory
+from nodeready.cli.kept_looks import LookKeeper
 from nodeready.cli.notify import webhook
 from nodeready.cli.options import Refused
 from nodeready.cli.outputs import Outputs, read_outputs
@@ -43,10 +44,12 @@ def audit_document(
     *,
     started: str,
     workers: AuditWorkers,
+    keeper: LookKeeper | None = None,
 ) -> Audit:
     """The audit of these replies to a probe of targets with an inventory.
 
     replies: without the snapshots that the workers hold
+    keeper:  has the earlier counters; None: of a look that is not kept
     """
     from nodeready.subjects.context import FleetContext
     from nodeready.transport.fleet_context import fleet_context
@@ -57,17 +60,15 @@ def audit_document(
     context = FleetContext(targets.policies)
     if all(reply.kind != INTERRUPTED for reply in replies):
         context = fleet_context(transport, targets.gate_policies, replies, inventory)
-    document, problem = workers.audit(
+    return workers.audit(
         replies,
         workers.complete(context, transport.ssh_peers()),
         selection,
         started,
         lambda name: distinguishing_groups(inventory, name, len(inventory)),
         complete=not transport.interrupted,
+        earlier_counters=(keeper or LookKeeper(screen)).earlier_counters,
     )
-    if problem and screen.verbose:
-        screen.say(problem)
-    return document
 
 
 def _look(
@@ -76,6 +77,8 @@ def _look(
     selection: CheckSelection,
     timeout_s: int,
     workers: AuditWorkers,
+    *,
+    keeper: LookKeeper,
 ) -> Audit:
     """The audit of one look at the nodes. It connects to them anew: a node may be back."""
     started = utc_now()
@@ -86,7 +89,9 @@ def _look(
             screen.say_partial(
                 reply.name for reply in replies if not (reply.reached or reply.error)
             )
-        return audit_document(nodes, screen, selection, replies, started=started, workers=workers)
+        return audit_document(
+            nodes, screen, selection, replies, started=started, workers=workers, keeper=keeper
+        )
 
 
 def _watch(
@@ -96,6 +101,8 @@ def _watch(
     timeout_s: int,
     first: Audit,
     *,
+    keeper: LookKeeper,
+    checks: Iterable[str],
     every_s: float,
     notify: Callable[[Audit], None],
 ) -> int:
@@ -112,13 +119,17 @@ def _watch(
     try:
         while True:
             time.sleep(every_s)
-            with AuditWorkers(nodes.policies, None, 0) as workers:
-                audit = _look(nodes, quiet, selection, timeout_s, workers)
+            writer = keeper.section_writer(checks)
+            with AuditWorkers(nodes.policies, None, 0, writer) as workers:
+                audit = _look(nodes, quiet, selection, timeout_s, workers, keeper=keeper)
                 if not audit.complete:
                     return INTERRUPTED_CODE
                 before, findings = findings, findings_of(audit, findings)
                 notify(audit)
-            screen.show(changes(before, findings, audit.finished))
+                lines = [*changes(before, findings, audit.finished)]
+                if lines:
+                    keeper.keep_audit(audit, audit_code(audit), workers)
+            screen.show(lines)
             sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED_CODE
@@ -164,6 +175,9 @@ def run_audit(
     if every is not None:
         _refuse_with_watch(outputs, recorded)
     screen = options.screen()
+    keeper = LookKeeper(screen, "audit", inventory)
+    checks: frozenset[str] = frozenset()
+    workers: AuditWorkers | None = None
     with contextlib.ExitStack() as exit_stack:
         if source is not None:
             document, nodes = recorded_audit(
@@ -175,10 +189,17 @@ def run_audit(
             nodes = nodes.chosen(selection)
             from nodeready.audit.workers import AuditWorkers
 
+            # Of a subject that was probed, the memory has all results.
+            checks = selection.results | select(nodes.policies.values(), None, skip).results
             # The workers are forked before any connection is made.
-            workers = exit_stack.enter_context(AuditWorkers(nodes.policies, outputs.write_facts))
-            document = _look(nodes, screen, selection, timeout, workers)
+            workers = exit_stack.enter_context(
+                AuditWorkers(
+                    nodes.policies, outputs.write_facts, None, keeper.section_writer(checks)
+                )
+            )
+            document = _look(nodes, screen, selection, timeout, workers, keeper=keeper)
         code = audit_code(document, fail_on)
+        keeper.keep_audit(document, code, workers)
         failing = [node.name for node in document.nodes if node.status in FAILING]
         outputs.show(
             document,
@@ -195,6 +216,14 @@ def run_audit(
         notify_of(document)
         if every is not None and document.complete:
             return _watch(
-                nodes, screen, selection, timeout, document, every_s=every, notify=notify_of
+                nodes,
+                screen,
+                selection,
+                timeout,
+                document,
+                keeper=keeper,
+                checks=checks,
+                every_s=every,
+                notify=notify_of,
             )
         return nagios_code(document) if outputs.form == "nagios" else code

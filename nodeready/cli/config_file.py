@@ -18,6 +18,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+#: The table of the memory, which is of no command.
+MEMORY = "memory"
+
 SYSTEM = Path("/etc/nodeready/config.toml")
 
 
@@ -49,7 +52,7 @@ def defaults_of(command: click.Command, commands: Iterable[str]) -> dict[str, An
                 name = _option_name(path, key, shared)
                 if name in options:
                     defaults[name] = _option_value(path, key, options[name], value, context)
-            elif key not in commands:
+            elif key not in (*commands, MEMORY):
                 raise Refused(f"{path}: [{key}] is no command of nodeready")
         for key, value in data.get(str(command.name), {}).items():
             name = _option_name(path, key, options)
@@ -59,6 +62,22 @@ def defaults_of(command: click.Command, commands: Iterable[str]) -> dict[str, An
         # Not the name of the argument: click would take it for a word of the command line.
         defaults[KEY] = defaults.pop("inventory")
     return defaults
+
+
+def memory_settings() -> dict[str, str]:
+    """The keys of ``[memory]`` in both files, then NODEREADY_MEMORY and NODEREADY_MEMORY_KEY, as
+    texts. Raises Refused for a key that means nothing."""
+    keys = ("file", "days", "megabytes")
+    settings: dict[str, str] = {}
+    for path in (SYSTEM, user_file()):
+        table = _read(path).get(MEMORY, {})
+        settings.update(
+            {_option_name(path, key, keys): str(value) for key, value in table.items()}
+        )
+    for key, name in zip(keys, ("", "_DAYS", "_MEGABYTES"), strict=True):
+        if value := os.environ.get(f"NODEREADY_MEMORY{name}"):
+            settings[key] = value
+    return settings
 
 
 def _refuse_unsafe(path: str | Path, prefix: str = "") -> None:

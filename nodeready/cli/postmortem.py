@@ -172,6 +172,7 @@ def postmortem(
     if not job and not patterns:
         raise Refused("give --job ID, --logs PATTERN or --from DIR")
     # Imported only here, because it imports pyinfra, and --help must be quick.
+    from nodeready.cli.kept_looks import LookKeeper
     from nodeready.triage.postmortem.slurm_records import slurm_records
 
     records = slurm_records(job or "")
@@ -211,6 +212,8 @@ def postmortem(
         document, failed = _ask_nodes(nodes, options, config, job or "", records)
     if not document.logs and not (document.unreachable or document.failed):
         raise Refused(f"{document.source}: no file matches, on {node_set(nodes.policies)}")
+    keeper = LookKeeper(screen, "postmortem", inventory or "")
+    keeper.keep_postmortem(document, postmortem_code(document, failed=failed), nodes.policies)
     return _show(outputs, options, document, failed=failed)
 
 

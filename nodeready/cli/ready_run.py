@@ -13,6 +13,7 @@ from nodeready.audit.fleet import probed_subjects
 from nodeready.cli.audit_run import audit_document
 from nodeready.cli.conversations import ask_password
 from nodeready.cli.default_inventory import find_inventory
+from nodeready.cli.kept_looks import LookKeeper
 from nodeready.cli.notify import webhook
 from nodeready.cli.options import Refused
 from nodeready.cli.outputs import read_outputs
@@ -105,6 +106,7 @@ def _fleet_audit(
     screen: Screen,
     selection: CheckSelection,
     workers: AuditWorkers,
+    keeper: LookKeeper,
     *,
     budget_s: int,
     nodes_needed: int | None,
@@ -125,7 +127,7 @@ def _fleet_audit(
     with targets.transport:
         replies = _prove_fleet(targets, screen, subjects, request, budget_s)
         audit = audit_document(
-            targets, screen, selection, replies, started=started, workers=workers
+            targets, screen, selection, replies, started=started, workers=workers, keeper=keeper
         )
     if targets.transport.interrupted:
         screen.say_partial(
@@ -230,17 +232,25 @@ def run_ready(
             )
             selection = _select_checks(targets.policies.values(), only, skip)
             targets = targets.chosen(selection)
+            keeper = LookKeeper(screen, "ready", inventory)
+            # Of a subject that was probed, the memory has all results. Not each proof was made.
+            probed = _select_checks(targets.policies.values(), None, skip).results
+            checks = selection.results | {check for check in probed if check[:6] != "proof."}
             last_look = exit_stack.enter_context(ExitStack())
+            workers: AuditWorkers
 
             def look() -> tuple[Ready, dict[str, int]]:
                 # The document reads the files of its workers.
+                nonlocal workers
                 last_look.close()
-                workers = AuditWorkers(targets.policies, outputs.write_facts, 0)
+                writer = keeper.section_writer(checks)
+                workers = AuditWorkers(targets.policies, outputs.write_facts, 0, writer)
                 audit, slots_of = _fleet_audit(
                     targets,
                     screen,
                     selection,
                     last_look.enter_context(workers),
+                    keeper,
                     budget_s=budget,
                     nodes_needed=nodes_needed,
                     full_mesh=full_mesh,
@@ -249,6 +259,7 @@ def run_ready(
 
         document, slots_of = _look_until_ready(look, wait_s, screen)
         if inventory is not None:
+            keeper.keep_audit(document.audit, ready_code(document), workers)
             targets.remember_failed(document.no_go)
         write_hostfile(
             hostfile_out,

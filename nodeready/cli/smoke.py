@@ -217,6 +217,7 @@ def smoke(
     screen = options.screen()
     nodes = select_targets(inventory, options, settings, job=job, tell=screen.note, works=True)
     # Imported only here, because they import pyinfra, which is slow, and --help must be quick.
+    from nodeready.cli.kept_looks import LookKeeper
     from nodeready.inventory.endpoints import given_addresses
     from nodeready.smoke import run
     from nodeready.smoke.participants import SmokeTask
@@ -243,6 +244,7 @@ def smoke(
     good = _good_slots(document, nodes.slots)
     for out, form in ((exclude_out, "exclude"), (hostfile_out, hostfile_format)):
         write_hostfile(out, form, good, document.exclude, screen, complete=document.complete)
+    LookKeeper(screen, "smoke", inventory or "").keep_smoke(document, code(document))
     outputs.show(document, screen, silent=screen.quiet and document.good)
     nodes.remember_failed(document.exclude)
     return code(document)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from nodeready.memory.facts import counters, stable_facts
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.gpus.gpu import Gpus
+from nodeready.subjects.host.facts import Host
 from nodeready.subjects.rdma.facts import Rdma
 from nodeready.subjects.result import STATUSES, Result
 from nodeready.subjects.wire import plain
@@ -27,8 +28,8 @@ BOOT = "boot"
 ERROR = "error"
 #: The results of the node's own gate.
 GATE = "gate"
-#: Of these sections, a look ends the earlier one.
-ENDED_BY_LOOK = (ERROR, GATE)
+#: The next look at the node ends these: a proof is an act of its moment.
+ENDED_BY_LOOK = (ERROR, GATE, "proof.results")
 FACTS, RESULTS, COUNTERS, PARTS = ".facts", ".results", ".counters", ".parts"
 
 #: Maximum bytes of a section: the facts of a node with 8 GPUs have 20,000. The facts of a node
@@ -71,7 +72,7 @@ def dump(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode("ascii")
 
 
-def node_state(
+def node_sections(
     name: str, texts: Mapping[str, bytes], counted: tuple[str, ...] = ()
 ) -> NodeSections:
     """The state of these sections."""
@@ -127,15 +128,10 @@ def _parts(observation: Any) -> list[tuple[str, str, str, str]]:
     return []
 
 
-def subject_texts(
+def _subject_texts(
     subject: str, observation: Any, shown: Any, results: Iterable[Result], checks: Collection[str]
 ) -> dict[str, bytes]:
-    """Section -> its text, of one subject of a node.
-
-    observation: of the node; of an Unknown, only the results are kept
-    shown:       the observation as the documents show it (`snapshot.shown_facts`)
-    checks:      the ids of the results to keep
-    """
+    """Section -> its text, of one subject of a node; of an Unknown, only the results."""
     texts = {f"{subject}{RESULTS}": results_text(results, checks)}
     if not isinstance(observation, Unknown):
         facts = plain(shown)
@@ -146,4 +142,33 @@ def subject_texts(
             texts[f"{subject}{COUNTERS}"] = dump(named)
         if parts := _parts(observation):
             texts[f"{subject}{PARTS}"] = dump(parts)
+        if isinstance(observation, Host) and observation.boot_id:
+            texts[BOOT] = dump(observation.boot_id)
     return {name: text for name, text in texts.items() if len(text) <= MAX_BYTES}
+
+
+class SectionWriter:
+    """Makes the sections of one subject of a node, where the node is judged.
+
+    checks: the ids of the results to keep
+    known:  digests of the texts that the memory has: they are not packed again
+    """
+
+    def __init__(self, checks: Collection[str], known: Collection[bytes]) -> None:
+        self._checks, self._known = checks, known
+
+    def __call__(
+        self, subject: str, observation: Any, shown: Any, results: Iterable[Result]
+    ) -> list[tuple[str, bytes, bytes | None]]:
+        """(name, digest, packed text or None) of each section.
+
+        shown: the observation as the documents show it (`snapshot.shown_facts`)
+        """
+        sections = []
+        for name, text in _subject_texts(
+            subject, observation, shown, results, self._checks
+        ).items():
+            text_digest = digest(text)
+            packed = None if text_digest in self._known else zlib.compress(text)
+            sections.append((name, text_digest, packed))
+        return sections

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sqlite3
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodeready.files import private_file
 from nodeready.memory.look import Event, Look, NodeLook, PartSpan, Value
@@ -37,6 +36,15 @@ from nodeready.memory.sections import (
     dump,
     parse_results,
 )
+
+if TYPE_CHECKING:
+    import sqlite3
+else:
+    try:
+        import sqlite3
+    except ImportError:
+        # A Python that was built without it.
+        sqlite3 = None
 
 #: "nrdy": the file is a memory (https://www.sqlite.org/pragma.html#pragma_application_id).
 APPLICATION_ID = 0x6E726479
@@ -85,7 +93,7 @@ class MemoryUnavailable(Exception):
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
     """Problems of the file, as MemoryUnavailable."""
-    advice = "NODEREADY_MEMORY names another file"
+    advice = "NODEREADY_MEMORY names another file, or off"
     try:
         yield
     except OSError as error:
@@ -103,7 +111,7 @@ def _text(name: str) -> str:
 
 
 class StoredFacts(Mapping[str, Value]):
-    """The facts of a node. A section is read from the file when a value of it is needed.
+    """The facts of a node, while the Memory is open: a section is read when it is needed.
 
     contents: section -> a number: equal numbers, equal facts
     """
@@ -145,6 +153,10 @@ class Memory:
 
         Raises MemoryUnavailable.
         """
+        if sqlite3 is None:
+            raise MemoryUnavailable(
+                "this Python has no sqlite3: install it, or NODEREADY_MEMORY=off"
+            )
         with _named(path):
             path = private_file(path, make=make)
             # None: transactions begin and end where this module says so.

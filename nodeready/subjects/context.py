@@ -7,6 +7,7 @@ The `FleetContext` holds what the snapshots of all nodes tell about each node. A
 from __future__ import annotations
 
 import contextlib
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -14,19 +15,17 @@ from typing import Protocol
 
 from nodeready.policy import Policy
 from nodeready.subjects.access import Access
-from nodeready.subjects.base import Unknown
 from nodeready.subjects.fleet import ALONE, Counters, FleetFacts
 from nodeready.subjects.judging import judge
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.proof.facts import Proved
 from nodeready.subjects.proof.mesh_facts import Mesh
-from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client import known_hosts
 from nodeready.subjects.ssh_client.facts import SshClient
 
-# --- Counters, which are kept of a snapshot for the next run.
+# --- Counters, which the memory keeps for the next run.
 
 
 @dataclass(frozen=True)
@@ -39,30 +38,20 @@ class CounterSample:
     boot_id: str
     taken: Mapping[str, tuple[float, Mapping[str, int]]]
 
-    @property
-    def time(self) -> float:
-        """The time of the newest snapshot, in seconds since 1970."""
-        return max((taken_s for taken_s, _ in self.taken.values()), default=0.0)
+    @classmethod
+    def parse(cls, text: str) -> CounterSample | None:
+        """The sample of this JSON, which has the fields of this class; None: of "" """
+        if not text:
+            return None
+        data = json.loads(text)
+        taken = {name: (taken_s, values) for name, (taken_s, values) in data["taken"].items()}
+        return cls(data["boot_id"], taken)
 
 
 def boot_id_of(snapshot: Snapshot) -> str:
     """The kernel's id of the node's boot; "" when it was not observed."""
     boot_id = getattr(snapshot.subjects.get("host"), "boot_id", None)
     return boot_id if isinstance(boot_id, str) else ""
-
-
-def counter_sample(
-    snapshot: Snapshot, boot_id: str, fleet: FleetFacts, moment_s: float
-) -> CounterSample | None:
-    """The counters of this snapshot; None when there is nothing to compare with later."""
-    taken = {}
-    for name, subject in SUBJECTS.items():
-        observed = snapshot.subjects.get(name)
-        if subject.counters and observed is not None and not isinstance(observed, Unknown):
-            values = subject.counters(observed, fleet)
-            if values:
-                taken[name] = (moment_s, values)
-    return CounterSample(boot_id, taken) if boot_id and taken else None
 
 
 def earlier_counters(

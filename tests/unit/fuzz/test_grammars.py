@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.audit import counters as history
 from nodeready.healthcheck import drain, gate, here
 from nodeready.inventory import hostfile, nodeset, slurm
 from nodeready.node import failure_events, log_variables, mount_table
@@ -220,7 +219,6 @@ PARSERS: dict[str, Any] = {
     "a core_pattern": (lambda text: core_pattern.CorePlace(text[:4096]).shown,),
     "what Slurm knows of a node": (drain.parse, drain.DrainError),
     "a verdict that was kept": (lambda text: gate.parse(raw(text)),),
-    "a look that was kept": (history.parse_sample,),
     "mountinfo": (mount_table.parse_mounts,),
     "nft's rules": (nft.parse, ValueError),
     "iptables' rules": (lambda text: iptables.parse_iptables_rules(text, 4), ValueError),

@@ -18,7 +18,7 @@ import pytest
 
 from nodeready.memory import store
 from nodeready.memory.look import Event, Look
-from nodeready.memory.sections import NodeSections, dump, error_text, node_state, results_text
+from nodeready.memory.sections import NodeSections, dump, error_text, node_sections, results_text
 from nodeready.memory.store import Memory, MemoryUnavailable
 from nodeready.subjects.result import Result
 
@@ -51,11 +51,11 @@ def state(
         texts["gpus.parts"] = dump([["gpu", serial, "", slot] for serial, slot in gpus.items()])
     if errors is not None:
         texts["nics.counters"] = dump({"eth0.rx_errors": errors})
-    return node_state(name, {**texts, **more}, ("nics",) if errors is not None else ())
+    return node_sections(name, {**texts, **more}, ("nics",) if errors is not None else ())
 
 
 def away(name: str = "gpu1", error: str = "no answer in 15 s") -> NodeSections:
-    return node_state(name, {"error": error_text(error, unreachable=True)})
+    return node_sections(name, {"error": error_text(error, unreachable=True)})
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_counters_are_of_one_boot(memory):
 
 
 def test_the_verdict_of_the_gate_ends_with_the_next_look(memory):
-    gate = node_state("gpu1", {"gate": results_text([FAIL], {FAIL.check})})
+    gate = node_sections("gpu1", {"gate": results_text([FAIL], {FAIL.check})})
     keep(memory, state(), gate, state())
     statuses = [node.results["gpus.ecc"].status for node in memory.life("gpu1")]
     assert statuses == ["ok", "fail", "ok"]

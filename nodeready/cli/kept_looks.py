@@ -1,0 +1,235 @@
+"""The memory as the commands use it: where it is, and what they keep in it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nodeready.audit.document import UNREACHABLE, Audit, NodeReport
+from nodeready.audit.recorded import VERDICT
+from nodeready.cli.config_file import memory_settings
+from nodeready.cli.options import Refused
+from nodeready.cli.screen import Screen
+from nodeready.memory.look import Event, Look
+from nodeready.memory.sections import (
+    ERROR,
+    GATE,
+    NodeSections,
+    SectionText,
+    SectionWriter,
+    error_text,
+    node_sections,
+    results_text,
+)
+from nodeready.memory.store import Memory, MemoryUnavailable
+from nodeready.transport.base import INTERRUPTED
+from nodeready.transport.snapshots import NOT_PROBED
+
+if TYPE_CHECKING:
+    from nodeready.audit.workers import AuditWorkers, StateReader
+    from nodeready.smoke.document import SmokeReport
+    from nodeready.triage.postmortem.document import Postmortem
+
+#: The value of NODEREADY_MEMORY with which nothing is kept.
+OFF = "off"
+#: Days and megabytes after which the oldest looks are removed: docs/history.md has the size of
+#: the looks at 10,000 nodes.
+DAYS, MEGABYTES = 90, 2000
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """The settings of the memory.
+
+    path: None: nothing is kept
+    days: after which a look is removed
+    megabytes: of the file, after which the oldest looks are removed
+    """
+
+    path: Path | None
+    days: int = DAYS
+    megabytes: int = MEGABYTES
+
+    @classmethod
+    def load(cls) -> MemorySettings:
+        """The settings of the files and of the environment. Raises Refused."""
+        words = memory_settings()
+        numbers = {}
+        for key, default in (("days", DAYS), ("megabytes", MEGABYTES)):
+            word = words.get(key, str(default))
+            if not word.isdecimal() or not 1 <= int(word) <= 10**7:
+                raise Refused(f"memory: {key} {word}: must be a number from 1")
+            numbers[key] = int(word)
+        file = words.get("file", "")
+        if file == OFF:
+            return cls(None, **numbers)
+        if file and not file.startswith(("/", "~")):
+            raise Refused(f"memory: file {file}: write the whole path, or off")
+        base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        path = Path(os.path.expanduser(file)) if file else Path(base) / "nodeready" / "memory.db"
+        return cls(path, **numbers)
+
+
+def open_memory() -> Memory:
+    """The memory, to read. Raises Refused where there is none."""
+    path = MemorySettings.load().path
+    if path is None:
+        raise Refused(f"the memory is {OFF}: NODEREADY_MEMORY names its file")
+    if not path.exists():
+        raise Refused(f"{path}: no look was kept yet: nodeready audit keeps one")
+    try:
+        return Memory.open(path)
+    except MemoryUnavailable as error:
+        raise Refused(str(error)) from None
+
+
+class LookKeeper:
+    """Keeps the looks of one command. A problem of the memory is a line on standard error."""
+
+    def __init__(self, screen: Screen, command: str = "", inventory: str = "") -> None:
+        self._screen, self._command, self._inventory = screen, command, inventory
+        self._settings = MemorySettings.load()
+
+    @cached_property
+    def _earlier(self) -> Memory | None:
+        """The memory as it was before this look; None: there is none."""
+        path = self._settings.path
+        if path is None or not path.exists():
+            return None
+        try:
+            return Memory.open(path)
+        except MemoryUnavailable:
+            return None  # `keep` says why
+
+    def section_writer(self, checks: Iterable[str]) -> SectionWriter | None:
+        """Makes the sections of the nodes; None: nothing is kept.
+
+        checks: the ids of the results to keep
+        """
+        if self._settings.path is None:
+            return None
+        known: frozenset[bytes] = frozenset()
+        # Closed before the workers are forked: SQLite's connections do not survive a fork.
+        if self._settings.path.exists():
+            try:
+                with Memory.open(self._settings.path) as memory:
+                    known = memory.digests()
+            except MemoryUnavailable:
+                pass  # `keep` says why
+        return SectionWriter(frozenset(checks), known)
+
+    def earlier_counters(self, name: str) -> str:
+        """The counters of the last look at the node, as JSON; "": there are none."""
+        try:
+            return self._earlier.earlier_counters(name) if self._earlier else ""
+        except MemoryUnavailable:
+            return ""
+
+    def keep_audit(self, audit: Audit, code: int, workers: AuditWorkers | None) -> None:
+        """Keep an audit. workers: that have judged it; None: it is one of recorded verdicts"""
+        nodes = _recorded(audit.nodes) if workers is None else _judged(audit.nodes, workers)
+        self._keep(
+            Look(
+                0,
+                time.time() if workers is None else workers.moment_s,
+                self._command,
+                self._inventory,
+                audit.policy_digest,
+                audit.complete,
+                code,
+                audit.summary,  # type: ignore[arg-type]
+            ),
+            nodes,
+        )
+
+    def keep_smoke(self, report: SmokeReport, code: int) -> None:
+        """Keep a smoke test, and each suspect as an event of its nodes and GPUs."""
+        events = [
+            (node, gpu, "smoke-suspect", f"{suspect.kind}: {'; '.join(suspect.evidence[:1])}")
+            for suspect in report.suspects
+            for node in suspect.blamed
+            for gpu in suspect.gpus or (None,)
+        ]
+        self._keep_events(events, code, complete=report.complete)
+
+    def keep_postmortem(self, report: Postmortem, code: int, nodes: Collection[str]) -> None:
+        """Keep the cause of a job's end as an event of its nodes.
+
+        nodes: that were asked: a log may name any node
+        """
+        cause = report.cause
+        events = [
+            (node, None, "postmortem-cause", f"job {report.job}: {cause.text}")
+            for node in cause.nodes
+            if node in nodes
+        ]
+        self._keep_events(events, code, complete=report.complete)
+
+    def _keep_events(
+        self, events: Iterable[tuple[str, int | None, str, str]], code: int, *, complete: bool
+    ) -> None:
+        """Keep a look that only has events: (node, number of a GPU of it, kind, text) of each."""
+        now_s = time.time()
+        look = Look(0, now_s, self._command, self._inventory, "", complete, code, {})
+        kept = [
+            Event(now_s, 0, node, self._serial(node, gpu), kind, text, self._command)
+            for node, gpu, kind, text in events
+        ]
+        self._keep(look, (), kept)
+
+    def _serial(self, node: str, gpu: int | None) -> str:
+        """The serial number of the GPU with this number of a node; "": not known.
+
+        The vendors' tools number GPUs in the order of their PCI addresses.
+        """
+        if gpu is None or self._earlier is None:
+            return ""
+        try:
+            parts = self._earlier.parts_of(node)
+        except MemoryUnavailable:
+            return ""
+        there = [part for part in parts if part.kind == "gpu" and part.is_there]
+        gpus = sorted((part.slot, part.serial) for part in there)
+        return gpus[gpu][1] if gpu < len(gpus) else ""
+
+    def _keep(
+        self, look: Look, nodes: Iterable[NodeSections], events: Iterable[Event] = ()
+    ) -> None:
+        settings = self._settings
+        if settings.path is None:
+            return
+        try:
+            with Memory.open(settings.path, make=True) as memory:
+                memory.keep(look, nodes, events)
+                memory.trim(time.time(), settings.days, settings.megabytes * 1_000_000)
+        except MemoryUnavailable as error:
+            self._screen.say(f"this look was not kept: {error}")
+
+
+def _sections(read: StateReader) -> Iterator[SectionText]:
+    return map(SectionText._make, read())
+
+
+def _judged(reports: Iterable[NodeReport], workers: AuditWorkers) -> Iterator[NodeSections]:
+    """The states of the nodes that were probed."""
+    for report in reports:
+        state = workers.state(report.name)
+        if state is not None:
+            digest, counted, read = state
+            yield NodeSections(report.name, digest, counted, partial(_sections, read))
+        elif report.error not in (NOT_PROBED, INTERRUPTED):
+            error = error_text(report.error, report.status == UNREACHABLE)
+            yield node_sections(report.name, {ERROR: error})
+
+
+def _recorded(reports: Iterable[NodeReport]) -> Iterator[NodeSections]:
+    """The states of the nodes with a verdict of their own that is believed."""
+    for report in reports:
+        if any(result.check == VERDICT and result.status == "ok" for result in report.results):
+            checks = {result.check for result in report.results}
+            yield node_sections(report.name, {GATE: results_text(report.results, checks)})
