@@ -40,6 +40,7 @@ _COMMANDS = {
     "incident": "The evidence of a hung job, in one archive.",
     "postmortem": "Who failed first in a job that has died, and of what.",
     "watch": "Watch a job, and keep the evidence when it hangs.",
+    "diff": "What changed on the nodes; the failing nodes' own changes first.",
     "explain": "What a check means, and what repairs it.",
     "tail": "The last lines of every rank's log, over all nodes, grouped.",
     "import": "Checks of NHC or goss, as checks of the site's own.",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from nodeready.audit.document import STOPPING
 from nodeready.memory.facts import is_unique, kind_of
 from nodeready.memory.look import NodeLook, Value
+from nodeready.memory.store import StoredFacts
 from nodeready.subjects.fact_kinds import COUNTER, HARDWARE, SETTING, VERSION
 
 RESULT, REBOOT = "result", "reboot"
@@ -40,6 +41,8 @@ _COUNT_AT_BOOT = ("carrier_changes",)
 #: File systems' UUIDs, which differ on equal nodes.
 _UUID = re.compile(r"[0-9a-fA-F]{4,8}(-[0-9a-fA-F]{4,12}){1,4}")
 _MAX_ALSO = 4
+
+Facts = Mapping[str, Value]
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,14 @@ def changes(before: NodeLook, after: NodeLook) -> tuple[Change, ...]:
             every.append(Change(RESULT, ANSWER, *values, after.error))
     else:
         every += _results(before, after)
-        if before.facts is not after.facts and before.facts != after.facts:
-            names = _renames(before.facts, after.facts)
-            if any(names.values()):
-                every += _rename_changes(names)
-                words = {name: new for renamed in names.values() for name, new in renamed.items()}
-                before = _renamed(before, words)
-            every += _fact_changes(before.facts, after.facts)
+        old, new = _different(before.facts, after.facts)
+        names = _renames(old, new)
+        if any(names.values()):
+            every += _rename_changes(names)
+            words = {name: word for renamed in names.values() for name, word in renamed.items()}
+            before = _renamed(replace(before, facts=old), words)
+            old = before.facts
+        every += _fact_changes(old, new)
         is_same_boot = before.boot_id == after.boot_id
         if before.boot_id and after.boot_id and not is_same_boot:
             every.append(Change(REBOOT, "host.boot_id", None, None, "rebooted"))
@@ -93,9 +97,8 @@ def differences(peer: NodeLook, node: NodeLook) -> tuple[Change, ...]:
     """
     if peer.error or node.error:
         return ()
-    every = [*_results(peer, node)]
-    if peer.facts is not node.facts:
-        every += _fact_changes(_shared(peer.facts), _shared(node.facts))
+    old, new = map(_shared, _different(peer.facts, node.facts))
+    every = [*_results(peer, node), *_fact_changes(old, new)]
     return tuple(sorted(every, key=lambda change: KINDS.index(change.kind)))
 
 
@@ -104,13 +107,31 @@ def is_failing(look: NodeLook) -> bool:
     return bool(look.error) or any(r.status in STOPPING for r in look.results.values())
 
 
-def _shared(facts: Mapping[str, Value]) -> dict[str, Value]:
+def _shared(facts: Facts) -> dict[str, Value]:
     """The facts that equal nodes share."""
     return {
         key: _UUID.sub("UUID", value) if isinstance(value, str) else value
         for key, value in facts.items()
         if not is_unique(key)
     }
+
+
+def _different(before: Facts, after: Facts) -> tuple[Facts, Facts]:
+    """The facts, without subjects that the memory knows to be equal."""
+    if before is after:
+        return {}, {}
+    if not (isinstance(before, StoredFacts) and isinstance(after, StoredFacts)):
+        return before, after
+    names = [
+        name
+        for name, number in after.contents.items()
+        if before.contents.get(name, number) != number
+    ]
+    old, new = (
+        {key: value for name in names for key, value in facts.section(name).items()}
+        for facts in (before, after)
+    )
+    return old, new
 
 
 def _results(before: NodeLook, after: NodeLook) -> Iterator[Change]:
@@ -123,7 +144,7 @@ def _results(before: NodeLook, after: NodeLook) -> Iterator[Change]:
 # --- Facts.
 
 
-def _fact_changes(before: Mapping[str, Value], after: Mapping[str, Value]) -> Iterator[Change]:
+def _fact_changes(before: Facts, after: Facts) -> Iterator[Change]:
     """The changes of parts, of elements that came or went, and of single facts."""
     keys = [key for key, value in after.items() if before.get(key) != value]
     keys += [key for key in before if key not in after]
@@ -146,7 +167,7 @@ def _fact_changes(before: Mapping[str, Value], after: Mapping[str, Value]) -> It
             yield Change(kind, owner, before.get(owner), after.get(owner))
 
 
-def _groups(facts: Mapping[str, Value]) -> frozenset[str]:
+def _groups(facts: Facts) -> frozenset[str]:
     """The subjects and the elements of the facts."""
     return frozenset(group for key in facts for group in (key.partition(".")[0], *_elements(key)))
 
@@ -161,8 +182,8 @@ def _elements(key: str) -> Iterator[str]:
 
 def _owner(
     key: str,
-    before: Mapping[str, Value],
-    after: Mapping[str, Value],
+    before: Facts,
+    after: Facts,
     groups_before: frozenset[str],
     groups_after: frozenset[str],
 ) -> str | None:
@@ -182,9 +203,7 @@ def _owner(
     return next((element for element in elements if element not in groups), key)
 
 
-def _identities(
-    element: str, before: Mapping[str, Value], after: Mapping[str, Value]
-) -> tuple[Value, Value] | None:
+def _identities(element: str, before: Facts, after: Facts) -> tuple[Value, Value] | None:
     """The different parts that are in one place before and after; None: it is the same part."""
     _, names = PARTS.get(element.partition("[")[0], ("", ()))
     for name in names:
@@ -198,7 +217,7 @@ def _identities(
     return None
 
 
-def _identity(facts: Mapping[str, Value], key: str) -> Value:
+def _identity(facts: Facts, key: str) -> Value:
     element = key.rpartition(".")[0]
     if element.startswith("nics.") and facts.get(f"{element}.kind") not in _PHYSICAL:
         return None
@@ -209,7 +228,7 @@ def _identity(facts: Mapping[str, Value], key: str) -> Value:
 _ALWAYS = {"gpus": "pci_address", "nics": "name", "rdma": "name"}
 
 
-def _came_or_went(element: str, before: Mapping[str, Value], after: Mapping[str, Value]) -> bool:
+def _came_or_went(element: str, before: Facts, after: Facts) -> bool:
     key = f"{element}.{_ALWAYS[element.partition('.')[0]]}"
     return (key in before) != (key in after)
 
@@ -218,8 +237,8 @@ def _part_change(
     part: str,
     keys: Iterable[str],
     identities: tuple[Value, Value],
-    before: Mapping[str, Value],
-    after: Mapping[str, Value],
+    before: Facts,
+    after: Facts,
 ) -> Change:
     """The change of a part, with the facts in which the new part differs from the old part."""
     noun, _ = PARTS[part.partition("[")[0]]
@@ -250,11 +269,13 @@ def _is_slot_of_part(element: str, owners: Iterable[str]) -> bool:
     )
 
 
-def _is_same(key: str, before: Value, after: Value, facts: Mapping[str, Value]) -> bool:
+def _is_same(key: str, before: Value, after: Value, facts: Facts) -> bool:
     """Whether the difference means nothing."""
     if key.endswith(".memory_total_mb") and isinstance(before, int) and isinstance(after, int):
         return abs(after - before) <= _SAME_MEMORY * before
     element, _, name = key.rpartition(".")
+    if name == "index" and element.startswith("gpus."):
+        return True  # GPUs are numbered anew when one is missing
     is_interface = element.startswith("nics.interfaces[")
     return is_interface and name == "mac" and facts.get(f"{element}.kind") not in _PHYSICAL
 
@@ -262,14 +283,12 @@ def _is_same(key: str, before: Value, after: Value, facts: Mapping[str, Value]) 
 # --- Names that changed.
 
 
-def _renames(before: Mapping[str, Value], after: Mapping[str, Value]) -> dict[str, dict[str, str]]:
+def _renames(before: Facts, after: Facts) -> dict[str, dict[str, str]]:
     """List of parts -> old name -> new name, of the parts that are the same as before."""
     return {parts: _renames_of(parts, before, after) for parts in _RENAMED}
 
 
-def _renames_of(
-    parts: str, before: Mapping[str, Value], after: Mapping[str, Value]
-) -> dict[str, str]:
+def _renames_of(parts: str, before: Facts, after: Facts) -> dict[str, str]:
     _, (name,) = PARTS[parts]
     end = f"].{name}"
     keys = [key for key in after if key.startswith(parts) and key.endswith((end, "].pci_address"))]
@@ -287,7 +306,7 @@ def _renames_of(
 
 
 def _names(
-    parts: str, end: str, facts: Mapping[str, Value], with_slot: bool
+    parts: str, end: str, facts: Facts, with_slot: bool
 ) -> dict[tuple[Value, ...], list[str]]:
     """Identity -> the names of the parts that have it."""
     names: dict[tuple[Value, ...], list[str]] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from nodeready.exit_codes import exit_code
 from nodeready.memory.changes import KINDS, RESULT, Change, is_failing
@@ -90,7 +90,8 @@ class Diff:
 
     before:      the earlier side, or the model
     after:       the later side
-    nodes:       number of nodes that both sides have
+    compared:    number of nodes that both sides have
+    healthy:     number of these nodes that do not fail after
     failing:     nodes whose failure the changes may explain: they fail after, and did not before;
                  without any, the nodes that fail after
     only_before: nodes that only the first side has
@@ -104,7 +105,8 @@ class Diff:
 
     before: Side
     after: Side
-    nodes: Count
+    compared: Count
+    healthy: Count
     failing: tuple[str, ...]
     only_before: tuple[str, ...]
     only_after: tuple[str, ...]
@@ -117,22 +119,31 @@ def diff_code(diff: Diff, *, is_strict: bool) -> int:
     """The exit code; ``is_strict``: a difference is a finding."""
     return exit_code(
         interrupted=not diff.complete,
-        usage=not diff.nodes,
+        usage=not diff.compared,
         unreachable=diff.unreachable > 0,
         check=is_strict and bool(diff.changes),
     )
 
 
-def fleet_changes(every: Sequence[NodeChanges]) -> tuple[tuple[FleetChange, ...], tuple[str, ...]]:
-    """The changes of all nodes in the order of the document, and its failing nodes."""
+def compare(pairs: Iterable[NodeChanges], before: Side, after: Side, **values: Any) -> Diff:
+    """The document of these nodes. values: its fields without the changes"""
+    every = list(pairs)
     failing = {node.node for node in every if node.is_failing and not node.was_failing}
     failing = failing or {node.node for node in every if node.is_failing}
     healthy = {node.node for node in every if not node.is_failing}
-    pairs = [(node.node, change) for node in every for change in node.changes]
-    folded = _elements_folded(_nodes_folded(_moves_folded(pairs)))
+    rows = [(node.node, change) for node in every for change in node.changes]
+    folded = _elements_folded(_nodes_folded(_moves_folded(rows)))
     judged = [_judged(change, failing, healthy) for change in folded]
     judged.sort(key=lambda change: _order(change, len(failing), len(healthy)))
-    return tuple(judged), tuple(node.node for node in every if node.node in failing)
+    return Diff(
+        before,
+        after,
+        compared=len(every),
+        healthy=len(healthy),
+        failing=tuple(node.node for node in every if node.node in failing),
+        changes=tuple(judged),
+        **values,
+    )
 
 
 def _judged(change: FleetChange, failing: set[str], healthy: set[str]) -> FleetChange:

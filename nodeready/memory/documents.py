@@ -1,15 +1,13 @@
-"""Looks at nodes from the documents of `audit` and `ready`: in memory, or as JSON in a file."""
+"""Looks at nodes from the documents of `audit` and `ready` in files."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from nodeready.audit.document import NodeReport
-from nodeready.memory.facts import counters, stable_facts
+from nodeready.memory.facts import compared_facts
 from nodeready.memory.look import NodeLook, Value
 from nodeready.subjects import wire
 from nodeready.subjects.result import STATUSES, Result
@@ -28,25 +26,6 @@ class DocumentError(Exception):
     """A file that is no document of audit or ready: one line."""
 
 
-def look_of_report(report: NodeReport, time_s: float) -> NodeLook:
-    """The look at a node of an audit."""
-    return _look(report.name, time_s, report.error, report.facts, report.results)
-
-
-def _look(
-    name: str, time_s: float, error: str, facts: Mapping[str, Any], results: Iterable[Result]
-) -> NodeLook:
-    stable: dict[str, Value] = {}
-    totals: dict[str, int] = {}
-    for subject, subject_facts in facts.items():
-        stable.update(stable_facts(subject, subject_facts))
-        totals.update(counters(subject, subject_facts))
-    host = facts.get("host")
-    boot_id = host.get("boot_id") if isinstance(host, dict) else ""
-    by_check = {result.check: result for result in results}
-    return NodeLook(name, time_s, str(boot_id or ""), 0, error, stable, totals, by_check)
-
-
 class AuditFile:
     """The nodes of a JSON file of `audit` or `ready`. A node is read when it is asked for.
 
@@ -56,20 +35,13 @@ class AuditFile:
     Raises DocumentError, also for the look at a node.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            with path.open("rb") as file:
-                data = file.read(_MAX_FILE + 1)
-        except OSError as error:
-            raise DocumentError(f"{path}: {error.strerror}") from None
-        if len(data) > _MAX_FILE:
-            raise DocumentError(f"{path}: larger than {_MAX_FILE >> 30} GiB")
+    def __init__(self, source: str, data: bytes) -> None:
+        self._source = source
         self._rows: dict[str, Any] = {}
         document = self._decoded(self._without_rows(data), _MAX_WHOLE)
         if not isinstance(document, dict) or not _SCHEMA.match(str(document.get("schema"))):
             raise DocumentError(
-                f"{path}: no document of audit or ready: make it with --format json -o FILE"
+                f"{source}: no document of audit or ready: make it with --format json -o FILE"
             )
         nodes = document.get("nodes")
         for row in nodes if isinstance(nodes, list) else ():
@@ -82,6 +54,18 @@ class AuditFile:
             self._time_s = moment.timestamp()
         except (ValueError, OverflowError):
             raise self._defect("started") from None
+
+    @classmethod
+    def read(cls, path: Path) -> AuditFile:
+        """The document of this file."""
+        try:
+            with path.open("rb") as file:
+                data = file.read(_MAX_FILE + 1)
+        except OSError as error:
+            raise DocumentError(f"{path}: {error.strerror}") from None
+        if len(data) > _MAX_FILE:
+            raise DocumentError(f"{path}: larger than {_MAX_FILE >> 30} GiB")
+        return cls(str(path), data)
 
     def _without_rows(self, data: bytes) -> bytes:
         """The document without the nodes that have a line each: these are kept as lines."""
@@ -102,7 +86,7 @@ class AuditFile:
             raise self._defect(error.defect) from None
 
     def _defect(self, defect: str) -> DocumentError:
-        return DocumentError(f"{self._path}: is no document of audit or ready ({defect})")
+        return DocumentError(f"{self._source}: is no document of audit or ready ({defect})")
 
     def look(self, name: str) -> NodeLook:
         """The look at one of ``names``."""
@@ -112,9 +96,22 @@ class AuditFile:
         facts, results = row.get("facts"), row.get("results")
         if not isinstance(facts, dict) or not isinstance(results, list):
             raise self._defect(f"node {name[:80]}")
-        read = [
-            Result(str(result["check"]), result["status"], actual=str(result.get("actual", "")))
+        stable: dict[str, Value] = {}
+        totals: dict[str, int] = {}
+        for subject, subject_facts in facts.items():
+            compared = compared_facts(subject, subject_facts)
+            stable.update(compared.stable)
+            totals.update(compared.counters)
+        by_check = {
+            result["check"]: Result(
+                result["check"], result["status"], actual=str(result.get("actual", ""))
+            )
             for result in results
-            if isinstance(result, dict) and result.get("status") in STATUSES and "check" in result
-        ]
-        return _look(name, self._time_s, str(row.get("error", "")), facts, read)
+            if isinstance(result, dict)
+            and isinstance(result.get("check"), str)
+            and result.get("status") in STATUSES
+        }
+        host = facts.get("host")
+        boot_id = host.get("boot_id") if isinstance(host, dict) else None
+        error = str(row.get("error", ""))
+        return NodeLook(name, self._time_s, str(boot_id or ""), 0, error, stable, totals, by_check)

@@ -6,8 +6,8 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from functools import lru_cache
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 from nodeready.memory.look import Value
 from nodeready.subjects.fact_kinds import COUNTER, VOLATILE, FactKinds
@@ -16,100 +16,128 @@ from nodeready.subjects.registry import SUBJECTS
 #: Maximum characters of a value and of an element's name. A longer text ends with its digest, so
 #: that its change is seen.
 _LONGEST_VALUE, _LONGEST_NAME = 400, 120
+#: Maximum names below one path that are remembered.
+_MAX_NAMES = 256
 
 _NO_KINDS = FactKinds()
 _ELEMENT = re.compile(r"\[[^\]]*\]")
 _BRACKETS = str.maketrans("[]", "()")
 
-#: A fact: the names of the elements around it, its key with them, its kind, its value.
-_Fact = tuple[tuple[str, ...], str, str, Value]
+
+class ComparedFacts(NamedTuple):
+    """The facts of one subject that are compared.
+
+    stable:   key -> value. An element of a list or mapping stands in brackets. A list without
+              names of its elements is one text. A fact that the node does not show has no key
+    counters: ``SUBJECT.ELEMENTS.NAME`` -> total in this boot
+    """
+
+    stable: dict[str, Value]
+    counters: dict[str, int]
 
 
-def stable_facts(subject: str, facts: Any) -> dict[str, Value]:
-    """Key -> value of the facts of one subject that are compared.
+def compared_facts(subject: str, facts: Any) -> ComparedFacts:
+    """The facts of one subject that are compared; a subject that was not observed has none.
 
     facts: as in `NodeReport.facts`, plain data
 
-    An element of a list or mapping stands in brackets. A list without names of its elements is one
-    text. A fact that the node does not show has no key.
-
-    >>> stable_facts("nics", {"interfaces": {"eth0": {"mtu": 9000, "rx_errors": 7}}})
-    {'nics.interfaces[eth0].mtu': 9000}
+    >>> compared_facts("nics", {"interfaces": {"eth0": {"mtu": 9000, "rx_errors": 7}}})
+    ComparedFacts(stable={'nics.interfaces[eth0].mtu': 9000}, counters={'nics.eth0.rx_errors': 7})
     """
-    every = _members(_kinds_of(subject), facts, "", subject, ())
-    return {key: value for _, key, kind, value in every if kind != COUNTER}
-
-
-def counters(subject: str, facts: Any) -> dict[str, int]:
-    """``SUBJECT.ELEMENTS.NAME`` -> total in this boot, of the facts of one subject.
-
-    >>> counters("nics", {"interfaces": {"eth0": {"mtu": 9000, "rx_errors": 7}}})
-    {'nics.eth0.rx_errors': 7}
-    """
-    totals: dict[str, int] = {}
-    for elements, key, kind, value in _members(_kinds_of(subject), facts, "", subject, ()):
-        if kind == COUNTER and type(value) is int:
-            name = ".".join((subject, "/".join(elements), key.rpartition(".")[2]))
-            totals[name] = totals.get(name, 0) + value
-    return totals
+    compared = ComparedFacts({}, {})
+    if isinstance(facts, dict) and "unknown" not in facts:
+        _Walk(subject, compared).members(_root(subject), facts, subject, ())
+    return compared
 
 
 def kind_of(key: str) -> str:
-    """``hardware``, ``version`` or ``setting``, of a key of `stable_facts`."""
-    subject, _, path = _ELEMENT.sub("", key).partition(".")
-    return _kind(_kinds_of(subject), path)
+    """``hardware``, ``version`` or ``setting``, of a key of `ComparedFacts.stable`."""
+    return _kinds_of(key.partition(".")[0]).kind(_path(key))
 
 
 def is_unique(key: str) -> bool:
     """Whether healthy peers differ in the fact with this key (serial numbers, addresses)."""
-    subject, _, path = _ELEMENT.sub("", key).partition(".")
-    return _kinds_of(subject).is_unique(path)
+    return _kinds_of(key.partition(".")[0]).is_unique(_path(key))
+
+
+def _path(key: str) -> str:
+    return _ELEMENT.sub("", key).partition(".")[2]
 
 
 def _kinds_of(subject: str) -> FactKinds:
     return SUBJECTS[subject].kinds if subject in SUBJECTS else _NO_KINDS
 
 
-@lru_cache(maxsize=8192)
-def _kind(kinds: FactKinds, path: str) -> str:
-    return kinds.kind(path)
+class _Place:
+    """One path in a subject's facts: the kind of what is there, and the places below it.
+
+    identity: the keys that identify an element of the list or mapping here; None: it has none
+    """
+
+    def __init__(self, kinds: FactKinds, path: str) -> None:
+        self._kinds, self._path = kinds, path
+        self.kind = kinds.kind(path)
+        names = kinds.elements.get(path)
+        self.identity = None if names is None else names.split()
+        self._below: dict[str, _Place] = {}
+
+    def below(self, name: str) -> _Place:
+        place = self._below.get(name)
+        if place is None:
+            path = f"{self._path}.{name}" if self._path else name
+            place = _Place(self._kinds, path)
+            # A node can choose the names of a mapping.
+            if len(self._below) < _MAX_NAMES:
+                self._below[name] = place
+        return place
 
 
-def _members(
-    kinds: FactKinds, data: Any, path: str, key: str, elements: tuple[str, ...]
-) -> Iterator[_Fact]:
-    """The facts of an object. A subject that was not observed has none."""
-    if not isinstance(data, dict) or (not path and "unknown" in data):
-        return
-    for name, value in data.items():
-        inner = f"{path}.{name}" if path else name
-        if value is None or value == "" or _kind(kinds, inner) == VOLATILE:
-            continue
-        inner_key = f"{key}.{_bounded(name, _LONGEST_NAME)}"
-        if inner in kinds.elements and isinstance(value, (dict, list)):
-            for element_name, element in _named(kinds, inner, value):
-                names = (*elements, element_name)
-                yield from _value_facts(
-                    kinds, element, inner, f"{inner_key}[{element_name}]", names
-                )
-        else:
-            yield from _value_facts(kinds, value, inner, inner_key, elements)
+@cache
+def _root(subject: str) -> _Place:
+    return _Place(_kinds_of(subject), "")
 
 
-def _value_facts(
-    kinds: FactKinds, value: Any, path: str, key: str, elements: tuple[str, ...]
-) -> Iterator[_Fact]:
-    """The facts of one value; an empty list has none."""
-    if isinstance(value, dict):
-        yield from _members(kinds, value, path, key, elements)
-    elif not isinstance(value, (list, str)):
-        yield elements, key, _kind(kinds, path), value
-    elif value:
-        text = _text(kinds, path, value)
-        yield elements, key, _kind(kinds, path), _bounded(text, _LONGEST_VALUE)
+class _Walk:
+    """The walk through the plain facts of one subject."""
+
+    def __init__(self, subject: str, compared: ComparedFacts) -> None:
+        self._subject = subject
+        self._stable, self._counters = compared
+
+    def members(
+        self, place: _Place, data: dict[str, Any], key: str, elements: tuple[str, ...]
+    ) -> None:
+        """Take the facts of an object."""
+        for name, value in data.items():
+            if value is None or value == "":
+                continue
+            inner = place.below(name)
+            if inner.kind == VOLATILE:
+                continue
+            inner_key = f"{key}.{_bounded(name, _LONGEST_NAME)}"
+            if inner.identity is not None and isinstance(value, (dict, list)):
+                for element_name, element in _named(inner, value):
+                    self._value(
+                        inner, element, f"{inner_key}[{element_name}]", (*elements, element_name)
+                    )
+            else:
+                self._value(inner, value, inner_key, elements)
+
+    def _value(self, place: _Place, value: Any, key: str, elements: tuple[str, ...]) -> None:
+        """Take the facts of one value; an empty list has none."""
+        if isinstance(value, dict):
+            self.members(place, value, key, elements)
+        elif place.kind == COUNTER:
+            if type(value) is int:
+                name = f"{self._subject}.{'/'.join(elements)}.{key.rpartition('.')[2]}"
+                self._counters[name] = self._counters.get(name, 0) + value
+        elif not isinstance(value, (list, str)):
+            self._stable[key] = value
+        elif value:
+            self._stable[key] = _bounded(_text(place, value), _LONGEST_VALUE)
 
 
-def _named(kinds: FactKinds, path: str, data: Any) -> Iterator[tuple[str, Any]]:
+def _named(place: _Place, data: Any) -> Iterator[tuple[str, Any]]:
     """The elements of a list or mapping with their names.
 
     Equal elements are one; further elements of the same name are numbered.
@@ -118,38 +146,41 @@ def _named(kinds: FactKinds, path: str, data: Any) -> Iterator[tuple[str, Any]]:
         for name, element in data.items():
             yield _element_name(name), element
         return
-    keys = kinds.elements[path].split()
-    texts: dict[str, list[str]] = {}
+    same_name: dict[str, list[Any]] = {}
     for element in data:
-        if not isinstance(element, dict):
-            continue
-        values = (element.get(key) for key in keys)
-        name = _element_name(" ".join(str(value) for value in values if value is not None))
-        same_name = texts.setdefault(name, [])
-        text = _text(kinds, path, element)
-        if text not in same_name:
-            same_name.append(text)
-            yield (f"{name}#{len(same_name)}" if len(same_name) > 1 else name), element
+        if isinstance(element, dict):
+            values = [element.get(key) for key in place.identity or ()]
+            name = " ".join([str(value) for value in values if value is not None])
+            same_name.setdefault(_element_name(name), []).append(element)
+    for name, elements in same_name.items():
+        yield name, elements[0]
+        if len(elements) > 1:
+            different = {_text(place, element): element for element in reversed(elements)}
+            different.pop(_text(place, elements[0]))
+            for number, element in enumerate(reversed(different.values()), 2):
+                yield f"{name}#{number}", element
 
 
 def _element_name(name: str) -> str:
-    return _bounded(name.translate(_BRACKETS), _LONGEST_NAME)
+    if "[" in name or "]" in name:
+        name = name.translate(_BRACKETS)
+    return _bounded(name, _LONGEST_NAME)
 
 
-def _text(kinds: FactKinds, path: str, value: Any) -> str:
+def _text(place: _Place, value: Any) -> str:
     """A value as one text, without its volatile members."""
     if isinstance(value, dict):
         shown = {
-            name: _text(kinds, f"{path}.{name}", member)
+            name: _text(inner, member)
             for name, member in value.items()
-            if member not in (None, "") and _kind(kinds, f"{path}.{name}") != VOLATILE
+            if member not in (None, "") and (inner := place.below(name)).kind != VOLATILE
         }
         if len(shown) == 1:
             return next(iter(shown.values()))
         return " ".join(f"{name}={text}" for name, text in shown.items())
     if isinstance(value, list):
         joint = "; " if value and isinstance(value[0], (dict, list)) else ", "
-        return joint.join(_text(kinds, path, member) for member in value)
+        return joint.join([_text(place, member) for member in value])
     return value if isinstance(value, str) else json.dumps(value)
 
 

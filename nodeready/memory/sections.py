@@ -14,7 +14,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
-from nodeready.memory.facts import counters, stable_facts
+from nodeready.memory.facts import compared_facts
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.gpus.gpu import Gpus
 from nodeready.subjects.host.facts import Host
@@ -134,9 +134,9 @@ def _subject_texts(
     """Section -> its text, of one subject of a node; of an Unknown, only the results."""
     texts = {f"{subject}{RESULTS}": results_text(results, checks)}
     if not isinstance(observation, Unknown):
-        facts = plain(shown)
-        texts[f"{subject}{FACTS}"] = dump(stable_facts(subject, facts))
-        if totals := counters(subject, facts):
+        stable, totals = compared_facts(subject, plain(shown))
+        texts[f"{subject}{FACTS}"] = dump(stable)
+        if totals:
             start = len(subject) + 1
             named = {name[start:]: total for name, total in totals.items()}
             texts[f"{subject}{COUNTERS}"] = dump(named)

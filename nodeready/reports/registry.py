@@ -154,6 +154,8 @@ _ROWS = (
     Format("postmortem", "json", "json_report:render", ".json"),
     Format("incident", "table", "incident_table:incident_index", ".txt", styled=True),
     Format("incident", "json", "json_report:render", ".json"),
+    Format("diff", "table", "diff_table:show", ".txt", styled=True),
+    Format("diff", "json", "json_report:render", ".json"),
     Format("env", "sh", "env_script:shell_lines", ".env"),
     Format("env", "json", "json_report:render", ".json"),
 )

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Union
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit, NodeReport, Ready
 from nodeready.audit.waiver_list import WaiverList
 from nodeready.deploy.document import Deploy
+from nodeready.memory.diff import Diff
 from nodeready.ready.job_env import Environment
 from nodeready.reports.notification import Notification
 from nodeready.smoke.document import SmokeReport
@@ -37,7 +38,7 @@ DOCUMENTS: dict[str, Any] = {
     for kind in (
         *(Audit, Ready, SmokeReport, Deploy, Stacks),
         *(Debuggable, Jobs, Cores, TailDocument, Environment, Incident),
-        *(Postmortem, WaiverList, Notification),
+        *(Postmortem, WaiverList, Notification, Diff),
     )
 }
 

@@ -377,7 +377,8 @@ SUBJECT = Subject(
             kernel_faults.source kernel_faults.code kernel_faults.pci_address kernel_faults.text
             kernel_faults.action
             memory_used_mb processes performance_state idle throttle throttled temperature_c
-            memory_temperature_c temperature_left_c nvidia.index amd.index
+            temperature_slowdown_c
+            memory_temperature_c memory_temperature_max_c temperature_left_c
             pcie_generation pcie_speed
         """,
         counters="""
@@ -385,11 +386,10 @@ SUBJECT = Subject(
             ecc_uncorrectable_volatile ecc_correctable_volatile
         """,
         hardware="""
-            pci pci.driver nvswitches vendor pci_address model serial uuid memory_total_mb
+            pci pci.driver nvswitches index vendor pci_address model serial uuid memory_total_mb
             ecc_uncorrectable_aggregate remap_pending remap_failed remapped_uncorrectable
             retired_pending retired_pages repair_pending spareless_banks sram_exceeded unrepairable
             pcie_generation_max pcie_width pcie_width_max links virtual peer c2c
-            temperature_slowdown_c memory_temperature_max_c
         """,
         versions="driver amd_driver cuda vbios",
         unique="serial uuid fabric_clique",

@@ -17,6 +17,7 @@ from pyinfra.api.exceptions import InventoryError
 
 from nodeready.healthcheck import drain, gate, here
 from nodeready.inventory import hostfile, nodeset, slurm
+from nodeready.memory import documents
 from nodeready.node import failure_events, log_variables, mount_table
 from nodeready.node.cores import core_pattern
 from nodeready.node.stacks import py_spy
@@ -190,6 +191,12 @@ def some(number: int, effort: str) -> tuple[str, ...]:
 
 
 #: What reads text, and how it may refuse; the texts to mutate.
+def read_audit(text: str) -> list[Any]:
+    """The nodes of an audit's file."""
+    file = documents.AuditFile("audit.json", text.encode("utf-8", "surrogatepass"))
+    return [file.look(name) for name in file.names]
+
+
 PARSERS: dict[str, Any] = {
     "NCCL's report": (ras_report.read_json,),
     "NCCL's report in words": (ras_report.read_text,),
@@ -202,6 +209,7 @@ PARSERS: dict[str, Any] = {
     ),
     "a watchdog's lines": (lambda text: watchdog.reports(text.splitlines()),),
     "NCCL's lines": (lambda text: nccl_log.read_log(text.splitlines()),),
+    "an audit's file": (read_audit, documents.DocumentError),
     "a dead job's lines": (lambda text: failure_events.read_lines(text.splitlines(), 2026),),
     "a batch script": (log_variables.script_variables,),
     "torchrun's error file": (failure_events.read_error_file,),
@@ -253,6 +261,12 @@ TEXTS: dict[str, Any] = {
     ),
     "nft's rules": ((_RULES / "firewalld.nft").read_text(),),
     "iptables' rules": ((_RULES / "ufw.save").read_text(),),
+    "an audit's file": (
+        (Path(__file__).parents[1] / "reports" / "golden" / "audit-mixed.json").read_text(),
+        '{"schema":"nodeready.audit/1","started":"2030-01-02T03:04:05Z","nodes":[{"name":"a",'
+        '"facts":{"nics":{"interfaces":{"eth0":{"mtu":9000}}},"gpus":{"nvidia":[{"serial":"1"}]}},'
+        '"results":[{"check":"nics.mtu","status":"ok"}]}]}',
+    ),
     "the time services": (recorded("h100")["host_slow"][-900:],),
     "processes": (recorded("h100")["host_slow"][-900:],),
     "mounts and fstab": (recorded("h100")["host_slow"][-400:] + recorded("h100")["host"][-900:],),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nodeready.memory.changes import Change, changes, differences
-from nodeready.memory.diff import NodeChanges, fleet_changes
+from nodeready.memory.diff import NodeChanges, Side, compare
 from nodeready.memory.look import NodeLook
 from nodeready.subjects.result import Result
 
@@ -98,6 +98,11 @@ ROWS = {
         look(),
         look(without("gpus.pci[0000:3b", without("gpus.nvidia[0000:3b"))),
         [Change("hardware", "gpus.nvidia[0000:3b:00.0]", "S2", None, "gone", "GPU")],
+    ),
+    "the number of a GPU": (
+        look(BASE | {"gpus.nvidia[0000:3b:00.0].index": 1}),
+        look(BASE | {"gpus.nvidia[0000:3b:00.0].index": 0}),
+        [],
     ),
     "a GPU that only the tool lost": (
         look(),
@@ -206,46 +211,63 @@ def test_a_peer_differs_by_no_serial_number():
 # --- A fleet.
 
 
-def fleet(*pairs):
+def fleet(*pairs, **values):
     every = [NodeChanges.of(before, after, changes(before, after)) for before, after in pairs]
-    return fleet_changes(every)
+    before, after = Side("monday.json", "2030-01-02T03:04:05Z"), Side("today.json", "")
+    values = {"only_before": (), "only_after": (), **values}
+    return compare(every, before, after, **values)
 
 
 def on(node, facts=BASE, status="ok", **settings):
     return replace(look(facts, gpus__driver=status, **settings), node=node)
 
 
-def test_the_cause_of_three_failing_nodes_of_64_comes_first():
-    updated, moved_mtu = {"host.kernel_release": "6.2"}, {"nics.interfaces[eth0].mtu": 1500}
+def document():
+    """64 nodes; three fail since their MTU was changed; every second one has a new kernel.
+
+    Beside them a replaced GPU, a reboot and a counter.
+    """
+    updated, other_mtu = {"host.kernel_release": "6.2"}, {"nics.interfaces[eth0].mtu": 1500}
     pairs = []
     for number in range(64):
         node, old = f"gpu{number:03}", BASE | {"host.kernel_release": "6.1"}
-        is_failing = number in (5, 17, 40)
         new = old | updated if number % 2 else old
+        is_failing = number in (5, 17, 40)
         if is_failing:
-            new = new | moved_mtu
-        pairs.append((on(node, old), on(node, new, "fail" if is_failing else "ok")))
-    folded, failing = fleet(*pairs)
-    assert failing == ("gpu005", "gpu017", "gpu040")
+            new = new | other_mtu
+        if number == 8:
+            new = new | gpu("0000:1a:00.0", "S9", "96.00.99", model="<b>\x1b[31mH100")
+        boot, errors = ("b2", 3) if number == 9 else ("b1", 4 + (number > 60))
+        after = on(node, new, "fail" if is_failing else "ok", boot=boot)
+        counters = {"nics.eth0.rx_errors": errors}
+        pairs.append((on(node, old), replace(after, counters=counters)))
+    return fleet(*pairs, only_before=("gpu099",))
+
+
+def test_the_cause_of_three_failing_nodes_of_64_comes_first():
+    assert document().failing == ("gpu005", "gpu017", "gpu040")
     assert [
-        (change.kind, change.key, len(change.nodes), change.failing, change.healthy)
-        for change in folded
+        (change.kind, change.key, change.suspect, change.failing, change.healthy)
+        for change in document().changes
     ] == [
-        ("setting", "nics.interfaces[eth0].mtu", 3, 3, 0),
-        ("result", "gpus.driver", 3, 3, 0),
-        ("version", "host.kernel_release", 32, 2, 30),
+        ("setting", "nics.interfaces[eth0].mtu", True, 3, 0),
+        ("result", "gpus.driver", False, 3, 0),
+        ("hardware", "gpus.nvidia[0000:1a:00.0]", False, 0, 1),
+        ("version", "host.kernel_release", False, 2, 30),
+        ("counter", "nics.eth0.rx_errors", False, 0, 3),
+        ("counter", "nics.eth0.rx_errors", False, 0, 1),
+        ("reboot", "host.boot_id", False, 0, 1),
     ]
-    assert [change.suspect for change in folded] == [True, False, False]
 
 
 def test_a_gpu_that_moves_between_nodes_is_one_change():
     empty = without("gpus.pci[0000:3b", without("gpus.nvidia[0000:3b"))
     other = BASE | gpu("0000:1a:00.0", "T1") | gpu("0000:3b:00.0", "T2")
-    folded, _ = fleet(
+    folded = fleet(
         (on("gpu001"), on("gpu001", empty)),
         (on("gpu002", other), on("gpu002", other | gpu("0000:3b:00.0", "S2"))),
         (on("gpu003", empty), on("gpu003", empty)),
-    )
+    ).changes
     assert [(c.before, c.after, c.note, c.nodes) for c in folded] == [
         (
             "gpu001 gpus.nvidia[0000:3b:00.0]",
@@ -264,7 +286,7 @@ def test_equal_elements_and_amounts_are_one_change():
         (on(f"n{errors}"), on(f"n{errors}", BASE | new, counters={"nics.eth0.rx_errors": errors}))
         for errors in (9, 14)
     ]
-    folded, _ = fleet(*pairs)
+    folded = fleet(*pairs).changes
     assert [(c.key, c.elements, c.before, c.after, c.note, c.nodes) for c in folded] == [
         ("gpus.nvidia[*].vbios", slots, "96.00.74", "96.00.99", "", ("n9", "n14")),
         ("nics.eth0.rx_errors", (), None, None, "5 to 10 more", ("n9", "n14")),

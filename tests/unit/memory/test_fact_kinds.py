@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.memory.facts import counters, is_unique, kind_of, stable_facts
+from nodeready.memory.facts import compared_facts, is_unique, kind_of
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.wire import shown_keys
 from tests.unit.subjects.test_json_keys import derived_facts, observed_type
@@ -90,7 +90,7 @@ FACTS = {
 
 
 def test_the_facts_have_stable_names():
-    facts = stable_facts("gpus", FACTS)
+    facts, counters = compared_facts("gpus", FACTS)
     assert len(facts.pop("gpus.driver")) < 410
     assert facts == {
         "gpus.nvidia[0000:1a:00.0].pci_address": "0000:1a:00.0",
@@ -99,7 +99,7 @@ def test_the_facts_have_stable_names():
         "gpus.nvidia_tool.name": "nvidia-smi",
         "gpus.nvidia_tool.state": "ok",
     }
-    assert counters("gpus", FACTS) == {
+    assert counters == {
         "gpus.xid 79 0000:1a:00.0.count": 2,
         "gpus.xid 79 0000:1a:00.0#2.count": 3,
     }
@@ -110,7 +110,7 @@ def test_equal_elements_are_one():
         {"service": "sshd", "pid": pid, "limits": {"core": [0, hard]}}
         for pid, hard in ((1, 5), (2, 5), (3, 6))
     ]
-    assert stable_facts("limits", {"running": processes}) == {
+    assert compared_facts("limits", {"running": processes}).stable == {
         "limits.running[sshd].service": "sshd",
         "limits.running[sshd].limits[core]": "0, 5",
         "limits.running[sshd#2].service": "sshd",
@@ -119,4 +119,4 @@ def test_equal_elements_are_one():
 
 
 def test_a_subject_that_was_not_observed_has_no_facts():
-    assert stable_facts("nics", {"unknown": "timed out"}) == {}
+    assert compared_facts("nics", {"unknown": "timed out"}).stable == {}

@@ -19,6 +19,7 @@ from tests.builders import stack_fleets
 from tests.builders.deploys import DEPLOYS
 from tests.builders.environments import ENVIRONMENTS
 from tests.builders.fleets import outcomes
+from tests.unit.memory.test_changes import document as node_diff
 from tests.unit.reports.test_smoke_table import SMOKES
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -38,6 +39,7 @@ FORMATS = {
         "evidence": ("evidence", Options()),
     },
     "deploy": {"diff": ("table", Options(diff=True)), "json": ("json", Options(diff=True))},
+    "diff": {"table": ("table", Options()), "json": ("json", Options())},
     "env": {"sh": ("sh", Options())},
     "smoke": {
         "table": ("table", Options()),
@@ -78,6 +80,7 @@ FILES: dict[str, Callable[[], str]] = {
         for document, name, made in (
             ("audit", "mixed", AUDITS["mixed"]),
             ("deploy", "result", DEPLOYED["result"]),
+            ("diff", "mixed", node_diff()),
             ("smoke", "mixed", SMOKES["mixed"]),
             ("stacks", "hung", STACKS["hung"]),
         )
