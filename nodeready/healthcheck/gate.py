@@ -172,6 +172,26 @@ def _audit(policy: Policy, limit_s: float) -> Audit:
     return here.audit(policy, selection, limit_s, GATE)
 
 
+def current(
+    policy: Policy, began_s: float, *, is_draining: bool = False
+) -> tuple[NodeVerdict, Audit | None]:
+    """The kept verdict if it is "go", else that of an audit within the budget, and the audit.
+
+    A kept no-go is not used: the node may have been repaired since, and a failed prolog costs a
+    job more than an audit.
+
+    began_s:     time.monotonic() from which the budget counts
+    is_draining: reserve time for Slurm, in case the audit uses all of its time
+    """
+    verdict = read(digest([policy]), policy.gate_max_age_s)
+    if verdict is not None and verdict.go:
+        return verdict, None
+    remaining_s = max(0.5, policy.gate_budget_s - (time.monotonic() - began_s))
+    slurm_s = min(_SLURM_S, remaining_s / 4) if is_draining else 0.0
+    audit = _audit(policy, remaining_s - slurm_s)
+    return node_verdict(audit, policy), audit
+
+
 def record(policy: Policy, arguments: Namespace) -> int:
     """`record`: audit, and keep the verdict and the Prometheus textfile. Returns the exit code."""
     audit = _audit(policy, here.LIMIT_S)
@@ -184,18 +204,8 @@ def record(policy: Policy, arguments: Namespace) -> int:
 
 
 def prolog(policy: Policy, arguments: Namespace) -> int:
-    """`prolog`: the kept verdict, else an audit within the budget. Returns 0 for go, 3 for no-go.
-
-    A kept no-go is not used: the node may have been repaired since, and a failed prolog costs a
-    job more than an audit.
-    """
-    verdict, audit = read(digest([policy]), policy.gate_max_age_s), None
-    if verdict is None or not verdict.go:
-        remaining_s = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
-        # Reserved for Slurm, in case the audit uses all of its time.
-        slurm_s = min(_SLURM_S, remaining_s / 4) if policy.gate_drain else 0.0
-        audit = _audit(policy, remaining_s - slurm_s)
-        verdict = node_verdict(audit, policy)
+    """`prolog`: the kept verdict, else an audit's within the budget. Returns 0: go, 3: no-go."""
+    verdict, audit = current(policy, BEGAN, is_draining=policy.gate_drain)
     if policy.gate_drain and audit is not None and not verdict.go:
         from nodeready.healthcheck.drain import update_slurm
 

@@ -51,6 +51,9 @@ COMMANDS = {
         "record, and drain the node in Slurm or take that back",
         *("gate", "healthcheck"),
     ),
+    "nvhcd": PyzCommand(
+        "the prolog's verdict for NVRx's RunHealthCheck, on standard input", "nvhcd", "run"
+    ),
 }
 
 _EXIT = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
@@ -11,9 +12,15 @@ from typing import Any
 import pytest
 import yaml
 
+from nodeready.healthcheck import drain
 from tests.paths import DOCS, ROOT, schema
 from tests.unit.docs.pages import commands
 from tests.unit.docs.test_documentation import check
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 SHARE = ROOT / "share"
 DASHBOARD = json.loads((SHARE / "grafana/nodeready.json").read_text())
@@ -161,3 +168,32 @@ def test_a_workflow_takes_actions_by_their_digest_and_runs_what_is_there(path):
             assert not action or re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action), action
             for program in re.findall(r"(?:^|\s)((?:\.ci|scripts)/[\w.]+)", step.get("run", "")):
                 assert (ROOT / program).exists(), program
+
+
+#: A gate's reason -> the pattern for NVSentinel.
+REASONS = {
+    "loses job, reset GPU: gpus.ecc_errors: 2": "reset-gpu",
+    "loses job, reboot: limits.x: 1": "restart",
+    "loses job, power cycle: gpus.xid: 79": "restart",
+    "loses job, replace: nics.link: down": "hardware",
+    "loses job, reseat: rdma.rate: 200": "hardware",
+    "loses job, reload driver: gpus.x: 1": "other",
+    "loses job? inspect: gpus.observed: hung": "other",
+    "loses job? reboot: gpus.observed: hung": "other",
+    "hides cause, reboot: ptrace.scope: 1": "other",
+    "inspect: site.a: loses job, reboot: ": "other",
+    "ptrace.scope: loses job, reset GPU: 1": "other",
+}
+
+
+@pytest.mark.parametrize(("reason", "name"), [*REASONS.items(), ("", "other")])
+def test_nvsentinel_takes_a_drain_by_exactly_one_pattern(reason, name):
+    """As its parser does, with an empty delimiter: pkg/parser/parser.go."""
+    text = drain.reason_of([reason, "a.b: c"] if reason else [])
+    patterns = tomllib.loads((SHARE / "nvsentinel/slurm-drain-monitor.toml").read_text())[
+        "patterns"
+    ]
+    matched = [row["name"] for row in patterns if re.search(row["regex"], text)]
+    assert matched == [f"nodeready-{name}"]
+    # What another program drained is not ours.
+    assert not any(re.search(row["regex"], f"NHC: {text}") for row in patterns)
