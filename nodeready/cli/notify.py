@@ -73,11 +73,11 @@ class Webhook:
         if changed is None:
             return
         names = {node.name for node in audit.nodes}
-        others = {name: status for name, status in before.items() if name not in names}
+        unselected = {name: status for name, status in before.items() if name not in names}
         try:
             for _ in gather([partial(self._post, changed.body())], LIMIT_S, self.shown):
                 pass
-            self._keep({**others, **bad_statuses(audit)})
+            self._keep({**unselected, **bad_statuses(audit)})
         except (SourceError, OSError) as error:
             reason = getattr(error, "strerror", None) or error
             screen.say(f"--notify: {reason}; the next look tries again")

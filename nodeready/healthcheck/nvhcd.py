@@ -26,7 +26,7 @@ from nodeready.audit.verdict import NodeVerdict
 from nodeready.healthcheck import gate
 from nodeready.policy import Policy
 
-# Frame types, flags and the client's first bytes: RFC 9113, sections 3.4 and 6.
+# Http2Frame types, flags and the client's first bytes: RFC 9113, sections 3.4 and 6.
 _DATA, _HEADERS, _SETTINGS, _PING, _GOAWAY = 0, 1, 4, 6, 7
 _ACK, _END_STREAM, _END_HEADERS = 1, 1, 4
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -42,7 +42,7 @@ _TRAILER = b"\x00\x0bgrpc-status\x010"
 _IDLE_S = 30.0
 
 
-class Frame(NamedTuple):
+class Http2Frame(NamedTuple):
     """One frame of HTTP/2."""
 
     kind: int
@@ -78,9 +78,9 @@ def answer(stream: int, body: bytes) -> bytes:
     """The frames that answer the request on this stream."""
     data = b"\x00" + struct.pack(">I", len(body)) + body
     frames = (
-        Frame(_HEADERS, _END_HEADERS, stream, _RESPONSE),
-        Frame(_DATA, 0, stream, data),
-        Frame(_HEADERS, _END_HEADERS | _END_STREAM, stream, _TRAILER),
+        Http2Frame(_HEADERS, _END_HEADERS, stream, _RESPONSE),
+        Http2Frame(_DATA, 0, stream, data),
+        Http2Frame(_HEADERS, _END_HEADERS | _END_STREAM, stream, _TRAILER),
     )
     return b"".join(frame.packed() for frame in frames)
 
@@ -93,7 +93,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-def _frames(connection: socket.socket) -> Iterator[Frame]:
+def _frames(connection: socket.socket) -> Iterator[Http2Frame]:
     """The client's frames, until it closes the connection or sends what is no HTTP/2."""
     if _read(connection, len(_PREFACE)) != _PREFACE:
         return
@@ -102,17 +102,17 @@ def _frames(connection: socket.socket) -> Iterator[Frame]:
         kind, flags, stream = struct.unpack(">BBI", head[3:])
         if size > _MAX_FRAME_BYTES or len(payload := _read(connection, size)) < size:
             return
-        yield Frame(kind, flags, stream & 0x7FFFFFFF, payload)
+        yield Http2Frame(kind, flags, stream & 0x7FFFFFFF, payload)
 
 
 def serve(connection: socket.socket, policy: Policy) -> None:
     """Answer each request with the verdict of that moment. Raises OSError."""
     connection.settimeout(_IDLE_S)
-    connection.sendall(Frame(_SETTINGS, 0, 0).packed())
+    connection.sendall(Http2Frame(_SETTINGS, 0, 0).packed())
     for frame in _frames(connection):
         if frame.kind in (_SETTINGS, _PING) and not frame.flags & _ACK:
             payload = frame.payload if frame.kind == _PING else b""
-            connection.sendall(Frame(frame.kind, _ACK, 0, payload).packed())
+            connection.sendall(Http2Frame(frame.kind, _ACK, 0, payload).packed())
         elif frame.kind in (_HEADERS, _DATA) and frame.flags & _END_STREAM:
             verdict, _ = gate.current(policy, time.monotonic())
             connection.sendall(answer(frame.stream, message(verdict)))

@@ -87,9 +87,9 @@ class Notification:
         """Its JSON, without the last findings where it would be too long."""
         notification = self
         while len(body := "".join(render(notification)).encode()) > MAX_BYTES:
-            kept = notification.findings[: len(notification.findings) // 2]
-            left_out = len(self.findings) - len(kept)
-            notification = replace(notification, findings=kept, left_out=left_out)
+            findings = notification.findings[: len(notification.findings) // 2]
+            left_out = len(self.findings) - len(findings)
+            notification = replace(notification, findings=findings, left_out=left_out)
         return body
 
 
@@ -105,11 +105,11 @@ def notification(
 
     before: `bad_statuses` at the last notification
     """
-    now = bad_statuses(audit)
+    after = bad_statuses(audit)
     pairs = [
-        ((before.get(node.name, _OK), now.get(node.name, _OK)), node.name)
+        ((before.get(node.name, _OK), after.get(node.name, _OK)), node.name)
         for node in audit.nodes
-        if before.get(node.name, _OK) != now.get(node.name, _OK)
+        if before.get(node.name, _OK) != after.get(node.name, _OK)
     ]
     if not pairs:
         return None

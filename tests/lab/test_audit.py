@@ -67,6 +67,7 @@ def test_waivers_are_listed_with_what_they_hide_and_the_expired_hides_nothing(
         "limits.core": {"reason": "batch", "owner": "bob", "until": "2000-01-01"},
     }
     where = fleet([fresh_node], waivers=waivers)
+    assert tool("waivers", where, "--offline").status == 3
     done = tool("waivers", where, "--format", "json")
     expired, holds = json.loads(done.out)["waivers"]
     assert (done.status, expired["state"], holds["state"]) == (3, "expired", "holds"), done
