@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tables import plain
 
 from nodeready.operations import STEPS
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Check
+from nodeready.subjects.severity import ACTIONS, SEVERITIES, ladder_text, words
 
 _HEAD = """\
 # Checks
@@ -32,7 +33,24 @@ A failure that an operation repairs is what `nodeready deploy` changes. Everythi
 under "for a person" in its output, with what to do; words in capitals stand for what the node
 shows. A subject that could not be observed at all gives one result, `SUBJECT.observed`, with the
 status unknown and the reason.
-"""
+
+"A failure" is the severity: what it costs a job. Reports list the findings of one status by it,
+the worst first:
+
+| Severity | Meaning |
+| --- | --- |
+SEVERITIES
+"Actions" are the ladder that repairs a failure, the mildest first: each is for what the one before
+left. A finding can begin further up: an Xid with the action of NVIDIA's catalog. The first action
+for what is unknown is to inspect.
+
+| Action | Meaning |
+| --- | --- |
+ACTIONS"""
+
+
+def _rows(meanings: Mapping[str, str]) -> str:
+    return "".join(f"| {words(name)} (`{name}`) | {text} |\n" for name, text in meanings.items())
 
 
 #: In place of the checks of a subject that only policies declare.
@@ -41,7 +59,8 @@ _DECLARED = "[checks of your own](site-checks.md)"
 
 def page() -> str:
     """The whole page."""
-    parts = [_HEAD, "\n", *_contents()]
+    head = _HEAD.replace("SEVERITIES\n", _rows(SEVERITIES) + "\n")
+    parts = [head.replace("ACTIONS", _rows(ACTIONS)), "\n", *_contents()]
     for name, subject in SUBJECTS.items():
         parts.append(f"\n## {name}\n\n{plain(subject.about)}\n")
         parts += [_entry(check) for check in subject.checks]
@@ -65,6 +84,8 @@ def _entry(check: Check) -> str:
         for step in STEPS
         if step.name == check.fixed_by
     ]
+    lines.append(f"- A failure: {words(check.cost.severity)}")
+    lines.append(f"- Actions: {plain(ladder_text(check.cost))}")
     lines += [f"- {plain(str(remedy))}" for remedy in check.remedies]
     if check.settings:
         keys = ", ".join(f"`{key}`" for key in check.settings)

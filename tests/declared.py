@@ -55,6 +55,11 @@ def wrong(check: Check, read: frozenset[str], result: Result) -> list[str]:
         found.append("says that a deploy repairs it")
     if result.owner == ADMIN and result.fix and PERSON not in whos:
         found.append(f"asks a person: {result.fix}")
+    found += [
+        f"names the action {action}"
+        for action in result.actions
+        if action not in check.cost.actions
+    ]
     return found
 
 
@@ -72,7 +77,7 @@ def judged(check: Check, seen: Any, want: Policy, fleet: FleetFacts = ALONE) -> 
     if found:
         # Not an exception: a mistake in a check becomes a result elsewhere.
         pytest.fail(f"{check.id} {', and '.join(found)}, and does not declare it")
-    return result
+    return check.rated(result)
 
 
 def acted(

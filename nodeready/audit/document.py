@@ -211,13 +211,17 @@ def go(results: Iterable[Result]) -> bool:
 
 
 def reasons(results: Iterable[Result]) -> list[str]:
-    """A short line ``check: actual`` for each result that stops a job, failures first."""
+    """A short line ``check: actual`` for each result that stops a job, in their order."""
     results = list(results)
     if not results:
         return ["nothing was looked at"]
+    return [_line(result) for result in _stopping(results)]
+
+
+def _stopping(results: Iterable[Result]) -> list[Result]:
+    """The results that stop a job: the worst severity first, and of one severity the failures."""
     stopping = [result for result in results if result.status in STOPPING]
-    stopping.sort(key=lambda result: STOPPING.index(result.status))
-    return [_line(result) for result in stopping]
+    return sorted(stopping, key=lambda result: result.rank[::-1])
 
 
 def _line(result: Result) -> str:

@@ -163,7 +163,7 @@ class _PrometheusAnswer:
 
 
 #: The labels of nodeready's metrics.
-_METRIC_LABELS = frozenset({"check", "status", "node", "policy_digest", "version"})
+_METRIC_LABELS = frozenset({"check", "status", "severity", "node", "policy_digest", "version"})
 #: The labels that do not distinguish two targets of one job and instance.
 _COMMON_LABELS = frozenset(
     {"__name__", "job", "instance", *_METRIC_LABELS}

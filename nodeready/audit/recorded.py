@@ -73,7 +73,9 @@ def verdict_record(host: str, verdict: NodeVerdict) -> HostRecord:
     if not verdict.version:
         return HostRecord(host, problem="an older nodeready wrote its verdict: deploy the gate")
     # `ok` and `na` return one object for equal results, which most nodes have.
-    listed = (Result(**row) for row in verdict.results)
+    listed = (
+        Result(**{**row, "actions": tuple(row.get("actions", ()))}) for row in verdict.results
+    )
     results = (*listed, *map(ok, verdict.ok), *(na(check, "") for check in verdict.na))
     if verdict.go is any(result.status in STOPPING for result in results):
         return HostRecord(host, problem="its verdict contradicts its results")

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from nodeready.subjects.severity import ACTIONS, SEVERITIES, severity_rank, words
 from nodeready.text import sanitise, span
 
 if TYPE_CHECKING:
@@ -39,11 +40,14 @@ LEFT_OUT = "(left out: the verdict is full)"
 #: A host name that can be a file name. Not compiled: a prolog does not use it.
 NODE = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,248}"
 CHECK = re.compile(r"[a-z0-9_]{1,80}\.[a-z0-9_]{1,80}")
-_ROW = ("check", "status", "expected", "actual", "source", "fix", "owner")
+_ROW = ("check", "status", "expected", "actual", "source", "fix", "owner", "severity")
+#: Without the texts.
+_SHORT = ("check", "status", "owner", "severity", "actions")
 #: The latest time of a verdict that makes sense, in seconds since 1970.
 _LATEST_S = 1e11
 
-Row = Mapping[str, str]
+#: The fields of a Result that are not empty; `actions` is a list.
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,21 @@ class NodeVerdict:
     results: tuple[Row, ...] = ()
     ok: tuple[str, ...] = ()
     na: tuple[str, ...] = ()
+
+    @property
+    def costed_reasons(self) -> tuple[str, ...]:
+        """The reasons, after what the worst one costs a job, and the first action against it:
+        ``loses job, reset GPU: gpus.ecc_errors: 2 uncorrectable``, and ``loses job? inspect: …``
+        for what is unknown."""
+        stopping = [row for row in self.results if row["status"] in ("fail", "unknown")]
+        if self.go or not stopping:
+            return self.reasons
+        worst = min(stopping, key=lambda row: severity_rank(row.get("severity", "")))
+        parts = [worst.get("severity", ""), *worst.get("actions", ())[:1]]
+        joint = "? " if worst["status"] == "unknown" else ", "
+        head = joint.join(words(part) for part in parts if part)
+        first, *further = self.reasons
+        return (f"{head}: {first}" if head else first, *further)
 
     def text(self) -> str:
         data = {"schema": SCHEMA, **vars(self), "time": round(self.time, 3)}
@@ -111,9 +130,19 @@ def parse(text: bytes) -> NodeVerdict | None:
 def _is_valid_row(row: Any) -> bool:
     return (
         isinstance(row, dict)
-        and all(key in _ROW and isinstance(value, str) for key, value in row.items())
+        and all(
+            isinstance(value, str) if key in _ROW else key == "actions" and _is_actions(value)
+            for key, value in row.items()
+        )
         and row.get("status") in LISTED
+        and row.get("severity", "") in (*SEVERITIES, "")
         and bool(CHECK.fullmatch(row.get("check", "")))
+    )
+
+
+def _is_actions(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(action, str) and action in ACTIONS for action in value
     )
 
 
@@ -121,14 +150,17 @@ def listed_fields(results: Iterable[Result]) -> dict[str, tuple[Any, ...]]:
     """The fields `results`, `ok` and `na` of a verdict. Texts may be left out, never a status."""
     fields: dict[str, list[Any]] = {"results": [], "ok": [], "na": []}
     remaining_bytes = _MAX_RESULT_BYTES
-    for result in sorted(results, key=lambda result_: (*LISTED, "ok", "na").index(result_.status)):
+    for result in sorted(results, key=lambda result_: result_.rank):
         if result.status not in LISTED:
             fields[result.status].append(result.check)
             continue
-        row = {key: sanitise(text, _TEXT) for key in _ROW if (text := getattr(result, key))}
+        row: dict[str, Any] = {
+            key: sanitise(text, _TEXT) for key in _ROW if (text := getattr(result, key))
+        }
+        row |= {"actions": list(result.actions)} if result.actions else {}
         size = len(json.dumps(row))
         if size > remaining_bytes:
-            row = {key: row[key] for key in ("check", "status", "owner") if key in row}
+            row = {key: row[key] for key in _SHORT if key in row}
             row["actual"] = LEFT_OUT
         else:
             remaining_bytes -= size

@@ -431,9 +431,11 @@ class AuditWorkers:
 
     def _add_result(self, result: Result) -> int:
         """Add a result to the document's table; returns its number."""
-        self._results.append(
-            Result(*(sys.intern(getattr(result, name)) for name in Result.__dataclass_fields__))
-        )
+        fields: dict[str, Any] = {
+            name: sys.intern(value) if isinstance(value, str) else value
+            for name, value in vars(result).items()
+        }
+        self._results.append(Result(**fields))
         return len(self._results) - 1
 
     def _finish(self) -> None:

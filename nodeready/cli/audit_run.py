@@ -205,9 +205,7 @@ def run_audit(
             document,
             screen,
             silent=screen.quiet and not failing,
-            options=Options(
-                fail_on=fail_on, inventory=options.words(inventory), looks=keeper.looks
-            ),
+            options=Options(fail_on=fail_on, inventory=options.words(inventory)),
         )
         nodes.remember_failed(failing)
 

@@ -17,6 +17,7 @@ from nodeready.policy.site_checks import FOLDER
 from nodeready.reports.lines import StyledLine, line
 from nodeready.subjects.registry import SUBJECTS, meant, page
 from nodeready.subjects.result import Page
+from nodeready.subjects.severity import SEVERITIES, ladder_text, words
 
 #: Maximum columns: longer lines of prose are hard to read.
 _MAX_WIDTH = 90
@@ -71,6 +72,11 @@ def _page(page: Page, width: int) -> Iterator[StyledLine]:
         does = {step.name: step.does for step in STEPS}[page.fixed_by]
         text = f"{does}\n\nnodeready deploy INVENTORY --only {page.subject}"
         yield from _part(f"Repaired by the operation {page.fixed_by}", text, width)
+    if page.cost.severity:
+        text = f"{words(page.cost.severity)}: {SEVERITIES[page.cost.severity]}"
+        yield from _part("A failure", text, width)
+    if page.cost.actions:
+        yield from _part("Actions, the mildest first", ladder_text(page.cost), width)
     actions_of: dict[str, list[str]] = {}
     for owner, action in page.remedies:
         actions_of.setdefault(owner, []).append(action)

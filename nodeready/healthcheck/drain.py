@@ -70,7 +70,7 @@ def parse(text: str) -> SlurmNode:
 
 
 def reason_of(reasons: Sequence[str]) -> str:
-    """The reason for these lines (``check: actual``), in one short line of ASCII."""
+    """The reason for these lines (`NodeVerdict.costed_reasons`), in one short line of ASCII."""
     suffix = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
     text = sanitise(reasons[0]) if reasons else "not ready"
     text = "".join(char if " " <= char <= "~" else "?" for char in text)
@@ -78,8 +78,9 @@ def reason_of(reasons: Sequence[str]) -> str:
 
 
 def _reason_key(reason: str) -> tuple[str, ...]:
-    """The check that a reason of nodeready names, and the number of further reasons."""
-    match = re.match(rf"{PREFIX} ([^:]*).*?(\(and \d+ more\))?$", reason)
+    """The check that a reason of nodeready names, with the words before it, and the number of
+    further reasons."""
+    match = re.match(rf"{PREFIX} (.*?[a-z0-9_]\.[a-z0-9_]+):.*?(\(and \d+ more\))?$", reason)
     return (match[1], match[2] or "") if match else (reason,)
 
 
@@ -177,7 +178,7 @@ def update_slurm(
     Returns the error of scontrol, or "".
     """
     try:
-        update = drain_or_undrain(verdict.reasons, verdict.go, deadline, before_drain)
+        update = drain_or_undrain(verdict.costed_reasons, verdict.go, deadline, before_drain)
     except DrainError as error:
         syslog.syslog(syslog.LOG_WARNING, f"nodeready: {error}")
         return str(error)
@@ -229,11 +230,11 @@ def write_incident(reasons: Sequence[str], results: Iterable[Result], incidents:
     _refuse_shared(incidents)
     path = incidents / f"{utc_now().replace(':', '').replace('-', '')}-{os.getpid()}"
     make_directory(path, 0o700)
-    names = ("check", "status", "actual", "expected", "source")
+    names = ("check", "status", "severity", "actions", "actual", "expected", "source")
     failing = [
         {name: getattr(result, name) for name in names}
-        for result in results
-        if result.status not in ("ok", "na", "waived")
+        for result in sorted(results, key=lambda result: result.rank)
+        if result.bad
     ]
     data = {
         "schema": SCHEMA,

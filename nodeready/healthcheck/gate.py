@@ -196,7 +196,7 @@ def record(policy: Policy, arguments: Namespace) -> int:
     """`record`: audit, and keep the verdict and the Prometheus textfile. Returns the exit code."""
     audit = _audit(policy, here.LIMIT_S)
     verdict, problems = write_files(audit, policy)
-    print(verdict_line(verdict.go, verdict.reasons))
+    print(verdict_line(verdict.go, verdict.costed_reasons))
     problems += share(verdict, policy)
     for problem in problems:
         print(f"nodeready: {problem}", file=sys.stderr)
@@ -216,7 +216,7 @@ def prolog(policy: Policy, arguments: Namespace) -> int:
         problem = update_slurm(verdict, BEGAN + policy.gate_budget_s + _LATE_S, before_drain)
         if problem:
             print(f"nodeready: {problem}", file=sys.stderr)
-    print(verdict_line(verdict.go, verdict.reasons))
+    print(verdict_line(verdict.go, verdict.costed_reasons))
     return exit_codes.exit_code(check=not verdict.go)
 
 
@@ -245,7 +245,7 @@ def healthcheck(policy: Policy, arguments: Namespace) -> int:
         deadline = time.monotonic() + 2 * SCONTROL_S
         problem = update_slurm(verdict, deadline, _evidence_keeper(verdict, audit))
         problems += [problem] if problem else []
-    print(verdict_line(verdict.go, verdict.reasons))
+    print(verdict_line(verdict.go, verdict.costed_reasons))
     for problem in problems:
         print(f"nodeready: {problem}", file=sys.stderr)
     return exit_codes.exit_code(failed=bool(problems), check=not verdict.go)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from nodeready.audit.document import Audit
+from nodeready.audit.document import NODE_STATUSES, Audit
 from nodeready.reports.lines import STYLES, StyledLine, grouped, line, node_set, result_text
 
 #: (node, check) -> its status and text; the check "": the node itself could not be probed.
@@ -38,7 +38,9 @@ def changes(before: Findings, after: Findings, moment: str) -> Iterator[StyledLi
         if before.get(key, ("",))[0] != after[key][0]
     ]
     gone = [(("ok", "", key[1]), key[0]) for key in before if key not in after]
-    for (status, text, check), names in [*grouped(new), *grouped(gone)]:
+    # The worst status first, and of one status the change of most nodes.
+    rows = sorted(grouped(new), key=lambda row: NODE_STATUSES.index(row[0][0]))
+    for (status, text, check), names in [*rows, *grouped(gone)]:
         subject = check or ("answers again" if status == "ok" else "")
         head = f"{moment}  ", (f"{status:<13}", STYLES.get(status, ""))
         name = f"{subject}  " if subject else ""

@@ -80,12 +80,16 @@ class _AuditTable(TableLayout):
         self.is_cut = self.is_cut or text.endswith(f"({len(names)} nodes)")
         return text, "bold"
 
-    def named(self, word: str, name: str, names: Sequence[str], style: str = "") -> StyledLine:
-        """``fail     gpus.ecc_errors  gpu[007,019]``."""
+    def named(
+        self, word: str, name: str, names: Sequence[str], style: str = "", note: str = ""
+    ) -> StyledLine:
+        """``fail     gpus.ecc_errors  gpu[007,019]  loses job``."""
+        end = (f"  {note}" if note else "", "dim")
         if self.has_one_node:
-            return self.head(word, style or word, name)
+            return self.head(word, style or word, name, end)
         name = f"{name:<{self.name_width}}  "
-        return self.head(word, style or word, name, self.bad_nodes(names, _INDENT + len(name)))
+        columns = _INDENT + len(name) + len(end[0])
+        return self.head(word, style or word, name, self.bad_nodes(names, columns), end)
 
     def short(
         self, word: str, name: str, names: Sequence[str], text: str, style: str = ""
@@ -103,7 +107,7 @@ class _AuditTable(TableLayout):
             text = f"{finding.check:<{self.name_width}}  {finding.text}".rstrip()
             yield self.head(finding.status, finding.status, text)
             return
-        yield self.named(finding.status, finding.title, finding.names)
+        yield self.named(finding.status, finding.title, finding.names, note=finding.cost)
         yield from self.finding_texts(finding)
         if finding.status == "waived":
             yield self.detail((finding.fix, "dim"))

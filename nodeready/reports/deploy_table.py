@@ -14,6 +14,7 @@ from nodeready.deploy.document import Deploy, DeployedNode
 from nodeready.reports.lines import (
     STYLES,
     StyledLine,
+    fix_text,
     line,
     node_set_or_count,
     result_text,
@@ -119,12 +120,15 @@ class _DeployTable(TableLayout):
     def for_a_person(self, nodes: Iterable[DeployedNode]) -> RowSection:
         """The results that no step of the run repairs."""
         kinds: dict[tuple[str, str], list[tuple[Texts, str]]] = {}
+        ranks: dict[tuple[str, str], tuple[int, int]] = {}
         for node in nodes:
             for result in node.for_a_person:
-                pairs = kinds.setdefault((result.status, result.check), [])
-                pairs.append(((result_text(result), result.fix), node.name))
+                key = result.status, result.check
+                pairs = kinds.setdefault(key, [])
+                pairs.append(((result_text(result), fix_text(result)), node.name))
+                ranks.setdefault(key, result.rank)
         rows = [(*key, row) for key, pairs in kinds.items() for row in self.similar(pairs)]
-        rows.sort(key=lambda finding: -len(finding[2].names))
+        rows.sort(key=lambda finding: (ranks[finding[:2]], -len(finding[2].names)))
         title = line(("for a person:", "bold"))
         return RowSection(rows, self.person, self.short_person, self.count_line, title=title)
 

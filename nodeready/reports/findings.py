@@ -9,9 +9,10 @@ from functools import cache
 from typing import Any
 
 from nodeready.audit.document import Audit, Outlier
-from nodeready.reports.lines import grouped, node_set, result_text
+from nodeready.reports.lines import cost_text, fix_text, grouped, node_set, result_text
 from nodeready.reports.similar_texts import SimilarTexts, Texts, fold_similar
 from nodeready.subjects.registry import OBSERVED, SUBJECTS
+from nodeready.subjects.result import Result
 from nodeready.text import counted
 
 #: Maximum different reasons why nodes could not be probed; of more, an example is shown.
@@ -22,11 +23,12 @@ _MAX_REASONS = 6
 class AuditFinding:
     """One row of a report.
 
-    text:    the value, the expected value, the source; where the nodes differ in numbers, the
-             minimum and the maximum; "" where they differ in more
-    names:   the nodes
-    example: one of the nodes, and its text, where no single node has ``text``; else ""
-    also:    number of further checks of the subject with the same text
+    text:     the value, the expected value, the source; where the nodes differ in numbers, the
+              minimum and the maximum; "" where they differ in more
+    names:    the nodes
+    example:  one of the nodes, and its text, where no single node has ``text``; else ""
+    also:     number of further checks of the subject with the same text
+    severity: what the finding costs a job; "": its check declares nothing
     """
 
     status: str
@@ -36,11 +38,17 @@ class AuditFinding:
     names: tuple[str, ...]
     example: str = ""
     also: int = 0
+    severity: str = ""
 
     @property
     def title(self) -> str:
         """The check, and the number of further ones."""
         return f"{self.check} and {self.also} more" if self.also else self.check
+
+    @property
+    def cost(self) -> str:
+        """The severity in words, as `cost_text`."""
+        return cost_text(self.severity, self.status)
 
 
 @cache
@@ -59,13 +67,13 @@ def _place(check: str) -> tuple[int, int]:
     return _places().get(check, (number, len(_places())))
 
 
-def _finding_of(status: str, check: str, row: SimilarTexts) -> AuditFinding:
+def _finding_of(status: str, check: str, row: SimilarTexts, severity: str = "") -> AuditFinding:
     """The finding of nodes with similar texts of one check."""
     text, fix = row.shared_texts or ("", row.instance[1])
     example = f"{row.example}: {row.instance[0]}" if row.example else ""
     if not row.shared_texts:
         example += f" (one of {row.variants} texts)"
-    return AuditFinding(status, check, text, fix, tuple(row.names), example)
+    return AuditFinding(status, check, text, fix, tuple(row.names), example, severity=severity)
 
 
 def _rows(pairs: list[tuple[Texts, str]], every: bool, reasons: int = 0) -> list[SimilarTexts]:
@@ -76,31 +84,35 @@ def _rows(pairs: list[tuple[Texts, str]], every: bool, reasons: int = 0) -> list
 
 
 def findings(audit: Audit, statuses: Iterable[str], every: bool = False) -> list[AuditFinding]:
-    """The results of these statuses, in that order; those of most nodes first, but ok and na in
-    the order of the subjects.
+    """The results of these statuses, in that order; the worst severity first, and of one severity
+    those of most nodes. ok and na are in the order of the subjects.
 
     every: fold only equal texts
     """
     order_of = {status: rank for rank, status in enumerate(statuses)}
     pairs_of: dict[tuple[str, str], list[tuple[Texts, str]]] = {}
+    first_of: dict[tuple[str, str], Result] = {}
     for node in audit.nodes:
         for result in node.results:
             if result.status in order_of:
-                pairs = pairs_of.setdefault((result.status, result.check), [])
-                pairs.append(((result_text(result), result.fix), node.name))
+                kind = result.status, result.check
+                pairs = pairs_of.setdefault(kind, [])
+                pairs.append(((result_text(result), fix_text(result)), node.name))
+                first_of.setdefault(kind, result)
     order = sorted(
         pairs_of,
         key=lambda key: (
             order_of[key[0]],
+            first_of[key].rank[1],
             0 if key[0] in ("ok", "na") else -len(pairs_of[key]),
             _place(key[1]),
             key[1],
         ),
     )
     rows = [
-        _finding_of(status, check, row)
-        for status, check in order
-        for row in _rows(pairs_of[status, check], every)
+        _finding_of(*kind, row, first_of[kind].severity)
+        for kind in order
+        for row in _rows(pairs_of[kind], every)
     ]
     return rows if every else _merge_unknown(rows)
 

@@ -169,7 +169,17 @@ def facts(subjects: Mapping[str, Any]) -> str:
 # --- Documents.
 
 _part = TextWriter(json_fields)
-_part.texts[Result] = lru_cache(maxsize=8192)(_part.object(json_fields(Result)))
+
+
+def _result_writer() -> _Text:
+    """The writer of results. Most are ok or na, and have no severity."""
+    fields = json_fields(Result)
+    write_good = _part.object([field for field in fields if not field.is_optional])
+    write_bad = _part.object(fields)
+    return lambda result: write_bad(result) if result.severity else write_good(result)
+
+
+_part.texts[Result] = lru_cache(maxsize=8192)(_result_writer())
 
 
 def _node(node: NodeReport) -> str:

@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 
 from nodeready.audit.document import Audit, NodeReport, Outlier
 from nodeready.reports.findings import differing
-from nodeready.reports.lines import result_text
+from nodeready.reports.lines import cost_text, fix_text, result_text
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.subjects.result import Result
 from nodeready.text import sanitise
@@ -46,13 +46,15 @@ def _element(name: str, message: str, kind: str, text: str = "") -> str:
 
 def _outcome(result: Result, failing: tuple[str, ...]) -> str:
     """The elements inside of a check's case; "" for a check that passed."""
-    fix = f"fix: {result.fix}" if result.fix else ""
+    fix = f"fix: {fix_text(result)}" if fix_text(result) else ""
+    severity = cost_text(result.severity, result.status)
+    cost = "; ".join(filter(None, (severity, fix)))
     if result.status in failing:
-        return _element("failure", result_text(result), result.status, fix)
+        return _element("failure", result_text(result), result.status, cost)
     if result.status == "warn":
-        return f"<system-out>{_xml(f'warn: {result_text(result)} {fix}'.rstrip())}</system-out>"
+        return f"<system-out>{_xml(f'warn: {result_text(result)} {cost}'.rstrip())}</system-out>"
     if result.status == "unknown":
-        return _element("error", result_text(result), "unknown")
+        return _element("error", result_text(result), "unknown", severity)
     if result.status == "waived":
         return _element("skipped", result.fix, "waived", result_text(result))
     return _element("skipped", result_text(result), "na") if result.status == "na" else ""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar, Union
 
 from nodeready.subjects.result import Result
+from nodeready.subjects.severity import DISRUPTIVE, words
 from nodeready.text import counted, cut, sanitise
 
 STYLES = {
@@ -120,6 +121,26 @@ def line(*parts: Part) -> StyledLine:
 def with_inventory(text: str, inventory: str) -> str:
     """A fix with the run's inventory in its commands."""
     return text.replace(" INVENTORY", f" {inventory}")
+
+
+def cost_text(severity: str, status: str) -> str:
+    """The severity of a finding in words; ``loses job?`` of what is unknown; "" of other results.
+
+    >>> cost_text("loses_job", "unknown")
+    'loses job?'
+    """
+    if status not in ("fail", "unknown", "warn") or not severity:
+        return ""
+    return f"{words(severity)}?" if status == "unknown" else words(severity)
+
+
+def fix_text(result: Result) -> str:
+    """The fix; before it the first action where that takes the node or a part out of service, and
+    the fix does not name it: ``replace: open a case with the vendor``."""
+    action = result.actions[0] if result.actions else ""
+    if action not in DISRUPTIVE or action.partition("_")[0] in result.fix.lower():
+        return result.fix
+    return f"{words(action)}: {result.fix}" if result.fix else words(action)
 
 
 def result_text(result: Result) -> str:

@@ -79,9 +79,12 @@ def _finding_text(finding: AuditFinding) -> str:
 
 
 def _finding_line(finding: AuditFinding) -> str:
-    fix = f" (fix: {finding.fix})" if finding.fix else ""
+    notes = [finding.cost, f"fix: {finding.fix}" if finding.fix else ""]
+    note = "; ".join(filter(None, notes))
     word = f"{finding.status.upper()} {finding.title}"
-    return f"{word} {node_set(finding.names)}: {_finding_text(finding)}{fix}"
+    return f"{word} {node_set(finding.names)}: {_finding_text(finding)}" + (
+        f" ({note})" if note else ""
+    )
 
 
 def _detail_lines(audit: Audit) -> Iterator[str]:

@@ -75,7 +75,8 @@ def _checks(audit: Audit) -> Iterator[Sample]:
     for node in audit.nodes:
         for result in node.results:
             if result.status in _LISTED_STATUSES:
-                yield {"node": node.name, "check": result.check, "status": result.status}, 1
+                labels = {"node": node.name, "check": result.check, "status": result.status}
+                yield labels | ({"severity": result.severity} if result.severity else {}), 1
 
 
 def _ages(audit: Audit) -> Iterator[Sample]:

@@ -173,7 +173,8 @@ class _SchemaWriter:
         for key, path, is_optional in rows:
             hint, meaning = _attribute(kind, path)
             if is_optional:
-                (hint,) = (member for member in typing.get_args(hint) if member is not type(None))
+                members = typing.get_args(hint)
+                hint = members[0] if type(None) in members else hint
             else:
                 required.append(key)
             fields[key] = self.of(hint) | ({"description": meaning} if meaning else {})

@@ -260,15 +260,15 @@ class _SmokeTable(TableLayout):
 
 
 def show(smoke: SmokeReport, options: Options = PLAIN) -> Iterator[StyledLine]:
-    """The verdict; then suspects, warnings and nodes that were not tested, and what is left."""
+    """The verdict; then suspects, nodes that were not tested and warnings, and what is left."""
     table = _SmokeTable(smoke, options)
     head = list(table.verdict())
     end = [*table.engines(), *table.links(), *table.result()]
     sections = [
         table.suspects(),
-        table.warnings(),
         table.untested(UNREACHABLE, "unreachable"),
         table.untested(UNTESTED, "unknown"),
+        table.warnings(),
     ]
     # At least a line for each shown suspect, and one for the number of hidden ones.
     room = max(_MAX_SUSPECTS + 1, options.lines - len(head) - len(end) - 2)

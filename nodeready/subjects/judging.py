@@ -10,7 +10,7 @@ from nodeready.policy import Policy
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.own_files import Refusal
-from nodeready.subjects.registry import OBSERVED, SUBJECTS
+from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import ADMIN, Result, unknown
 from nodeready.subjects.snapshot import Snapshot, unparsable
 from nodeready.subjects.waivers import waive
@@ -35,7 +35,8 @@ def judge(
         if isinstance(observation, Unknown):
             reason, evidence = observation.reason, observation.evidence
             reason += f": {evidence}" if evidence else ""
-            results.append(unknown(f"{name}.{OBSERVED}", reason))
+            page = subject.observed
+            results.append(page.rated(unknown(page.id, reason)))
             continue
         for check in (*subject.checks, *subject.policy_checks(policy)):
             try:
@@ -46,7 +47,7 @@ def judge(
                     result = _with_refusal(result, snapshot.refused, patterns)
                 results.append(result)
             except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
-                results.append(unknown(check.id, unparsable(error)))
+                results.append(check.rated(unknown(check.id, unparsable(error))))
     return waive(results, policy, utc_now()[:10])
 
 
@@ -60,7 +61,8 @@ def _with_refusal(
             if fnmatch.fnmatchcase(path, pattern) or _holds(path, parent):
                 actual = f"{result.actual}; {path}: {refusal.reason}"
                 fix = f"{refusal.remedy}, then {result.fix}"
-                return replace(result, actual=actual, fix=fix, owner=ADMIN)
+                actions = ("configure", *result.actions)
+                return replace(result, actual=actual, fix=fix, owner=ADMIN, actions=actions)
     return result
 
 

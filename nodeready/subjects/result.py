@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import Probe
 from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.fleet import ALONE, FleetFacts
+from nodeready.subjects.severity import (
+    ACTIONS,
+    LOSES_JOB,
+    SEVERITIES,
+    UNDECLARED,
+    Cost,
+    severity_rank,
+)
 
 #: The statuses, worst first. ``unknown`` may hide a failure, and stops a job like ``fail``.
 STATUSES: tuple[str, ...] = ("fail", "unknown", "warn", "waived", "ok", "na")
@@ -35,7 +43,15 @@ class Result:
     fix:      the repair: an operation of nodeready, a command, a person's work; or ""; for
               ``waived`` the reason
     owner:    ``nodeready`` where ``nodeready deploy`` repairs it, else ``admin``; "" when ok
+    severity: of a result that is neither ok nor na: what it costs a job; "": its check declares
+              none
+    actions:  the actions that repair it, the first one first
     """
+
+    JSON: ClassVar = (
+        *("check", "status", "expected", "actual", "source", "fix", "owner"),
+        *("severity?", "actions?"),
+    )
 
     check: Annotated[str, {"pattern": r"^[a-z0-9_]+\.[a-z0-9_]+$"}]
     status: Annotated[str, {"enum": STATUSES}]
@@ -44,6 +60,8 @@ class Result:
     source: str = ""
     fix: str = ""
     owner: Annotated[str, {"enum": (NODEREADY, ADMIN, "")}] = ""
+    severity: Annotated[str, {"enum": tuple(SEVERITIES)}] = ""
+    actions: tuple[Annotated[str, {"enum": tuple(ACTIONS)}], ...] = ()
 
     @property
     def bad(self) -> bool:
@@ -54,6 +72,11 @@ class Result:
     def fixable(self) -> bool:
         """Whether ``nodeready deploy`` repairs it."""
         return self.status in ("fail", "warn") and self.owner == NODEREADY
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The places of its status and of its severity, the worst first; "" is the worst."""
+        return STATUSES.index(self.status), severity_rank(self.severity)
 
 
 # Thousands of healthy nodes have the same results: equal results are one object.
@@ -91,9 +114,20 @@ def _deploy(check: str) -> str:
     return f"nodeready deploy INVENTORY --only {check.partition('.')[0]}"
 
 
-def fail(check: str, expected: str, actual: str, source: str = "", fix: str = "") -> Result:
-    """A failure that only a person can repair, by ``fix``."""
-    return Result(check, "fail", expected, actual, source, fix, ADMIN)
+def fail(
+    check: str,
+    expected: str,
+    actual: str,
+    source: str = "",
+    fix: str = "",
+    *,
+    actions: tuple[str, ...] = (),
+) -> Result:
+    """A failure that only a person can repair, by ``fix``.
+
+    actions: where the ladder of the check begins with one that is too mild for this failure
+    """
+    return Result(check, "fail", expected, actual, source, fix, ADMIN, actions=actions)
 
 
 def held(check: str, expected: str, actual: str, source: str, remedy: str) -> Result:
@@ -101,9 +135,20 @@ def held(check: str, expected: str, actual: str, source: str, remedy: str) -> Re
     return fail(check, expected, actual, source, f"{remedy}, then {_deploy(check)}")
 
 
-def warn(check: str, expected: str, actual: str, source: str = "", fix: str = "") -> Result:
-    """A finding that a person should know or repair, by ``fix``; it stops no job."""
-    return Result(check, "warn", expected, actual, source, fix, ADMIN)
+def warn(
+    check: str,
+    expected: str,
+    actual: str,
+    source: str = "",
+    fix: str = "",
+    *,
+    actions: tuple[str, ...] = (),
+) -> Result:
+    """A finding that a person should know or repair, by ``fix``; it stops no job.
+
+    actions: as of `fail`
+    """
+    return Result(check, "warn", expected, actual, source, fix, ADMIN, actions=actions)
 
 
 def worst(results: Iterable[Result]) -> str:
@@ -171,6 +216,7 @@ class Page:
     """What `nodeready explain` and the docs say about one check.
 
     id:       ``SUBJECT.NOUN``; an id never changes its meaning
+    cost:     what a failure costs a job, and the actions that repair it
     meaning:  what the check judges, why, and where the rule comes from
     settings: the fields of Policy that decide what the check wants, in the order of Policy
     fixed_by: the operation that makes the check pass, ``SUBJECT.NOUN``; "": none does
@@ -178,6 +224,7 @@ class Page:
     """
 
     id: str
+    cost: Cost
     meaning: str
     settings: tuple[str, ...]
     fixed_by: str
@@ -192,6 +239,18 @@ class Page:
         """The first sentence of the meaning, on one line."""
         first = " ".join(self.meaning.split("\n\n", 1)[0].split())
         return first.split(". ", 1)[0].rstrip(".")
+
+    def rated(self, result: Result) -> Result:
+        """The result with its severity and actions, if it is neither ok nor na."""
+        if result.status in ("ok", "na"):
+            return result
+        actions = result.actions or self.cost.actions
+        if result.status == "unknown":
+            actions = ("inspect",)
+        elif result.owner == ADMIN:
+            # A deploy does not repair it, or not before a person has acted.
+            actions = tuple(action for action in actions if action != "deploy")
+        return replace(result, severity=self.cost.severity, actions=actions)
 
 
 @dataclass(frozen=True)
@@ -213,13 +272,13 @@ class Check(Page):
     opt_in: bool = False
 
     def __call__(self, observed: Any, policy: Policy, fleet: FleetFacts = ALONE) -> Result:
-        if self.fleet:
-            return self.judge(observed, policy, fleet)
-        return self.judge(observed, policy)
+        arguments = (observed, policy, fleet) if self.fleet else (observed, policy)
+        return self.rated(self.judge(*arguments))
 
 
 def check(
     id: str,
+    cost: Cost = UNDECLARED,
     *,
     settings: tuple[str, ...] = (),
     fleet: tuple[str, ...] = (),
@@ -231,14 +290,15 @@ def check(
 ) -> Callable[[Judge], Check]:
     """Make a Check of a function whose docstring is the check's page.
 
-    fix: what a person does; with `deploy`, what a deploy of another subject does
+    cost: what a failure costs and what repairs it: ``loses_job("reset_gpu", "reboot", …)``
+    fix:  what a person does; with `deploy`, what a deploy of another subject does
     """
     remedies = tuple(Remedy(PERSON, text) if isinstance(text, str) else text for text in fix)
 
     def wrap(judge: Judge) -> Check:
         meaning = inspect.cleandoc(judge.__doc__ or "")
         return Check(
-            id, meaning, settings, fixed_by, remedies, judge, fleet, proof, writes, opt_in
+            id, cost, meaning, settings, fixed_by, remedies, judge, fleet, proof, writes, opt_in
         )
 
     return wrap
@@ -323,7 +383,10 @@ class Subject:
     def observed(self) -> Page:
         """The page of the result that stands for all checks when nothing could be observed."""
         remedy = Remedy(PERSON, _LOOK.format(self.name))
-        return Page(f"{self.name}.{OBSERVED}", _OBSERVED, (), "", (remedy,))
+        severities = {check.cost.severity for check in self.checks}
+        worst_severity = next((name for name in SEVERITIES if name in severities), LOSES_JOB)
+        cost = Cost(worst_severity, ("inspect",))
+        return Page(f"{self.name}.{OBSERVED}", cost, _OBSERVED, (), "", (remedy,))
 
     def ids(self, policies: Iterable[Policy] = ()) -> list[str]:
         """The ids of its checks, with those that these policies declare."""

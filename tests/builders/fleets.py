@@ -10,6 +10,7 @@ from nodeready.audit.document import Audit, NodeReport, Outlier
 from nodeready.policy import Policy
 from nodeready.policy.waivers import Waiver
 from nodeready.subjects.base import Unknown
+from nodeready.subjects.registry import page
 from nodeready.subjects.result import Result, fail, fixable, na, ok, unknown, warn
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.waivers import waive
@@ -55,10 +56,16 @@ def swap(results: list[Result], *others: Result) -> list[Result]:
     return [new.pop(result.check, result) for result in results] + list(new.values())
 
 
-SCOPE = fixable("ptrace.scope", "0", "1", "/etc/sysctl.d/10-ptrace.conf:3")
-MEMLOCK = warn("limits.memlock", "unlimited", "65536 KiB", "/etc/security/limits.conf:9",
-               "delete that line")  # fmt: skip
-RCMD = fail("pdsh.rcmd", "ssh", "rsh", "/etc/profile.d/site.sh:2", "set PDSH_RCMD_TYPE=ssh there")
+def rated(result: Result) -> Result:
+    return page(result.check).rated(result)
+
+
+SCOPE = rated(fixable("ptrace.scope", "0", "1", "/etc/sysctl.d/10-ptrace.conf:3"))
+MEMLOCK = rated(warn("limits.memlock", "unlimited", "65536 KiB", "/etc/security/limits.conf:9",
+               "delete that line"))  # fmt: skip
+RCMD = rated(
+    fail("pdsh.rcmd", "ssh", "rsh", "/etc/profile.d/site.sh:2", "set PDSH_RCMD_TYPE=ssh there")
+)
 
 
 def node(name: str, *others: Result, **more: Any) -> NodeReport:

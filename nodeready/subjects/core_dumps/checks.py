@@ -9,6 +9,7 @@ from nodeready.shell import quote
 from nodeready.subjects.core_dumps.facts import KEY, PROBE, CoreDumps, core_directory
 from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, held, na, ok
+from nodeready.subjects.severity import drifts, hides_cause
 from nodeready.subjects.sysctl import contradicted
 
 # systemd's sysctl.d/50-coredump.conf of all versions: only the specifiers differ (core(5)).
@@ -41,6 +42,7 @@ def _pattern_files(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
 
 @check(
     "core_dumps.pattern",
+    hides_cause("deploy", "configure", "install"),
     settings=("core_handler", "core_pattern"),
     fixed_by="core_dumps.pattern",
     fix=(
@@ -75,6 +77,7 @@ def pattern(observed: CoreDumps, policy: Policy) -> Result:
 
 @check(
     "core_dumps.sysctl_conf",
+    hides_cause("configure"),
     settings=("core_handler", "core_pattern"),
     fix=("remove the line WHERE",),
 )
@@ -105,6 +108,7 @@ def _rule_files(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
 
 @check(
     "core_dumps.directory",
+    hides_cause("deploy", "configure"),
     settings=("core_handler", "core_pattern"),
     fixed_by="core_dumps.directory",
     fix=(
@@ -161,6 +165,7 @@ def _same_rule(text: str, policy: Policy) -> bool:
 
 @check(
     "core_dumps.retention",
+    drifts("deploy", "configure"),
     settings=("core_handler", "core_pattern", "core_retention_days"),
     fixed_by="core_dumps.directory",
     fix=("remove the line WHERE",),
@@ -184,6 +189,7 @@ def retention(observed: CoreDumps, policy: Policy) -> Result:
 
 @check(
     "core_dumps.rewriters",
+    hides_cause("deploy", "configure"),
     fixed_by="core_dumps.rewriters",
     fix=("remove UNIT, then systemctl mask NAME",),
     writes=lambda observed, policy: (),
@@ -207,6 +213,7 @@ def rewriters(observed: CoreDumps, policy: Policy) -> Result:
 
 @check(
     "core_dumps.size",
+    hides_cause("deploy"),
     settings=("core_handler",),
     fixed_by="core_dumps.size",
     writes=lambda observed, policy: ("/etc/systemd/coredump.conf.d/zz-nodeready.conf",),

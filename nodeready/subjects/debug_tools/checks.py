@@ -30,6 +30,7 @@ from nodeready.subjects.result import (
     unknown,
     warn,
 )
+from nodeready.subjects.severity import hides_cause
 
 #: The machines for which py-spy's wheels hold a static binary.
 MACHINES = ("x86_64", "aarch64")
@@ -37,6 +38,7 @@ MACHINES = ("x86_64", "aarch64")
 
 @check(
     "debug_tools.packages",
+    hides_cause("deploy", "configure", "install"),
     settings=("packages",),
     fixed_by="debug_tools.packages",
     fix=(
@@ -91,6 +93,7 @@ def packages(observed: DebugTools, policy: Policy) -> Result:
 
 @check(
     "debug_tools.py_spy",
+    hides_cause("deploy", "configure"),
     settings=("py_spy_version",),
     fixed_by="debug_tools.py_spy",
     fix=("chown root PATH; chmod go-w PATH", MAY_EXECUTE.format("PATH")),
@@ -138,6 +141,7 @@ def py_spy(observed: DebugTools, policy: Policy) -> Result:
 
 @check(
     "debug_tools.python",
+    hides_cause("install"),
     fix=(
         "add 'PACKAGE' to packages in group_data and deploy, or MANAGER install PACKAGE",
         "install Python 3.9 or newer beside it",
@@ -166,7 +170,12 @@ def python(observed: DebugTools, policy: Policy) -> Result:
     return fail(check, expected, observed.old_python or "none", "", fix)
 
 
-@check("debug_tools.run", settings=("nodeready_run",), fixed_by="debug_tools.run")
+@check(
+    "debug_tools.run",
+    hides_cause("deploy"),
+    settings=("nodeready_run",),
+    fixed_by="debug_tools.run",
+)
 def run(observed: DebugTools, policy: Policy) -> Result:
     """/usr/local/bin/nodeready-run is that of this nodeready, and all users can execute it.
 

@@ -21,6 +21,7 @@ from nodeready.subjects.gate.facts import (
     Gate,
 )
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, warn
+from nodeready.subjects.severity import drifts
 
 OFF = "gate is False"
 #: The reason on a node that judges itself: its own check runs, so it works well enough for a job.
@@ -48,6 +49,7 @@ def required_programs(observed: Gate) -> dict[str, str]:
 
 @check(
     "gate.leftover",
+    drifts("deploy", "configure"),
     settings=("gate",),
     fixed_by="gate.leftover",
     fix=("take the lines out of slurm.conf, scontrol reconfigure, rm ' '",),
@@ -75,6 +77,7 @@ def leftover(observed: Gate, policy: Policy) -> Result:
 
 @check(
     "gate.python",
+    drifts("install"),
     settings=("gate",),
     fleet=("gate_files",),
     fix=("install one beside it: dnf install python3.11, zypper install python311",),
@@ -134,7 +137,13 @@ def uncompiled(observed: Gate) -> list[str]:
     return [f"{COMPILED} {reason}" for is_true, reason in reasons if is_true]
 
 
-@check("gate.bundle", settings=("gate",), fleet=("gate_files",), fixed_by="gate.program")
+@check(
+    "gate.bundle",
+    drifts("deploy"),
+    settings=("gate",),
+    fleet=("gate_files",),
+    fixed_by="gate.program",
+)
 def bundle(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node has this version of nodeready as one file, and a compiled copy of it.
 
@@ -151,7 +160,13 @@ def bundle(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     return fixable(result.check, result.expected, ", ".join(reasons)) if reasons else result
 
 
-@check("gate.policy", settings=("gate",), fleet=("gate_files",), fixed_by="gate.program")
+@check(
+    "gate.policy",
+    drifts("deploy"),
+    settings=("gate",),
+    fleet=("gate_files",),
+    fixed_by="gate.program",
+)
 def policy(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """The node has the policy that it is judged by, so that it can judge itself."""
     return _installed("gate.policy", observed, policy, fleet, (POLICY,))
@@ -159,6 +174,7 @@ def policy(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
 
 @check(
     "gate.timer",
+    drifts("deploy", "install"),
     settings=("gate",),
     fleet=("gate_files",),
     fixed_by="gate.timer",
@@ -187,7 +203,13 @@ def timer(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     return result
 
 
-@check("gate.slurm_scripts", settings=("gate",), fleet=("gate_files",), fixed_by="gate.slurm")
+@check(
+    "gate.slurm_scripts",
+    drifts("deploy"),
+    settings=("gate",),
+    fleet=("gate_files",),
+    fixed_by="gate.slurm",
+)
 def slurm_scripts(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
     """A node with Slurm has the programs for its prolog and health check."""
     check = "gate.slurm_scripts"
@@ -198,6 +220,7 @@ def slurm_scripts(observed: Gate, policy: Policy, fleet: FleetFacts) -> Result:
 
 @check(
     "gate.slurm_conf",
+    drifts("configure"),
     settings=("gate", "gate_interval_s", "gate_budget_s"),
     fix=("in PATH: ' '; then scontrol reconfigure",),
 )
@@ -237,6 +260,7 @@ def slurm_conf(observed: Gate, policy: Policy) -> Result:
 
 @check(
     "gate.verdict",
+    drifts("inspect", "restart_service"),
     settings=("gate", "gate_interval_s", "gate_max_age_s"),
     fix=("systemctl list-timers nodeready.timer, or is cron running? Then the log of nodeready",),
 )

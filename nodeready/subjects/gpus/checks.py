@@ -35,6 +35,7 @@ from nodeready.subjects.gpus.health import (
 )
 from nodeready.subjects.gpus.link_checks import fabric_manager, nvlink, xgmi_errors
 from nodeready.subjects.result import Result, Subject, check, fail, na, ok, unknown, warn
+from nodeready.subjects.severity import GUIDELINES, drifts, loses_job, slows_job
 
 _PCI = "/sys/bus/pci/devices"
 _PACKAGES = {
@@ -43,8 +44,15 @@ _PACKAGES = {
 }
 
 
+_COST_ABSENT = loses_job(
+    *("install", "reset_gpu", "reboot", "power_cycle", "reseat", "replace"), source=GUIDELINES
+)
+
+
 @check(
-    "gpus.present", fix=("see the kernel's log; reset or reseat it", "install or load the driver")
+    "gpus.present",
+    _COST_ABSENT,
+    fix=("see the kernel's log; reset or reseat it", "install or load the driver"),
 )
 def present(observed: Gpus, policy: Policy) -> Result:
     """Each GPU on the PCI bus has its driver and is shown by its vendor's tool.
@@ -79,13 +87,18 @@ def present(observed: Gpus, policy: Policy) -> Result:
             if not_shown
             else "install or load the driver"
         )
-        return fail(check, expectation, first_few(words), _PCI, fix)
+        actions = _COST_ABSENT.since("reset_gpu") if not_shown else ()
+        return fail(check, expectation, first_few(words), _PCI, fix, actions=actions)
     if hidden := unshown_reason(observed):
         return unknown(check, hidden)
     return ok(check, expectation, f"{len(gpus) or len(observed.gpus)} GPUs", _PCI)
 
 
-@check("gpus.tool", fix=("reboot the node: it cannot be ended", "run it by hand; see dmesg"))
+@check(
+    "gpus.tool",
+    loses_job("inspect", "install", "reboot"),
+    fix=("reboot the node: it cannot be ended", "run it by hand; see dmesg"),
+)
 def tool(observed: Gpus, policy: Policy) -> Result:
     """The vendor's tool answers: most other checks need its answer.
 
@@ -103,11 +116,13 @@ def tool(observed: Gpus, policy: Policy) -> Result:
         text = "; ".join(tool.state_text for tool in broken)
         stuck = any(tool.state == "stuck" for tool in broken)
         fix = "reboot the node: it cannot be ended" if stuck else "run it by hand; see dmesg"
-        return fail(check, expectation, text, broken[0].name, fix)
+        actions = ("reboot",) if stuck else ("inspect", "reboot")
+        return fail(check, expectation, text, broken[0].name, fix, actions=actions)
     for vendor, vendor_tool in tools.items():
         if vendor_tool.state == "missing":
             text = f"{vendor_tool.name} is not installed"
-            return warn(check, expectation, text, vendor_tool.name, _PACKAGES[vendor])
+            fix = _PACKAGES[vendor]
+            return warn(check, expectation, text, vendor_tool.name, fix, actions=("install",))
     for vendor_tool in tools.values():
         if not vendor_tool.works:
             return unknown(check, f"{vendor_tool.name}: {vendor_tool.state}: {vendor_tool.detail}")
@@ -122,6 +137,7 @@ def tool(observed: Gpus, policy: Policy) -> Result:
 
 @check(
     "gpus.count",
+    loses_job("reboot", "power_cycle", "reseat", "replace", source=GUIDELINES),
     settings=("gpu_count",),
     fix=("see the kernel's log and the BMC; reseat or replace it",),
 )
@@ -144,7 +160,7 @@ def count(observed: Gpus, policy: Policy) -> Result:
     return ok(check, str(expectation), source=_PCI)
 
 
-@check("gpus.model", settings=("gpu_model",))
+@check("gpus.model", drifts("configure"), settings=("gpu_model",))
 def model(observed: Gpus, policy: Policy) -> Result:
     """The GPUs are of the policy's model, by the name that their tool prints."""
 
@@ -157,6 +173,7 @@ def model(observed: Gpus, policy: Policy) -> Result:
 
 @check(
     "gpus.driver",
+    loses_job("install", "reboot"),
     settings=("gpu_driver",),
     fix=("install or load NAME; see dmesg", "install that driver, then reboot"),
 )
@@ -184,7 +201,10 @@ def driver(observed: Gpus, policy: Policy) -> Result:
 
 
 @check(
-    "gpus.vbios", settings=("gpu_vbios",), fix=("update the firmware with the vendor's package",)
+    "gpus.vbios",
+    drifts("install"),
+    settings=("gpu_vbios",),
+    fix=("update the firmware with the vendor's package",),
 )
 def vbios(observed: Gpus, policy: Policy) -> Result:
     """Each GPU's firmware is one of the policy's versions."""
@@ -216,6 +236,7 @@ _DELIVERED_WITHOUT_ECC = re.compile(r"\b(GeForce|Quadro|TITAN|RTX)\b(?!.*Server 
 
 @check(
     "gpus.ecc_mode",
+    loses_job("configure", "reset_gpu", "reboot", source="nvidia-smi(1), --ecc-config"),
     settings=("gpu_ecc",),
     fix=("nvidia-smi -e INT, then reset the GPU or reboot", _AMD_ECC),
 )
@@ -245,6 +266,7 @@ def ecc_mode(observed: Gpus, policy: Policy) -> Result:
 
 @check(
     "gpus.persistence",
+    slows_job("configure"),
     settings=("gpu_persistence",),
     fix=("systemctl enable --now nvidia-persistenced, or nvidia-smi -pm INT",),
 )
@@ -272,7 +294,12 @@ def persistence(observed: Gpus, policy: Policy) -> Result:
 _DIVIDE = "amd-smi set --compute-partition MODE and --memory-partition MODE, when no job runs"
 
 
-@check("gpus.mig", settings=("gpu_mig",), fix=("nvidia-smi -mig INT, when no job runs", _DIVIDE))
+@check(
+    "gpus.mig",
+    loses_job("configure"),
+    settings=("gpu_mig",),
+    fix=("nvidia-smi -mig INT, when no job runs", _DIVIDE),
+)
 def mig(observed: Gpus, policy: Policy) -> Result:
     """MIG is as the policy has it, now and after the next reset: it splits a GPU into several.
 
@@ -305,6 +332,7 @@ def mig(observed: Gpus, policy: Policy) -> Result:
 
 @check(
     "gpus.processes",
+    loses_job("clean_up"),
     settings=("gpu_idle",),
     fix=("end them; a name like [Not Found] is a process of a container, or one that is dead",),
 )

@@ -10,6 +10,7 @@ from nodeready.subjects.gpus import xids
 from nodeready.subjects.gpus.findings import expected_gpus, first_few, no_gpu_reason
 from nodeready.subjects.gpus.gpu import Gpus, KernelFault
 from nodeready.subjects.result import Result, check, fail, na, ok, unknown, warn
+from nodeready.subjects.severity import XID_CATALOG, loses_job
 
 #: The actions for faults of the node; the others need none, or are an application's.
 _NODE_ACTIONS = (xids.ISOLATE, xids.REBOOT, xids.RESET)
@@ -21,6 +22,17 @@ _KEEP_LOG = (
     "systemd-journald, or log_buf_len=16M on the kernel's command line"
 )
 _MAX_CHARACTERS = 70
+_COST = loses_job(
+    *("monitor", "configure", "reset_gpu", "reload_driver", "reboot", "replace"),
+    source=f"{XID_CATALOG}; the messages of amdgpu",
+)
+#: The action of a fault -> the first rung of the ladder.
+_RUNGS = {
+    xids.ISOLATE: "replace",
+    xids.REBOOT: "reboot",
+    xids.RESET: "reset_gpu",
+    xids.MONITOR: "monitor",
+}
 
 
 def _describe(fault: KernelFault) -> str:
@@ -59,9 +71,12 @@ def faults_in_words(observed: Gpus, faults: Iterable[KernelFault]) -> str:
     return first_few(words)
 
 
-def _fix(observed: Gpus, faults: Iterable[KernelFault]) -> str:
-    """The fix of the gravest of these faults."""
-    worst = min(faults, key=lambda entry: xids.ACTIONS.index(entry.action))
+def _gravest(faults: Iterable[KernelFault]) -> KernelFault:
+    return min(faults, key=lambda fault: xids.ACTIONS.index(fault.action))
+
+
+def _fix(observed: Gpus, worst: KernelFault) -> str:
+    """The fix of the gravest fault."""
     device = _device_name(observed, worst)
     if worst.action == xids.ISOLATE:
         return f"drain the node and open a case with the vendor: {device}"
@@ -100,6 +115,7 @@ def _is_cleared(observed: Gpus, fault: KernelFault) -> bool:
 
 @check(
     "gpus.kernel_faults",
+    _COST,
     settings=("xid_ignore",),
     fix=(
         f"drain, then nvidia-smi --gpu-reset -i PCI ADDRESS; {_VENDOR}",
@@ -145,17 +161,22 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
     ]
     if node_faults:
         text = faults_in_words(observed, node_faults)
-        return fail(check, expectation, text, source, _fix(observed, node_faults))
+        worst = _gravest(node_faults)
+        fix, actions = _fix(observed, worst), _COST.since(_RUNGS[worst.action])
+        if fix == _NO_ADDRESS:
+            actions = ("configure",)
+        return fail(check, expectation, text, source, fix, actions=actions)
     watched = [fault for fault in faults if fault.action != xids.APPLICATION]
     if watched:
         is_mismatch = all(fault.text.startswith("NVRM: API mismatch") for fault in watched)
         text, fix = faults_in_words(observed, watched), _RELOAD if is_mismatch else _VENDOR
-        return warn(check, expectation, text, source, fix)
+        actions = ("reload_driver", "reboot") if is_mismatch else ("monitor", "replace")
+        return warn(check, expectation, text, source, fix, actions=actions)
     start = log.detail.partition(", which ")[2]
     start_text = f" in a log that {start}" if start else ""
     words = f"none{start_text}"
     if faults:
         words = f"only of applications{start_text}: {faults_in_words(observed, faults)}"
     if start_text and log.detail.startswith("dmesg"):
-        return warn(check, expectation, words, source, _KEEP_LOG)
+        return warn(check, expectation, words, source, _KEEP_LOG, actions=("configure",))
     return ok(check, expectation, words, source)

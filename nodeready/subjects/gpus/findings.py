@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -147,6 +148,7 @@ def judge_each(
     reads: Collection[str] = (),
     without: Callable[[Gpu], bool] = lambda gpu: False,
     make_result: Callable[[str, str, str, str, str], Result] = fail,
+    actions: tuple[str, ...] = (),
 ) -> Result:
     """Judge each GPU that has a value (not None).
 
@@ -158,6 +160,7 @@ def judge_each(
                   the tool could not read a field
     without:      whether a GPU's settings leave it without a value
     make_result:  makes the Result of a finding: `fail`, or `warn`
+    actions:      as of `fail`
 
     Without a finding, the result is unknown when a tool does not work, or when a GPU has no value
     where others of its model have one.
@@ -171,7 +174,8 @@ def judge_each(
     findings = [(gpu, text) for gpu in gpus_with_value if (text := find_problem(gpu))]
     if findings:
         source = tool_names((gpu for gpu, _ in findings), observed)
-        return make_result(check, expectation, findings_text(findings), source, fix)
+        result = make_result(check, expectation, findings_text(findings), source, fix)
+        return replace(result, actions=actions)
     if hidden := unshown_reason(observed):
         return unknown(check, hidden)
     if unreadable := unreadable_gpus(observed, reads):

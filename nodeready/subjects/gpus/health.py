@@ -18,11 +18,16 @@ from nodeready.subjects.gpus.findings import (
 )
 from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, PciGpu
 from nodeready.subjects.result import Result, check, fail, na, ok, unknown, warn
+from nodeready.subjects.severity import GUIDELINES, MEMORY_ERRORS, RETIREMENT, loses_job, slows_job
 
 # --- Memory, bus and heat, and the driver's recovery action.
 
 
-@check("gpus.recovery", fix=("drain the node, then nvidia-smi --gpu-reset, or reboot",))
+@check(
+    "gpus.recovery",
+    loses_job("reset_gpu", "reboot", "replace", source=MEMORY_ERRORS),
+    fix=("drain the node, then nvidia-smi --gpu-reset, or reboot",),
+)
 def recovery(observed: Gpus, policy: Policy) -> Result:
     """The driver asks for no reset or reboot (nvmlDeviceGetGpuRecoveryAction, driver 535 on).
 
@@ -34,8 +39,12 @@ def recovery(observed: Gpus, policy: Policy) -> Result:
 
     fix = "drain the node, then nvidia-smi --gpu-reset, or reboot"
     absent, expectation = "the tool shows no recovery action", "no reset or reboot needed"
+    must_reboot = any(gpu.recovery == "reboot" for gpu in observed.gpus)
     return judge_each(
-        "gpus.recovery", observed, expectation, "recovery", find_problem, absent=absent, fix=fix
+        *("gpus.recovery", observed, expectation, "recovery", find_problem),
+        absent=absent,
+        fix=fix,
+        actions=("reboot", "replace") if must_reboot else (),
     )
 
 
@@ -43,7 +52,11 @@ _REPLACE = "replace the GPU"
 _RESET = "drain, then reset the GPU or reboot"
 
 
-@check("gpus.ecc_errors", fix=("drain, reset the GPU; replace it if they come back", _REPLACE))
+@check(
+    "gpus.ecc_errors",
+    loses_job("reset_gpu", "reboot", "replace", source=MEMORY_ERRORS),
+    fix=("drain, reset the GPU; replace it if they come back", _REPLACE),
+)
 def ecc_errors(observed: Gpus, policy: Policy) -> Result:
     """No uncorrectable ECC error since the driver was loaded (DeepOps, Meta's GCM).
 
@@ -69,6 +82,7 @@ def ecc_errors(observed: Gpus, policy: Policy) -> Result:
         return 0 if errors is None and find_problem(gpu) else errors
 
     fix = "drain, reset the GPU; replace it if they come back"
+    is_worn = any(gpu.sram_exceeded for gpu in observed.gpus)
     return judge_each(
         "gpus.ecc_errors",
         observed,
@@ -76,14 +90,19 @@ def ecc_errors(observed: Gpus, policy: Policy) -> Result:
         value,
         find_problem,
         absent="these GPUs count no ECC errors",
-        fix=_REPLACE if any(gpu.sram_exceeded for gpu in observed.gpus) else fix,
+        fix=_REPLACE if is_worn else fix,
+        actions=("replace",) if is_worn else (),
         reads=("ecc_uncorrectable_volatile", "sram_exceeded", "ecc_deferred"),
         without=lambda gpu: gpu.ecc == "off",
         make_result=fail if any(has_failed(gpu) for gpu in observed.gpus) else warn,
     )
 
 
-@check("gpus.remapped_rows", fix=(_REPLACE, _RESET, "replace the GPU at the next occasion"))
+@check(
+    "gpus.remapped_rows",
+    loses_job("reset_gpu", "reboot", "replace", source=MEMORY_ERRORS),
+    fix=(_REPLACE, _RESET, "replace the GPU at the next occasion"),
+)
 def remapped_rows(observed: Gpus, policy: Policy) -> Result:
     """No row of memory waits to be remapped, and none could not be (Azure's health checks).
 
@@ -123,6 +142,7 @@ def remapped_rows(observed: Gpus, policy: Policy) -> Result:
         find_problem,
         absent="these GPUs remap no rows, or do not say",
         fix=fix,
+        actions=() if is_failure and not failed else ("replace",),
         shown="none",
         reads=(
             "remap_pending",
@@ -141,7 +161,11 @@ def remapped_rows(observed: Gpus, policy: Policy) -> Result:
 _MOST_PAGES = 60
 
 
-@check("gpus.retired_pages", fix=(_RESET, _REPLACE))
+@check(
+    "gpus.retired_pages",
+    loses_job("reset_gpu", "reboot", "replace", source=RETIREMENT),
+    fix=(_RESET, _REPLACE),
+)
 def retired_pages(observed: Gpus, policy: Policy) -> Result:
     """No page of memory waits to be retired by a reset (boards before Ampere).
 
@@ -165,6 +189,7 @@ def retired_pages(observed: Gpus, policy: Policy) -> Result:
         find_problem,
         absent="these GPUs retire no pages",
         fix=_REPLACE if is_worn else _RESET,
+        actions=("replace",) if is_worn else (),
         shown="none",
         reads=("retired_pending", "retired_pages"),
     )
@@ -237,8 +262,13 @@ def _aer(gpu: PciGpu) -> str:
     return first_few(f"{count} {error} ({kind})" for kind, error, count in gpu.aer)
 
 
+#: A finding that no load explains.
+_RESEAT = ("reseat", "replace")
+
+
 @check(
     "gpus.pcie",
+    slows_job("monitor", "reseat", "replace", source=GUIDELINES),
     fix=("look again under load", "reseat the GPU or its riser; look at the slot's settings"),
 )
 def pcie(observed: Gpus, policy: Policy) -> Result:
@@ -278,7 +308,9 @@ def pcie(observed: Gpus, policy: Policy) -> Result:
     words += [f"{address}: {text}" for address, text in errors.items()]
     if words and not findings:
         make_result = fail if is_failure or len(words) > len(errors) else warn
-        return make_result(check, expectation, first_few(words), "/sys/bus/pci/devices", fix)
+        return make_result(
+            *(check, expectation, first_few(words), "/sys/bus/pci/devices", fix), actions=_RESEAT
+        )
     if hidden and not findings:
         return unknown(check, hidden)
     return judge_each(
@@ -298,11 +330,16 @@ def pcie(observed: Gpus, policy: Policy) -> Result:
             "virtual",
         ),
         fix=fix if is_failure or errors else "look again under load",
+        actions=_RESEAT if is_failure or errors else (),
         make_result=fail if is_failure else warn,
     )
 
 
-@check("gpus.throttle", fix=("look at fans, air flow, power supplies and cables",))
+@check(
+    "gpus.throttle",
+    slows_job("inspect", "reseat", "replace", source=GUIDELINES),
+    fix=("look at fans, air flow, power supplies and cables",),
+)
 def throttle(observed: Gpus, policy: Policy) -> Result:
     """No GPU is slowed down by its hardware: by heat, or by its power supply.
 
@@ -334,6 +371,7 @@ def throttle(observed: Gpus, policy: Policy) -> Result:
 
 @check(
     "gpus.temperature",
+    slows_job("inspect", "reseat", "replace", source=GUIDELINES),
     settings=("gpu_max_temperature_c",),
     fix=("look at fans, air flow and heat sinks",),
 )
@@ -415,7 +453,11 @@ def _inaccessible(files: Iterable[DeviceFile]) -> list[str]:
     ]
 
 
-@check("gpus.device_access", fix=(_FIX_PART, _FIX_AMD, _FIX_NVIDIA, _FIX_MODE))
+@check(
+    "gpus.device_access",
+    loses_job("configure", "reload_driver"),
+    fix=(_FIX_PART, _FIX_AMD, _FIX_NVIDIA, _FIX_MODE),
+)
 def device_access(observed: Gpus, policy: Policy) -> Result:
     """Jobs can open the GPUs' device files: all users, or the members of a group.
 

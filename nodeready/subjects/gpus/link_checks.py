@@ -19,6 +19,7 @@ from nodeready.subjects.gpus.findings import (
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
 from nodeready.subjects.gpus.nvlink import FABRIC_JOINED, is_on_board, is_switched
 from nodeready.subjects.result import Result, check, fail, na, ok, unknown, warn
+from nodeready.subjects.severity import AMDGPU_RAS, FABRIC, VALIDATION, loses_job, slows_job
 
 # Gigabytes per second of one link: V100, A100, Hopper, Blackwell (NVIDIA's Health Validation,
 # nvlink_bandwidth_count_speed, and recorded output). A slower link has lost lanes.
@@ -137,6 +138,7 @@ def _bridge_problem(observed: Gpus, gpu: Gpu) -> str:
 
 @check(
     "gpus.nvlink",
+    slows_job("reset_gpu", "reboot", "reseat", "replace", source=VALIDATION),
     fix=(
         "reset the GPUs; then reseat the board or the bridge; see dmesg for amdgpu",
         "look at the bridges",
@@ -177,13 +179,17 @@ def nvlink(observed: Gpus, policy: Policy) -> Result:
     partial = [(gpu, text) for gpu in observed.nvidia if (text := _bridge_problem(observed, gpu))]
     if partial:
         text = findings_text(partial)
-        return warn(check, expectation, text, nvlink_tool.name, "look at the bridges")
+        return warn(
+            check, expectation, text, nvlink_tool.name, "look at the bridges", actions=("reseat",)
+        )
     if not linked:
         return na(check, "these GPUs use no links")
     numbers = {(gpu.model, _active(gpu)) for gpu in linked}
     if len(numbers) > len({gpu.model for gpu in linked}):
         text = findings_text((gpu, f"{_active(gpu)} active links") for gpu in linked)
-        return warn(check, expectation, text, nvlink_tool.name, "look at the bridges")
+        return warn(
+            check, expectation, text, nvlink_tool.name, "look at the bridges", actions=("reseat",)
+        )
     return ok(check, expectation, f"{distinct_values(linked, _active)} per GPU")
 
 
@@ -217,7 +223,11 @@ def _gpus_outside_fabric(observed: Gpus) -> list[tuple[Gpu, str]]:
     ]
 
 
-@check("gpus.fabric_manager", fix=(_START, _HEAL))
+@check(
+    "gpus.fabric_manager",
+    loses_job("restart_service", "reset_gpu", "reboot", "replace", source=FABRIC),
+    fix=(_START, _HEAL),
+)
 def fabric_manager(observed: Gpus, policy: Policy) -> Result:
     """The fabric manager runs where NVSwitches are, and each GPU has joined a healthy fabric.
 
@@ -238,7 +248,9 @@ def fabric_manager(observed: Gpus, policy: Policy) -> Result:
     words += [findings_text(unjoined)] if unjoined else []
     words += [findings_text(unhealthy)] if unhealthy else []
     if words:
-        return fail(check, expectation, "; ".join(words), "nvidia-smi -q", fix)
+        actions = ("reset_gpu", "reboot", "replace") if fix == _HEAL else ()
+        text = "; ".join(words)
+        return fail(check, expectation, text, "nvidia-smi -q", fix, actions=actions)
     hidden = unshown_reason(observed, "nvidia")
     if unreadable := unreadable_gpus(observed, _FABRIC_READS):
         return unknown(check, findings_text(unreadable))
@@ -260,6 +272,7 @@ def fabric_manager(observed: Gpus, policy: Policy) -> Result:
 
 @check(
     "gpus.xgmi_errors",
+    loses_job("reset_gpu", "reboot", "replace", source=AMDGPU_RAS),
     fix=("drain, reset the GPUs; open a case with the vendor if they come back",),
 )
 def xgmi_errors(observed: Gpus, policy: Policy) -> Result:

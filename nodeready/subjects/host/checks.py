@@ -27,12 +27,14 @@ from nodeready.subjects.result import (
     unknown,
     warn,
 )
+from nodeready.subjects.severity import drifts, hides_cause, loses_job, slows_job
 
 # --- The mounts: whether they are there, answer, can be written and have room.
 
 
 @check(
     "host.mounts",
+    loses_job("configure"),
     settings=("mounts",),
     fix=("mount QUOTE, and see why it was not", "mount QUOTE, or remove the line"),
 )
@@ -62,7 +64,7 @@ def mounts(observed: Host, policy: Policy) -> Result:
     return ok(check, expected, "all mounted", TABLE)
 
 
-@check("host.dead_mounts", fix=("see dmesg for errors of DEVICE",))
+@check("host.dead_mounts", loses_job("inspect", "reboot"), fix=("see dmesg for errors of DEVICE",))
 def dead_mounts(observed: Host, policy: Policy) -> Result:
     """Every mount answers: a mount whose server is gone hangs each process that uses it.
 
@@ -98,7 +100,11 @@ def _mount_text(mount: Mount) -> str:
     return f"{mount.path} ({mount.device}, {mount.fstype}): {mount.state}, {mount.detail}"
 
 
-@check("host.read_only", fix=("see dmesg for errors of NEXT; check or replace the disk",))
+@check(
+    "host.read_only",
+    loses_job("inspect", "reboot", "replace", source="ext4(5), errors=remount-ro; smartctl(8)"),
+    fix=("see dmesg for errors of NEXT; check or replace the disk",),
+)
 def read_only(observed: Host, policy: Policy) -> Result:
     """No local file system has become read-only: the kernel does that after an error of the disk.
 
@@ -148,13 +154,23 @@ def _judge_free(check: str, observed: Host, minimum: int, resource: str, field: 
     return ok(check, expected, f"{percents[scarce[0]]:g} % on {scarce[0]}", scarce[0])
 
 
-@check("host.space", settings=("disk_free_percent",), fix=("du -xhFIELD QUOTE | sort -h",))
+@check(
+    "host.space",
+    loses_job("clean_up"),
+    settings=("disk_free_percent",),
+    fix=("du -xhFIELD QUOTE | sort -h",),
+)
 def space(observed: Host, policy: Policy) -> Result:
     """Local file systems, tmpfs included, have room: as much as disk_free_percent says."""
     return _judge_free("host.space", observed, policy.disk_free_percent, "space", "free_percent")
 
 
-@check("host.inodes", settings=("disk_free_percent",), fix=("du -xhFIELD QUOTE | sort -h",))
+@check(
+    "host.inodes",
+    loses_job("clean_up"),
+    settings=("disk_free_percent",),
+    fix=("du -xhFIELD QUOTE | sort -h",),
+)
 def inodes(observed: Host, policy: Policy) -> Result:
     """Local file systems have inodes left: without one no file is made, however much is free."""
     least = policy.disk_free_percent
@@ -163,6 +179,7 @@ def inodes(observed: Host, policy: Policy) -> Result:
 
 @check(
     "host.shm",
+    loses_job("configure"),
     settings=("shm_min_mb",),
     fix=(
         "mount -t tmpfs tmpfs /dev/shm",
@@ -224,6 +241,7 @@ def _process_text(process: StuckProcess) -> str:
 
 @check(
     "host.stuck",
+    loses_job("monitor", "clean_up", "reboot"),
     fix=(
         "look again in a minute",
         "bring back what it waits for (a mount, a device), or reboot the node",
@@ -255,7 +273,8 @@ def stuck(observed: Host, policy: Policy) -> Result:
         actual = "; ".join(filter(None, (actual, f"{observed.stuck_unseen} not looked at")))
     if hung:
         fix = "bring back what it waits for (a mount, a device), or reboot the node"
-        return fail(check, "none", actual, f"/proc/{hung[0].pid}/stack", fix)
+        source = f"/proc/{hung[0].pid}/stack"
+        return fail(check, "none", actual, source, fix, actions=("clean_up", "reboot"))
     if observed.stuck_unseen:
         fix = "see who starts them: ps -eo user,stat,wchan,pid,args"
         return warn(check, "none", actual, "/proc", fix)
@@ -274,6 +293,7 @@ def stuck(observed: Host, policy: Policy) -> Result:
 
 @check(
     "host.zombies",
+    drifts("clean_up"),
     fix=(
         "end or repair pid PARENT: its children go with it",
         "end or repair their parents: ps -eo ppid,stat,comm",
@@ -317,7 +337,12 @@ def _judge_equal(check: str, expected: str, actual: str, source: str, fix: str) 
     return fail(check, expected, actual, source, fix)
 
 
-@check("host.kernel", settings=("kernel_release",), fix=("install `kernel_release` and reboot",))
+@check(
+    "host.kernel",
+    drifts("install", "reboot"),
+    settings=("kernel_release",),
+    fix=("install `kernel_release` and reboot",),
+)
 def kernel(observed: Host, policy: Policy) -> Result:
     """The kernel's release is the policy's: drivers are built for one (kernel_release)."""
     fix = f"install {policy.kernel_release} and reboot"
@@ -327,6 +352,7 @@ def kernel(observed: Host, policy: Policy) -> Result:
 
 @check(
     "host.os",
+    drifts("configure", "install"),
     settings=("os_release",),
     fix=("image the node again, or correct os_release in the policy",),
 )
@@ -336,7 +362,12 @@ def os(observed: Host, policy: Policy) -> Result:
     return _judge_equal("host.os", policy.os_release, observed.os_release, "/etc/os-release", fix)
 
 
-@check("host.timezone", settings=("timezone",), fix=("timedatectl set-timezone `timezone`",))
+@check(
+    "host.timezone",
+    hides_cause("configure"),
+    settings=("timezone",),
+    fix=("timedatectl set-timezone `timezone`",),
+)
 def timezone(observed: Host, policy: Policy) -> Result:
     """The time zone is the policy's: logs of nodes in different zones do not line up."""
     fix = f"timedatectl set-timezone {policy.timezone}"
@@ -346,6 +377,7 @@ def timezone(observed: Host, policy: Policy) -> Result:
 
 @check(
     "host.clock",
+    loses_job("inspect", "configure", "install"),
     settings=("clock",),
     fix=(
         "install and start chrony or systemd-timesyncd",
@@ -395,6 +427,7 @@ def _clock_state(observed: Host) -> str:
 
 @check(
     "host.memory",
+    loses_job("inspect", "reseat", "replace", source="the BMC's event log; dmidecode(8)"),
     settings=("memory_min_mb",),
     fix=("look for failed modules: dmidecode -t memory, and the event log of the BMC",),
 )
@@ -413,6 +446,7 @@ def memory(observed: Host, policy: Policy) -> Result:
 
 @check(
     "host.hugepages",
+    slows_job("configure"),
     settings=("hugepages",),
     fix=("vm.nr_hugepages=`hugepages` in /etc/sysctl.d, or hugepages= of the kernel",),
 )
@@ -435,7 +469,12 @@ def hugepages(observed: Host, policy: Policy) -> Result:
     return fail(check, str(policy.hugepages), actual, "/proc/meminfo", fix)
 
 
-@check("host.swap", settings=("swap",), fix=("swapoff -a, and remove it from /etc/fstab",))
+@check(
+    "host.swap",
+    slows_job("configure"),
+    settings=("swap",),
+    fix=("swapoff -a, and remove it from /etc/fstab",),
+)
 def swap(observed: Host, policy: Policy) -> Result:
     """There is no swap where the policy says so: a job that swaps is slow without an error."""
     check, total = "host.swap", observed.swap_total_mb
@@ -451,6 +490,7 @@ def swap(observed: Host, policy: Policy) -> Result:
 
 @check(
     "host.numa_balancing",
+    slows_job("configure"),
     settings=("numa_balancing",),
     fix=(
         "kernel.numa_balancing = WANTED at /proc/sys/kernel/numa_balancing, then sysctl --system",
@@ -497,7 +537,11 @@ def _judge_used(
     return ok(check, expected, actual, source)
 
 
-@check("host.file_handles", fix=("find who opens them: lsof, or raise fs.file-max",))
+@check(
+    "host.file_handles",
+    loses_job("clean_up", "configure"),
+    fix=("find who opens them: lsof, or raise fs.file-max",),
+)
 def file_handles(observed: Host, policy: Policy) -> Result:
     """Open files of the whole node are below fs.file-max: beyond it every open fails (proc(5))."""
     fix = "find who opens them: lsof, or raise fs.file-max"
@@ -505,7 +549,11 @@ def file_handles(observed: Host, policy: Policy) -> Result:
     return _judge_used("host.file_handles", used, maximum, "/proc/sys/fs/file-nr", fix)
 
 
-@check("host.pids", fix=("find who starts them: ps -eLf, or raise kernel.pid_max",))
+@check(
+    "host.pids",
+    loses_job("clean_up", "configure"),
+    fix=("find who starts them: ps -eLf, or raise kernel.pid_max",),
+)
 def pids(observed: Host, policy: Policy) -> Result:
     """Threads are below kernel.pid_max and kernel.threads-max: beyond them no fork succeeds."""
     fix = "find who starts them: ps -eLf, or raise kernel.pid_max"

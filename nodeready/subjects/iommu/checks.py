@@ -10,6 +10,7 @@ from nodeready.subjects.iommu.facts import GENERATED, GRUB_D, OWN_VARIABLE, PROB
 from nodeready.subjects.iommu.instincts import MODELS
 from nodeready.subjects.iommu.next_boot import ENTRIES
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, unknown, warn
+from nodeready.subjects.severity import loses_job
 
 #: From this number of CPUs on MI100 and MI200 need the IOMMU. Without the IOMMU the kernel falls
 #: back from X2APIC and enumerates 255 of 256 logical CPUs (AMD's system optimization guides for
@@ -115,6 +116,7 @@ def _next_boot(observed: Iommu, args: tuple[str, ...]) -> tuple[str, str, bool]:
 
 @check(
     "iommu.args",
+    loses_job("deploy", "configure", "reboot"),
     settings=("iommu_args",),
     writes=lambda observed, policy: (
         (f"{GRUB_D}/*nodeready*.cfg",) if observed.family == "debian" else ()
@@ -166,6 +168,7 @@ def args(observed: Iommu, policy: Policy) -> Result:
 
 @check(
     "iommu.live",
+    loses_job("configure", "reboot"),
     settings=("iommu_args",),
     fix=("repair iommu.args, then reboot the node", "reboot the node"),
 )
@@ -178,12 +181,14 @@ def live(observed: Iommu, policy: Policy) -> Result:
     if not problem:
         return ok(check, expected, expected, PROC)
     if args(observed, policy).status == "ok":
-        return warn(check, expected, f"pending reboot: {problem}", PROC, "reboot the node")
+        problem = f"pending reboot: {problem}"
+        return warn(check, expected, problem, PROC, "reboot the node", actions=("reboot",))
     return warn(check, expected, problem, PROC, "repair iommu.args, then reboot the node")
 
 
 @check(
     "iommu.off",
+    loses_job("configure", "reboot"),
     settings=("iommu_args",),
     fix=("reboot the node", "remove TOKEN from WHERE, unless it is there for a reason"),
 )
@@ -207,7 +212,8 @@ def off(observed: Iommu, policy: Policy) -> Result:
                 pending = "pending reboot: " if source == PROC and observed.boot else ""
                 fix = f"remove {token} from {source}, unless it is there for a reason"
                 fix = "reboot the node" if pending else fix
-                return warn(check, expectation, f"{pending}{token}", source, fix)
+                actions = ("reboot",) if pending else ()
+                return warn(check, expectation, f"{pending}{token}", source, fix, actions=actions)
     return ok(check, expectation)
 
 

@@ -28,6 +28,7 @@ from nodeready.subjects.result import (
     ok,
     warn,
 )
+from nodeready.subjects.severity import hides_cause, loses_job
 
 _LOGIN_FILES = ("/etc/security/limits.d/*nodeready.conf",)
 _LOGIN_FIXES = (
@@ -178,6 +179,7 @@ def _problems_text(problems: dict[str, list[tuple[str, str]]]) -> str:
 
 @check(
     "limits.core",
+    hides_cause("deploy", "configure"),
     settings=("limit_core", "limit_nofile", "limit_domains"),
     fixed_by="limits.logins",
     fix=_LOGIN_FIXES,
@@ -190,6 +192,7 @@ def core(observed: Limits, policy: Policy) -> Result:
 
 @check(
     "limits.memlock",
+    loses_job("deploy", "configure"),
     settings=("limit_memlock", "limit_nofile", "limit_domains"),
     fixed_by="limits.logins",
     fix=_LOGIN_FIXES,
@@ -202,6 +205,7 @@ def memlock(observed: Limits, policy: Policy) -> Result:
 
 @check(
     "limits.nofile",
+    loses_job("deploy", "configure"),
     settings=("limit_nofile", "limit_domains"),
     fixed_by="limits.logins",
     fix=_LOGIN_FIXES,
@@ -218,6 +222,7 @@ def nofile(observed: Limits, policy: Policy) -> Result:
 
 @check(
     "limits.exceptions",
+    loses_job("configure"),
     settings=("limit_core", "limit_memlock", "limit_nofile", "limit_domains", "limit_services"),
     fix=("raise or remove WHERE", "raise or remove WHERE, or leave it be"),
 )
@@ -276,6 +281,7 @@ def _shortfall(observed: Limits, policy: Policy, limits_of_file: PamLimits) -> s
 
 @check(
     "limits.pam",
+    loses_job("configure", "restart_service"),
     settings=("limit_core", "limit_memlock", "limit_nofile", "limit_domains"),
     fix=_PAM_FIXES,
 )
@@ -330,6 +336,7 @@ def unit_value(limit: int, item: str) -> str:
 
 @check(
     "limits.services",
+    loses_job("deploy", "configure"),
     settings=("limit_core", "limit_memlock", "limit_nofile", "limit_services"),
     fixed_by="limits.services",
     fix=("rename HIGH: no drop-in can be read after it",),
@@ -397,6 +404,7 @@ def restarts(observed: Limits, policy: Policy) -> list[str]:
 
 @check(
     "limits.running",
+    loses_job("deploy", "restart_service"),
     settings=("limit_core", "limit_memlock", "limit_nofile", "limit_services", "restart_services"),
     fixed_by="limits.restart",
     fix=("systemctl restart NAMES, when idle",),

@@ -28,6 +28,7 @@ from nodeready.subjects.result import (
     unknown,
     warn,
 )
+from nodeready.subjects.severity import CABLES, drifts, loses_job, slows_job
 
 # --- Since the last audit: lost links and broken packets.
 #
@@ -80,6 +81,7 @@ def _share_counter(observed: Nics, before: Counters, *counters: str) -> bool:
 
 @check(
     "nics.flaps",
+    loses_job("monitor", "inspect", "reseat", "replace", source=CABLES),
     fleet=("addresses", "counters"),
     fix=("look into dmesg and the switch's log; replace cable or transceiver if it goes on",),
 )
@@ -109,6 +111,7 @@ def flaps(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
 
 @check(
     "nics.errors",
+    slows_job("inspect", "reseat", "replace", source=CABLES),
     fleet=("addresses", "counters"),
     fix=("ethtool -S NAMES names the kind; clean or replace cable and transceiver",),
 )
@@ -185,7 +188,12 @@ _FIND_ADAPTER = (
 )
 
 
-@check("nics.expected", settings=("nics",), fix=(_FIND_ADAPTER,))
+@check(
+    "nics.expected",
+    loses_job("inspect", "configure", "reboot", "reseat", "replace", source=CABLES),
+    settings=("nics",),
+    fix=(_FIND_ADAPTER,),
+)
 def expected(observed: Nics, policy: Policy) -> Result:
     """The interfaces of the policy exist: a dead or renamed adapter is missing."""
     check, names = "nics.expected", list(rows(policy.nics))
@@ -201,6 +209,7 @@ def expected(observed: Nics, policy: Policy) -> Result:
 
 @check(
     "nics.link",
+    loses_job("configure", "reseat", "replace", source=CABLES),
     settings=("nics",),
     fleet=("addresses",),
     fix=(
@@ -243,7 +252,10 @@ def link(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
             fixes.append(f"see why the switch does not let {quote(name)} in (802.1X)")
         expectation = f"a link on {_names(judged or switched_off)}"
         source = _source(no_link or switched_off or not_admitted, "carrier")
-        return fail(check, expectation, join_first(texts), source, join_first(fixes))
+        actions = ("reseat", "replace") if no_link else ()
+        return fail(
+            check, expectation, join_first(texts), source, join_first(fixes), actions=actions
+        )
     silent = [name for name, nic in judged.items() if nic.carrier is None]
     if silent:
         return unknown(check, f"the kernel does not say whether {_names(silent)} has a link")
@@ -289,6 +301,7 @@ def _without_value(ports: Mapping[str, Nic], fact: str) -> list[str]:
 
 @check(
     "nics.speed",
+    slows_job("configure", "reseat", "replace", source=CABLES),
     settings=("nics",),
     fleet=("addresses",),
     fix=("check cable, transceiver, and the speed set on the switch port",),
@@ -340,6 +353,7 @@ def speed(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
 
 @check(
     "nics.duplex",
+    slows_job("configure"),
     settings=("nics",),
     fleet=("addresses",),
     fix=("set autonegotiation on both ends of the link (ethtool -s DEVICE autoneg on)",),
@@ -363,6 +377,7 @@ def duplex(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
 
 @check(
     "nics.mtu",
+    loses_job("configure"),
     settings=("nics",),
     fleet=("addresses",),
     fix=("set it in the node's network configuration; at once: ip link set DEVICE mtu N",),
@@ -410,7 +425,12 @@ def mtu(observed: Nics, policy: Policy, fleet: FleetFacts) -> Result:
     return na(check, "the policy sets no MTU and there is no bond")
 
 
-@check("nics.driver", settings=("nics",), fix=("check which module is loaded",))
+@check(
+    "nics.driver",
+    drifts("inspect", "install"),
+    settings=("nics",),
+    fix=("check which module is loaded",),
+)
 def driver(observed: Nics, policy: Policy) -> Result:
     """The policy's interfaces have the policy's driver."""
     return _judge_policy_only(
@@ -420,6 +440,7 @@ def driver(observed: Nics, policy: Policy) -> Result:
 
 @check(
     "nics.firmware",
+    drifts("install"),
     settings=("nics",),
     fix=("update the adapter's firmware with its vendor's tool",),
 )
@@ -475,6 +496,7 @@ def _bond_problems(bond: Bond) -> list[str]:
 
 @check(
     "nics.bond",
+    slows_job("configure", "reseat", "replace", source=CABLES),
     settings=("nics",),
     fleet=("addresses",),
     fix=("check cables and switch ports of the slaves, and LACP on the switch",),

@@ -34,6 +34,7 @@ from nodeready.subjects.result import (
     unknown,
     warn,
 )
+from nodeready.subjects.severity import loses_job
 
 TYPE = "ssh"
 _DEPLOY_PACKAGES = "nodeready deploy: debug_tools.packages"
@@ -45,6 +46,7 @@ _SETS = re.compile(
 
 @check(
     "pdsh.installed",
+    loses_job("deploy", "configure", "install"),
     settings=("packages",),
     fix=(
         "install the package pdsh",
@@ -135,6 +137,7 @@ def _places(observed: Pdsh) -> Iterable[tuple[str, str, str]]:
 
 @check(
     "pdsh.rcmd",
+    loses_job("deploy", "configure"),
     settings=("packages",),
     fixed_by="pdsh.rcmd",
     fix=(
@@ -200,7 +203,12 @@ def _closed(observed: Pdsh) -> Result | None:
     return None
 
 
-@check("pdsh.conflicts", settings=("packages",), fix=("remove the line LINES",))
+@check(
+    "pdsh.conflicts",
+    loses_job("configure"),
+    settings=("packages",),
+    fix=("remove the line LINES",),
+)
 def conflicts(observed: Pdsh, policy: Policy) -> Result:
     """No other start-up file of a shell sets another remote command.
 
@@ -251,6 +259,7 @@ def has_block(user: PdshUser, policy: Policy) -> bool:
 
 @check(
     "pdsh.pdshrc",
+    loses_job("deploy"),
     settings=("packages", "pdshrc_users", "pdshrc_path", "pdshrc_activate", "pdshrc_lines"),
     fixed_by="pdsh.pdshrc",
 )
@@ -280,6 +289,7 @@ def pdshrc(observed: Pdsh, policy: Policy) -> Result:
 
 @check(
     "pdsh.users",
+    loses_job("configure"),
     settings=("packages", "pdshrc_users", "pdshrc_path", "pdshrc_activate", "pdshrc_lines"),
     fix=("make the user and home directory, or take the name out of pdshrc_users",),
 )

@@ -29,6 +29,7 @@ from nodeready.subjects.ports.port_ranges import (
     without,
 )
 from nodeready.subjects.result import Result, Subject, check, fail, join_first, ok, unknown, warn
+from nodeready.subjects.severity import loses_job
 
 #: Maximum of ranges of ports that are named.
 _MOST_RANGES = 4
@@ -74,6 +75,7 @@ def ports_text(ports: Iterable[int]) -> str:
 
 @check(
     "ports.range",
+    loses_job("clean_up", "configure"),
     settings=("port_range",),
     fix=(
         "stop the service or give it another port, or give jobs another port_range",
@@ -117,6 +119,7 @@ def range(observed: Ports, policy: Policy) -> Result:
 
 @check(
     "ports.ephemeral",
+    loses_job("configure"),
     settings=("port_range",),
     fix=(
         "net.ipv4.ip_local_reserved_ports = LINE in /etc/sysctl.d, and sysctl -w; "
@@ -188,6 +191,7 @@ def _opening(observed: Firewall, ports: str) -> str:
 
 @check(
     "ports.firewall",
+    loses_job("configure"),
     settings=("port_range",),
     fleet=("addresses", "mesh_passed"),
     fix=(
@@ -261,6 +265,7 @@ def firewall(observed: Ports, policy: Policy, fleet: FleetFacts) -> Result:
 
 @check(
     "ports.privileged",
+    loses_job("configure"),
     settings=("port_range",),
     fix=("a port_range from START on, or sysctl net.ipv4.ip_unprivileged_port_start",),
 )

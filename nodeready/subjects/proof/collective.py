@@ -6,6 +6,7 @@ from nodeready.policy import Policy
 from nodeready.subjects.proof.facts import COLLECTIVE, Proved, ProvedCollective
 from nodeready.subjects.proof.preconditions import observation
 from nodeready.subjects.result import Result, check, fail, join_first, na, ok, unknown, warn
+from nodeready.subjects.severity import loses_job
 
 _SMOKE_FIX = (
     "nodeready smoke INVENTORY --exclude-out FILE looks longer, and writes who is left out"
@@ -13,7 +14,13 @@ _SMOKE_FIX = (
 _COUNTERS_FIX = "look at what these count with gpus.*, nics.* and rdma.*"
 
 
-@check("proof.collective", proof=COLLECTIVE, opt_in=True, fix=(_SMOKE_FIX, _COUNTERS_FIX))
+@check(
+    "proof.collective",
+    loses_job("inspect"),
+    proof=COLLECTIVE,
+    opt_in=True,
+    fix=(_SMOKE_FIX, _COUNTERS_FIX),
+)
 def collective(observed: Proved, policy: Policy) -> Result:
     """A collective over all nodes passes, with right results, as `nodeready smoke` makes one.
 

@@ -19,6 +19,7 @@ from nodeready.subjects.proof.preconditions import DEPLOY_ONLY, observation, oth
 from nodeready.subjects.proof.session_facts import SessionLimits
 from nodeready.subjects.proof.session_limits import limit_text, low_limits
 from nodeready.subjects.result import Result, check, deploy, fail, fixable, na, ok, warn
+from nodeready.subjects.severity import hides_cause
 
 
 def _follows_policy(core: ProvedCore, policy: Policy) -> bool:
@@ -114,6 +115,7 @@ def _cause(core: ProvedCore, name: str) -> tuple[str, str]:
 
 @check(
     "proof.core",
+    hides_cause("deploy", "configure"),
     proof="core",
     settings=("core_handler", "core_pattern", "limit_core"),
     fix=(
@@ -173,6 +175,7 @@ def _judge_crash(observed: Proved, policy: Policy) -> Result:
 
 @check(
     "proof.backtrace",
+    hides_cause("inspect"),
     proof="core",
     settings=("core_handler", "core_pattern", "limit_core"),
     fix=("run GDB by hand on a core",),

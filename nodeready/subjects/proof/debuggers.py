@@ -19,6 +19,7 @@ from nodeready.subjects.proof.facts import UNFINISHED, Proved
 from nodeready.subjects.proof.preconditions import DEPLOY_ONLY, observation, other_sessions
 from nodeready.subjects.proof.session_facts import User
 from nodeready.subjects.result import Result, check, deploy, fail, fixable, na, ok, unknown
+from nodeready.subjects.severity import hides_cause
 
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 
@@ -160,7 +161,13 @@ def _judge_sessions(
     return result
 
 
-@check("proof.attach", settings=_SETTINGS, fix=_FIXES, proof="attach")
+@check(
+    "proof.attach",
+    hides_cause("deploy", "configure", "reboot"),
+    settings=_SETTINGS,
+    fix=_FIXES,
+    proof="attach",
+)
 def attach(observed: Proved, policy: Policy) -> Result:
     """py-spy shows the stack of a process of the job's user, to that user, without sudo.
 
@@ -173,7 +180,13 @@ def attach(observed: Proved, policy: Policy) -> Result:
     return _judge_sessions("proof.attach", expected, observed, policy, selection)
 
 
-@check("proof.attach_nonblocking", settings=_SETTINGS, fix=_FIXES, proof="attach")
+@check(
+    "proof.attach_nonblocking",
+    hides_cause("deploy", "configure", "reboot"),
+    settings=_SETTINGS,
+    fix=_FIXES,
+    proof="attach",
+)
 def attach_nonblocking(observed: Proved, policy: Policy) -> Result:
     """py-spy shows a stack without pausing its target, the only way into one in state D."""
     selection = ("py-spy", "attach", "nonblocking")
@@ -181,7 +194,13 @@ def attach_nonblocking(observed: Proved, policy: Policy) -> Result:
     return _judge("proof.attach_nonblocking", expected, observed, policy, selection)
 
 
-@check("proof.attach_native", settings=_SETTINGS, fix=_FIXES, proof="attach")
+@check(
+    "proof.attach_native",
+    hides_cause("deploy", "configure", "reboot"),
+    settings=_SETTINGS,
+    fix=_FIXES,
+    proof="attach",
+)
 def attach_native(observed: Proved, policy: Policy) -> Result:
     """py-spy shows the frames of C libraries too: a collective hangs in NCCL, not in Python."""
     selection = ("py-spy", "attach", "native")
@@ -189,14 +208,26 @@ def attach_native(observed: Proved, policy: Policy) -> Result:
     return _judge("proof.attach_native", expected, observed, policy, selection)
 
 
-@check("proof.gdb", settings=_SETTINGS, fix=_FIXES, proof="tracers")
+@check(
+    "proof.gdb",
+    hides_cause("deploy", "configure", "reboot"),
+    settings=_SETTINGS,
+    fix=_FIXES,
+    proof="tracers",
+)
 def gdb(observed: Proved, policy: Policy) -> Result:
     """gdb attaches to a process of the same user, shows its backtrace, and leaves it running."""
     selection = ("gdb", "tracers", "gdb")
     return _judge_sessions("proof.gdb", "a backtrace by gdb -p", observed, policy, selection)
 
 
-@check("proof.strace", settings=_SETTINGS, fix=_FIXES, proof="tracers")
+@check(
+    "proof.strace",
+    hides_cause("deploy", "configure", "reboot"),
+    settings=_SETTINGS,
+    fix=_FIXES,
+    proof="tracers",
+)
 def strace(observed: Proved, policy: Policy) -> Result:
     """strace shows the system calls of a process of the same user, and leaves it running."""
     selection = ("strace", "tracers", "strace")

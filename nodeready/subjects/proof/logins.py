@@ -11,6 +11,7 @@ from nodeready.subjects.proof.peer_facts import Peers, RcmdDefault, Reach, Troub
 from nodeready.subjects.proof.preconditions import observation
 from nodeready.subjects.proof.session_facts import User
 from nodeready.subjects.result import Result, check, deploy, fail, fixable, join_first, na, ok
+from nodeready.subjects.severity import loses_job
 from nodeready.subjects.ssh_client.login_failures import (
     CAUSES,
     message_source,
@@ -23,6 +24,7 @@ _ALONE = "no other node to try"
 
 @check(
     "proof.ssh",
+    loses_job("deploy", "install"),
     proof="peers",
     settings=("job_user",),
     fix=("install OpenSSH's client", deploy("nodeready deploy INVENTORY --only ssh_client")),
@@ -85,6 +87,7 @@ def _trouble_text(trouble: Trouble, user: str) -> str:
 
 @check(
     "proof.pdsh",
+    loses_job("deploy", "configure", "install"),
     proof="peers",
     settings=("packages",),
     fix=(

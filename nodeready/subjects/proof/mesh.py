@@ -9,6 +9,7 @@ from nodeready.subjects.proof.facts import MESH, Proved
 from nodeready.subjects.proof.mesh_facts import Blocked, Mesh
 from nodeready.subjects.proof.preconditions import observation
 from nodeready.subjects.result import Result, check, fail, join_first, na, ok, unknown, warn
+from nodeready.subjects.severity import loses_job
 
 #: Milliseconds of a median handshake above which it is slow; see `mesh`.
 _SLOW_MS = 100
@@ -37,7 +38,7 @@ def _tried_ports(observed: Mesh) -> str:
     return span if tried == observed.last - observed.first + 1 else f"{tried} ports of {span}"
 
 
-@check("proof.ports", proof=MESH, fix=(_PERMISSION_FIX,))
+@check("proof.ports", loses_job("configure"), proof=MESH, fix=(_PERMISSION_FIX,))
 def ports(observed: Proved, policy: Policy) -> Result:
     """A program can listen on every port of the range, as torchrun's store would.
 
@@ -99,6 +100,7 @@ def _blocked_text(blocked: Blocked) -> str:
 
 @check(
     "proof.mesh",
+    loses_job("inspect", "clean_up", "configure"),
     proof=MESH,
     fix=(_ADDRESS_FIX, _CROWD_FIX, _SLOW_FIX, _OWN_NAME_FIX, _NAMES_FIX),
 )

@@ -8,6 +8,7 @@ from nodeready.subjects.proof.facts import Proved
 from nodeready.subjects.proof.preconditions import observation
 from nodeready.subjects.proof.session_facts import SHM, JobDirectory, Resources
 from nodeready.subjects.result import Result, check, fail, join_first, ok, warn
+from nodeready.subjects.severity import loses_job
 
 
 def _unusable(place: JobDirectory, home: str) -> str:
@@ -30,6 +31,7 @@ _CACHE_FIX = (
 
 @check(
     "proof.resources",
+    loses_job("clean_up", "configure"),
     proof="resources",
     settings=("shm_min_mb",),
     fix=(

@@ -9,6 +9,7 @@ from nodeready.subjects.proof.facts import Proved, SessionProof
 from nodeready.subjects.proof.preconditions import other_sessions, pam_service, unknown_result
 from nodeready.subjects.proof.session_facts import Logins, SessionLimits, User
 from nodeready.subjects.result import Result, check, fail, ok, warn
+from nodeready.subjects.severity import loses_job
 
 # A message of su or PAM about a refused session -> the fix: shadow's and util-linux's su,
 # pam_unix(8), pam_limits(8), pam(3).
@@ -58,6 +59,7 @@ def _refusal(error: str, name: str, observed: Proved) -> tuple[str, str, str]:
 
 @check(
     "proof.user",
+    loses_job("configure"),
     settings=("job_user",),
     fix=(
         "create NAME on the node, or name another user",

@@ -31,6 +31,7 @@ from nodeready.subjects.proof.session_facts import (
     SessionLimits,
 )
 from nodeready.subjects.result import Result, check, deploy, fail, fixable, na, ok, warn
+from nodeready.subjects.severity import loses_job
 from nodeready.subjects.sysctl import BootSetting
 
 
@@ -249,6 +250,7 @@ def _with_fix(opener: str, low: LowLimits, observed: Proved) -> LowLimits:
 
 @check(
     "proof.limits",
+    loses_job("deploy", "configure"),
     proof="limits",
     settings=(
         "core_handler",

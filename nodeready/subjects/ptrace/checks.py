@@ -6,6 +6,7 @@ from nodeready.policy import Policy
 from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.ptrace.facts import KEY, PROBE, Ptrace
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, held, na, ok
+from nodeready.subjects.severity import hides_cause
 from nodeready.subjects.sysctl import contradicted, sets
 
 
@@ -17,6 +18,7 @@ def _scope_files(observed: Ptrace, policy: Policy) -> tuple[str, ...]:
 
 @check(
     "ptrace.scope",
+    hides_cause("deploy", "configure", "reboot"),
     settings=("ptrace_scope",),
     fixed_by="ptrace.scope",
     fix=(
@@ -47,11 +49,17 @@ def scope(observed: Ptrace, policy: Policy) -> Result:
     if is_boot_wrong or is_live_wrong:
         return fixable(check, expected, actual, source)
     if observed.live == 3:
-        return fail(check, expected, f"{actual}: reboot needed", source, "reboot the node")
+        actual = f"{actual}: reboot needed"
+        return fail(check, expected, actual, source, "reboot the node", actions=("reboot",))
     return ok(check, expected, str(observed.live), source)
 
 
-@check("ptrace.sysctl_conf", settings=("ptrace_scope",), fix=("remove the line WHERE",))
+@check(
+    "ptrace.sysctl_conf",
+    hides_cause("configure"),
+    settings=("ptrace_scope",),
+    fix=("remove the line WHERE",),
+)
 def sysctl_conf(observed: Ptrace, policy: Policy) -> Result:
     """No line of /etc/sysctl.conf contradicts the policy.
 
@@ -64,7 +72,12 @@ def sysctl_conf(observed: Ptrace, policy: Policy) -> Result:
     return contradicted(check, KEY, observed.boot, str(policy.ptrace_scope))
 
 
-@check("ptrace.selinux", fixed_by="ptrace.selinux", writes=lambda observed, policy: ())
+@check(
+    "ptrace.selinux",
+    hides_cause("deploy"),
+    fixed_by="ptrace.selinux",
+    writes=lambda observed, policy: (),
+)
 def selinux(observed: Ptrace, policy: Policy) -> Result:
     """SELinux's deny_ptrace is off where SELinux enforces: it stops even root's debugger."""
     check = "ptrace.selinux"

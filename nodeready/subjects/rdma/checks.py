@@ -28,6 +28,7 @@ from nodeready.subjects.result import (
     unknown,
     warn,
 )
+from nodeready.subjects.severity import LINK_ERRORS, drifts, loses_job, slows_job
 
 # --- The RDMA ports that are judged, and their names in findings.
 
@@ -157,6 +158,7 @@ def _allowed(counter: str, seconds: float) -> float:
 
 @check(
     "rdma.errors",
+    loses_job("monitor", "inspect", "reseat", "replace", source=LINK_ERRORS),
     settings=("rdma_ports",),
     fleet=("counters",),
     fix=(
@@ -224,6 +226,7 @@ _UNUSED = "no RDMA port is in use: all are switched off"
 
 @check(
     "rdma.expected",
+    loses_job("inspect", "reboot", "reseat", "replace", source=LINK_ERRORS),
     settings=("rdma_ports",),
     fix=("look for the adapter in lspci and for its driver in dmesg",),
 )
@@ -247,6 +250,7 @@ def expected(observed: Rdma, policy: Policy) -> Result:
 
 @check(
     "rdma.devices",
+    loses_job("configure", "reload_driver"),
     fix=(
         "load the adapter's driver, see dmesg",
         "modprobe ib_uverbs",
@@ -332,6 +336,7 @@ def _state_problem(device: RdmaDevice, port: RdmaPort) -> str:
 
 @check(
     "rdma.state",
+    loses_job("configure", "restart_service", "reseat", "replace", source=LINK_ERRORS),
     settings=("rdma_ports",),
     fix=(
         "check the fabric's subnet manager (sminfo; opensm or UFM)",
@@ -413,6 +418,7 @@ def _peer_rates(ports: Ports) -> tuple[dict[str, object], list[str]]:
 
 @check(
     "rdma.rate",
+    slows_job("reseat", "replace", source=LINK_ERRORS),
     settings=("rdma_ports",),
     fix=("reseat or replace the cable of WRONG, or retrain the link",),
 )
@@ -514,6 +520,7 @@ def _slot_problem(observed: Rdma, device: RdmaDevice, link: PcieLink) -> str:
 
 @check(
     "rdma.pcie",
+    slows_job("configure", "reseat", "replace", source=LINK_ERRORS),
     settings=("rdma_ports",),
     fix=(
         "reseat the card of DEVICE at ADDRESS, then look with lspci -vv (LnkSta)",
@@ -565,7 +572,10 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
         if broken:
             card = f"{first.name} at {first.pci_address}" if first.pci_address else first.name
             fix = f"reseat the card of {card}, then look with lspci -vv (LnkSta)"
-            return fail(check, expectation, join_first(broken.values()), path, fix)
+            actions = ("reseat", "replace")
+            return fail(
+                check, expectation, join_first(broken.values()), path, fix, actions=actions
+            )
         fix = "set the slot's link speed in the BIOS to Auto, or move the card to a faster slot"
         return warn(check, expectation, join_first(doubtful.values()), path, fix)
     unread = [f"{name}: {link.unread}" for name, link in links.items() if link.unread]
@@ -578,6 +588,7 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
 
 @check(
     "rdma.link_layer",
+    loses_job("configure", "reboot"),
     settings=("rdma_ports",),
     fix=("FIX, then reboot", "set the adapter's port type"),
 )
@@ -609,6 +620,7 @@ def link_layer(observed: Rdma, policy: Policy) -> Result:
 
 @check(
     "rdma.firmware",
+    drifts("install"),
     settings=("rdma_ports",),
     fix=("flash all to one version", "flash the adapters of WRONG"),
 )
@@ -664,6 +676,7 @@ _LAYERS = ("InfiniBand", "Ethernet")
 
 @check(
     "rdma.gids",
+    loses_job("configure"),
     settings=("rdma_ports",),
     fix=("give its interface an address, and see cma_roce_mode",),
 )

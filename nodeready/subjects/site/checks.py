@@ -23,6 +23,7 @@ from nodeready.subjects.result import (
     unknown,
     warn,
 )
+from nodeready.subjects.severity import drifts, loses_job
 from nodeready.subjects.site.facts import PROBE, Site, SiteOutput
 
 #: CPU seconds for one regular expression on one output, which takes microseconds: the node chooses
@@ -150,7 +151,8 @@ def check_of(check: SiteCheck) -> Check:
         return judge(check, observed)
 
     remedies = (Remedy(PERSON, check.fix),) if check.fix else ()
-    return Check(check.id, _meaning(check), (), "", remedies, judged)
+    cost = loses_job("configure") if check.severity == "fail" else drifts("configure")
+    return Check(check.id, cost, _meaning(check), (), "", remedies, judged)
 
 
 def _meaning(check: SiteCheck) -> str:

@@ -13,6 +13,7 @@ from nodeready.subjects.access import UNLOADED, UnusableProgram, chmod_mends, un
 from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, warn
+from nodeready.subjects.severity import drifts, loses_job
 from nodeready.subjects.ssh_client.config import DROPIN, MAIN, VENDOR, directive, winner
 from nodeready.subjects.ssh_client.facts import (
     KNOWN_HOSTS,
@@ -91,6 +92,7 @@ def expected_lines(policy: Policy, fleet: FleetFacts) -> tuple[str, ...]:
 
 @check(
     "ssh_client.known_hosts",
+    loses_job("deploy", "configure"),
     settings=("ssh_client_mode", "ssh_known_hosts"),
     fleet=("known_hosts",),
     fixed_by="ssh_client.known_hosts",
@@ -186,6 +188,7 @@ def _block(observed: SshClient, policy: Policy, lines: tuple[str, ...]) -> Resul
 
 @check(
     "ssh_client.host_key",
+    loses_job("inspect", "configure"),
     settings=("ssh_client_mode",),
     fleet=("host_key",),
     fix=(
@@ -242,7 +245,12 @@ def _unsent(observed: SshClient, block: FleetBlock, expected: str) -> Result:
     return fixable(check, expected, "another block" if file.digest else "no block", KNOWN_HOSTS)
 
 
-@check("ssh_client.leftover", settings=("ssh_client_mode",), fixed_by="ssh_client.leftover")
+@check(
+    "ssh_client.leftover",
+    drifts("deploy"),
+    settings=("ssh_client_mode",),
+    fixed_by="ssh_client.leftover",
+)
 def leftover(observed: SshClient, policy: Policy) -> Result:
     """Without the mode known_hosts, ssh_known_hosts has no block of nodeready.
 
@@ -323,6 +331,7 @@ def block_at_top(observed: SshClient) -> bool:
 
 @check(
     "ssh_client.options",
+    loses_job("deploy", "configure"),
     settings=("ssh_client_mode", "ssh_client_hosts", "ssh_known_hosts", "job_user"),
     fleet=("known_hosts",),
     fixed_by="ssh_client.options",
@@ -544,6 +553,7 @@ def _source(observed: SshClient, answer: EffectiveOptions, setting_text: str) ->
 
 @check(
     "ssh_client.installed",
+    loses_job("deploy", "configure", "install"),
     settings=("ssh_client_hosts",),
     fixed_by="ssh_client.installed",
     fix=(

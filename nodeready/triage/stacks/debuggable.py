@@ -29,7 +29,7 @@ ITEMS = (
 )  # fmt: skip
 #: ok, or it does not apply; warn: some evidence is missing; fail: a hang or a death leaves too
 #: little evidence; unknown: not readable.
-RESULTS = ("ok", "warn", "fail", "unknown")
+RESULTS = ("fail", "unknown", "warn", "ok")
 
 
 class DebugFinding(NamedTuple):
@@ -300,11 +300,10 @@ def judge(
         )
         for (item, judged), processes in places_of.items()
     ]
-    worst = ("fail", "unknown", "warn", "ok")
     findings.sort(
         key=lambda finding: (
             ITEMS.index(finding.item),
-            worst.index(finding.result),
+            RESULTS.index(finding.result),
             finding.ranks[:1],
         )
     )

@@ -10,7 +10,7 @@ from nodeready.healthcheck import drain
 from nodeready.healthcheck.drain import DrainError, SlurmNode, decide, name_of, parse, reason_of
 from tests.cases import cases
 
-BAD = "nodeready: ptrace.scope: 1"
+BAD = "nodeready: hides cause, reboot: ptrace.scope: 1"
 
 
 def shown(state: str, reason: str = "") -> str:
@@ -60,8 +60,8 @@ def test_the_output_of_scontrol_is_read_by_its_lines():
 def test_a_reason_is_one_short_line():
     for results, reason in (
         ([], "nodeready: not ready"),
-        (["ptrace.scope: 1"], BAD),
-        (["ptrace.scope: 1", "a.b: c", "d.e: f"], f"{BAD} (and 2 more)"),
+        (["hides cause, reboot: ptrace.scope: 1"], BAD),
+        (["hides cause, reboot: ptrace.scope: 1", "a.b: c", "d.e: f"], f"{BAD} (and 2 more)"),
         (["a.b: x\ny\x1b[31m é' state=up"], r"nodeready: a.b: x\x0ay\x1b[31m ?' state=up"),
         (["a.b: " + "x" * 9999, "c"], f"nodeready: a.b: {'x' * 171} (and 1 more)"),
     ):

@@ -14,11 +14,13 @@ from nodeready.healthcheck import drain, gate, here
 from nodeready.healthcheck.drain import DrainError
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError
-from tests.builders.fleets import SCOPE, audit, node
+from nodeready.subjects.result import fail, unknown
+from tests.builders.fleets import MEMLOCK, RCMD, SCOPE, audit, node, rated
 from tests.cases import cases
 
 GOOD = NodeVerdict(1000.0, "boot", "policy", True)
 BAD = NodeVerdict(1000.0, "boot", "policy", False, ("gpus.present: 7",))
+LATE = rated(unknown("gpus.tool", "late"))
 NOW = {"now_s": 1060.0, "boot_id": "boot", "policy_digest": "policy", "max_age_s": 60}
 
 
@@ -26,6 +28,25 @@ NOW = {"now_s": 1060.0, "boot_id": "boot", "policy_digest": "policy", "max_age_s
 def test_a_written_verdict_is_read(verdict):
     assert gate.parse(verdict.text().encode()) == verdict
     assert gate.valid_verdict(verdict, **NOW) == verdict
+
+
+@pytest.mark.parametrize(
+    ("results", "reasons"),
+    [
+        ([SCOPE, RCMD], ["loses job, configure: pdsh.rcmd: rsh", "ptrace.scope: 1"]),
+        ([SCOPE, LATE], ["loses job? inspect: gpus.tool: late", "ptrace.scope: 1"]),
+        ([RCMD, LATE], ["loses job, configure: pdsh.rcmd: rsh", "gpus.tool: late"]),
+        ([SCOPE, MEMLOCK], ["hides cause, deploy: ptrace.scope: 1"]),
+        # The check of a plugin, which declares nothing, can be the worst.
+        ([SCOPE, fail("a.b", "", "x")], ["a.b: x", "ptrace.scope: 1"]),
+        ([MEMLOCK], []),
+    ],
+    ids=["two failures", "the worst is unknown", "as bad", "a warning", "undeclared", "go"],
+)
+def test_the_reasons_begin_with_the_worst_cost_and_its_first_action(results, reasons):
+    verdict = gate.node_verdict(audit(node("n1", *results)), Policy())
+    assert list(verdict.costed_reasons) == reasons
+    assert gate.parse(verdict.text().encode()).costed_reasons == verdict.costed_reasons
 
 
 def test_a_stale_verdict_is_none():
@@ -70,7 +91,7 @@ def test_the_commands_keep_the_verdict_and_report_it(monkeypatch, capsys):
     monkeypatch.setattr(drain, "drain_or_undrain", drain_or_undrain)
     monkeypatch.setattr(syslog, "syslog", lambda *words: None)
     (line,) = [
-        f"nodeready: no-go: {reason}\n"
+        f"nodeready: no-go: hides cause, deploy: {reason}\n"
         for reason in gate.node_verdict(here.audit(), policy).reasons
     ]
     for command, code, err in (

@@ -18,6 +18,8 @@ from nodeready.node.cores.listing import CoreFile
 from nodeready.node.cores.program import CoreSummary
 from nodeready.node.tail import LogTail, NodeTail, UnreadFile
 from nodeready.reports import json_report
+from nodeready.reports.audit_changes import changes, findings_of
+from nodeready.reports.nagios import nagios
 from nodeready.reports.registry import PLAIN, Options, find_format
 from nodeready.reports.similar_texts import fold_similar, reasons
 from nodeready.smoke.document import (
@@ -35,7 +37,18 @@ from nodeready.triage.cores import Cores, Crash, CrashFile
 from nodeready.triage.logs import Grouping
 from nodeready.triage.stacks.document import Group
 from tests.builders import stack_fleets
-from tests.builders.fleets import MEMLOCK, RCMD, SCOPE, audit, crowd, fleet, lost, node, outcomes
+from tests.builders.fleets import (
+    MEMLOCK,
+    RCMD,
+    SCOPE,
+    audit,
+    crowd,
+    fleet,
+    lost,
+    node,
+    outcomes,
+    rated,
+)
 from tests.cases import cases
 
 AUDITS = outcomes()
@@ -185,7 +198,9 @@ def test_an_audit_fits_on_a_screen(name, count):
 
 
 #: A row of nodes that are not well, and their names.
-ROW = re.compile(r"(unreachable|failed|fail|warn|unknown|differs) +(?:[a-z_]+\.[\w.]+ +)?(\S+)$")
+ROW = re.compile(
+    r"(unreachable|failed|fail|warn|unknown|differs) +(?:[a-z_]+\.[\w.]+ +)?(\S+)(  [a-z ]+\??)?$"
+)
 
 
 @COUNTS
@@ -210,7 +225,7 @@ def test_an_audit_in_a_pipe_names_exactly_the_bad_nodes(name, count):
         ("numbers", "NODE has load 0 to 399"),
         ("lost", "no answer in 15 s"),
         ("names", "host name NODE does not resolve"),
-        ("minority", "fail     pdsh.rcmd     gpu[00397-00399]"),
+        ("minority", "fail     pdsh.rcmd     gpu[00397-00399]  loses job"),
         ("everything", "host.check_59"),
     ],
 )
@@ -225,8 +240,47 @@ def test_a_table_that_was_cut_names_where_the_rest_is():
     assert not [row for row in lines(shaped("three", 400)) if "--limit @last-failed" in row]
 
 
-def test_the_most_nodes_stand_first_within_a_severity():
-    assert lines(shaped("minority", 400))[0].startswith("fail     ptrace.scope  gpu[00000-00199]")
+MANY = rated(fixable("ptrace.selinux", "off", "on"))
+UNKNOWN = rated(unknown("ptrace.sysctl_conf", "late"))
+#: Fewer nodes for what ranks higher.
+RANKED = audit(
+    *(node(gpu(number), MANY, MEMLOCK, UNKNOWN) for number in range(6)),
+    *(node(gpu(number), MEMLOCK, SCOPE) for number in range(6, 9)),
+    node(gpu(9), RCMD),
+    node(gpu(10), MEMLOCK),
+)
+ORDER = ["pdsh.rcmd", "ptrace.selinux", "ptrace.scope", "ptrace.sysctl_conf", "limits.memlock"]
+
+
+def of_deploy(report):
+    """The deploy of the same nodes, with all that is left for a person."""
+    nodes = (
+        DeployNode(host.name, for_a_person=tuple(row for row in host.results if row.bad))
+        for host in report.nodes
+    )
+    return Deploy(report.started, report.finished, True, ("ptrace",), tuple(nodes))
+
+
+@pytest.mark.parametrize(
+    ("show", "order"),
+    [
+        (lines, ORDER),
+        (lambda report: lines(report, PIPE), ORDER),
+        (lambda report: lines(report, Options(verbose=1)), ORDER),
+        (lambda report: lines(Ready(report, 60), document="ready"), ORDER),
+        (lambda report: "".join(nagios(report)).splitlines(), ORDER),
+        (lambda report: lines(of_deploy(report), document="deploy"), ORDER),
+        # Changes of one moment have no severity: most nodes first within a status.
+        (
+            lambda report: [row.plain for row in changes({}, findings_of(report, {}), "now")],
+            [*ORDER[1:3], ORDER[0], *ORDER[3:]],
+        ),
+    ],
+    ids=["table", "pipe", "verbose", "ready", "nagios", "deploy", "watch"],
+)
+def test_unknown_ranks_above_warn_and_the_severity_above_the_number_of_nodes(show, order):
+    rows = [row for row in show(RANKED) if re.match(r" *(now +)?(fail|unknown|warn) ", row, re.I)]
+    assert [check for row in rows for check in ORDER if check in row] == order
 
 
 # --- The other documents.

@@ -118,20 +118,24 @@ def test_a_port_tells_the_error_of_the_device_behind_it(scan):
 
 def test_the_fix_is_that_of_the_fault(scan):
     device = "amdgpu 0000:05:00.0"
-    for line, words in (
-        ("NVRM: API mismatch: the client has the version 570.133.20, but", "load the driver's"),
-        (f"{device}: PCIe Bus Error: severity=Uncorrectable (Fatal), x", "amd-smi reset"),
+    for line, words, action in (
+        ("NVRM: API mismatch: the client has the version 570.133.20, but", "load the driver's",
+         "reload_driver"),
+        (f"{device}: PCIe Bus Error: severity=Uncorrectable (Fatal), x", "amd-smi reset",
+         "reset_gpu"),
         ("NVRM: knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect Link mask!",
-         "reboot"),
-        ("NVRM: BAR1 is 0M @ 0x0 (PCI:0000:05:00.0)", "Above 4G Decoding"),
-        (f"{device}: amdgpu: RAS records:300 exceed threshold:256", "open a case"),
+         "reboot", "reboot"),
+        ("NVRM: BAR1 is 0M @ 0x0 (PCI:0000:05:00.0)", "Above 4G Decoding", "configure"),
+        (f"{device}: amdgpu: RAS records:300 exceed threshold:256", "open a case", "replace"),
     ):  # fmt: skip
         observed = node(scan(at_99_s(line)), ["0000:05:00.0"])
         # The tool need not show the device, nor the line its first function.
         moved = [replace(fault, pci_address="0000:05:00.1") for fault in observed.kernel_faults]
         untold = replace(observed, amd=(), kernel_faults=tuple(moved))
         for one in (observed, untold):
-            assert words in kernel_faults(one, POLICY).fix
+            result = kernel_faults(one, POLICY)
+            assert words in result.fix
+            assert result.actions[0] == action
 
 
 FALLEN = (
@@ -379,6 +383,13 @@ def test_the_worst_fault_decides(case):
     assert result.status == status
     assert result.actual.startswith(actual)
     assert case.get("fix", "") in result.fix
+    if status == "fail":
+        # The ladder begins with what the gravest fault asks for.
+        gravest = min((fault.action for fault in faults), key=xids.ACTIONS.index)
+        rungs = {"ISOLATE": "replace", "REBOOT": "reboot", "RESET": "reset_gpu"}
+        assert result.actions[0] == rungs[gravest]
+    elif status == "warn":
+        assert result.actions[0] == "monitor"
     ignored = kernel_faults(observed, Policy(xid_ignore=(63, 119)))
     assert (ignored.status == "ok") == (status == "ok" or actual[:7] in ("Xid 63 ", "Xid 119"))
 

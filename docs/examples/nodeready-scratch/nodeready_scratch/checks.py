@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nodeready.policy import Policy
 from nodeready.subjects.result import Result, Subject, check, fixable, na, ok, warn
+from nodeready.subjects.severity import loses_job
 from nodeready_scratch.facts import DIRECTORY, PROBE, Scratch
 
 MODE = "1777"
@@ -11,7 +12,7 @@ MODE = "1777"
 MAX_USED_PCT = 90
 
 
-@check("scratch.directory", fixed_by="scratch.directory")
+@check("scratch.directory", loses_job("deploy"), fixed_by="scratch.directory")
 def directory(observed: Scratch, policy: Policy) -> Result:
     """The directory /scratch exists, and all users may write there (mode 1777)."""
     if observed.mode == MODE:
@@ -19,7 +20,7 @@ def directory(observed: Scratch, policy: Policy) -> Result:
     return fixable("scratch.directory", MODE, observed.mode or "no directory", DIRECTORY)
 
 
-@check("scratch.room", fix=("remove old files below /scratch",))
+@check("scratch.room", loses_job("clean_up"), fix=("remove old files below /scratch",))
 def room(observed: Scratch, policy: Policy) -> Result:
     """At most 90 % of the file system of /scratch is in use."""
     check = "scratch.room"
