@@ -16,6 +16,7 @@ from nodeready.node.failure_rules import (
     ENDED,
     FAILED,
     LINE_RULES,
+    LOST,
     MAX_LINE,
     MAX_RANKS,
     REPORT,
@@ -29,7 +30,7 @@ from nodeready.node.failure_rules import (
 )
 from nodeready.node.log_ranks import LineOrigin, learn_ranks, split_plain
 from nodeready.node.log_times import STAMP_CHARACTERS, TIMED, Calendar, node_calendar, stamp
-from nodeready.node.log_variables import LogVariable, read_variables
+from nodeready.node.log_variables import LogFacts, read_facts
 from nodeready.node.witnesses.flight_recorder import Recording
 from nodeready.node.witnesses.logs import WatchdogReport, reports
 from nodeready.subjects import wire
@@ -61,6 +62,7 @@ class FailureEvent:
     after_s:     of the last line with a time before it; None: there is none
     line:        number of the line in the part of the file that was read
     lines_after: lines of the same rank after it that belong to no failure
+    call:        function of torch.distributed that raised it, ``all_reduce``; "": none
     """
 
     kind: wire.Name
@@ -77,6 +79,7 @@ class FailureEvent:
     after_s: float | None
     line: wire.Number
     lines_after: wire.Number
+    call: wire.Name = ""
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,7 @@ class FileFailures:
     mtime_s: of its last change; 0: not known
     skipped: bytes in its middle that were not read
     reports: of PyTorch's watchdog
-    variables: of the ranks' environments
-    nccl:    the version of NCCL; "": not known
+    facts:   of the ranks' environments
     recording: a dump of the flight recorder, in place of lines
     """
 
@@ -118,8 +120,7 @@ class FileFailures:
     events: tuple[FailureEvent, ...] = ()
     streams: tuple[LogStream, ...] = ()
     reports: tuple[WatchdogReport, ...] = ()
-    variables: tuple[LogVariable, ...] = ()
-    nccl: wire.Name = ""
+    facts: LogFacts = LogFacts()
     recording: Recording | None = None
 
 
@@ -371,8 +372,8 @@ class FailureReader:
         user = [frame for frame in stream.frames if not _LIBRARY.search(frame[0])]
         frame = _frame_text(*(user or stream.frames or [("", "", "")])[-1])
         text_meaning = meaning(text)
-        event = self._event(stream, text_meaning.role, text_meaning.kind, text)
-        event = replace(event, frame=frame)
+        event = self._event(stream, text_meaning.role, text_meaning.kind, _compact(text))
+        event = replace(event, frame=frame, call=_collective(stream.frames))
         if stream.spawned is not None:
             event = replace(event, local_rank=stream.spawned)
             stream.spawned = None
@@ -434,6 +435,17 @@ class FailureReader:
             kind = next((kind for kind in kinds if kind != "exception"), event.kind)
             event = replace(event, text=text, kind=kind if event.role == FAILED else event.kind)
         self._add(stream, event)
+
+    def _end_cut(self, stream: _RankStream) -> None:
+        """The file ends in a traceback: below a collective, of a lost peer; else of an error that
+        is not known."""
+        frame = _frame_text(*stream.frames[-1])
+        text = f"a traceback that is cut off at {frame}"
+        if call := _collective(stream.frames):
+            event = self._event(stream, LOST, "network", text)
+            self._add(stream, replace(event, frame=frame, call=call))
+        else:
+            stream.last = text
 
     def _in_fatal(self, stream: _RankStream, text: str) -> bool:
         """The stack that faulthandler writes: the innermost call first."""
@@ -570,6 +582,8 @@ class FailureReader:
         """What the lines so far report."""
         events = []
         for stream in self.streams.values():
+            if stream.mode == "traceback" and stream.frames:
+                self._end_cut(stream)
             self._end_chain(stream)
             if stream.mode == "block":
                 self._end_block(stream)
@@ -604,6 +618,29 @@ class FailureReader:
         return FileFailures(
             "", events=tuple(events), streams=streams, reports=reports(self.candidates)
         )
+
+
+def _collective(frames: Sequence[tuple[str, str, str]]) -> str:
+    """The function of torch.distributed in which a traceback ends; ""."""
+    names = [name for path, _, name in frames if path.endswith("/distributed_c10d.py")]
+    return next((name for name in reversed(names) if not name.startswith("_")), "")
+
+
+_FINGERPRINT = re.compile(
+    r"Rank (\d{1,7}) is running (?:inconsistent )?collective: "
+    r"CollectiveFingerPrint\(([^()]{0,400})"
+)
+_PART = re.compile(r"(?:OpType|TensorShape|TensorDtypes)=(\w+|\[[\d, ]{0,200}\])")
+
+
+def _compact(text: str) -> str:
+    """An exception's text; of a mismatch of collectives (ProcessGroupWrapper.cpp), the two calls:
+    ``Rank 0 calls ALLREDUCE [64] Float, rank 2 calls BROADCAST [64] Float``."""
+    calls = [
+        f"rank {rank} calls {' '.join(_PART.findall(parts))}"
+        for rank, parts in _FINGERPRINT.findall(text)[:2]
+    ]
+    return f"{text.partition('.')[0]}: {', '.join(calls)}" if len(calls) > 1 else text
 
 
 def _frame_text(path: str, number: str, function: str) -> str:
@@ -673,8 +710,7 @@ def read_lines(
     reader = FailureReader(year, calendar, ranks.split if ranks.is_mixed else split_plain)
     for line, moment in zip_longest(lines, moments, fillvalue=""):
         reader.feed(line, moment)
-    variables, nccl = read_variables(lines, reader.split)
-    return replace(reader.failures(), path=path, variables=variables, nccl=nccl)
+    return replace(reader.failures(), path=path, facts=read_facts(lines, reader.split))
 
 
 # --- The error files of torchelastic (TORCHELASTIC_ERROR_FILE).

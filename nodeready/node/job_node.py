@@ -163,7 +163,7 @@ def observe_environment(
         live = [rank for rank in selected if not rank.stranger][:_MAX_RANKS]
     rows: dict[object, dict[str, str]] = {"script": dict(variables)}
     for number, file in enumerate(files):
-        for variable in file.variables:
+        for variable in file.facts.variables:
             key = number, variable.rank, variable.local_rank, variable.host
             rows.setdefault(key, dict(variables))[variable.name] = variable.value
     if not live and not any(rows.values()):

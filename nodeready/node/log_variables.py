@@ -16,8 +16,8 @@ from nodeready.node.secrets import redact
 from nodeready.node.witnesses.environment import NAMES
 from nodeready.subjects import wire
 
-#: Maximum variables of a file, and characters of a value and of a line.
-_MAX_VARIABLES, _MAX_VALUE, _MAX_LINE = 1000, 200, 2000
+#: Maximum variables and addresses of a file, and characters of a value and of a line.
+_MAX_VARIABLES, _MAX_ADDRESSES, _MAX_VALUE, _MAX_LINE = 1000, 64, 200, 2000
 _NAME = rf"(?P<name>NCCL_[A-Z0-9_]{{1,48}}|{'|'.join(NAMES)})"
 _SET = re.compile(rf"NCCL INFO {_NAME} set (?:by environment )?to (?P<value>.{{1,200}}?)\s*$")
 _ASSIGNED = re.compile(
@@ -28,6 +28,8 @@ _STORE = re.compile(
     r"(?:\(([\w.:-]{1,253}), |\[([\w.:-]{1,253})\]:|host ([\w.-]{1,253}):)(\d{1,5})\b"
 )
 _TORCHRUN = re.compile(r"^\s*master_(addr|port)=(\S{1,253})\s*$")
+#: The address that NCCL tells its peers.
+_ADDRESS = re.compile(r"(?:Bootstrap ?: Using|OOB) \S{1,40}?:([0-9a-fA-F.:]{2,45})(?:%\w{1,32})?<")
 _VERSION = re.compile(r"\bNCCL version ?:? ?(\d{1,3}\.\d{1,4}\.\d{1,4})")
 #: Each such line has one of these words; a search for words is ten times faster.
 _NEEDLES = (
@@ -52,14 +54,27 @@ class LogVariable:
     host: wire.Name
 
 
-def read_variables(
-    lines: Iterable[str], split: Callable[[str], LineOrigin]
-) -> tuple[tuple[LogVariable, ...], str]:
-    """The variables that these lines show, the last value of each, and the version of NCCL or "".
+@dataclass(frozen=True)
+class LogFacts:
+    """What the lines of a log show of the job's environment.
+
+    variables: the last value of each
+    nccl:      the version of NCCL; "": not known
+    addresses: of the node, that NCCL tells its peers
+    """
+
+    variables: tuple[LogVariable, ...] = ()
+    nccl: wire.Name = ""
+    addresses: tuple[wire.Name, ...] = ()
+
+
+def read_facts(lines: Iterable[str], split: Callable[[str], LineOrigin]) -> LogFacts:
+    """What these lines show of the job's environment.
 
     split: takes the prefix off a line
     """
     variables: dict[tuple[object, str], LogVariable] = {}
+    addresses: dict[str, None] = {}
     version = ""
     for number, line in enumerate(lines, 1):
         if not any(map(line.__contains__, _NEEDLES)):
@@ -67,13 +82,15 @@ def read_variables(
         origin = split(line[:_MAX_LINE])
         if not version and (match := _VERSION.search(origin.text)):
             version = match[1]
+        if (match := _ADDRESS.search(origin.text)) and len(addresses) < _MAX_ADDRESSES:
+            addresses.setdefault(match[1])
         for name, value in _shown(origin.text):
             if len(variables) < _MAX_VARIABLES or (origin.key, name) in variables:
                 host, rank, local_rank = origin.key
                 variables[origin.key, name] = LogVariable(
                     name, redact(name, value[:_MAX_VALUE]), number, rank, local_rank, host
                 )
-    return tuple(variables.values()), version
+    return LogFacts(tuple(variables.values()), version, tuple(addresses))
 
 
 def _shown(text: str) -> Iterator[tuple[str, str]]:

@@ -29,7 +29,7 @@ from nodeready.node.job_node import (
 )
 from nodeready.node.log_lines import text_lines
 from nodeready.node.log_times import Calendar, node_calendar
-from nodeready.node.log_variables import LogVariable
+from nodeready.node.log_variables import LogFacts
 from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.tail import (
     TailAnswer,
@@ -225,7 +225,7 @@ class _FailureAnswer(TailAnswer):
                 "events": tuple(FailureEvent(**event) for event in row["events"]),
                 "streams": tuple(LogStream(**stream) for stream in row["streams"]),
                 "reports": tuple(WatchdogReport(**report) for report in row["reports"]),
-                "variables": tuple(LogVariable(**variable) for variable in row["variables"]),
+                "facts": wire.decode(LogFacts, row["facts"]),
                 "recording": dump and _recording(dump),
             }
         )
@@ -282,7 +282,7 @@ def fitting(files: Iterable[FileFailures]) -> tuple[tuple[FileFailures, ...], st
     room, chosen, error = _MAX_ANSWER, [], ""
     for failures in sorted(files, key=lambda failures: len(failures.events)):
         short = replace(
-            failures, events=failures.events[:20], streams=(), reports=(), variables=()
+            failures, events=failures.events[:20], streams=(), reports=(), facts=LogFacts()
         )
         for form in (failures, short):
             size = len(json.dumps(asdict(form)))

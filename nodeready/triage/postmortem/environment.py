@@ -69,7 +69,7 @@ def explaining_faults(
         observed = live.variables if live else RankVariables()
         place = rank, live.local_rank if live else None, observed.cpus, observed.contained
         ranks.append(RankEnvironment(node, variables, *place))
-    versions = {file.failures.nccl for file in evidence.files} - {""}
+    versions = {file.failures.facts.nccl for file in evidence.files} - {""}
     findings = judge(ranks, evidence.environment_facts, nccl=min(versions, default=""))
     if not all(environment.live for environment in environments.values()):
         # A variable that no line shows may be set.
@@ -101,7 +101,7 @@ def _environments(
     for rank, node in node_of.items():
         environment(node, rank)
     for file in evidence.files:
-        for variable in file.failures.variables:
+        for variable in file.failures.facts.variables:
             node, number = finder.node_of(file, variable.host), variable.rank
             if number is None and variable.local_rank is not None:
                 number = finder.global_rank(node, variable.local_rank)

@@ -7,7 +7,7 @@ lost connection. Times decide between own errors only beyond the uncertainty of 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from nodeready.inventory.nodeset import fold, natural
@@ -69,6 +69,22 @@ _LIMITS = {
     "TIME": "its time limit was reached", "PREEMPT": "it was preempted",
     "DEADLINE": "its deadline was reached", "REQUEUE": "it was requeued",
 }  # fmt: skip
+#: Errors of ranks that call different collectives: of ProcessGroupWrapper.cpp, gloo's pair.cc, and
+#: NCCL's and MPI's transports. The ranks that see it are not always those that differ.
+_MISMATCH = re.compile(
+    r"mismatch between collectives|op\.preamble\.length|[Mm]essage truncated|ismatched collective"
+)
+#: The text that `nodeready.node.failure_events` makes of the first.
+_TWO_CALLS = re.compile(r": rank (\d{1,7}) calls (.{1,120}), rank (\d{1,7}) calls (.{1,120})$")
+#: Functions of torch.distributed in which the ranks of a group rightly differ.
+_PAIRWISE = frozenset(("send", "recv", "isend", "irecv", "batch_isend_irecv"))
+#: Where NCCL's lines have the addresses of a connection (net_ib.cc, socket.cc).
+_ADDRESS = re.compile(r"[0-9a-fA-F.:]+")
+_LOCAL = re.compile(r"localGid:? ?(?:::ffff:)?([0-9a-fA-F.:]{2,45})")
+_PEER = re.compile(
+    r"remoteGids?:? ?(?:::ffff:)?([0-9a-fA-F.:]{2,45})"
+    r"|(?:peer|[Cc]onnect to) \[?([\w.:-]{2,60}?)(?:\]:\d|<\d)"
+)
 _NO_ROUTE = re.compile(r"No route to host|Network is unreachable|errno: (?:101|110|113)\b")
 #: Order of the groups of failures.
 _ROLE_ORDER = {role: order for order, role in enumerate((FAILED, WAITED, LOST, ENDED, REPORT))}
@@ -169,9 +185,9 @@ class FirstFailureFinder:
     def find(self) -> FirstFailure:
         """The first failure."""
         rules: tuple[Callable[[], FirstFailure | None], ...] = (
-            self._out_of_memory, self._own_error, self._scheduler, self._killed, self._gpu,
-            self._earlier_error, self._own_connection, self._timeout, self._kernel, self._silent,
-            self._ended_from_outside, self._fabric,
+            self._out_of_memory, self._own_error, self._mismatch, self._scheduler, self._killed,
+            self._gpu, self._earlier_error, self._own_connection, self._timeout, self._kernel,
+            self._silent, self._ended_from_outside, self._fabric,
         )  # fmt: skip
         for rule in rules:
             if cause := rule():
@@ -270,7 +286,59 @@ class FirstFailureFinder:
 
     def _own_error(self) -> FirstFailure | None:
         """An error that no other rank's end has caused."""
-        return self._of_errors(self.final)
+        return self._of_errors([f for f in self.final if not _MISMATCH.search(f.event.text)])
+
+    def _mismatch(self) -> FirstFailure | None:
+        """Ranks that call different collectives: those unlike most, if the errors name them."""
+        failures = [f for f in self.final if _MISMATCH.search(f.event.text)]
+        if not failures:
+            return None
+        calls: dict[int, str] = {}
+        peers: dict[int, str] = {}
+        for failure in failures:
+            if match := _TWO_CALLS.search(failure.event.text):
+                calls[int(match[1])], peers[int(match[3])] = match[2], match[4]
+        # A rank whose call has another form reads its peers' wrongly.
+        if cause := self._odd_call({**peers, **calls}, "exception", failures):
+            return cause
+        ranks = {f.rank for f in failures if f.rank is not None}
+        nodes = {f.node for f in failures if f.node}
+        words = failures[0].event.text.rpartition("] ")[2][:_TEXT]
+        text = f"{self._subject(ranks, nodes)} or a peer called with another size: {words}"
+        self.missing.append("TORCH_DISTRIBUTED_DEBUG=DETAIL names the rank and its call")
+        evidence = [f"in {f.example}" for f in failures[:3]]
+        return self._cause("unclear", text, ranks, nodes, for_=evidence, failures=failures)
+
+    def _odd_call(
+        self, calls: Mapping[int, str], kind: str, failures: Sequence[RankFailure]
+    ) -> FirstFailure | None:
+        """The ranks that call another collective than most; None: all call the same.
+
+        calls: rank -> its call
+        """
+        sides: dict[str, set[int]] = {}
+        for rank, call in calls.items():
+            sides.setdefault(call, set()).add(rank)
+        if len(sides) < 2:
+            return None
+        usual = max(sides, key=lambda call: len(sides[call]))
+        suspects = []
+        for call, ranks in sides.items():
+            if call != usual or 2 * len(ranks) <= len(calls):
+                nodes = {self.node_of[rank] for rank in ranks if rank in self.node_of}
+                places = [f"in {f.example}" for f in failures if f.rank in ranks][:1]
+                evidence = f"{ranks_of(ranks)} called {call}", *places
+                names = tuple(sorted(nodes, key=natural))
+                suspects.append(Suspect(tuple(sorted(ranks)), names, evidence, ()))
+        if 2 * len(sides[usual]) <= len(calls):
+            return self._undecided(suspects)
+        odd = {rank for suspect in suspects for rank in suspect.ranks}
+        nodes = {node for suspect in suspects for node in suspect.nodes}
+        words = " and ".join(call for call in sides if call != usual)
+        text = f"{self._subject(odd, nodes)} called {words}, {ranks_of(sides[usual])} {usual}"
+        cause = self._cause(kind, f"{text}: the calls must agree", odd, nodes, failures=failures)
+        frame = next((f.event.frame for f in failures if f.rank in odd), "")
+        return replace(cause, suspects=tuple(suspects), frame=frame)
 
     def _earlier_error(self) -> FirstFailure | None:
         """An error after which its rank went on, such as that of a thread."""
@@ -306,10 +374,33 @@ class FirstFailureFinder:
         first, meaning, step = rows[0]
         ranks = {f.rank for f, *_ in rows if f.rank is not None}
         nodes = {f.node for f, *_ in rows if f.node}
-        text = f"{self._subject(ranks, nodes)}: {meaning}: {first.event.text[-_TEXT:]}"
+        links = self._links([f for f, *_ in rows])
+        text = f"{self._subject(ranks, nodes)}: {_link_text(links)}{meaning}: "
         self.missing.append(step)
         evidence = [f"{f.example}: {f.event.text}" for f, *_ in rows[:3]]
+        nodes |= {end for link in links for end in link if not _ADDRESS.fullmatch(end)}
+        text += first.event.text[-_TEXT:]
         return self._cause("network", text, ranks, nodes, for_=evidence)
+
+    def _links(self, failures: Iterable[RankFailure]) -> list[tuple[str, str]]:
+        """The pairs of nodes between which the errors are; a peer that is not known by address."""
+        node_of = {
+            text.partition("/")[0]: node
+            for node, facts in self.evidence.environment_facts.items()
+            for interface in facts.interfaces
+            for text in interface.addresses or ()
+        }
+        for file in self.evidence.files:
+            node_of |= dict.fromkeys(file.failures.facts.addresses if file.node else (), file.node)
+        ends = [(f, _LOCAL.search(f.event.text), _PEER.search(f.event.text)) for f in failures]
+        node_of |= {local[1]: f.node for f, local, _ in ends if local and f.node}
+        links: dict[tuple[str, str], None] = {}
+        for failure, _, peer in ends:
+            if peer and failure.node:
+                address = peer[1] or peer[2]
+                first, second = sorted((failure.node, node_of.get(address, address)))
+                links[first, second] = None
+        return list(links)
 
     def _of_errors(self, failures: Sequence[RankFailure]) -> FirstFailure | None:
         groups = equal_failures(once_per_rank(failures))
@@ -331,7 +422,7 @@ class FirstFailureFinder:
         subject = f"all {len(ranks)} ranks" if is_all else self._subject(ranks, nodes)
         if not ranks and len(first.failures) > 1:
             subject = f"{len(first.failures)} ranks"
-        if is_all and "mismatch" not in event.text:
+        if is_all:
             for_.append("every rank raised it: a mistake that all share, not one rank's")
         against = self._contrary_reports(ranks)
         if first.first.file not in self.last_files:
@@ -564,6 +655,8 @@ class FirstFailureFinder:
         if lags:
             (ranks, _), *_ = lags
             evidence += [reason for _, reason in lags[:3]]
+        elif cause := self._odd_call(self._collectives(), "timeout", self.waited):
+            return cause
         elif absent := self._absent_ranks():
             ranks = set(absent)
             evidence.append(f"no log names {ranks_of(ranks)}, and only the others had come")
@@ -584,6 +677,13 @@ class FirstFailureFinder:
         if ranks:
             text = f"{self._subject(ranks, nodes)} did not come until a timeout: {words[:_TEXT]}"
         return self._cause("timeout", text, ranks, nodes, for_=evidence, failures=waited)
+
+    def _collectives(self) -> dict[int, str]:
+        """Rank -> the collective in which it waited or lost a peer; {}: of fewer than most."""
+        failures = (*self.lost, *self.waited)
+        calls = {f.rank: f.event.call for f in failures if f.rank is not None and f.event.call}
+        is_known = 2 * len(calls) > len(self.ranks) and not _PAIRWISE.intersection(calls.values())
+        return calls if is_known else {}
 
     def _absent_ranks(self) -> list[int]:
         """The ranks without a log, where the store names the size of the job."""
@@ -815,6 +915,18 @@ def _may_precede(failure: RankFailure, first: RankFailure) -> bool:
     if failure.time_s is None or first.time_s is None:
         return True
     return failure.time_s - first.time_s <= _SEEN_S + failure.slack_s + first.slack_s
+
+
+def _link_text(links: Sequence[tuple[str, str]]) -> str:
+    """``gpu2 to gpu5: ``; the node that all links share comes first; "": no link is known."""
+    if not links:
+        return ""
+    shared = set(links[0]).intersection(*links)
+    if not shared:
+        return f"{counted(len(links), 'pair')} of nodes, such as {' to '.join(links[0])}: "
+    node = min(shared)
+    peers = sorted({name for link in links for name in link} - {node}, key=natural)
+    return f"{node} to {', '.join(peers[:8])}: "
 
 
 def _worker(text: str) -> int:

@@ -50,7 +50,7 @@ NCCL = "gpu1:7:7 [0] NCCL INFO "
 )  # fmt: skip
 def test_lines_that_show_a_variable(line, shown):
     lines = ["[rank0]: step", "[rank1]: step", line] if line.startswith("[rank") else [line]
-    found = read_lines(lines, 2026).variables
+    found = read_lines(lines, 2026).facts.variables
     assert " ".join(f"{one.name}={one.value}" for one in found) == shown
 
 
