@@ -128,6 +128,9 @@ def test_a_node_that_is_fine_gets_its_job_and_several_at_once_leave_one_verdict(
     first = json.loads(put(fresh_node)("audit --format json").stdout)
     bad = {check: "lab" for check, status in statuses(first).items() if status == "fail"}
     assert bad
+    expired = {check: {"reason": "lab", "owner": "bob", "until": "2000-01-01"} for check in bad}
+    done = put(fresh_node, waivers=expired)("prolog")
+    assert (done.returncode, "waiver of bob expired" in done.stdout) == (3, True), done
     run = put(fresh_node, waivers=bad)
     done = run("record")
     assert (done.returncode, done.stdout) == (0, "nodeready: go\n"), done
