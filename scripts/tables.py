@@ -18,7 +18,7 @@ from nodeready.lab.profiles import PROFILES
 from nodeready.node.witnesses import nccl_errors
 from nodeready.policy import Policy
 from nodeready.policy.policy import reason, setting_kind
-from nodeready.subjects.environment_table import BAD_VALUES, RULES
+from nodeready.subjects.environment_table import ANY, BAD_VALUES, RULES, VersionRange
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -114,22 +114,34 @@ def faults() -> str:
 
 def environment_rules() -> str:
     """The rules about a job's environment."""
-    weights = {2: "cannot work", 1: "a sign", 0: "slow"}
+    weights = {2: "cannot work", 1: "a sign", 0: "slow, a note"}
     rows = [
         (rule.variables, plain(rule.problem), weights[rule.weight], plain(rule.advice),
          plain(rule.source))
         for rule in RULES
     ]  # fmt: skip
     for bad in BAD_VALUES:
-        numbers = [".".join(map(str, version)) for version in (bad.first, bad.fixed)]
-        versions = f"NCCL {numbers[0]} to before {numbers[1]}" if bad.first else ""
         variable = f"`{bad.variable}`" if bad.variable else ""
-        place = ", ".join(filter(None, (variable, versions, bad.machine)))
+        versions = (
+            _versions("NCCL", VersionRange(bad.first, bad.fixed)),
+            _versions("PyTorch", bad.torch),
+            _versions("CUDA", bad.cuda),
+            _versions("driver", bad.driver),
+        )
+        place = ", ".join(filter(None, (variable, *versions, bad.machine)))
         rows.append(
             (place, plain(bad.problem), weights[bad.weight], plain(bad.advice),
              plain(bad.source))
         )  # fmt: skip
     return markdown(("Variable", "What is wrong", "Effect", "What to do", "Source"), rows)
+
+
+def _versions(name: str, versions: VersionRange) -> str:
+    """The versions in words; "": any."""
+    first, fixed = (".".join(map(str, version)) for version in versions)
+    if versions == ANY:
+        return ""
+    return f"{name} {first} to before {fixed}"
 
 
 def profile_names(profiles: tuple[str, ...]) -> str:

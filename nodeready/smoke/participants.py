@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gevent
@@ -243,7 +243,13 @@ class Participants:
         versions = (text[5:] for text in libraries if text.startswith("NCCL "))
         uses_nccl = "nccl" in (self.choice.backend, self.choice.single_node[1])
         nccl = next(versions, "") if uses_nccl else None
-        facts = {name: hello.facts for name, hello in hellos.items()}
+        # A GPU that PyTorch uses proves its driver.
+        facts = {
+            name: replace(hello.facts, driver="")
+            if uses_nccl
+            else replace(hello.facts, nccl="", nccl_by="")
+            for name, hello in hellos.items()
+        }
         self.findings = judge(ranks, facts, nccl=nccl)
         for finding in self.findings:
             self.tell(f"{folded(finding.nodes)}: {finding.text}: {finding.advice}")

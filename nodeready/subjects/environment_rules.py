@@ -21,15 +21,18 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nodeready.subjects.environment_table import (
+    ANY,
     BAD_VALUES,
     RULES,
     BadValue,
     JobRule,
+    VersionRange,
 )
 from nodeready.subjects.job_environment import JOB, EnvironmentFacts, NodeInterface, Rendezvous
 from nodeready.text import counted, sanitise
 
 _RULE = {rule.name: rule for rule in RULES}
+_UNKNOWN_FACTS = EnvironmentFacts("not known")
 #: Variables that must be equal on all ranks: a difference alone keeps a job from working. Each
 #: rank chooses by them how it communicates.
 _MUST_AGREE = frozenset(
@@ -67,7 +70,7 @@ class EnvironmentFinding(NamedTuple):
     """Something wrong with the environment of some ranks. Text is one line.
 
     rule:     its name in `RULES`; ``value`` of an `BadValue`
-    variable: "": the version of NCCL
+    variable: "": a version, which is the value: of NCCL if it is a bare number
     problem:  what is wrong, after the variable and its value
     ranks:    () where no rank is known
     weight:   as of an `JobRule`
@@ -87,7 +90,7 @@ class EnvironmentFinding(NamedTuple):
     def text(self) -> str:
         """``NCCL_SOCKET_IFNAME=lo leads to the node itself``."""
         if not self.variable:
-            return f"NCCL {self.value} {self.problem}"
+            return f"{'NCCL ' * self.value[:1].isdigit()}{self.value} {self.problem}"
         return f"{self.variable}{'=' * bool(self.value)}{self.value} {self.problem}"
 
 
@@ -551,24 +554,53 @@ def _version(text: str | None) -> tuple[int, ...]:
     return tuple(int(number or 0) for number in match.groups()) if match else ()
 
 
+def _cuda(torch: str) -> tuple[int, ...]:
+    """The CUDA for which a PyTorch was built; (): not known.
+
+    >>> _cuda("2.7.0+cu126")
+    (12, 6)
+    """
+    match = re.search(r"\+cu(\d\d)(\d)$", torch)
+    return (int(match[1]), int(match[2])) if match else ()
+
+
+def _is_in(version: tuple[int, ...], versions: VersionRange) -> bool:
+    """Whether a version has the fault; one that is not known has none."""
+    return versions == ANY or (bool(version) and versions.first <= version < versions.fixed)
+
+
 def _judge_values(job: _Job) -> None:
-    version = _version(job.nccl)
+    nccl = _version(job.nccl)
     for row in job.rows:
-        active = any(port.state == "active" for port in (row.facts.hca_ports if row.facts else ()))
-        machine, judged = row.facts.machine if row.facts else "", set[str]()
+        facts = row.facts or _UNKNOWN_FACTS
+        active = any(port.state == "active" for port in facts.hca_ports)
+        judged = set[str]()
         for bad in BAD_VALUES:
             value = row.variables.get(bad.variable) if bad.variable else ""
             if value is None or bad.variable in judged or not re.fullmatch(
                 bad.values, value
             ):  # fmt: skip
                 continue
-            if bad.first and not (version and bad.first <= version < bad.fixed):
+            versions = (
+                (nccl, VersionRange(bad.first, bad.fixed)),
+                (_version(facts.torch), bad.torch),
+                (_cuda(facts.torch), bad.cuda),
+                (_version(facts.driver), bad.driver),
+            )
+            if not all(_is_in(version, version_range) for version, version_range in versions):
                 continue
-            if (bad.only_rdma and not active) or bad.machine not in ("", machine):
+            if (bad.only_rdma and not active) or bad.machine not in ("", facts.machine):
+                continue
+            name, _, avoiding = bad.unless.partition("=")
+            if name and row.variables.get(name) == avoiding:
                 continue
             # The first that applies is the gravest.
             judged |= {bad.variable} - {""}
-            shown = value or ".".join(map(str, version))
+            shown = value or ".".join(map(str, nccl))
+            if bad.driver != ANY:
+                shown = f"driver {facts.driver}"
+            elif bad.torch != ANY:
+                shown = f"PyTorch {facts.torch}"
             job.add(bad, row, bad.variable, shown)
 
 
@@ -579,6 +611,17 @@ def _judge_versions(job: _Job) -> None:
     for row, version in version_by_row:
         if version != usual:
             job.add("versions", row, "", version, usual)
+
+
+def _judge_other_nccl(job: _Job) -> None:
+    for row in job.rows:
+        facts = row.facts or _UNKNOWN_FACTS
+        loaded, own = _version(facts.nccl), _version(facts.nccl_own)
+        if facts.nccl_by and loaded and own and loaded != own:
+            detail = f"{facts.nccl}, not {facts.nccl_own}"
+            # PyTorch may call what an older one lacks; a newer one is often wanted.
+            weight = 1 if loaded < own else 0
+            job.add("other-nccl", row, facts.nccl_by, facts.nccl_path, detail, weight=weight)
 
 
 def _judge_differences(job: _Job) -> None:
@@ -603,5 +646,6 @@ def _judge_differences(job: _Job) -> None:
 
 _JUDGES = (
     _judge_interfaces, _judge_own_names, _judge_hcas, _judge_ucx, _judge_master, _judge_port,
-    _judge_gpus, _judge_threads, _judge_values, _judge_versions, _judge_differences,
+    _judge_gpus, _judge_threads, _judge_values, _judge_other_nccl, _judge_versions,
+    _judge_differences,
 )  # fmt: skip

@@ -80,6 +80,10 @@ RULES = (
     JobRule("threads", "`OMP_NUM_THREADS`", "lets the ranks of a node start more threads than it "
             "has CPUs", 0, "set it to the CPUs of the node divided by its ranks",
             "torchrun's warning"),
+    JobRule("other-nccl", "`LD_PRELOAD`, `LD_LIBRARY_PATH`",
+            "brings another NCCL than this PyTorch came with", 1,
+            "take that NCCL out, or install the PyTorch that was built with it",
+            "ld.so(8); pytorch/pytorch#119932"),
     JobRule("versions", "NCCL", "is not the version of most nodes", 2,
             "give all nodes one version", "NCCL src/init.cc: Mismatched NCCL version detected"),
     JobRule("differs", "`NCCL_*`, `MASTER_PORT`", "differs between the ranks", 1, _SAME,
@@ -87,13 +91,26 @@ RULES = (
 )  # fmt: skip
 
 
-class BadValue(NamedTuple):
-    """A value that is wrong by itself, or with a version of NCCL.
+class VersionRange(NamedTuple):
+    """first: the first version with the fault; fixed: the first one without it; (): any"""
 
+    first: tuple[int, ...] = ()
+    fixed: tuple[int, ...] = ()
+
+
+ANY = VersionRange()
+
+
+class BadValue(NamedTuple):
+    """A value that is wrong by itself, or versions that are wrong together.
+
+    variable: "": of any environment
     values:  a pattern of the whole value
-    first, fixed: the first version of NCCL with the fault, and without it; (): any
+    first, fixed: of NCCL, as of a `VersionRange`
     machine: of the node; "": any
     only_rdma: it matters only where the node has an active RDMA port
+    torch, cuda, driver: versions of PyTorch, of the CUDA that it was built for, of the driver
+    unless:  ``NAME=VALUE`` that avoids the fault; "": nothing does
     """
 
     variable: str
@@ -106,6 +123,10 @@ class BadValue(NamedTuple):
     fixed: tuple[int, ...] = ()
     machine: str = ""
     only_rdma: bool = False
+    torch: VersionRange = ANY
+    cuda: VersionRange = ANY
+    driver: VersionRange = ANY
+    unless: str = ""
 
 
 _ON = r"[1-9]\d*"
@@ -150,4 +171,31 @@ BAD_VALUES = (
            "pytorch/pytorch#174338", (2, 29, 2), (2, 29, 3)),
     BadValue("", "", "is known to hang on ARM: its proxy loses slots", 1, "NCCL 2.29.3 or newer",
            "NCCL, release notes of 2.29.3", (2, 12), (2, 29, 3), "aarch64"),
+    BadValue("", "", "may fail at its start with: invalid argument", 0, "NCCL 2.18.6 or newer",
+           "NVIDIA/nccl#1024", (2, 18), (2, 18, 6)),
+    BadValue("", "", "may hang while all-to-all connects", 1, "NCCL 2.20.3 or newer, or "
+           "NCCL_CUMEM_ENABLE=0", "NVIDIA/nccl#1116; NCCL 2.20.3: Fix hang during A2A connection",
+           (2, 19), (2, 20), unless="NCCL_CUMEM_ENABLE=0"),
+    BadValue("NCCL_IB_ROCE_VERSION_NUM", r".+", "crashes this NCCL", 2,
+           "NCCL_IB_GID_INDEX in its place, or a newer NCCL", "NVIDIA/nccl#1538", (2, 22, 3),
+           (2, 22, 4)),
+    BadValue("NCCL_RAS_ADDR", r".+", "opens RAS, whose questions can crash this NCCL", 1,
+           "ask nothing while it runs, or NCCL 2.29.2 or newer",
+           "NVIDIA/nccl#1669, #1718, #1762", (2, 26), (2, 29, 2), unless="NCCL_RAS_ENABLE=0"),
+    BadValue("", "", "may hang between nodes over InfiniBand", 1,
+           "NCCL 2.30.7 or newer, or NCCL_PXN_DISABLE=1", "cuBLASMp, known issues", (2, 29, 7),
+           (2, 30, 7), only_rdma=True, unless="NCCL_PXN_DISABLE=1"),
+    BadValue("", "", "may hang if init_process_group has a device_id", 1,
+           "PyTorch 2.7.1 or newer, or TORCH_NCCL_USE_COMM_NONBLOCKING=0",
+           "pytorch/pytorch#153960, #154055", (2, 26), (2, 27),
+           torch=VersionRange((2, 7, 0), (2, 7, 1)), unless="TORCH_NCCL_USE_COMM_NONBLOCKING=0"),
+    BadValue("", "", "fails in collectives with an NCCL before 2.13", 2, "NCCL 2.13 or newer",
+           "pytorch/pytorch#130414", (2,), (2, 13), torch=VersionRange((2, 3), (2, 4))),
+    *(
+        BadValue("", "", f"is older than the CUDA {cuda} of this PyTorch needs: it sees no GPU", 1,
+               f"a driver {driver} or newer, or a PyTorch for an older CUDA",
+               "CUDA Compatibility, minor version compatibility",
+               cuda=VersionRange((cuda,), (cuda + 1,)), driver=VersionRange((1,), (driver,)))
+        for cuda, driver in ((11, 450), (12, 525), (13, 580))
+    ),
 )  # fmt: skip

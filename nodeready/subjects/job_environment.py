@@ -93,6 +93,11 @@ class EnvironmentFacts:
     nccl_conf:   the user's file (NCCL_CONF_FILE, else ~/.nccl.conf), then /etc/nccl.conf; the
                  environment outranks the first, the first the second
     nccl:        version of NCCL in a rank; "": not known; None: not loaded
+    torch:       version of PyTorch in a rank, ``2.7.0+cu126``; "": not known
+    driver:      version of NVIDIA's driver that a rank has; "": not known
+    nccl_path:   of the library of NCCL in a rank; "": not known
+    nccl_by:     LD_PRELOAD or LD_LIBRARY_PATH if it brings this library; "": it does not
+    nccl_own:    version of the NCCL that was installed with the rank's PyTorch; "": not known
     """
 
     absent: wire.Line = ""
@@ -105,3 +110,8 @@ class EnvironmentFacts:
     machine: wire.Name = ""
     nccl_conf: tuple[NcclFile, ...] = ()
     nccl: wire.Name | None = ""
+    torch: wire.Name = ""
+    driver: wire.Name = ""
+    nccl_path: wire.Path = ""
+    nccl_by: wire.Name = ""
+    nccl_own: wire.Name = ""

@@ -627,6 +627,11 @@ class Engines:
             for rank in failed_ranks(order, phase, message)
         )  # fmt: skip
 
+    @property
+    def python_pid(self) -> int | None:
+        """The process of the job's Python, or of its prefix; None: there is none."""
+        return self._python.process.pid if self._python is not None else None
+
     def close(self) -> None:
         """End the job's Python."""
         if self._python is not None:

@@ -45,7 +45,8 @@ from nodeready.node.smoke.orders import (
 )
 from nodeready.node.smoke.pair import run_pair
 from nodeready.node.smoke.ring import run_ring
-from nodeready.node.witnesses import environment
+from nodeready.node.stacks import processes
+from nodeready.node.witnesses import environment, software
 from nodeready.subjects import wire
 from nodeready.subjects.job_environment import EnvironmentFacts
 from nodeready.subjects.proof.mesh_facts import Busy
@@ -371,6 +372,10 @@ class _NodePart(_ProgramPart):
             self.supervisor, self.config, listeners.descriptors
         )
         self.supervisor.at_end(node_engines.close)
+        if node_engines.python_pid is not None:
+            versions = software.observe(node_engines.python_pid, os.geteuid())
+            driver = processes.contents("/sys/module/nvidia/version").strip()[:40]
+            facts = replace(facts, **versions._replace(driver=driver)._asdict())
         return Hello(
             host=os.uname().nodename,
             user=login,

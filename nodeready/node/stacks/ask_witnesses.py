@@ -32,6 +32,7 @@ from nodeready.node.witnesses import (
     logs,
     nccl_ras,
     ports,
+    software,
 )
 from nodeready.subjects import wire
 from nodeready.subjects.job_environment import EnvironmentFacts
@@ -159,7 +160,7 @@ class Witnesses:
 
         def observe() -> EnvironmentFacts:
             facts = environment.observe_node(network, masters, deadline)
-            return replace(facts, nccl=_nccl_version(first, deadline))
+            return replace(facts, **_software(first, deadline))
 
         self._start("environment", observe, limit_s)
         self._ask_each("variables", lambda target: environment.observe_rank(target.pid, network))
@@ -272,17 +273,14 @@ def _rank_values(target: StackTarget) -> tuple[int, int, int | None, Mapping[str
     return target.pid, target.facts[-1].uid, target.rank.identity.rank, _values(target)
 
 
-def _nccl_version(target: StackTarget, deadline: float) -> str | None:
-    """The version of NCCL in a rank; "": not known; None: not loaded."""
+def _software(target: StackTarget, deadline: float) -> dict[str, Any]:
+    """The fields of the facts that tell a rank's software; {}: not known."""
     pid, uid, _, _ = _rank_values(target)
-
-    def probe(pid: int) -> str | None:
-        with contextlib.suppress(OSError), with_rights(nccl_ras.rights(pid, uid)):
-            return nccl_ras.library([pid], uid)
-        return ""
-
-    version = processes.probe_each(probe, [pid], deadline).get(pid, HANGS)
-    return "" if version is HANGS else version
+    answers = processes.probe_each(
+        lambda pid: software.observe(pid, uid)._asdict(), [pid], deadline
+    )
+    answer: Any = answers.get(pid, HANGS)
+    return {} if answer is HANGS else answer
 
 
 def _recording(target: StackTarget) -> flight_recorder.Recording:
@@ -294,7 +292,7 @@ def _recording(target: StackTarget) -> flight_recorder.Recording:
     recording = flight_recorder.observe(*_rank_values(target))
     if recording.absent.startswith(flight_recorder.NO_DUMP):
         with contextlib.suppress(OSError), with_rights(nccl_ras.rights(pid, uid)):
-            version = _torch(pid, uid, list(_files(pid)))
+            version = software.torch_version(pid, uid, list(software.mapped_files(pid)))
             numbers = release(version)
             if numbers is not None and numbers < RECORDER:
                 return flight_recorder.Recording(f"PyTorch {version} has none, 2.2 and newer have")
@@ -382,8 +380,8 @@ def read_settings(
     soft_limit = _core_limit(processes.contents(f"/proc/{pid}/limits"))
     torch, nccl, cuda, dump_place, dump_problem, core_problem = "", None, False, "", "", ""
     with contextlib.suppress(OSError), with_rights(nccl_ras.rights(pid, uid)):
-        maps = list(_files(pid))
-        torch, nccl = _torch(pid, uid, maps), nccl_ras.library([pid], uid)
+        maps = list(software.mapped_files(pid))
+        torch, nccl = software.torch_version(pid, uid, maps), nccl_ras.library([pid], uid)
         cuda = any(re.search(r"/libcuda\.so(\.|$)", path) for path in maps)
         if rank is not None:
             dump_path = flight_recorder.dump_paths(uid, rank, environment)[0]
@@ -406,34 +404,6 @@ def read_settings(
             (name, environment[name][:_MAX_VALUE]) for name in VARIABLES if name in environment
         ),
     )
-
-
-def _files(pid: int) -> Iterator[str]:
-    """The files that a process has mapped. Raises OSError."""
-    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
-        for row in file.read(16 << 20).splitlines():
-            words = row.split(maxsplit=5)
-            if len(words) == 6 and words[5].startswith("/"):
-                yield words[5]
-
-
-_TORCH = re.compile(r"(/.*/torch)/(?:_C\.[^/]*\.so|lib/libtorch[^/]*\.so[^/]*)$")
-_VERSION = re.compile(r"^__version__ *= *['\"]([0-9][0-9A-Za-z.+]{0,40})['\"]", re.M)
-
-
-def _torch(pid: int, uid: int, maps: list[str]) -> str:
-    """The version of PyTorch that its torch/version.py names; "": not found."""
-    directories = dict.fromkeys(match[1] for path in maps if (match := _TORCH.search(path)))
-    for directory in directories:
-        with (
-            contextlib.suppress(OSError),
-            held_path(pid, uid, f"{directory}/version.py") as (file, status),
-        ):
-            if stat.S_ISREG(status.st_mode):
-                match = _VERSION.search(processes.contents(f"/proc/self/fd/{file}", 4096))
-                if match:
-                    return match[1]
-    return ""
 
 
 def _core_limit(text: str) -> int | None:

@@ -254,7 +254,7 @@ def rights(pid: int, uid: int) -> Rights | None:
 
 # --- The library, and its version.
 
-_LIBRARY = re.compile(r"/lib(nccl|rccl)\.so(?:\.[0-9.]+)?$")
+LIBRARY = re.compile(r"/lib(nccl|rccl)\.so(?:\.[0-9.]+)?$")
 _STRING = re.compile(rb"[NR]CCL version (2\.[0-9]{1,3}\.[0-9]{1,3})[^0-9.]")
 _NAMED = re.compile(r"\.so\.(2\.[0-9]{1,3}\.[0-9]{1,3})$")
 _DISTRIBUTION = re.compile(
@@ -296,7 +296,7 @@ def _library(pids: Iterable[int], uid: int) -> str:
                 continue
             inode, path = words[4:]
             is_linked_in = is_linked_in or _INSIDE.search(path) is not None
-            is_library = _LIBRARY.search(path.replace(" (deleted)", "")) is not None
+            is_library = LIBRARY.search(path.replace(" (deleted)", "")) is not None
             if is_library and (path, inode) not in version_by_file:
                 version_by_file[path, inode] = _version(pid, uid, path, inode)
     if not version_by_file and not is_linked_in:
@@ -316,7 +316,11 @@ def _version(pid: int, uid: int, path: str, inode: str) -> str:
     if named := _NAMED.search(path):
         return named[1]
     # site-packages/nvidia/nccl/lib/libnccl.so.2
-    packages = path.rsplit("/", 4)[0] or "/"
+    return packaged_version(pid, uid, path.rsplit("/", 4)[0] or "/")
+
+
+def packaged_version(pid: int, uid: int, packages: str) -> str:
+    """The version of the NCCL in a site-packages; "": there is none."""
     with contextlib.suppress(OSError), held_path(pid, uid, packages) as (site, _):
         for name in os.listdir(f"/proc/self/fd/{site}"):
             if match := _DISTRIBUTION.fullmatch(name):

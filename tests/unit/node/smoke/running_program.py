@@ -96,6 +96,7 @@ import os, socket, time
 from nodeready.node.smoke.orders import Engine, RankResult
 class Engines:
     engines, gpus = (Engine("torch", "gloo", "2", "", "/x", "", ""),), 0
+    python_pid = None
     def __init__(self, supervisor, config, listeners):
         if config.python == "hangs":
             time.sleep(300)
