@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 #: A fixture -> the group of the tests that have it, where they name no other.
@@ -14,3 +18,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         names = [GROUPS[name] for name in getattr(item, "fixturenames", ()) if name in GROUPS]
         if names and not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(names[0]))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium."""
+    import chromium
+
+    try:
+        driver = chromium.start()
+    except LookupError as missing:
+        pytest.fail(str(missing)) if os.environ.get("CI") else pytest.skip(str(missing))
+    yield driver
+    driver.quit()

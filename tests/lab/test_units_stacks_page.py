@@ -3,65 +3,22 @@
 from __future__ import annotations
 
 import base64
-import os
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
-import chromium
 import pytest
-from selenium import webdriver
-from selenium.webdriver.common.action_chains import ActionChains
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import WebDriverWait
 
 from nodeready.reports import stacks_html
 from nodeready.triage.stacks.document import Stacks
+from tests.browser import BrowserPage
 from tests.builders import stack_fleets, stack_witnesses
 from tests.command import wait_for
 
 pytestmark = pytest.mark.nightly
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[webdriver.Chrome]:
-    try:
-        driver = chromium.start()
-    except LookupError as missing:
-        pytest.fail(str(missing)) if os.environ.get("CI") else pytest.skip(str(missing))
-    yield driver
-    driver.quit()
-
-
-class Page:
-    """One page, opened; what a reader does with it, and what there is to see."""
-
-    def __init__(self, driver: webdriver.Chrome, path: Path, stacks: Stacks) -> None:
-        path.write_text("".join(stacks_html.render(stacks)))
-        self.driver, self.address = driver, path.as_uri()
-        driver.get(self.address)
-
-    def run(self, script: str, *given: object):
-        return self.driver.execute_script(script, *given)
-
-    def all(self, selector: str) -> list:
-        return self.driver.find_elements(By.CSS_SELECTOR, selector)
-
-    def one(self, selector: str):
-        return self.driver.find_element(By.CSS_SELECTOR, selector)
-
-    def until(self, script: str) -> None:
-        WebDriverWait(self.driver, 20).until(lambda _: self.run(f"return {script}"))
-
-    def search(self, text: str) -> str:
-        """Type it; what the page says it has found."""
-        self.run("document.getElementById('said').textContent = '?'")
-        entry = self.one("#find")
-        entry.send_keys(Keys.CONTROL, "a")
-        entry.send_keys(text or Keys.DELETE)
-        self.until("document.getElementById('said').textContent !== '?'")
-        return self.one("#count").text
+class Page(BrowserPage):
+    """The page of stacks."""
 
     @property
     def groups(self) -> list[str]:
@@ -84,7 +41,7 @@ class Page:
 @pytest.fixture
 def opened(browser, tmp_path):
     def page(stacks: Stacks) -> Page:
-        return Page(browser, tmp_path / "page.html", stacks)
+        return Page(browser, tmp_path / "page.html", "".join(stacks_html.render(stacks)))
 
     browser.get_log("browser")
     yield page
@@ -177,16 +134,16 @@ def test_columns_sort_up_down_and_back(late):
 
 
 def test_the_keyboard_is_enough(late):
-    ActionChains(late.driver).send_keys("/").perform()
+    late.press("/")
     assert late.run("return document.activeElement.id") == "find"
     assert late.one("#find").get_attribute("value") == ""
     late.search("13")
-    ActionChains(late.driver).send_keys(Keys.ESCAPE).perform()
+    late.press(Keys.ESCAPE)
     assert late.one("#find").get_attribute("value") == ""
     assert late.groups == ["group1", "group2"]
     for place in ("#matrix th button", "#group1 > summary"):
         late.run(f"document.querySelector('{place}').focus()")
-        ActionChains(late.driver).send_keys(Keys.ENTER).perform()
+        late.press(Keys.ENTER)
     assert late.one("#matrix th").get_attribute("aria-sort") == "ascending"
     assert not late.is_open("#group1")
 
@@ -226,11 +183,8 @@ def test_all_folds_and_a_print_has_everything(late):
     late.until("document.querySelectorAll('details[open]').length === 0")
 
 
-def test_without_its_script_everything_is_there(browser, late):
-    off = {"value": True}
-    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", off)
-    browser.get(late.address)
-    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+def test_without_its_script_everything_is_there(late):
+    late.open_without_script()
     assert not late.one("#search").is_displayed()
     assert late.all("#matrix th button") == []
     assert len(late.rows) == 6

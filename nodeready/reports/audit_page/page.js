@@ -194,7 +194,9 @@ const nodesWith = (word) => {
 // --- A search is words, and a node has to match all of them.
 const ROWS = 200;
 const matches = byId("matches");
-const cardTexts = cards.map((card) => card.textContent.toLowerCase());
+// Without the sets of nodes, which name only some of their nodes in full.
+const cardTexts = cards.map((card) => all("summary > :not(.where), .line:not(.nodes)", card)
+  .map((element) => element.textContent).join("\n").toLowerCase());
 const list = (numbers) => {
   const rows = numbers.slice(0, ROWS).map((number) => {
     const link = make("a", "", texts[nodes[number][NAME]]);
