@@ -7,6 +7,7 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,11 @@ def test_recorded_verdicts_are_kept_without_facts(memory, run):
         assert node.facts
 
 
+def made(kind: Any, **values: Any) -> Any:
+    """A complete document with these values."""
+    return kind(**{field.name: None for field in fields(kind)} | {"complete": True} | values)
+
+
 def test_suspects_and_causes_are_events(memory, run):
     run({"gpu1": SOUND}, "audit")
     keeper = LookKeeper(Screen(), "smoke", "prod.py")
@@ -235,12 +241,9 @@ def test_suspects_and_causes_are_events(memory, run):
         SmokeSuspect("gpu", ("gpu1",), (0,), ("[3] fails", "[4] passes")),
         SmokeSuspect("scale", ("gpu1", "gpu2"), (), ("[5] fails",)),
     )
-    moments = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z")
-    smoke = SmokeReport(*moments, True, "", "", "", 9, 1, 1, 1, (), suspects, ())
-    keeper.keep_smoke(smoke, 3)
+    keeper.keep_smoke(made(SmokeReport, suspects=suspects), 3)
     cause = FirstFailure("segv", "rank 3 crashed", (3,), ("gpu1", "forged"))
-    dead = Postmortem(*moments, "7", "", cause, (), 1, {}, {}, {}, {}, {})
-    keeper.keep_postmortem(dead, 0, {"gpu1"})
+    keeper.keep_postmortem(made(Postmortem, job="7", cause=cause), 0, {"gpu1"})
     with memory() as kept:
         events = [(event.node, event.kind, event.text) for event in kept.events()]
         (on_gpu,) = [event for event in kept.events() if event.serial]
