@@ -41,6 +41,7 @@ _COMMANDS = {
     "postmortem": "Who failed first in a job that has died, and of what.",
     "watch": "Watch a job, and keep the evidence when it hangs.",
     "diff": "What changed on the nodes; the failing nodes' own changes first.",
+    "history": "The life of a node or a GPU: what earlier looks have shown.",
     "explain": "What a check means, and what repairs it.",
     "tail": "The last lines of every rank's log, over all nodes, grouped.",
     "import": "Checks of NHC or goss, as checks of the site's own.",
@@ -48,7 +49,7 @@ _COMMANDS = {
 }
 #: The commands that contact nodes.
 _CONTACT_NODES = frozenset(_COMMANDS) - {
-    *("completion", "run", "bundle", "explain", "import", "lab")
+    *("completion", "run", "bundle", "history", "explain", "import", "lab")
 }
 #: Subcommand -> its module, where the name is a keyword of Python.
 _MODULES = {"import": "import_checks"}

@@ -62,8 +62,8 @@ _LOUD = 10
 # looks.time, events.time: seconds since 1970. looks.is_old: the states of that time were removed;
 # the look is only the beginning of a later state.
 # nodes.counted: JSON, subject -> the time of its newest counters.
-# current, past: a section from first_look on, which was the look number `number` at the node;
-# until_look is the look that replaced it.
+# current, past: a section from first_look on, which was the look number `number` at the node; it
+# was replaced by until_look, the look until_number at the node.
 _SCHEMA = """
 CREATE TABLE looks(id INTEGER PRIMARY KEY, time REAL, command TEXT, inventory TEXT,
     policy_digest TEXT, complete INTEGER, code INTEGER, summary TEXT, is_old INTEGER);
@@ -73,7 +73,8 @@ CREATE TABLE nodes(id INTEGER PRIMARY KEY, name TEXT UNIQUE, state BLOB, counted
 CREATE TABLE current(node INTEGER, section TEXT, content INTEGER, first_look INTEGER,
     number INTEGER, PRIMARY KEY(node, section)) WITHOUT ROWID;
 CREATE TABLE past(node INTEGER, section TEXT, first_look INTEGER, until_look INTEGER,
-    content INTEGER, number INTEGER, PRIMARY KEY(node, section, first_look)) WITHOUT ROWID;
+    content INTEGER, number INTEGER, until_number INTEGER,
+    PRIMARY KEY(node, section, first_look)) WITHOUT ROWID;
 CREATE TABLE parts(serial TEXT, kind TEXT, uuid TEXT, node INTEGER, slot TEXT,
     first_look INTEGER, until_look INTEGER);
 CREATE INDEX parts_serial ON parts(serial);
@@ -278,9 +279,9 @@ class Memory:
             ended += [name for name in current if name.endswith(COUNTERS) and name not in new]
         replaced = [*ended, *(section.name for section in changed if section.name in current)]
         connection.executemany(
-            "INSERT INTO past SELECT node, section, first_look, ?, content, number"
+            "INSERT INTO past SELECT node, section, first_look, ?, content, number, ?"
             " FROM current WHERE node=? AND section=?",
-            [(look, node, name) for name in replaced],
+            [(look, number, node, name) for name in replaced],
         )
         connection.executemany(
             "DELETE FROM current WHERE node=? AND section=?", [(node, name) for name in ended]
@@ -492,43 +493,37 @@ class Memory:
 
     def life(self, name: str) -> Iterator[NodeLook]:
         """The node at each look at which a section changed, the oldest first."""
-        rows = self._states("name=?", _text(name))
-        return self._life(name, rows, dict(self._rows("SELECT id, time FROM looks")))
+        changes = self._changes("name=?", _text(name))
+        return self._life(name, changes, dict(self._rows("SELECT id, time FROM looks")))
 
     def lives(self, sections: Collection[str]) -> Iterator[tuple[str, Iterator[NodeLook]]]:
         """Every node with its `life`, as far as these sections show it."""
-        rows = self._states(f"section IN ({','.join('?' * len(sections))})", *sections)
+        changes = self._changes(f"section IN ({','.join('?' * len(sections))})", *sections)
         times = dict(self._rows("SELECT id, time FROM looks"))
-        for name, node_rows in groupby(rows, key=lambda row: row[0]):
-            yield name, self._life(name, node_rows, times)
+        for name, node_changes in groupby(changes, key=lambda change: change[0]):
+            yield name, self._life(name, node_changes, times)
 
-    def _states(self, condition: str, *values: str) -> list[tuple[Any, ...]]:
-        """The (node, section, content, first look, look that replaced it, number), by node."""
-        columns = "name, section, content, {}.first_look, {}, number"
-        return self._rows(
-            f"SELECT {columns.format('current', 'NULL')} FROM current"
-            f" JOIN nodes ON nodes.id=node WHERE {condition}"
-            f" UNION ALL SELECT {columns.format('past', 'until_look')} FROM past"
-            f" JOIN nodes ON nodes.id=node WHERE {condition} ORDER BY 1",
-            *values,
-            *values,
-        )
+    def _changes(self, condition: str, *values: str) -> list[tuple[Any, ...]]:
+        """The (node, look, its number at the node, 1 where a section begins and 0 where it ends,
+        the section, its content), by node and look."""
+        queries = [
+            f"SELECT name, {columns} FROM {table} JOIN nodes ON nodes.id=node WHERE {condition}"
+            for table, columns in (
+                ("current", "current.first_look, number, 1, section, content"),
+                ("past", "past.first_look, number, 1, section, content"),
+                ("past", "until_look, until_number, 0, section, 0"),
+            )
+        ]
+        return self._rows(f"{' UNION ALL '.join(queries)} ORDER BY 1, 2, 4", *values * 3)
 
     def _life(
-        self, name: str, rows: Iterable[tuple[Any, ...]], times: Mapping[int, float]
+        self, name: str, changes: Iterable[tuple[Any, ...]], times: Mapping[int, float]
     ) -> Iterator[NodeLook]:
-        changes = []
-        for _, section, content, first, until, number in rows:
-            changes.append((first, 1, section, content, number))
-            if until:
-                changes.append((until, 0, section, 0, 0))
         contents: dict[str, int] = {}
-        number = 0
-        for look, group in groupby(sorted(changes), key=lambda change: change[0]):
-            for _, begins, section, content, begins_at in group:
-                # The end of a section sorts before the beginning of the next one.
+        for (look, number), group in groupby(changes, key=lambda change: change[1:3]):
+            for *_, begins, section, content in group:
                 if begins:
-                    contents[section], number = content, begins_at
+                    contents[section] = content
                 else:
                     contents.pop(section, None)
             yield self._node_look(name, look, times.get(look, 0.0), number, dict(contents))

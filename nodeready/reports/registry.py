@@ -132,6 +132,8 @@ _ROWS = (
     Format("ready", "csv", "csv_report:render", ".csv", part="audit"),
     Format("waivers", "table", "waivers_table:show", ".txt", styled=True),
     Format("waivers", "json", "json_report:render", ".json"),
+    Format("history", "table", "history_table:show", ".txt", styled=True),
+    Format("history", "json", "json_report:render", ".json"),
     Format("smoke", "table", "smoke_table:show", ".txt", styled=True),
     Format("smoke", "json", "json_report:render", ".json"),
     Format("smoke", "junit", "junit:smoke", ".xml"),

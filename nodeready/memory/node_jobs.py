@@ -1,0 +1,75 @@
+"""The jobs that Slurm has run on a node, by its accounting."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from shutil import which
+
+from nodeready.shell import search_path
+
+#: A job's user chooses the last field, which may have any character.
+_FIELDS = "JobID,User,State,Start,End"
+#: Seconds for `sacct`: a large accounting database answers in some seconds.
+_TIMEOUT_S = 20
+#: Maximum jobs, the newest ones.
+_MAX_JOBS = 1000
+
+
+@dataclass(frozen=True)
+class NodeJob:
+    """A job that ran on a node.
+
+    start_s, end_s: seconds since 1970; end_s: None: it runs
+    """
+
+    id: str
+    user: str
+    state: str
+    start_s: float
+    end_s: float | None
+
+
+def node_jobs(
+    node: str, since_s: float, environ: Mapping[str, str] = os.environ
+) -> tuple[tuple[NodeJob, ...], str]:
+    """The newest jobs on a node since a time, the oldest first; why there are none, or ""."""
+    # Imported only here, because they import pyinfra, which is slow.
+    from pyinfra.api.exceptions import InventoryError
+
+    from nodeready.inventory.slurm import ask
+
+    path = search_path(environ.get("PATH", ""))
+    if not which("sacct", path=path):
+        return (), "sacct is not installed here"
+    start = datetime.fromtimestamp(since_s).isoformat(timespec="seconds")
+    argv = ["sacct", f"--nodelist={node}", f"--starttime={start}", "--allusers", "--allocations"]
+    try:
+        text = ask([*argv, "--parsable2", f"--format={_FIELDS}"], path, _TIMEOUT_S)
+    except InventoryError as error:
+        return (), str(error)
+    return parse_jobs(text)[-_MAX_JOBS:], ""
+
+
+def parse_jobs(text: str) -> tuple[NodeJob, ...]:
+    """The jobs in the table of `sacct`, in order of their start. Other lines are left out."""
+    jobs = []
+    for line in text.splitlines()[1:]:
+        fields = line.split("|")
+        if len(fields) != len(_FIELDS.split(",")):
+            continue
+        job, user, state, start, end = (field[:60] for field in fields)
+        start_s, end_s = _seconds(start), _seconds(end)
+        if start_s is not None:
+            jobs.append(NodeJob(job, user, state, start_s, end_s))
+    return tuple(sorted(jobs, key=lambda job: job.start_s))
+
+
+def _seconds(text: str) -> float | None:
+    """A time of Slurm, which is in this machine's time zone; None: "Unknown", "None"."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None

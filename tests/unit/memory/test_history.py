@@ -1,0 +1,144 @@
+"""`nodeready history`: the life of a node and of a part, from looks with injected changes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+from nodeready.cli import cli
+from nodeready.memory import history
+from nodeready.memory.look import Event
+from nodeready.memory.node_jobs import NodeJob, parse_jobs
+from nodeready.memory.sections import dump
+from nodeready.memory.store import Memory
+from nodeready.reports.registry import Options, find_format
+from nodeready.reports.schema import schema
+from nodeready.subjects.result import Result
+from tests.unit.memory.test_store import away, look, state
+
+HOUR = 3600.0
+ECC = Result("gpus.ecc", "fail", "0", "7 errors on GPU 2", "nvidia-smi", "replace it", "admin")
+LINK = Result("nics.link", "warn", "up", "eth1 is down")
+
+
+def gpus(driver: str, serials: str = "AB") -> bytes:
+    facts: dict[str, Any] = {"gpus.driver": driver}
+    for slot, serial in enumerate(serials):
+        facts |= {f"gpus.nvidia[{slot}].serial": serial, f"gpus.nvidia[{slot}].model": "H100"}
+    return dump(facts)
+
+
+def at(driver: str = "550.54", serials: str = "AB", **values: Any) -> Any:
+    """The state of gpu1 with this driver, and the GPUs with these serial numbers."""
+    places = {serial: f"0000:{slot:02}:00.0" for slot, serial in enumerate(serials)}
+    return state("gpu1", gpus=places, **{"gpus.facts": gpus(driver, serials)}, **values)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Any:
+    """Looks of 60 hours, one each hour."""
+    hours = {
+        10: {"results": (ECC,)},
+        13: {},
+        20: {"boot": "b2", "driver": "550.90"},
+        30: {"boot": "b2", "driver": "550.90", "serials": "AC"},
+        40: {"boot": "b2", "driver": "550.90", "serials": "AC", "mtu": 1500,
+             "results": (ECC, LINK)},
+    }  # fmt: skip
+    now: dict[str, Any] = {}
+    with Memory.open(tmp_path / "nodeready" / "memory.db", make=True) as opened:
+        for hour in range(60):
+            now = hours.get(hour, now)
+            gpu1 = away() if 25 <= hour < 28 else at(**now)
+            other = state("gpu2", gpus={"X": "0"} if hour < 35 else {"B": "0"})
+            opened.keep(look(hour * HOUR), [gpu1, other])
+        event = Event(45 * HOUR, 0, "gpu1", "C", "smoke-suspect", "gpu: [3] fails", "smoke")
+        opened.keep(look(45 * HOUR, command="smoke", code=3), (), [event])
+        yield opened
+
+
+def lines(document: Any, **options: Any) -> list[str]:
+    return [
+        row.plain for row in find_format("history", "table").lines(document, Options(**options))
+    ]
+
+
+JOB = NodeJob("4711", "ana", "FAILED", 41 * HOUR, 44.5 * HOUR)
+
+
+def test_a_life_names_each_change_once(memory, monkeypatch):
+    monkeypatch.setattr(history, "node_jobs", lambda node, since_s: ((JOB,), ""))
+    document = history.read_history(memory, "gpu1")
+    assert (
+        lines(document)
+        == Path(__file__).with_name("data").joinpath("life.txt").read_text().splitlines()
+    )
+    assert all(len(row) <= 80 for row in lines(document))
+    since = history.read_history(memory, "gpu1", 40 * HOUR)
+    # A span that has begun before is shown, as it lasted.
+    kinds = [entry.kind for entry in since.entries]
+    assert kinds == ["event", "job", "status", "result", "setting"]
+
+
+def test_a_part_is_known_in_every_node(memory):
+    document = history.read_history(memory, "B")
+    assert lines(document) == [
+        "B  GPU in gpu2 at 0, seen from 1970-01-01 00:00 to 1970-01-03 11:00 UTC",
+        "1970-01-02 11:00  part         in gpu2 at 0",
+        "1970-01-01 00:00  part         in gpu1 at 0000:01:00.0, until 1970-01-02 06:00",
+    ]
+    (event, _) = history.read_history(memory, "C").entries
+    assert (event.kind, event.node, event.serial) == ("event", "gpu1", "C")
+    assert history.read_history(memory, "gpu9") is None
+
+
+def test_the_looks_and_the_size(memory):
+    rows = lines(history.read_history(memory, ""), lines=5)
+    assert len(rows) == 7
+    assert rows[0] == "1970-01-03 11:00  audit  1 ok  prod.py"
+    assert rows[5] == "and 56 earlier ones (-v shows them)"
+    assert re.fullmatch(r"61 looks since 1970-01-01 00:00 UTC, 0\.\d MB", rows[6])
+
+
+def test_the_json_has_its_schema(memory, monkeypatch):
+    monkeypatch.setattr(history, "node_jobs", lambda node, since_s: ((JOB,), "no accounting"))
+    for name in ("", "gpu1", "B"):
+        document = history.read_history(memory, name)
+        text = "".join(find_format("history", "json").render(document))
+        jsonschema.Draft202012Validator(schema("history")).validate(json.loads(text))
+
+
+def test_the_command_says_what_is_missing(tmp_path, memory, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def run(*words: str) -> Any:
+        return CliRunner().invoke(cli, ["history", *words], standalone_mode=True)
+
+    assert run("gpu1", "--format", "json").exit_code == 0
+    assert "did you mean gpu1" in run("gpu11").output
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "none"))
+    done = run()
+    assert (done.exit_code, done.output.count("\n")) == (2, 1)
+    assert "no look was kept yet: nodeready audit keeps one" in done.output
+
+
+def test_the_table_of_sacct():
+    text = (
+        "JobID|User|State|Start|End\n"
+        "12|ada|COMPLETED|2026-01-01T10:00:00|2026-01-01T11:00:00\n"
+        "13|b\x1b[31m|RUNNING|2026-01-01T09:00:00|Unknown\n"
+        "14|ada|PENDING|Unknown|Unknown\nwarning: x\n"
+    )
+    jobs = parse_jobs(text)
+    assert [(job.id, job.state, job.end_s is None) for job in jobs] == [
+        ("13", "RUNNING", True),
+        ("12", "COMPLETED", False),
+    ]
+    assert jobs[1].end_s - jobs[1].start_s == HOUR
+    assert parse_jobs("") == ()
