@@ -66,7 +66,7 @@ def message(verdict: NodeVerdict) -> bytes:
         failed = failed or ["nodeready"]
     output = json.dumps({"fail_count": len(failed), "failed_checks": failed[:100]})
     fields = b"" if verdict.go else b"\x10" + bytes([exit_codes.CHECK])
-    texts = (0x1A, output), (0x22, "; ".join(verdict.reasons))
+    texts = (0x1A, output), (0x22, "; ".join(verdict.costed_reasons))
     for tag, text in texts:
         data = text.encode("ascii", "replace")[:_MAX_TEXT_BYTES]
         if data:

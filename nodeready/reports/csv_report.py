@@ -11,7 +11,10 @@ from nodeready.audit.document import Audit
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.text import sanitise
 
-COLUMNS = ("node", "status", "check", "expected", "actual", "source", "fix", "owner")
+COLUMNS = (
+    *("node", "status", "check", "severity", "expected", "actual", "source", "fix", "actions"),
+    "owner",
+)
 #: A spreadsheet takes a cell that begins so for a formula, also in full-width characters (OWASP,
 #: CSV Injection). A leading apostrophe makes it a text.
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
@@ -26,13 +29,15 @@ def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     """The rows of a node at a time. A node that could not be probed has one row, without a check:
     its own status, and the reason as its actual value."""
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
+    writer.writeheader()
     for node in audit.nodes:
         if node.error:
-            writer.writerow(map(_cell, (node.name, node.status, "", "", node.error, "", "", "")))
+            error = {"node": node.name, "status": node.status, "actual": node.error}
+            writer.writerow({column: _cell(text) for column, text in error.items()})
         for result in node.results:
-            writer.writerow([_cell(node.name), *(_cell(getattr(result, c)) for c in COLUMNS[1:])])
+            texts = {**vars(result), "node": node.name, "actions": " ".join(result.actions)}
+            writer.writerow({column: _cell(texts[column]) for column in COLUMNS})
         yield buffer.getvalue()
         buffer.seek(0)
         buffer.truncate()

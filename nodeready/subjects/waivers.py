@@ -41,10 +41,10 @@ def last_ending(waivers: Iterable[Waiver]) -> dict[str, Waiver]:
 def _waived(result: Result, waiver: Waiver, today: str) -> Result:
     days_left = waiver.days_left(today)
     if days_left is None or days_left > ENDING_DAYS:
-        return replace(result, status="waived", fix=waiver_text(waiver), owner="")
+        return replace(result, status="waived", fix=waiver_text(waiver), owner="", actions=())
     if days_left >= 0:
         fix = f"{waiver_text(waiver)}; it ends within {ENDING_DAYS} days: extend or remove it"
-        return replace(result, status="warn", fix=fix, owner=ADMIN)
+        return replace(result, status="warn", fix=fix, owner=ADMIN, actions=())
     owner = f" of {waiver.owner}" if waiver.owner else ""
     actual = f"{result.actual}; the waiver{owner} expired after {waiver.until}"
     return replace(result, actual=actual)

@@ -6,13 +6,15 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import pytest
 import yaml
 
+from nodeready.audit.verdict import NodeVerdict
 from nodeready.healthcheck import drain
+from nodeready.subjects.severity import ACTIONS, SEVERITIES
 from tests.paths import DOCS, ROOT, schema
 from tests.unit.docs.pages import commands
 from tests.unit.docs.test_documentation import check
@@ -170,30 +172,38 @@ def test_a_workflow_takes_actions_by_their_digest_and_runs_what_is_there(path):
                 assert (ROOT / program).exists(), program
 
 
-#: A gate's reason -> the pattern for NVSentinel.
-REASONS = {
-    "loses job, reset GPU: gpus.ecc_errors: 2": "reset-gpu",
-    "loses job, reboot: limits.x: 1": "restart",
-    "loses job, power cycle: gpus.xid: 79": "restart",
-    "loses job, replace: nics.link: down": "hardware",
-    "loses job, reseat: rdma.rate: 200": "hardware",
-    "loses job, reload driver: gpus.x: 1": "other",
-    "loses job? inspect: gpus.observed: hung": "other",
-    "loses job? reboot: gpus.observed: hung": "other",
-    "hides cause, reboot: ptrace.scope: 1": "other",
-    "inspect: site.a: loses job, reboot: ": "other",
-    "ptrace.scope: loses job, reset GPU: 1": "other",
-}
+#: The first action against what loses the job -> the pattern for NVSentinel.
+NVSENTINEL = {
+    "reset_gpu": "reset-gpu", "reboot": "restart", "power_cycle": "restart",
+    "reseat": "hardware", "replace": "hardware",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("reason", "name"), [*REASONS.items(), ("", "other")])
-def test_nvsentinel_takes_a_drain_by_exactly_one_pattern(reason, name):
+def gate_reasons() -> Iterator[tuple[str, str]]:
+    """Each kind of reason with which a gate drains, and the name of its pattern."""
+    yield drain.reason_of([]), "other"
+    yield drain.reason_of(["nothing was looked at"]), "other"
+    yield drain.reason_of(["a.b: loses job, reset GPU: x"]), "other"
+    for status, severity, action in product(
+        ("fail", "unknown"), ("", *SEVERITIES), ("", *ACTIONS)
+    ):
+        row = {"check": "a.b", "status": status, "severity": severity}
+        rows = ({**row, "actions": (action,)} if action else row,)
+        verdict = NodeVerdict(1.0, "", "", False, ("a.b: x, reboot: y", "c.d: z"), results=rows)
+        is_fatal = (status, severity) == ("fail", "loses_job")
+        name = NVSENTINEL.get(action, "other") if is_fatal else "other"
+        yield drain.reason_of(verdict.costed_reasons), name
+
+
+def test_nvsentinel_takes_a_drain_by_exactly_one_pattern():
     """As its parser does, with an empty delimiter: pkg/parser/parser.go."""
-    text = drain.reason_of([reason, "a.b: c"] if reason else [])
     patterns = tomllib.loads((SHARE / "nvsentinel/slurm-drain-monitor.toml").read_text())[
         "patterns"
     ]
-    matched = [row["name"] for row in patterns if re.search(row["regex"], text)]
-    assert matched == [f"nodeready-{name}"]
-    # What another program drained is not ours.
-    assert not any(re.search(row["regex"], f"NHC: {text}") for row in patterns)
+
+    def matched(reason: str) -> list[str]:
+        return [row["name"] for row in patterns if re.search(row["regex"], reason)]
+
+    for reason, name in gate_reasons():
+        # What another program drained is not ours.
+        assert (matched(reason), matched(f"NHC: {reason}")) == ([f"nodeready-{name}"], []), reason

@@ -49,6 +49,9 @@ def test_a_waiver_that_ends_warns_two_weeks_before_and_then_hides_nothing(
     (result,) = waive([fail("ptrace.scope", "0", "1", "", "edit it")], policy, today)
     assert (result.status, result.actual) == (status, actual)
     assert result.fix.endswith(fix)
+    # The ladder that repairs a finding is not shown with the text of its waiver.
+    rung = replace(fail("ptrace.scope", "0", "1"), actions=("reboot",))
+    assert bool(waive([rung], policy, today)[0].actions) is (status == "fail")
     # A deploy repairs only what is waived no more.
     (result,) = waive([fixable("ptrace.scope", "0", "1")], policy, today)
     assert result.fixable is (status == "fail")
