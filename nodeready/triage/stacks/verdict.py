@@ -371,7 +371,7 @@ class _VerdictBuilder:
         unexplained = not any(map(self._why_gone, gone))
         if gone and raised and unexplained:
             return self.ended_others(raised[0], gone)
-        if not alive and not lags and unexplained and (findings := self._unworkable()):
+        if not alive and not lags and unexplained and (findings := self._unworkable(gone)):
             return self.environment(findings)
         if named or (gone and not alive and not lags):
             return self.gone(named or gone, gone)
@@ -492,6 +492,8 @@ class _VerdictBuilder:
         elif silent or group.no_stack_reason.endswith("without an answer"):
             reason = _cut(self.groups[silent[0]].no_stack_reason, 60) if silent else "no answer"
             text = f"{name}: no answer of the node ({reason}){wait}: see whether it is alive"
+        elif len(gone) == len(self.groups):
+            text = f"{name} {_has(ranks)} ended: nodeready postmortem shows who failed first"
         elif group.kind == "dead":
             why_ended = _cut(group.no_stack_reason, 50)
             text = f"{name} has ended ({why_ended}){wait}: see `nodeready cores` and dmesg"
@@ -707,14 +709,18 @@ class _VerdictBuilder:
             return self.disagree(places)
         return self.together()
 
-    def _unworkable(self) -> list[EnvironmentFinding]:
+    def _unworkable(self, gone: Sequence[int]) -> list[EnvironmentFinding]:
         """The variables that may keep the ranks apart, where all that are alive wait.
+
+        gone: the groups that have ended; where all have, the variables may have ended them
 
         The rendezvous and Gloo connect when a group is created, NCCL in its first collective.
         """
-        if not self.victims:
-            return []
-        starts = any(self.groups[at].activity in ("start", "store") for at in self.victims)
+        # A rank that ended during the look has its last stack.
+        last = [hints.find(self.groups[at].frames) for at in gone if not self.victims]
+        activities = [self.groups[at].activity for at in self.victims]
+        activities += [hint.activity for hint in last if hint]
+        starts = not {"start", "store"}.isdisjoint(activities)
         without_nccl = self.report.of("nccl_ras").absent[:1] == (NO_NCCL,)
         return [
             finding
