@@ -24,7 +24,7 @@ from nodeready.reports.findings import (
 )
 from nodeready.reports.html_page import HtmlPage
 from nodeready.reports.lines import node_set, with_inventory
-from nodeready.reports.node_parts import PART_TABLES
+from nodeready.reports.node_parts import PART_TABLES, observed_facts
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
@@ -79,7 +79,7 @@ class _NodeData:
     """
 
     def __init__(self, audit: Audit, nodes: Sequence[NodeReport], inventory: str) -> None:
-        self._nodes, self._inventory = nodes, inventory
+        self._nodes, self._inventory, self._moment = nodes, inventory, audit.started
         # Texts as the nodes have them -> their numbers, and as the page has them.
         self._numbers: dict[str, int] = {}
         self._texts: list[str] = []
@@ -113,7 +113,7 @@ class _NodeData:
             else:
                 numbers.append(self._results.setdefault(result, len(self._results)))
         passed = tuple(ids["ok"]), tuple(ids["na"])
-        facts = node.facts
+        facts = observed_facts(node.facts, self._moment)
         return [
             *map(self._text, (node.name, node.status, _group(node), node.error)),
             round(node.seconds, 2),

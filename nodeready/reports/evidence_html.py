@@ -14,7 +14,7 @@ from nodeready import __version__
 from nodeready.audit.document import Audit, NodeReport
 from nodeready.reports.html_page import HtmlPage
 from nodeready.reports.lines import node_set
-from nodeready.reports.node_parts import PART_TABLES
+from nodeready.reports.node_parts import PART_TABLES, observed_facts
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.subjects.result import STATUSES, Result
 
@@ -39,13 +39,13 @@ class _NodeEvidence:
     tables: tuple[tuple[str, list[str], list[list[str]]], ...]
 
 
-def _evidence(node: NodeReport) -> _NodeEvidence:
+def _evidence(node: NodeReport, moment: str) -> _NodeEvidence:
     bad = sorted(
         (result for result in node.results if result.bad),
         key=lambda result: STATUSES.index(result.status),
     )
     findings = [result for result in bad if result.check.partition(".")[0] in _SUBJECTS]
-    facts, tables = node.facts, []
+    facts, tables = observed_facts(node.facts, moment), []
     for table in PART_TABLES:
         rows = table.rows(facts)
         used = [index for index in range(len(table.columns)) if any(row[index] for row in rows)]
@@ -72,6 +72,6 @@ def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     yield from page().render(
         title=f"{node_set(node.name for node in nodes)}: evidence",
         audit=audit,
-        nodes=map(_evidence, nodes),
+        nodes=(_evidence(node, audit.started) for node in nodes),
         hidden=len(audit.nodes) - len(nodes),
     )

@@ -6,12 +6,14 @@ or program of the site.
 
 from __future__ import annotations
 
+import calendar
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nodeready.text import span
+from nodeready.text import utc_moment
 
 _Fact = Mapping[str, Any]
 #: The name of the process in a line about an Xid, which is the site's.
@@ -30,6 +32,18 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
+def observed_facts(facts: Mapping[str, Any], moment: str) -> Mapping[str, _Fact]:
+    """The facts of a node, as documents show them, with the moment of its boot in `host`.
+
+    moment: of the observation
+    """
+    uptime_s = facts.get("host", {}).get("uptime_s")
+    if uptime_s is None:
+        return facts
+    observed_s = calendar.timegm(time.strptime(moment, "%Y-%m-%dT%H:%M:%SZ"))
+    return {**facts, "host": {**facts["host"], "boot_s": observed_s - uptime_s}}
+
+
 @dataclass(frozen=True)
 class PartTable:
     """A table of parts.
@@ -42,8 +56,8 @@ class PartTable:
     columns: Mapping[str, str | Callable[[_Fact], Any]]
     rows_of: Callable[[Mapping[str, _Fact]], Iterable[_Fact]]
 
-    def rows(self, facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
-        """The texts of the parts of one node. facts: its observations, as documents show them"""
+    def rows(self, facts: Mapping[str, _Fact]) -> list[tuple[str, ...]]:
+        """The texts of the parts of one node. facts: as `observed_facts` returns them"""
         columns = self.columns.values()
         return [
             tuple(
@@ -56,15 +70,22 @@ class PartTable:
         ]
 
 
+def _moment(boot_s: int | None, seconds: int | None) -> str:
+    """The moment some seconds after the boot; "": not known."""
+    return "" if boot_s is None or seconds is None else utc_moment(boot_s + seconds)
+
+
+def _faults(facts: Mapping[str, _Fact]) -> Iterator[_Fact]:
+    boot_s = facts.get("host", {}).get("boot_s")
+    for fault in facts.get("gpus", {}).get("kernel_faults", ()):
+        first, last = (_moment(boot_s, fault[name]) for name in ("first_s", "last_s"))
+        yield {**fault, "first": first, "last": last}
+
+
 def _system(facts: Mapping[str, _Fact]) -> Iterator[_Fact]:
     system = {**facts.get("gpus", {}), **facts.get("host", {})}
     if "driver" in system or "boot_id" in system:
-        yield system
-
-
-def _uptime(host: _Fact) -> str:
-    uptime_s = host.get("uptime_s")
-    return "" if uptime_s is None else span(uptime_s)
+        yield {**system, "boot": _moment(system.get("boot_s"), 0)}
 
 
 def _gpus(facts: Mapping[str, _Fact]) -> list[_Fact]:
@@ -119,7 +140,7 @@ PART_TABLES: tuple[PartTable, ...] = (
     PartTable(
         "System",
         {
-            "boot id": "boot_id", "up": _uptime, "kernel": "kernel_release",
+            "boot id": "boot_id", "boot": "boot", "kernel": "kernel_release",
             "system": "os_name", "processor": "cpu_model", "memory, MiB": "memory_total_mb",
             "NVIDIA driver": "driver", "AMD driver": "amd_driver", "CUDA": "cuda",
             "fabric manager": "fabric_manager",
@@ -153,10 +174,10 @@ PART_TABLES: tuple[PartTable, ...] = (
         "Faults in the kernel's log since the boot",
         {
             "source": "source", "code": "code", "PCI address": "pci_address", "lines": "count",
-            "asks for": "action",
+            "first": "first", "last": "last", "asks for": "action",
             "first line": lambda fault: _PROGRAM.sub("name=…", fault["text"]),
         },
-        lambda facts: facts.get("gpus", {}).get("kernel_faults", ()),
+        _faults,
     ),
     PartTable(
         "PCIe errors since the boot",

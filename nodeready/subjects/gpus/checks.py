@@ -403,7 +403,7 @@ SUBJECT = Subject(
         volatile="""
             detail aer
             kernel_faults.source kernel_faults.code kernel_faults.pci_address kernel_faults.text
-            kernel_faults.action
+            kernel_faults.action kernel_faults.first_s kernel_faults.last_s
             memory_used_mb processes performance_state idle throttle throttled temperature_c
             temperature_slowdown_c
             memory_temperature_c memory_temperature_max_c temperature_left_c

@@ -226,6 +226,8 @@ class KernelFault:
     text:   the first such line, at most 160 characters
     action: ``ISOLATE``, ``REBOOT``, ``RESET``, ``MONITOR`` or ``APPLICATION`` (not the node's)
     pci_address: of the device; None: the line names none
+    first_s, last_s: when the first and the last such line were written, seconds since the boot;
+            None: the log has no such stamps
     count: of such lines
     """
 
@@ -235,6 +237,8 @@ class KernelFault:
     text: str
     action: str
     count: int = 1
+    first_s: int | None = None
+    last_s: int | None = None
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,11 @@ function keep(key, text) {{
     if (!(key in count) || key ~ /: 154$/) first[key] = substr(text, 1, 300)
     count[key]++
     last[key] = NR
+    # Seconds since the boot. dmesg -T and --time-format iso have others.
+    if (time ~ /^(<[0-9]+>)?\[ *[0-9]+[.][0-9]+\]$/ && match(time, /[0-9]+[.]/)) {{
+        ended[key] = int(substr(time, RSTART, RLENGTH))
+        if (!(key in begun)) begun[key] = ended[key]
+    }}
 }}
 index($0, mark) == 1 {{ status = substr($0, length(mark) + 1); next }}
 NF {{
@@ -176,7 +181,8 @@ END {{
     for (device in ring) print "ring=" device " " ring[device]
     for (i = 1; i <= kinds; i++) {{
         key = name[i]
-        print "fault=" count[key] " " last[key] " " first[key]
+        span = (key in begun) ? "@" begun[key] "-" ended[key] : ""
+        print "fault=" count[key] " " last[key] span " " first[key]
     }}
     print "end=" from
     exit !(status == "0" && lines > 0 && begins + 0 <= {_COMPLETE_S})
@@ -215,17 +221,33 @@ SECTION = Section("kernel_log", _script, timeout_s=10, parallel=True, when=_WHEN
 
 
 @dataclass(frozen=True)
+class _Lines:
+    """The lines of one kind.
+
+    last:   number of the last line
+    text:   of the first line
+    first_s, last_s: their stamps, seconds since the boot; None: stamps of another form
+    """
+
+    count: int
+    last: int
+    text: str
+    first_s: int | None
+    last_s: int | None
+
+
+@dataclass(frozen=True)
 class _Scan:
     """One reading of the log.
 
-    faults:    (count, number of the last line, text) of each kind of line
+    faults:    the kinds of lines
     recovered: device -> the number of the last line about the device's recovery
     rings:     device -> the number of the last line about the recovery of the device or of a ring
     """
 
     source: str
     values: Mapping[str, str]
-    faults: tuple[tuple[int, int, str], ...]
+    faults: tuple[_Lines, ...]
     recovered: Mapping[str, int]
     rings: Mapping[str, int]
 
@@ -243,10 +265,16 @@ def _number(text: str | None) -> int:
     return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else 0
 
 
-def _counted(lines: list[str]) -> tuple[tuple[int, int, str], ...]:
-    """Count, number of the last line, and text in each ``COUNT LAST TEXT``."""
-    matches = (re.match(r"([0-9]{1,18}) ([0-9]{1,18}) (.*)", line, re.S) for line in lines)
-    return tuple((int(m[1]), int(m[2]), m[3]) for m in matches if m)
+def _counted(lines: list[str]) -> tuple[_Lines, ...]:
+    """The kind of lines of each ``COUNT LAST TEXT`` or ``COUNT LAST@SECONDS-SECONDS TEXT``."""
+    number = "[0-9]{1,18}"
+    pattern = re.compile(rf"({number}) ({number})(?:@({number})-({number}))? (.*)", re.S)
+    matches = (pattern.match(line) for line in lines)
+    return tuple(
+        _Lines(int(m[1]), int(m[2]), m[5], *(int(m[g]) if m[g] else None for g in (3, 4)))
+        for m in matches
+        if m
+    )
 
 
 def _blocks(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -331,8 +359,9 @@ def _source(text: str) -> str | None:
     return _address(message) or _address(port)
 
 
-def _fault(scan: _Scan, count: int, last: int, text: str) -> KernelFault | None:
+def _fault(scan: _Scan, lines: _Lines) -> KernelFault | None:
     """The fault of one kind of line; None where it was repaired, or is no fault."""
+    last, text = lines.last, lines.text
     address = _address(text)
     xid = re.match(r"NVRM: Xid \(([^)]*)\): ([0-9]{1,5})\b", text)
     reloaded = last < _number(scan.values.get("loaded"))
@@ -341,7 +370,7 @@ def _fault(scan: _Scan, count: int, last: int, text: str) -> KernelFault | None:
         action = action_of(code, text)
         # A new load of the driver repairs a fault, unless the fault needs a reboot or hands.
         over = not action or (reloaded and action not in (REBOOT, ISOLATE))
-        return None if over else KernelFault("xid", code, address, text[:_TEXT], action, count)
+        return None if over else _kernel_fault("xid", code, address, action, lines)
     rule = find_rule(text)
     if rule is None:
         return None
@@ -357,7 +386,16 @@ def _fault(scan: _Scan, count: int, last: int, text: str) -> KernelFault | None:
     if not action:
         return None
     sxid = sxid_code(text) if rule.source == "sxid" else None
-    return KernelFault(rule.source, sxid, address, text[:_TEXT], action, count)
+    return _kernel_fault(rule.source, sxid, address, action, lines)
+
+
+def _kernel_fault(
+    source: str, code: int | None, address: str | None, action: str, lines: _Lines
+) -> KernelFault:
+    text = lines.text[:_TEXT]
+    return KernelFault(
+        source, code, address, text, action, lines.count, lines.first_s, lines.last_s
+    )
 
 
 def parse(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
@@ -367,14 +405,18 @@ def parse(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
     if scan is None:
         return (), tool
     merged: dict[tuple[object, ...], KernelFault] = {}
-    for count, last, text in scan.faults:
-        fault = _fault(scan, count, last, text)
+    for lines in scan.faults:
+        fault = _fault(scan, lines)
         if fault is None:
             continue
-        rule = None if fault.code is not None else find_rule(text)
+        rule = None if fault.code is not None else find_rule(lines.text)
         key = (fault.source, fault.code, fault.pci_address, fault.action, rule)
         earlier = merged.get(key)
-        merged[key] = replace(earlier, count=earlier.count + count) if earlier else fault
+        if earlier:
+            count = earlier.count + fault.count
+            stamps = [stamp for stamp in (earlier.last_s, fault.last_s) if stamp is not None]
+            fault = replace(earlier, count=count, last_s=max(stamps, default=None))
+        merged[key] = fault
     return tuple(merged.values()), tool
 
 

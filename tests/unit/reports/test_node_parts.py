@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 from nodeready.audit.document import NodeReport
-from nodeready.reports.node_parts import PART_TABLES
+from nodeready.reports.node_parts import PART_TABLES, observed_facts
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.gpus.gpu import KernelFault
 from nodeready.subjects.snapshot import Snapshot
@@ -19,13 +19,14 @@ XID = "NVRM: Xid (PCI:0000:1b:00): 79, pid=4711, name=secret.py, GPU has fallen 
 def tables() -> dict[str, list[dict[str, str]]]:
     seen = replace(
         gpus.h100().observed(),
-        kernel_faults=(KernelFault("xid", 79, "0000:1b:00.0", XID, "REBOOT", 3),),
+        kernel_faults=(KernelFault("xid", 79, "0000:1b:00.0", XID, "REBOOT", 3, 3600, 7200),),
     )
     subjects = {
         "gpus": seen, "host": host.node(), "nics": nics.gpu_node(),
         "rdma": job_env.rdma("mlx5_0", "mlx5_1"), "ports": Unknown("timed out"),
     }  # fmt: skip
-    facts = NodeReport("gpu007", "fail", snapshot=Snapshot(subjects)).facts
+    node = NodeReport("gpu007", "fail", snapshot=Snapshot(subjects))
+    facts = observed_facts(node.facts, "2030-01-02T03:04:05Z")
     return {
         table.name: [dict(zip(table.columns, row, strict=True)) for row in table.rows(facts)]
         for table in PART_TABLES
@@ -34,14 +35,18 @@ def tables() -> dict[str, list[dict[str, str]]]:
 
 #: table -> the number of its rows, and a part of its first row
 FIRST_ROWS = {
-    "System": (1, {"up": "24 h", "kernel": "5.15.0-113-generic", "NVIDIA driver": "535.129.03"}),
+    "System": (1, {
+        "boot": "2030-01-01T03:04:05Z", "kernel": "5.15.0-113-generic",
+        "NVIDIA driver": "535.129.03",
+    }),
     "GPUs": (8, {"GPU": "0", "serial": "1650522003820", "VBIOS": "96.00.89.00.01"}),
     "State of the GPUs": (8, {
         "ECC uncorrectable": "0", "remap failed": "no", "PCIe": "5 x16",
         "links": "18 of 18 active",
     }),
     "Faults in the kernel's log since the boot": (1, {
-        "code": "79", "lines": "3", "asks for": "REBOOT",
+        "code": "79", "lines": "3", "first": "2030-01-01T04:04:05Z",
+        "last": "2030-01-01T05:04:05Z", "asks for": "REBOOT",
         "first line": XID.replace("secret.py", "…"),
     }),
     "PCIe errors since the boot": (0, {}),
@@ -66,5 +71,6 @@ def test_the_tables_have_nothing_of_the_site():
 
 
 def test_a_node_whose_subjects_were_not_observed_has_no_parts():
-    facts = NodeReport("a", "unknown", snapshot=Snapshot({"gpus": Unknown("x")})).facts
+    node = NodeReport("a", "unknown", snapshot=Snapshot({"gpus": Unknown("x")}))
+    facts = observed_facts(node.facts, "2030-01-02T03:04:05Z")
     assert not any(table.rows(facts) for table in PART_TABLES)

@@ -394,6 +394,24 @@ def test_the_worst_fault_decides(case):
     assert (ignored.status == "ok") == (status == "ok" or actual[:7] in ("Xid 63 ", "Xid 119"))
 
 
+XID = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    ("stamps", "seconds"),
+    [
+        (("[   99.000001]", "[  100.9]"), (99, 100)),
+        (("<4>[1234567.000001]", "<4>[12345678.500000]"), (1234567, 12345678)),
+        (("[Thu Nov 26 17:00:00 2026]", "[Thu Nov 26 18:00:00 2026]"), (None, None)),
+    ],
+)
+def test_a_fault_has_the_stamps_of_its_first_and_last_line(scan, stamps, seconds):
+    first, last = stamps
+    output = scan(f"{BOOT}{first} {XID}\n{last} {XID}\n{last} another line\n")
+    ((fault,), _) = kernel_log.parse(output)
+    assert (fault.first_s, fault.last_s, fault.count) == (*seconds, 2)
+
+
 FORGED = "0000:3b:00): 79, pid=1, GPU has fallen off the bus."
 FAULT = "segfault at 0 ip 000055d0 sp 00007ffd error 4 in"
 
