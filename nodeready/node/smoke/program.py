@@ -373,7 +373,9 @@ class _NodePart(_ProgramPart):
         )
         self.supervisor.at_end(node_engines.close)
         if node_engines.python_pid is not None:
-            versions = software.observe(node_engines.python_pid, os.geteuid())
+            libraries = (engine.library for engine in node_engines.engines)
+            nccl = next((text[5:] for text in libraries if text.startswith("NCCL ")), "")
+            versions = software.observe(node_engines.python_pid, os.geteuid(), nccl)
             driver = processes.contents("/sys/module/nvidia/version").strip()[:40]
             facts = replace(facts, **versions._replace(driver=driver)._asdict())
         return Hello(

@@ -30,14 +30,17 @@ class RankSoftware(NamedTuple):
     nccl_own: str = ""
 
 
-def observe(pid: int, uid: int) -> RankSoftware:
-    """The software of a process. Call this in a fork: a file system may never answer."""
+def observe(pid: int, uid: int, nccl: str | None = None) -> RankSoftware:
+    """The software of a process. Call this in a fork: a file system may never answer.
+
+    nccl: its version, if it is known; None: the library is searched for it, up to 64 MB
+    """
     with contextlib.suppress(OSError), with_rights(nccl_ras.rights(pid, uid)):
         maps = list(mapped_files(pid))
         nccl_path = next(filter(nccl_ras.LIBRARY.search, maps), "")
         environment = _loader_variables(processes.environment_bytes(pid) or b"")
         return RankSoftware(
-            nccl_ras.library([pid], uid),
+            nccl_ras.library([pid], uid) if nccl is None else nccl,
             torch_version(pid, uid, maps),
             next((match[1] for path in maps if (match := _DRIVER.search(path))), ""),
             nccl_path[:_MAX_PATH],
