@@ -205,7 +205,9 @@ def run_audit(
             document,
             screen,
             silent=screen.quiet and not failing,
-            options=Options(fail_on=fail_on, inventory=options.words(inventory)),
+            options=Options(
+                fail_on=fail_on, inventory=options.words(inventory), looks=keeper.looks
+            ),
         )
         nodes.remember_failed(failing)
 

@@ -130,6 +130,15 @@ class LookKeeper:
         except MemoryUnavailable:
             return ""
 
+    def looks(self) -> list[Look]:
+        """The kept looks of this command at its inventory, the oldest first."""
+        try:
+            looks = self._earlier.looks() if self._earlier else []
+        except MemoryUnavailable:
+            return []
+        own = self._command, self._inventory
+        return [look for look in reversed(looks) if (look.command, look.inventory) == own]
+
     def keep_audit(self, audit: Audit, code: int, workers: AuditWorkers | None) -> None:
         """Keep an audit. workers: that have judged it; None: it is one of recorded verdicts"""
         nodes = _recorded(audit.nodes) if workers is None else _judged(audit.nodes, workers)

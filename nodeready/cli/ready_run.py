@@ -211,6 +211,7 @@ def run_ready(
     outputs = read_outputs("ready", format, output)
     refuse_unwritable(hostfile_out, "--hostfile-out")
     screen = options.screen()
+    keeper = LookKeeper(screen, "ready", inventory or "")
     with ExitStack() as exit_stack:
         if inventory is None:
             if options.limit is not None:
@@ -232,7 +233,6 @@ def run_ready(
             )
             selection = _select_checks(targets.policies.values(), only, skip)
             targets = targets.chosen(selection)
-            keeper = LookKeeper(screen, "ready", inventory)
             # Of a subject that was probed, the memory has all results. Not each proof was made.
             probed = _select_checks(targets.policies.values(), None, skip).results
             checks = selection.results | {check for check in probed if check[:6] != "proof."}
@@ -270,7 +270,7 @@ def run_ready(
             complete=document.audit.complete,
         )
         silent = screen.quiet and document.enough and not document.no_go
-        shown = Options(inventory=options.words(inventory))
+        shown = Options(inventory=options.words(inventory), looks=keeper.looks)
         outputs.show(document, screen, silent=silent, options=shown)
         if hook is not None:
             hook.notify(document.audit, "ready", shown.inventory, screen)

@@ -14,6 +14,7 @@ from typing import Any
 from markupsafe import Markup
 
 from nodeready.audit.document import NODE_STATUSES, Audit, NodeReport, Ready
+from nodeready.reports import trend
 from nodeready.reports.findings import (
     AuditFinding,
     differing,
@@ -64,7 +65,7 @@ def page() -> HtmlPage:
         "audit_page",
         DENSE=_DENSE, FINDINGS=_FINDINGS, OUTLIERS=_OUTLIERS, VALUES=_VALUES, SET=_SET,
         WHOLE_SET=_WHOLE_SET, LETTERS=_LETTERS, names=node_set, meaning=_meaning,
-        majority=majority, by_value=lambda outlier: list(nodes_by_value(outlier)),
+        TREND=trend, majority=majority, by_value=lambda outlier: list(nodes_by_value(outlier)),
     )  # fmt: skip
 
 
@@ -218,6 +219,7 @@ def render(document: Audit | Ready, options: Options = PLAIN) -> Iterator[str]:
         counts={name: count for name, count in audit.summary["nodes"].items() if count},
         groups=groups,
         findings=rows,
+        trend=trend.trend(options.looks(), len(audit.nodes)),
         fix=lambda row: with_inventory(row.fix, options.inventory),
         data=_NodeData(audit, nodes, options.inventory).json(rows[:_FINDINGS]),
     )

@@ -7,11 +7,15 @@ needs only the modules of its formats.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nodeready.reports.lines import StyledLine
+
+if TYPE_CHECKING:
+    # A node has no memory.
+    from nodeready.memory.look import Look
 
 #: Lines of a table on a terminal of unknown height.
 SCREEN = 40
@@ -27,6 +31,7 @@ class Options:
     diff:    a deploy's table shows the differences of its files
     quiet:   a table leaves out what is ok
     inventory: the inventory of the run, as words of a shell, for the commands that repair
+    looks:   gives the kept looks at this inventory, the oldest first
     lines:   approximate maximum lines of a table on a terminal; 0: a pipe or a file, without limit
     """
 
@@ -37,6 +42,7 @@ class Options:
     quiet: bool = False
     lines: int = SCREEN
     inventory: str = "INVENTORY"
+    looks: Callable[[], Sequence[Look]] = tuple
 
 
 #: The options of a command line without any.

@@ -86,6 +86,14 @@ def test_an_audit_is_kept(run, memory):
         ]
 
 
+def test_a_page_has_the_trend_of_its_command_and_inventory(run):
+    nodes = {"gpu1": SOUND, "gpu2": SOUND}
+    run(nodes, "ready")
+    pages = [run(nodes, "audit", "--format", "html").out for _ in range(2)]
+    assert ["looks since" in page for page in pages] == [False, True]
+    assert "2 looks since" in pages[1]
+
+
 def test_the_memory_is_the_same_whichever_process_reads(run, monkeypatch, tmp_path):
     memories = []
     for count in (0, 3):

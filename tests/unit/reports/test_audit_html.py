@@ -7,28 +7,46 @@ import re
 
 import pytest
 
-from nodeready.audit.document import Audit, Ready
+from nodeready.audit.document import NODE_STATUSES, Audit, Ready
+from nodeready.memory.look import Look
 from nodeready.reports import audit_html
 from nodeready.reports.registry import Options
+from nodeready.reports.trend import trend
 from nodeready.text import sanitise
 from tests.builders import fleets
-from tests.builders.fleets import HOSTILE, outcomes
+from tests.builders.fleets import DIGEST, HOSTILE, outcomes
 from tests.html_elements import Page, assert_known
 
 AUDITS = {**outcomes(), "fleet": fleets.fleet(300)}
 TAGS = {
     "html", "head", "meta", "title", "style", "body", "main", "header", "section", "h1", "h2",
     "h3", "p", "b", "i", "ul", "li", "div", "span", "label", "input", "output", "details",
-    "summary", "table", "thead", "tbody", "tr", "th", "td", "dialog", "script",
+    "summary", "table", "thead", "tbody", "tr", "th", "td", "dialog", "script", "figure",
+    "figcaption", "svg", "path",
 }  # fmt: skip
 ATTRIBUTES = {
     "lang", "charset", "http-equiv", "content", "name", "class", "id", "role", "hidden", "for",
     "type", "autocomplete", "spellcheck", "placeholder", "scope", "aria-label", "data-status",
+    "viewbox", "preserveaspectratio", "d",
 }  # fmt: skip
 
 
+def look(number: int, complete: bool = True, results: int = 600, **nodes: int) -> Look:
+    counts = {**dict.fromkeys(NODE_STATUSES, 0), **nodes}
+    summary = {"nodes": counts, "results": {"ok": results}}
+    return Look(number, 3600.0 * number, "audit", "prod.py", DIGEST, complete, 0, summary)
+
+
+#: Some are no looks at the whole fleet: by --limit, interrupted, by --only.
+LOOKS = (
+    look(0, ok=12), look(1, fail=2, unreachable=1, ok=9), look(2, fail=2), look(3, False, fail=12),
+    look(3, results=12, ok=12), look(4, fail=1, warn=3, ok=8),
+)  # fmt: skip
+
+
 def render(document: Audit | Ready) -> str:
-    return "".join(audit_html.render(document, Options(inventory="prod.py")))
+    options = Options(inventory="prod.py", looks=lambda: LOOKS)
+    return "".join(audit_html.render(document, options))
 
 
 def data_of(page: Page) -> dict:
@@ -96,3 +114,31 @@ def test_a_hostile_text_is_a_text_in_the_page_and_in_its_data():
 def test_a_page_of_ready_says_whether_the_job_can_start(needed, verdict):
     page = Page(render(Ready(AUDITS["fail"], 60, needed)))
     assert page.texts["h1"] == page.texts["title"] == [verdict]
+
+
+def test_the_trend_has_the_complete_looks_at_the_fleet():
+    shown = trend(LOOKS, 12)
+    assert shown is not None
+    assert shown.sentence == (
+        "3 looks since 1970-01-01T00:00:00Z: at least 0 and at most 3 nodes failed or gave no "
+        "answer, 1 at last"
+    )
+    assert shown.rows == (
+        ("1970-01-01T04:00:00Z", "1", "0", "3"),
+        ("1970-01-01T01:00:00Z", "3", "0", "0"),
+        ("1970-01-01T00:00:00Z", "0", "0", "0"),
+    )
+    # 0 nodes of at most 4 until a quarter of the time, then 3, and 1 at the end.
+    assert shown.areas[0] == (
+        "fail", "M0 80.0L200 80.0L200 20.0L800 20.0L800 60.0L800 80.0L800 80.0L200 80.0L200 80.0"
+        "L0 80.0Z",
+    )  # fmt: skip
+    assert trend(LOOKS[:1], 12) is None
+    outage = trend((*LOOKS, look(5, results=0, unreachable=12)), 12)
+    assert outage is not None
+    assert outage.rows[0] == ("1970-01-01T05:00:00Z", "12", "0", "0")
+    many = [look(number, fail=number % 7, ok=12) for number in range(5000)]
+    longest = trend(many, 12)
+    assert longest is not None
+    assert max(len(path) for _, path in longest.areas) < 25_000
+    assert longest.last == "1970-07-28T07:00:00Z"

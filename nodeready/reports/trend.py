@@ -1,0 +1,105 @@
+"""The trend of a fleet: its nodes by status over the kept looks, as areas of a picture. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from nodeready.audit.document import FAILED, UNREACHABLE
+from nodeready.memory.look import Look
+from nodeready.text import counted, utc_moment
+
+#: The statuses of each area, from the bottom: their name is that of the first one.
+_AREAS = (("fail", UNREACHABLE, FAILED), ("unknown",), ("warn",))
+#: A look at a smaller share of the nodes, or with a smaller share of the results per node, is one
+#: at a part of the fleet (--limit, --only), whose counts are no trend.
+_SHARE = 0.5
+#: Maximum looks of the picture, which has some pixels for each, and of the table below it.
+_POINTS, _ROWS = 400, 50
+WIDTH, HEIGHT = 800, 80
+
+
+@dataclass(frozen=True)
+class Trend:
+    """The picture and its text.
+
+    sentence: what the picture shows
+    areas:    status -> the path of its area in SVG, in a box of WIDTH and HEIGHT
+    maximum:  the nodes at the top of the picture
+    first, last: moments of the first and the last look
+    rows:     moment and count per area, the newest looks first
+    """
+
+    sentence: str
+    areas: tuple[tuple[str, str], ...]
+    maximum: int
+    first: str
+    last: str
+    rows: tuple[tuple[str, ...], ...]
+
+
+HEADS = ("look", "fail or no answer", "unknown", "warn")
+
+
+def trend(looks: Sequence[Look], nodes: int) -> Trend | None:
+    """The trend of a fleet of this many nodes; None: fewer than two looks at it were kept."""
+    looks = [
+        look
+        for look in looks
+        if look.complete and sum(look.summary.get("nodes", {}).values()) >= max(1, nodes * _SHARE)
+    ]
+    maximum_results = max(map(_results_per_node, looks), default=0)
+    whole = [
+        (look.time_s, [sum(look.summary["nodes"][name] for name in area) for area in _AREAS])
+        for look in looks
+        if not _answered(look) or _results_per_node(look) >= maximum_results * _SHARE
+    ]
+    if len(whole) < 2:
+        return None
+    step = -(-len(whole) // _POINTS)
+    # The newest look is always a point.
+    points = whole[::-step][::-1]
+    maximum = max(1, *(sum(counts) for _, counts in points))
+    failing = [counts[0] for _, counts in whole]
+    sentence = (
+        f"{counted(len(whole), 'look')} since {utc_moment(whole[0][0])}: at least {min(failing)} "
+        f"and at most {max(failing)} nodes failed or gave no answer, {failing[-1]} at last"
+    )
+    return Trend(
+        sentence,
+        tuple(zip((area[0] for area in _AREAS), _paths(points, maximum))),
+        maximum,
+        utc_moment(points[0][0]),
+        utc_moment(points[-1][0]),
+        tuple(
+            (utc_moment(time_s), *map(str, counts)) for time_s, counts in whole[: -_ROWS - 1 : -1]
+        ),
+    )
+
+
+def _answered(look: Look) -> int:
+    counts = look.summary["nodes"]
+    return sum(counts.values()) - counts[UNREACHABLE] - counts[FAILED]
+
+
+def _results_per_node(look: Look) -> float:
+    return sum(look.summary["results"].values()) / max(1, _answered(look))
+
+
+def _paths(points: Sequence[tuple[float, Sequence[int]]], maximum: int) -> Iterator[str]:
+    """The path of each area, on top of the area before it. A count holds until the next look."""
+    first_s, last_s = points[0][0], points[-1][0]
+    xs = [round((time_s - first_s) / max(1.0, last_s - first_s) * WIDTH) for time_s, _ in points]
+    lower = [0] * len(points)
+    for area in range(len(_AREAS)):
+        upper = [low + counts[area] for low, (_, counts) in zip(lower, points)]
+        top, bottom = (
+            [
+                (x, round(HEIGHT - height / maximum * HEIGHT, 1))
+                for index, height in enumerate(heights)
+                for x in xs[index : index + 2]
+            ]
+            for heights in (upper, lower)
+        )
+        yield "M" + "L".join(f"{x} {y}" for x, y in (*top, *reversed(bottom))) + "Z"
+        lower = upper
