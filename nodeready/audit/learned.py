@@ -17,6 +17,7 @@ from nodeready.inventory.nodeset import fold
 from nodeready.policy.policy import PolicyError, check_settings, reason, setting_kind
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.registry import SUBJECTS
+from nodeready.subjects.result import Subject
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.text import sanitise
 
@@ -104,14 +105,7 @@ def majority(snapshots: Mapping[str, Snapshot]) -> list[LearnedSetting]:
     values_of: dict[str, dict[str, Any]] = {}
     for subject in SUBJECTS.values():
         for node, snapshot in snapshots.items():
-            observed = snapshot.subjects.get(subject.name)
-            if observed is None or isinstance(observed, Unknown):
-                continue
-            try:
-                settings = subject.learned(observed)
-            except Exception:  # noqa: BLE001 - a node's answer must never end the run
-                continue
-            for key, value in settings.items():
+            for key, value in _learned(subject, snapshot).items():
                 values_of.setdefault(key, {})[node] = value
     learned = []
     for key, values in values_of.items():
@@ -149,8 +143,29 @@ def _assigned(setting: LearnedSetting) -> list[str]:
     return [f"{setting.key} = {{", *rows, "}"]
 
 
-def _read(text: str) -> dict[str, Any]:
-    """The settings of a group_data file, as pyinfra reads them."""
+def settings_of(snapshot: Snapshot) -> dict[str, Any]:
+    """The settings that this node would pass."""
+    settings: dict[str, Any] = {}
+    for subject in SUBJECTS.values():
+        settings.update(_learned(subject, snapshot))
+    return settings
+
+
+def _learned(subject: Subject, snapshot: Snapshot) -> Mapping[str, Any]:
+    observed = snapshot.subjects.get(subject.name)
+    if observed is None or isinstance(observed, Unknown):
+        return {}
+    try:
+        return subject.learned(observed)
+    except Exception:  # noqa: BLE001 - a node's answer must never end the run
+        return {}
+
+
+def read_settings(text: str) -> dict[str, Any]:
+    """The settings of a group_data file of `learn`, without running it.
+
+    Raises ValueError for a value that is no literal, SyntaxError for a text that is no Python.
+    """
     return {
         ast.unparse(statement.targets[0]): ast.literal_eval(statement.value)
         for statement in ast.parse(text).body
@@ -175,5 +190,5 @@ def render(learned: Sequence[LearnedSetting], nodes: Sequence[str], when: str) -
             _assigned(setting) if setting.value is not None else [f"# {setting.key} is not set."]
         )
     text = "\n".join(lines) + "\n"
-    check_settings(_read(text), "learned")
+    check_settings(read_settings(text), "learned")
     return text

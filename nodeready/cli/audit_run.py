@@ -71,7 +71,7 @@ def audit_document(
     )
 
 
-def _look(
+def look_at_nodes(
     nodes: Targets,
     screen: Screen,
     selection: CheckSelection,
@@ -121,7 +121,7 @@ def _watch(
             time.sleep(every_s)
             writer = keeper.section_writer(checks)
             with AuditWorkers(nodes.policies, None, 0, writer) as workers:
-                audit = _look(nodes, quiet, selection, timeout_s, workers, keeper=keeper)
+                audit = look_at_nodes(nodes, quiet, selection, timeout_s, workers, keeper=keeper)
                 if not audit.complete:
                     return INTERRUPTED_CODE
                 before, findings = findings, findings_of(audit, findings)
@@ -197,7 +197,7 @@ def run_audit(
                     nodes.policies, outputs.write_facts, None, keeper.section_writer(checks)
                 )
             )
-            document = _look(nodes, screen, selection, timeout, workers, keeper=keeper)
+            document = look_at_nodes(nodes, screen, selection, timeout, workers, keeper=keeper)
         code = audit_code(document, fail_on)
         keeper.keep_audit(document, code, workers)
         failing = [node.name for node in document.nodes if node.status in FAILING]

@@ -135,9 +135,11 @@ def _different(before: Facts, after: Facts) -> tuple[Facts, Facts]:
 
 
 def _results(before: NodeLook, after: NodeLook) -> Iterator[Change]:
+    """The checks with another status; ok and na both mean that there is no finding."""
     for check, result in after.results.items():
-        earlier = before.results.get(check)
-        if earlier is not None and earlier.status != result.status:
+        earlier = before.results.get(check, result)
+        statuses = {earlier.status, result.status}
+        if len(statuses) == 2 and statuses != {"ok", "na"}:
             yield Change(RESULT, check, earlier.status, result.status, result.actual)
 
 

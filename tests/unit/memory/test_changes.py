@@ -79,6 +79,7 @@ ROWS = {
             Change("setting", "nics.interfaces[eth0].mtu", 9000, 1500),
         ],
     ),
+    "a check that applies now": (look(nics__errors="na"), look(nics__errors="ok"), []),
     "a check that was not made before": (look(), look(nics__mtu="fail"), []),
     "a replaced GPU": (
         look(),

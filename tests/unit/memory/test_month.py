@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
-from nodeready.memory.changes import changes
-from nodeready.memory.diff import NodeChanges, Side, compare
+from nodeready.memory.baselines import dated, looks_since, looks_since_good, since_changes
+from nodeready.memory.diff import Side, compare
 from nodeready.memory.look import Look
 from nodeready.memory.sections import NodeSections, SectionText, SectionWriter, digest
 from nodeready.memory.store import Memory
@@ -22,6 +22,7 @@ from nodeready.subjects.base import Output
 from nodeready.subjects.judging import judge
 from nodeready.subjects.registry import SUBJECTS, check_ids
 from nodeready.subjects.snapshot import Snapshot, shown_facts
+from nodeready.text import utc_moment
 from tests.builders import hostile
 from tests.builders.nics import table
 
@@ -176,10 +177,16 @@ def memory(tmp_path_factory):
         yield memory
 
 
+def compared(memory, looks, since_s, until_s):
+    document = compare(
+        since_changes(looks), Side("", ""), Side("", ""), only_before=(), only_after=()
+    )
+    return dated(document, memory, since_s, until_s)
+
+
 def diff(memory, since_s, until_s):
-    looks = zip(memory.nodes(NODES, since_s), memory.nodes(NODES, until_s), strict=True)
-    pairs = [NodeChanges.of(old, new, changes(old, new)) for old, new in looks]
-    return compare(pairs, Side("", ""), Side("", ""), only_before=(), only_after=())
+    looks = looks_since(memory, NODES, since_s, until_s)
+    return compared(memory, looks, since_s, until_s)
 
 
 def rows(document):
@@ -216,3 +223,37 @@ def test_the_cause_of_three_failing_nodes_comes_first(memory):
         ("nics.mtu", False, FAILING),
         ("host.versions[glibc]", False, NODES[::2]),
     ]
+
+
+def test_the_whole_month_names_the_day_of_each_change(memory):
+    document = diff(memory, moment(0), moment(DAYS))
+    days = {
+        (change.kind, change.key, change.nodes[-1]): change.since for change in document.changes
+    }
+    expected = {
+        (kind, key, name): day
+        for day, (name, _, changes) in EVENTS.items()
+        for kind, key, *_ in changes
+        # The counter is dated from its first growth.
+        if day != 21
+    }
+    assert {change: utc_moment(moment(day, 2)) for change, day in expected.items()} == {
+        change: since for change, since in days.items() if change in expected
+    }
+    others = {change: since for change, since in days.items() if change not in expected}
+    assert set(others.values()) == {utc_moment(moment(day, 2)) for day in (MOVE_DAY, CAUSE_DAY)}
+    assert len(others) == 4
+
+
+@pytest.mark.parametrize(
+    ("job_ends", "failing"), [({}, FAILING), ({"gpu030": moment(27)}, FAILING[1:])]
+)
+def test_nodes_are_compared_with_when_they_were_good(memory, job_ends, failing):
+    looks = looks_since_good(memory, NODES, moment(DAYS), job_ends)
+    document = compared(memory, looks, moment(0), moment(DAYS))
+    first, second = document.changes[:2]
+    assert (first.key, first.nodes, first.suspect) == (
+        "nics.interfaces[ib0].mtu", failing, True)  # fmt: skip
+    assert (second.key, second.nodes, second.suspect) == ("ptrace.live", ("gpu012",), True)
+    # The driver changed before any node failed.
+    assert "gpus.driver" not in {change.key for change in document.changes}

@@ -1,0 +1,137 @@
+"""`nodeready diff`: two files, an earlier look of the memory, a peer, a file of learn."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeready.cli import diff
+from nodeready.cli.options import Refused
+from tests.builders.hostile import recorded, shows
+from tests.fake import one_by_one
+from tests.unit.commands import AWAY, SOUND
+
+OTHER_MTU = shows(
+    {
+        name: text.replace("/sys/class/net/eth0/mtu:1500", "/sys/class/net/eth0/mtu:9000")
+        for name, text in recorded("h100").items()
+    }
+)
+MTU = ("setting", "nics.interfaces[eth0].mtu", 1500, 9000)
+
+
+@pytest.fixture
+def compared(run, monkeypatch, tmp_path):
+    """Runs `diff`; returns its exit code and its document."""
+
+    def go(nodes: dict[str, Any], *words: str) -> tuple[int, Any]:
+        def names(inventory, options):
+            chosen = options.limit.split(",") if options.limit else nodes
+            return None, [], dict.fromkeys(chosen)
+
+        monkeypatch.setattr(diff, "load_targets", names)
+        done = run(nodes, "diff", *words, "--format", "json")
+        return done.code, json.loads(done.out)
+
+    return go
+
+
+def rows(document):
+    return [
+        (change["kind"], change["key"], change["before"], change["after"], change["nodes"])
+        for change in document["changes"]
+    ]
+
+
+def test_the_nodes_now_and_an_earlier_look(run, compared):
+    nodes = {"gpu1": one_by_one(SOUND, SOUND, OTHER_MTU), "gpu2": SOUND, "off": AWAY}
+    run(nodes, "audit")
+    run(nodes, "audit")
+    code, document = compared(nodes, "--since", "1")
+    assert code == 4
+    assert rows(document) == [(*MTU, ["gpu1"])]
+    assert document["changes"][0]["since"] == document["after"]["time"]
+    assert document["unreachable"] == 1
+    # The look of the diff itself is the third one.
+    assert rows(compared(nodes, "--since", "1", "--until", "2")[1]) == []
+    assert rows(compared(nodes, "--since", "2", "--until", "3", "--exit-code")[1]) == [
+        (*MTU, ["gpu1"])
+    ]
+    assert compared(nodes, "--since", "2", "--until", "3", "--exit-code")[0] == 3
+
+
+def test_a_peer_and_most_of_a_group(compared):
+    nodes = {"gpu1": SOUND, "gpu2": OTHER_MTU, "gpu3": SOUND}
+    for words in (("--against", "gpu1"), ("--against", "gpu1,gpu2,gpu3")):
+        code, document = compared(nodes, *words)
+        assert (code, rows(document)) == (0, [(*MTU, ["gpu2"])])
+
+
+def test_a_file_of_learn(compared, tmp_path):
+    golden = tmp_path / "h100.py"
+    golden.write_text(
+        "gpu_driver = '570.1'\ngpu_vbios = ['96.00.89.00.01', '97']\ngpu_count = 8\n"
+    )
+    code, document = compared({"gpu1": SOUND}, "--against", str(golden))
+    assert (code, rows(document)) == (
+        0,
+        [("setting", "gpu_driver", "570.1", "535.129.03", ["gpu1"])],
+    )
+
+
+def test_two_files(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, answer in (("a.json", SOUND), ("b.json", OTHER_MTU)):
+        run({"gpu1": answer, "gpu2": SOUND}, "audit", "--format", "json", "-o", name)
+    whole = json.loads(Path("b.json").read_text())
+    Path("c.json").write_text(json.dumps(whole, indent=2))
+    for name in ("b.json", "c.json"):
+        document = diff._of_files("a.json", name)
+        assert [(c.kind, c.key, c.before, c.after, c.nodes) for c in document.changes] == [
+            (*MTU, ("gpu1",))
+        ]
+
+
+HEAD = '"schema":"nodeready.audit/1","started":"2030-01-02T03:04:05Z"'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no JSON"),
+        ("[]", "no document of audit"),
+        ('{"schema":"nodeready.stacks/1"}', "no document of audit"),
+        ("{" * 100_000, "no JSON"),
+        ("[" * 100_000, "deep"),
+        (f'{{{HEAD},"nodes":[{{"name":"a"}}]}}', "node a"),
+        (f'{{\n{HEAD},\n"nodes": [\n{{"name":"a",\n],\n"x":1}}', "no JSON"),
+        ('{"schema":"nodeready.audit/1","started":"\x1b[31m","nodes":[]}', "no JSON"),
+        ('{"schema":"nodeready.audit/1","started":"then","nodes":[]}', "started"),
+    ],
+)
+def test_a_file_that_is_no_audit_is_one_line(tmp_path, text, message):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(Refused, match=re.escape(str(path))) as refused:
+        diff._of_files(str(path), str(path))
+    assert message in str(refused.value.message)
+    assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "name two files"),
+        (("--since", "1", "--against", "gpu1"), "name two files"),
+        (("--since", "1"), "no look was kept yet"),
+        (("--against", __file__), "malformed node"),
+    ],
+)
+def test_a_mistake_is_refused_before_a_node_is_asked(run, monkeypatch, words, message):
+    monkeypatch.setattr(diff, "load_targets", lambda *given: (None, [], {"gpu1": None}))
+    with pytest.raises(Refused, match=message):
+        run({"gpu1": SOUND}, "diff", *words)
