@@ -6,6 +6,7 @@ follows from it is no change of its own.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from nodeready.audit.document import STOPPING
 from nodeready.memory.facts import is_unique, kind_of
 from nodeready.memory.look import NodeLook, Value
+from nodeready.memory.sections import FACTS_END
 from nodeready.memory.store import StoredFacts
 from nodeready.subjects.fact_kinds import COUNTER, HARDWARE, SETTING, VERSION
 
@@ -41,6 +43,8 @@ _COUNT_AT_BOOT = ("carrier_changes",)
 #: File systems' UUIDs, which differ on equal nodes.
 _UUID = re.compile(r"[0-9a-fA-F]{4,8}(-[0-9a-fA-F]{4,12}){1,4}")
 _MAX_ALSO = 4
+#: The ends of the keys with which parts, and renamed parts, are recognised.
+_IDENTIFYING = ("].serial", "].uuid", "].mac", "].node_guid", "].pci_address", "].kind")
 
 Facts = Mapping[str, Value]
 
@@ -121,17 +125,28 @@ def _different(before: Facts, after: Facts) -> tuple[Facts, Facts]:
     if before is after:
         return {}, {}
     if not (isinstance(before, StoredFacts) and isinstance(after, StoredFacts)):
-        return before, after
-    names = [
-        name
-        for name, number in after.contents.items()
-        if before.contents.get(name, number) != number
-    ]
-    old, new = (
-        {key: value for name in names for key, value in facts.section(name).items()}
-        for facts in (before, after)
-    )
+        return dict(before), dict(after)
+    old: dict[str, Value] = {}
+    new: dict[str, Value] = {}
+    for name, number in after.contents.items():
+        if before.contents.get(name, number) != number:
+            left, right = _different_lines(before.text(name), after.text(name))
+            # What a part is, or whether it is there, needs all facts.
+            if left.keys() != right.keys() or any(key.endswith(_IDENTIFYING) for key in left):
+                left, right = {**before.section(name)}, {**after.section(name)}
+            old |= left
+            new |= right
     return old, new
+
+
+def _different_lines(before: bytes, after: bytes) -> tuple[dict[str, Value], dict[str, Value]]:
+    """The facts that are not in both of two texts of `sections.facts_text`."""
+    old, new = ({*text[1:-1].split(FACTS_END)} for text in (before, after))
+    left, right = (
+        json.loads(b"{" + b",".join(filter(None, lines)) + b"}")
+        for lines in (old - new, new - old)
+    )
+    return left, right
 
 
 def _results(before: NodeLook, after: NodeLook) -> Iterator[Change]:
@@ -293,7 +308,7 @@ def _renames(before: Facts, after: Facts) -> dict[str, dict[str, str]]:
 def _renames_of(parts: str, before: Facts, after: Facts) -> dict[str, str]:
     _, (name,) = PARTS[parts]
     end = f"].{name}"
-    keys = [key for key in after if key.startswith(parts) and key.endswith((end, "].pci_address"))]
+    keys = [key for key in after if key.endswith((end, "].pci_address")) and key.startswith(parts)]
     if all(before.get(key) == after[key] for key in keys):
         return {}
     renamed: dict[str, str] = {}
@@ -313,7 +328,7 @@ def _names(
     """Identity -> the names of the parts that have it."""
     names: dict[tuple[Value, ...], list[str]] = {}
     for key, value in facts.items():
-        if not (key.startswith(parts) and key.endswith(end)) or _identity(facts, key) is None:
+        if not (key.endswith(end) and key.startswith(parts)) or _identity(facts, key) is None:
             continue
         element = key.rpartition(".")[0]
         identity = (value, facts.get(f"{element}.pci_address")) if with_slot else (value,)

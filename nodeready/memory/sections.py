@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from nodeready.memory.facts import compared_facts
+from nodeready.memory.look import Value
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.gpus.gpu import Gpus
 from nodeready.subjects.host.facts import Host
@@ -32,6 +33,8 @@ GATE = "gate"
 ENDED_BY_LOOK = (ERROR, GATE, "proof.results")
 FACTS, RESULTS, COUNTERS, PARTS = ".facts", ".results", ".counters", ".parts"
 
+#: Ends the line of a fact; a text in JSON has no such end.
+FACTS_END = b",\n"
 #: Maximum bytes of a section: the facts of a node with 8 GPUs have 20,000. The facts of a node
 #: that sends more are not kept, so that one node cannot fill the memory.
 MAX_BYTES = 256 << 10
@@ -70,6 +73,11 @@ def digest(text: bytes) -> bytes:
 
 def dump(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode("ascii")
+
+
+def facts_text(stable: Mapping[str, Value]) -> bytes:
+    """The facts of a subject, a line each: two texts differ in the lines of the changed facts."""
+    return json.dumps(stable, separators=(FACTS_END.decode(), ":")).encode("ascii")
 
 
 def node_sections(
@@ -135,7 +143,7 @@ def _subject_texts(
     texts = {f"{subject}{RESULTS}": results_text(results, checks)}
     if not isinstance(observation, Unknown):
         stable, totals = compared_facts(subject, plain(shown))
-        texts[f"{subject}{FACTS}"] = dump(stable)
+        texts[f"{subject}{FACTS}"] = facts_text(stable)
         if totals:
             start = len(subject) + 1
             named = {name[start:]: total for name, total in totals.items()}

@@ -45,6 +45,7 @@ else:
     except ImportError:
         # A Python that was built without it.
         sqlite3 = None
+from nodeready.subjects.result import Result
 
 #: "nrdy": the file is a memory (https://www.sqlite.org/pragma.html#pragma_application_id).
 APPLICATION_ID = 0x6E726479
@@ -111,18 +112,25 @@ def _text(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode()
 
 
+_Sections = tuple[tuple[str, int], ...]
+
+
 class StoredFacts(Mapping[str, Value]):
-    """The facts of a node, while the Memory is open: a section is read when it is needed.
+    """The facts of a node. A section is read from the file when a value of it is needed.
 
     contents: section -> a number: equal numbers, equal facts
     """
 
-    def __init__(self, contents: Mapping[str, int], load: Callable[[int], Any]) -> None:
-        self.contents, self._load = contents, load
+    def __init__(self, contents: Mapping[str, int], memory: Memory) -> None:
+        self.contents, self._memory = contents, memory
 
     def section(self, name: str) -> Mapping[str, Value]:
-        facts: Mapping[str, Value] = self._load(self.contents[name])
+        facts: Mapping[str, Value] = self._memory.load(self.contents[name])
         return facts
+
+    def text(self, name: str) -> bytes:
+        """The section as `sections.facts_text` made it."""
+        return self._memory.text(self.contents[name])
 
     def __getitem__(self, key: str) -> Value:
         try:
@@ -147,6 +155,7 @@ class Memory:
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path, self._connection = path, connection
         self._cache: dict[int, Any] = {}
+        self._made: dict[tuple[str, _Sections], dict[str, Any]] = {}
 
     @classmethod
     def open(cls, path: Path, *, make: bool = False) -> Memory:
@@ -184,6 +193,7 @@ class Memory:
                 self._connection.execute("COMMIT")
             except BaseException:
                 self._cache.clear()
+                self._made.clear()
                 # SQLite itself has rolled back after some errors, such as a full disk.
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
@@ -293,7 +303,7 @@ class Memory:
                 (node, section.name, content, look, number),
             )
             if section.name.endswith(PARTS):
-                _change_parts(connection, look, node, self._load(content))
+                _change_parts(connection, look, node, self.load(content))
 
     def trim(self, now_s: float, days: float, max_bytes: int) -> None:
         """Remove looks that are older than these days, and the oldest of a file that is larger.
@@ -541,54 +551,76 @@ class Memory:
                 node,
             )
         )
-        boot = self._load(contents.pop(BOOT)) if BOOT in contents else ""
+        boot = self.load(contents.pop(BOOT)) if BOOT in contents else ""
         times = json.loads(counted)
         taken = {
-            subject: (times[subject], self._load(content))
+            subject: (times[subject], self.load(content))
             for section, content in contents.items()
             if (subject := section[: -len(COUNTERS)]) in times
         }
         return dump({"boot_id": boot, "taken": taken}).decode()
 
-    def _load(self, content: int) -> Any:
+    def load(self, content: int) -> Any:
         """The data of a section's text."""
         if content not in self._cache:
             if len(self._cache) >= _MAX_CACHED:
                 self._cache.clear()
-            ((data,),) = self._rows("SELECT data FROM contents WHERE id=?", content)
+            text = self.text(content)
             with _named(self.path):
-                self._cache[content] = json.loads(zlib.decompress(data))
+                self._cache[content] = json.loads(text)
         return self._cache[content]
+
+    def text(self, content: int) -> bytes:
+        """The text of a section."""
+        ((data,),) = self._rows("SELECT data FROM contents WHERE id=?", content)
+        with _named(self.path):
+            return zlib.decompress(data)
 
     def _node_look(
         self, name: str, look: int, time_s: float, number: int, contents: Mapping[str, int]
     ) -> NodeLook:
         """The node with these sections."""
-        error, unreachable = self._load(contents[ERROR]) if ERROR in contents else ("", False)
-        counters = {
-            f"{section[: -len(COUNTERS)]}.{key}": value
-            for section, content in contents.items()
-            if section.endswith(COUNTERS)
-            for key, value in self._load(content).items()
-        }
-        results = {}
-        for section, content in sorted(contents.items(), key=lambda item: item[0] == GATE):
-            # The gate's own results are newer than those of the last audit.
-            if section.endswith(RESULTS) or section == GATE:
-                results.update(parse_results(self._load(content)))
-        facts = {name: number for name, number in contents.items() if name.endswith(FACTS)}
+        error, unreachable = self.load(contents[ERROR]) if ERROR in contents else ("", False)
+        results = [item for item in contents.items() if item[0].endswith(RESULTS)]
+        # The gate's own results are newer than those of the last audit.
+        results += [(GATE, contents[GATE])] if GATE in contents else []
+        counters = [item for item in contents.items() if item[0].endswith(COUNTERS)]
         return NodeLook(
             name,
             time_s,
-            self._load(contents[BOOT]) if BOOT in contents else "",
+            self.load(contents[BOOT]) if BOOT in contents else "",
             look,
             error,
-            StoredFacts(facts, self._load),
-            counters,
-            results,
+            StoredFacts({n: c for n, c in contents.items() if n.endswith(FACTS)}, self),
+            self._shared(tuple(counters), self._counters),
+            self._shared(tuple(results), self._results),
             unreachable,
             number,
         )
+
+    def _shared(
+        self, sections: _Sections, make: Callable[[_Sections], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """What this function makes of sections, made once for the nodes that share them."""
+        key = (make.__name__, sections)
+        if key not in self._made:
+            if len(self._made) >= _MAX_CACHED:
+                self._made.clear()
+            self._made[key] = make(sections)
+        return self._made[key]
+
+    def _counters(self, sections: _Sections) -> dict[str, int]:
+        return {
+            f"{section[: -len(COUNTERS)]}.{key}": value
+            for section, content in sections
+            for key, value in self.load(content).items()
+        }
+
+    def _results(self, sections: _Sections) -> dict[str, Result]:
+        results: dict[str, Result] = {}
+        for _, content in sections:
+            results.update(parse_results(self.load(content)))
+        return results
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
