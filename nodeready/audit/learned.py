@@ -162,15 +162,15 @@ def _learned(subject: Subject, snapshot: Snapshot) -> Mapping[str, Any]:
 
 
 def read_settings(text: str) -> dict[str, Any]:
-    """The settings of a group_data file of `learn`, without running it.
-
-    Raises ValueError for a value that is no literal, SyntaxError for a text that is no Python.
-    """
-    return {
-        ast.unparse(statement.targets[0]): ast.literal_eval(statement.value)
-        for statement in ast.parse(text).body
-        if isinstance(statement, ast.Assign)
-    }
+    """The settings of a group_data file of `learn`, without running it. Raises ValueError."""
+    try:
+        return {
+            ast.unparse(statement.targets[0]): ast.literal_eval(statement.value)
+            for statement in ast.parse(text).body
+            if isinstance(statement, ast.Assign)
+        }
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise ValueError(f"is no file of learn: {type(error).__name__}") from None
 
 
 def render(learned: Sequence[LearnedSetting], nodes: Sequence[str], when: str) -> str:

@@ -197,7 +197,7 @@ def _against_settings(nodes: _Nodes, path: Path) -> Diff:
 
     try:
         settings = read_settings(path.read_text())
-    except (OSError, ValueError, SyntaxError) as error:
+    except (OSError, ValueError) as error:
         raise Refused(f"--against {path}: {error}") from None
     started = utc_now()
     targets = nodes.targets(nodes.options.limit)

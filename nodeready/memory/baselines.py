@@ -63,7 +63,7 @@ def _last_good(memory: Memory, name: str, until_s: float, job_end_s: float) -> N
 
 
 def since_changes(pairs: Iterable[_Pair]) -> Iterator[NodeChanges]:
-    """The changes of each node from one look to the other, of the nodes that have both."""
+    """The changes of each node between its two looks, of the nodes that have both."""
     for before, after in pairs:
         if before is not None:
             yield NodeChanges.of(before, after, changes(before, after))
@@ -83,13 +83,13 @@ def setting_differences(
     A setting of several values allows each of them. A setting that is only in one is no
     difference: a person chooses what the file has.
     """
-    wanted, values = _flat(model), _flat(settings)
-    found = [
-        Change(SETTING, key, _shown(wanted[key]), _shown(value))
+    allowed, values = _flat(model), _flat(settings)
+    every = [
+        Change(SETTING, key, _shown(allowed[key]), _shown(value))
         for key, value in values.items()
-        if key in wanted and not _allows(wanted[key], value)
+        if key in allowed and not _allows(allowed[key], value)
     ]
-    return NodeChanges(node, tuple(found), False, False)
+    return NodeChanges(node, tuple(every), False, False)
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,10 +105,10 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _allows(wanted: Any, value: Any) -> bool:
-    if isinstance(wanted, (list, tuple)):
-        return {*wanted} >= ({*value} if isinstance(value, (list, tuple)) else {value})
-    return bool(wanted == value)
+def _allows(allowed: Any, value: Any) -> bool:
+    if isinstance(allowed, (list, tuple)):
+        return {*allowed} >= ({*value} if isinstance(value, (list, tuple)) else {value})
+    return bool(allowed == value)
 
 
 def _shown(value: Any) -> Value:
@@ -161,8 +161,8 @@ def dated(diff: Diff, memory: Memory, since_s: float, until_s: float) -> Diff:
             if name not in times and len(times) < _MAX_DATED:
                 times[name] = _times(memory, name, since_s, until_s)
             moments += [times.get(name, {}).get((change.kind, key)) for key in _keys(change)]
-        known = [moment for moment in moments if moment is not None]
-        since = utc_moment(min(known)) if known else ""
+        times_s = [moment for moment in moments if moment is not None]
+        since = utc_moment(min(times_s)) if times_s else ""
         dated_changes.append(replace(change, since=since))
     return replace(diff, changes=tuple(dated_changes))
 

@@ -1,7 +1,7 @@
 """The changes of one node between two looks, or its differences from a peer. Pure.
 
-A part that was replaced, an interface that was renamed, and a reboot are one change each: what
-follows from it is no change of its own.
+A part that was replaced, an interface that was renamed, and a reboot are one change each, with
+everything that follows from it.
 """
 
 from __future__ import annotations
@@ -130,23 +130,22 @@ def _different(before: Facts, after: Facts) -> tuple[Facts, Facts]:
     new: dict[str, Value] = {}
     for name, number in after.contents.items():
         if before.contents.get(name, number) != number:
-            left, right = _different_lines(before.text(name), after.text(name))
+            lines = _different_lines(before.text(name), after.text(name))
             # What a part is, or whether it is there, needs all facts.
-            if left.keys() != right.keys() or any(key.endswith(_IDENTIFYING) for key in left):
-                left, right = {**before.section(name)}, {**after.section(name)}
-            old |= left
-            new |= right
+            if lines[0].keys() != lines[1].keys() or any(
+                k.endswith(_IDENTIFYING) for k in lines[0]
+            ):
+                lines = before.section(name), after.section(name)
+            old.update(lines[0])
+            new.update(lines[1])
     return old, new
 
 
-def _different_lines(before: bytes, after: bytes) -> tuple[dict[str, Value], dict[str, Value]]:
+def _different_lines(before: bytes, after: bytes) -> tuple[Facts, Facts]:
     """The facts that are not in both of two texts of `sections.facts_text`."""
     old, new = ({*text[1:-1].split(FACTS_END)} for text in (before, after))
-    left, right = (
-        json.loads(b"{" + b",".join(filter(None, lines)) + b"}")
-        for lines in (old - new, new - old)
-    )
-    return left, right
+    texts = (b"{" + b",".join(filter(None, lines)) + b"}" for lines in (old - new, new - old))
+    return json.loads(next(texts)), json.loads(next(texts))
 
 
 def _results(before: NodeLook, after: NodeLook) -> Iterator[Change]:

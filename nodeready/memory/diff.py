@@ -188,12 +188,12 @@ def _moves_folded(pairs: _Pairs) -> list[tuple[tuple[str, ...], Change]]:
             parts.append((node, change))
         else:
             rows.append(((node,), change))
-    left = _unique_places(parts, [change.before for _, change in parts])
+    gone = _unique_places(parts, [change.before for _, change in parts])
     came = _unique_places(parts, [change.after for _, change in parts])
-    moved = left.keys() & came.keys()
-    for identity in left:
+    moved = gone.keys() & came.keys()
+    for identity in gone:
         if identity in moved:
-            (old_node, old), (new_node, new) = left[identity], came[identity]
+            (old_node, old), (new_node, new) = gone[identity], came[identity]
             note = f"{identity} moved"
             nodes = tuple(dict.fromkeys((old_node, new_node)))
             place = f"{new_node} {new.key}"
@@ -257,10 +257,10 @@ def _elements_folded(changes: Iterable[FleetChange]) -> list[FleetChange]:
     groups: dict[object, list[tuple[str, FleetChange]]] = {}
     for change in changes:
         head, bracket, tail = change.key.partition("[")
-        name, _, rest = tail.partition("]")
+        name, _, inner = tail.partition("]")
         key: object = id(change)
-        if bracket and rest and not change.part:
-            key = (change.kind, head, rest, type(change.before), change.before, change.after)
+        if bracket and inner and not change.part:
+            key = (change.kind, head, inner, type(change.before), change.before, change.after)
             key = (key, change.note, change.nodes)
         groups.setdefault(key, []).append((name, change))
     folded = []

@@ -14,7 +14,7 @@ from nodeready.subjects.result import STATUSES, Result
 
 #: Bytes of a file; 30,000 nodes have some 1 GB.
 _MAX_FILE = 2 << 30
-#: Bytes of memory for a document whose nodes have no lines of their own; a node has its own bound.
+#: Bytes of memory for a document without a line for each node; a node has another bound.
 _MAX_WHOLE = 1 << 30
 _SCHEMA = re.compile(r"nodeready\.(audit|ready)/1\Z")
 #: A node in the layout in which the reports write JSON, and the rows around the nodes.

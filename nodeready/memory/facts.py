@@ -79,16 +79,16 @@ class _Place:
         self.kind = kinds.kind(path)
         names = kinds.elements.get(path)
         self.identity = None if names is None else names.split()
-        self._below: dict[str, _Place] = {}
+        self._inner: dict[str, _Place] = {}
 
-    def below(self, name: str) -> _Place:
-        place = self._below.get(name)
+    def inner(self, name: str) -> _Place:
+        place = self._inner.get(name)
         if place is None:
             path = f"{self._path}.{name}" if self._path else name
             place = _Place(self._kinds, path)
             # A node can choose the names of a mapping.
-            if len(self._below) < _MAX_NAMES:
-                self._below[name] = place
+            if len(self._inner) < _MAX_NAMES:
+                self._inner[name] = place
         return place
 
 
@@ -111,7 +111,7 @@ class _Walk:
         for name, value in data.items():
             if value is None or value == "":
                 continue
-            inner = place.below(name)
+            inner = place.inner(name)
             if inner.kind == VOLATILE:
                 continue
             inner_key = f"{key}.{_bounded(name, _LONGEST_NAME)}"
@@ -173,7 +173,7 @@ def _text(place: _Place, value: Any) -> str:
         shown = {
             name: _text(inner, member)
             for name, member in value.items()
-            if member not in (None, "") and (inner := place.below(name)).kind != VOLATILE
+            if member not in (None, "") and (inner := place.inner(name)).kind != VOLATILE
         }
         if len(shown) == 1:
             return next(iter(shown.values()))

@@ -17,7 +17,7 @@ _MAX_LINES = 100_000
 def last_job_ends(
     nodes: Collection[str], since_s: float, environ: Mapping[str, str] = os.environ
 ) -> tuple[dict[str, float], str]:
-    """Node -> the end of its last completed job, in seconds since 1970; and why there is none."""
+    """Node -> the end of its last completed job, in seconds since 1970; and what failed, or ""."""
     # Imported only here, because they import pyinfra, which is slow.
     from pyinfra.api.exceptions import InventoryError
 

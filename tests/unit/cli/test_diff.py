@@ -128,7 +128,7 @@ def test_a_file_that_is_no_audit_is_one_line(tmp_path, text, message):
         ((), "name two files"),
         (("--since", "1", "--against", "gpu1"), "name two files"),
         (("--since", "1"), "no look was kept yet"),
-        (("--against", __file__), "malformed node"),
+        (("--against", __file__), "is no file of learn"),
     ],
 )
 def test_a_mistake_is_refused_before_a_node_is_asked(run, monkeypatch, words, message):

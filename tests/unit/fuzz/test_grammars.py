@@ -15,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyinfra.api.exceptions import InventoryError
 
+from nodeready.audit.learned import read_settings
 from nodeready.healthcheck import drain, gate, here
 from nodeready.inventory import hostfile, nodeset, slurm
 from nodeready.memory import documents
+from nodeready.memory.job_ends import parse_ends
 from nodeready.node import failure_events, log_variables, mount_table
 from nodeready.node.cores import core_pattern
 from nodeready.node.stacks import py_spy
@@ -209,6 +211,8 @@ PARSERS: dict[str, Any] = {
     ),
     "a watchdog's lines": (lambda text: watchdog.reports(text.splitlines()),),
     "NCCL's lines": (lambda text: nccl_log.read_log(text.splitlines()),),
+    "the ends of jobs": (parse_ends,),
+    "a file of learn": (read_settings, ValueError),
     "an audit's file": (read_audit, documents.DocumentError),
     "a dead job's lines": (lambda text: failure_events.read_lines(text.splitlines(), 2026),),
     "a batch script": (log_variables.script_variables,),
@@ -352,7 +356,7 @@ ELSEWHERE = {
     "tests/unit/node": "node/cores/core_file.py:parse node/smoke/orders.py:read",
     "a file of /proc": "node/cores/gcore.py:_read node/proofs/mesh.py:_read "
     "node/witnesses/nccl_ras.py:_read node/stacks/processes.py:_read",
-    "a path of ours": "audit/learned.py:_read healthcheck/here.py:_read healthcheck/gate.py:read",
+    "a path of ours": "healthcheck/here.py:_read healthcheck/gate.py:read",
     "a text of ours or of the user": "inventory/labs.py:read inventory/imports/goss.py:read "
     "inventory/imports/nhc.py:read node/cores/core_pattern.py:expand "
     "subjects/own_files.py:_parse_own_files transport/ssh_config.py:expand "
