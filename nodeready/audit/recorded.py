@@ -73,9 +73,7 @@ def verdict_record(host: str, verdict: NodeVerdict) -> HostRecord:
     if not verdict.version:
         return HostRecord(host, problem="an older nodeready wrote its verdict: deploy the gate")
     # `ok` and `na` return one object for equal results, which most nodes have.
-    listed = (
-        Result(**{**row, "actions": tuple(row.get("actions", ()))}) for row in verdict.results
-    )
+    listed = map(Result.of, verdict.results)
     results = (*listed, *map(ok, verdict.ok), *(na(check, "") for check in verdict.na))
     if verdict.go is any(result.status in STOPPING for result in results):
         return HostRecord(host, problem="its verdict contradicts its results")
@@ -215,7 +213,7 @@ def reports(
             ages.append(max(0.0, age))
             results = _results(record, policy, digests[policy], question, hidden, today=today)
             counts = record.counts if question.everything else ()
-        report = NodeReport.of(name, results, groups=groups(name))
+        report = NodeReport.of(name, map(_rated, results), groups=groups(name))
         shown = None if age is None or not math.isfinite(age) else round(age, 1)
         nodes.append(replace(report, age_s=shown, counts=counts))
     recorded = Recorded(
@@ -260,6 +258,17 @@ def _distrust(
         return None
     owner_word = NODEREADY if "deploy" in fix else ADMIN
     return Result(VERDICT, "unknown", "", reason, "", fix, owner_word)
+
+
+_PAGES = {
+    page.id: page for subject in SUBJECTS.values() for page in (*subject.checks, subject.observed)
+}
+
+
+def _rated(result: Result) -> Result:
+    """The result with its severity, which metrics and older verdicts have not."""
+    page = _PAGES.get(result.check)
+    return result if result.severity or page is None else page.rated(result)
 
 
 def _hidden_checks(question: RecordedQuestion) -> set[str]:

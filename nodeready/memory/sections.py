@@ -109,11 +109,10 @@ def results_text(results: Iterable[Result], checks: Collection[str]) -> bytes:
 
 def parse_results(data: Mapping[str, Any]) -> dict[str, Result]:
     """The results of a section's JSON. A field that this version does not know is left out."""
-    known = Result.__dataclass_fields__
     return {
         check: Result(check, value)
         if isinstance(value, str)
-        else Result(check, **{key: text for key, text in value.items() if key in known})
+        else Result.of({"check": check, **value})
         for check, value in data.items()
         if (value if isinstance(value, str) else value["status"]) in STATUSES
     }

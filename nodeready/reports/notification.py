@@ -11,6 +11,7 @@ from nodeready.reports.findings import AuditFinding, errors, findings
 from nodeready.reports.json_report import render
 from nodeready.reports.lines import grouped, node_set, with_inventory
 from nodeready.subjects.json_types import Count, Moment, Name, Positive
+from nodeready.subjects.severity import SEVERITIES
 from nodeready.text import sanitise
 
 #: Maximum bytes of a body: chat servers and alert routers refuse larger ones.
@@ -20,6 +21,7 @@ _NODES, _TEXT, _SENTENCE = 600, 400, 500
 #: Statuses of a node for which nobody acts are one status here.
 _GOOD = ("ok", "na", "waived")
 _OK = "ok"
+_SEVERITIES = (*SEVERITIES, "")
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,13 @@ class StatusChange:
 class NotifiedFinding:
     """A finding on the nodes whose status has changed.
 
-    status: of the result, or of nodes that could not be probed
-    check:  its id; empty for nodes that could not be probed
-    nodes:  the folded node set; a long one ends with the count
-    count:  the number of these nodes
-    text:   the actual value, the expected value, the source
-    fix:    the repair
+    status:   of the result, or of nodes that could not be probed
+    check:    its id; empty for nodes that could not be probed
+    nodes:    the folded node set; a long one ends with the count
+    count:    the number of these nodes
+    text:     the actual value, the expected value, the source
+    fix:      the repair
+    severity: what it costs a job; empty for nodes that could not be probed
     """
 
     status: Annotated[str, {"enum": NODE_STATUSES}]
@@ -56,6 +59,7 @@ class NotifiedFinding:
     count: Positive
     text: str
     fix: str
+    severity: Annotated[str, {"enum": _SEVERITIES}] = ""
 
 
 @dataclass(frozen=True)
@@ -146,4 +150,4 @@ def _finding(row: AuditFinding, inventory: str) -> NotifiedFinding:
     names = node_set(row.names, _NODES)
     text = sanitise(row.text or row.example, _TEXT)
     fix = sanitise(with_inventory(row.fix, inventory), _TEXT)
-    return NotifiedFinding(row.status, row.title, names, len(row.names), text, fix)
+    return NotifiedFinding(row.status, row.title, names, len(row.names), text, fix, row.severity)

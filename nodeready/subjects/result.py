@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -62,6 +62,13 @@ class Result:
     owner: Annotated[str, {"enum": (NODEREADY, ADMIN, "")}] = ""
     severity: Annotated[str, {"enum": tuple(SEVERITIES)}] = ""
     actions: tuple[Annotated[str, {"enum": tuple(ACTIONS)}], ...] = ()
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Result:
+        """The result in JSON; a key that this version does not know is left out."""
+        names = {field.name for field in fields(cls)}
+        values: dict[str, Any] = {name: row[name] for name in names if name in row}
+        return cls(**{**values, "actions": tuple(values.get("actions", ()))})
 
     @property
     def bad(self) -> bool:

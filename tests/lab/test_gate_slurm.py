@@ -101,7 +101,7 @@ def repaired(node: LabNode) -> None:
 
 
 def is_drained(node: LabNode) -> bool:
-    return reason(node).startswith("nodeready: ptrace.scope: ")
+    return reason(node).startswith("nodeready: hides cause, deploy: ptrace.scope: ")
 
 
 def test_a_node_that_fails_is_drained_before_the_job_lands_and_comes_back(good):
@@ -116,7 +116,8 @@ def test_a_node_that_fails_is_drained_before_the_job_lands_and_comes_back(good):
     wait_for(lambda: reason(good))
     assert is_drained(good)
     assert good.run(f"cat /tmp/job-{number}.out", check=False).stdout.count("landed") == 0
-    assert "prolog: nodeready: no-go: ptrace.scope" in good.run("cat /run/logged").stdout
+    line = "prolog: nodeready: no-go: hides cause, deploy: ptrace.scope"
+    assert line in good.run("cat /run/logged").stdout
     slurm(good.lab, "scancel", number)
     # It stays so until it is repaired.
     healthcheck(good)

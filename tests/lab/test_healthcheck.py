@@ -106,7 +106,7 @@ def test_the_prolog_answers_from_the_record(fresh_node, put):
     assert done.returncode == 3
     kept = gate.parse(fresh_node.read(gate.PATH).encode())
     assert not kept.go
-    assert done.stdout == f"nodeready: no-go: {'; '.join(kept.reasons)}\n"
+    assert done.stdout == f"nodeready: no-go: {'; '.join(kept.costed_reasons)}\n"
     series = fresh_node.read(TEXTFILE)
     for reason in kept.reasons:
         assert f'check="{reason.partition(":")[0]}",status="fail"' in series

@@ -37,7 +37,7 @@ from nodeready.policy.waivers import Waiver
 from nodeready.reports.prometheus import prometheus
 from nodeready.reports.schema import schema
 from nodeready.subjects.gate.files import node_policy
-from nodeready.subjects.registry import select
+from nodeready.subjects.registry import page, select
 from nodeready.subjects.result import Result, fail, na, ok, unknown, warn
 from nodeready.subjects.ssh_client.known_hosts import Endpoint, Names
 from tests.builders.fleets import HOSTILE, outcomes
@@ -255,7 +255,8 @@ def test_only_a_young_verdict_is_believed():
 def test_another_policy_or_version_fails_beside_the_results():
     other = replace(verdict(), policy_digest="0123456789abcdef", version="0.0.9")
     _, results = judged_verdict(other)
-    assert results["ptrace.scope"] == SCOPE
+    # An older nodeready wrote it: the severity is this one's.
+    assert results["ptrace.scope"] == page("ptrace.scope").rated(SCOPE)
     assert results["gate.policy"].actual == "judged by policy 0123456789abcdef"
     assert results["gate.bundle"].actual == "judged by nodeready 0.0.9"
     assert (results["gate.policy"].status, results["gate.policy"].owner) == ("fail", "nodeready")
@@ -309,7 +310,14 @@ def series(age_s: int = 30, **more: str) -> list[dict[str, Any]]:
         sample("nodeready_audit_complete", 1, **target),
         sample("nodeready_audit_info", 1, policy_digest=DIGEST, **target),
         sample("nodeready_build_info", 1, version=__version__, **target),
-        sample("nodeready_check_status", 1, check="ptrace.scope", status="fail", **known),
+        sample(
+            "nodeready_check_status",
+            1,
+            check="ptrace.scope",
+            status="fail",
+            severity="hides_cause",
+            **known,
+        ),
         *(
             sample("nodeready_node_results", n, status=entry, **known)
             for entry, n in counts.items()
