@@ -206,7 +206,10 @@ def run_audit(
             screen,
             silent=screen.quiet and not failing,
             options=Options(
-                fail_on=fail_on, inventory=options.words(inventory), looks=keeper.looks
+                fail_on=fail_on,
+                inventory=options.words(inventory),
+                looks=keeper.looks,
+                history=keeper.history,
             ),
         )
         nodes.remember_failed(failing)

@@ -15,6 +15,7 @@ from nodeready.audit.recorded import VERDICT
 from nodeready.cli.config_file import memory_settings
 from nodeready.cli.options import Refused
 from nodeready.cli.screen import Screen
+from nodeready.memory.history import HistoryEntry, read_parts_history
 from nodeready.memory.look import Event, Look
 from nodeready.memory.sections import (
     ERROR,
@@ -138,6 +139,13 @@ class LookKeeper:
             return []
         own = self._command, self._inventory
         return [look for look in reversed(looks) if (look.command, look.inventory) == own]
+
+    def history(self, node: str) -> list[HistoryEntry]:
+        """The kept history of a node and of its parts, the newest first."""
+        try:
+            return read_parts_history(self._earlier, node) if self._earlier else []
+        except MemoryUnavailable:
+            return []
 
     def keep_audit(self, audit: Audit, code: int, workers: AuditWorkers | None) -> None:
         """Keep an audit. workers: that have judged it; None: it is one of recorded verdicts"""

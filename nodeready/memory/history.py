@@ -133,6 +133,20 @@ def read_history(memory: Memory, name: str, since_s: float = 0.0) -> History | N
     )
 
 
+def read_parts_history(memory: Memory, name: str) -> list[HistoryEntry]:
+    """The entries of a node, without jobs, and of the parts that are in it, the newest first.
+
+    Raises MemoryUnavailable.
+    """
+    life, seen = [*memory.life(name)], memory.last_seen(name)
+    entries = node_entries(life, *seen, memory.events(name)) if seen else []
+    for part in memory.parts_of(name):
+        if part.is_there:
+            spans = memory.parts(part.serial or part.uuid)
+            entries += part_entries(spans, memory.events(serial=part.serial))
+    return _sorted(dict.fromkeys(entries))
+
+
 def _about(span: PartSpan) -> str:
     """``GPU GPU-5269b708 in gpu004 at 0000:1b:00.0``."""
     words = "GPU" if span.kind == "gpu" else "RDMA adapter"

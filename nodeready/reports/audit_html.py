@@ -24,7 +24,7 @@ from nodeready.reports.findings import (
     nodes_by_value,
 )
 from nodeready.reports.html_page import HtmlPage
-from nodeready.reports.lines import node_set, with_inventory
+from nodeready.reports.lines import cost_text, fix_text, node_set, with_inventory
 from nodeready.reports.node_parts import PART_TABLES, observed_facts
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.subjects.registry import SUBJECTS
@@ -42,8 +42,6 @@ _FINDINGS, _OUTLIERS, _VALUES = 500, 200, 20
 _DENSE = 2000
 #: Maximum characters of a node set in a row, of a whole one, and of a text in the data.
 _SET, _WHOLE_SET, _TEXT = 60, 20_000, 1000
-#: The fields of a Result in the data, in this order; fields that page.js names.
-_RESULT = ("status", "check", "actual", "expected", "source", "fix")
 
 
 def _group(node: NodeReport) -> str:
@@ -128,6 +126,14 @@ class _NodeData:
             ],
         ]
 
+    def _result(self, result: Result) -> tuple[str, ...]:
+        """The texts of a result, in the order of the columns of page.js."""
+        return (
+            *(result.status, result.check, cost_text(result.severity, result.status)),
+            *(result.actual, result.expected, result.source),
+            with_inventory(fix_text(result), self._inventory),
+        )
+
     def json(self, rows: Sequence[AuditFinding]) -> Iterator[Markup]:
         """The data in pieces, with the nodes of these findings.
 
@@ -137,13 +143,7 @@ class _NodeData:
         yield Markup('{"nodes":[')
         for index, node in enumerate(self._nodes):
             yield _safe_json(self._node(node), ",\n" if index else "\n")
-        results = [
-            [
-                self._text(with_inventory(getattr(result, name), self._inventory))
-                for name in _RESULT
-            ]
-            for result in self._results
-        ]
+        results = [[*map(self._text, self._result(result))] for result in self._results]
         for name, value in (
             ("findings", [_runs(place[name] for name in row.names) for row in rows]),
             ("results", results),

@@ -6,23 +6,31 @@ The page has what `node_parts` has, and the findings about these parts: it can l
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 
 from nodeready import __version__
 from nodeready.audit.document import Audit, NodeReport
+from nodeready.memory.changes import REBOOT, RESULT
+from nodeready.memory.history import PART, HistoryEntry
 from nodeready.reports.html_page import HtmlPage
-from nodeready.reports.lines import node_set
+from nodeready.reports.lines import fix_text, node_set
 from nodeready.reports.node_parts import PART_TABLES, observed_facts
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.subjects.result import STATUSES, Result
+from nodeready.subjects.fact_kinds import COUNTER, HARDWARE, VERSION
+from nodeready.subjects.result import Result
 
 #: The subjects of parts that have a vendor.
 _SUBJECTS = ("gpus", "rdma", "nics")
-#: Maximum nodes of a page.
-_NODES = 64
-_ADDRESS = re.compile(r"(?<![\w.])\d{1,3}(\.\d{1,3}){3}(?![\w.]\w)")
+_PARTS = tuple(f"{subject}." for subject in _SUBJECTS)
+#: The kinds of entries of a history that are shown whatever they are about: none names a user, a
+#: job or a setting of the site.
+_KINDS = (HARDWARE, VERSION, REBOOT, PART)
+#: Maximum nodes of a page, and entries of a node's history.
+_NODES, _ENTRIES = 64, 200
+_ADDRESS = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\d|\.\d)")
 
 
 @dataclass(frozen=True)
@@ -31,18 +39,32 @@ class _NodeEvidence:
 
     hidden: number of findings that are not about a part
     tables: heading, columns and rows; a column without a value is left out
+    history: moment, kind and text of each change of a part or of software, the newest first
     """
 
     node: NodeReport
     findings: tuple[Result, ...]
     hidden: int
     tables: tuple[tuple[str, list[str], list[list[str]]], ...]
+    history: tuple[tuple[str, str, str], ...]
 
 
-def _evidence(node: NodeReport, moment: str) -> _NodeEvidence:
+def _history(entries: Iterable[HistoryEntry]) -> Iterator[tuple[str, str, str]]:
+    """The entries about parts, versions and boots."""
+    for entry in entries:
+        is_about_part = bool(entry.serial) or entry.text.startswith(_PARTS)
+        if entry.kind in _KINDS or (entry.kind == COUNTER and is_about_part):
+            until = f", until {entry.until}" if entry.until else ""
+            serial = f"{entry.serial}: " if entry.serial else ""
+            yield entry.time, entry.kind, f"{serial}{entry.text}{until}"
+        elif entry.kind == RESULT and entry.checks[0].partition(".")[0] in _SUBJECTS:
+            yield entry.time, entry.kind, _shown(entry.text, entry.checks[0])
+
+
+def _evidence(node: NodeReport, moment: str, entries: Iterable[HistoryEntry]) -> _NodeEvidence:
     bad = sorted(
         (result for result in node.results if result.bad),
-        key=lambda result: STATUSES.index(result.status),
+        key=lambda result: result.rank,
     )
     findings = [result for result in bad if result.check.partition(".")[0] in _SUBJECTS]
     facts, tables = observed_facts(node.facts, moment), []
@@ -53,17 +75,22 @@ def _evidence(node: NodeReport, moment: str) -> _NodeEvidence:
         if rows:
             cells = [[row[index] for index in used] for row in rows]
             tables.append((table.name, [heads[index] for index in used], cells))
-    return _NodeEvidence(node, tuple(findings), len(bad) - len(findings), tuple(tables))
+    history = tuple(islice(_history(entries), _ENTRIES))
+    return _NodeEvidence(node, tuple(findings), len(bad) - len(findings), tuple(tables), history)
 
 
-def _without_addresses(text: str) -> str:
-    return _ADDRESS.sub("ADDRESS", text)
+def _shown(text: str, check: str = "") -> str:
+    """A text of a check's result, or an error, without addresses of the site.
+
+    Four numbers can be a version of firmware, too.
+    """
+    return text if check.endswith(".firmware") else _ADDRESS.sub("ADDRESS", text)
 
 
 @cache
 def page() -> HtmlPage:
     """The page of evidence."""
-    return HtmlPage("evidence_page", VERSION=__version__, site_free=_without_addresses)
+    return HtmlPage("evidence_page", VERSION=__version__, fix=fix_text, shown=_shown)
 
 
 def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
@@ -72,6 +99,6 @@ def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     yield from page().render(
         title=f"{node_set(node.name for node in nodes)}: evidence",
         audit=audit,
-        nodes=(_evidence(node, audit.started) for node in nodes),
+        nodes=(_evidence(node, audit.started, options.history(node.name)) for node in nodes),
         hidden=len(audit.nodes) - len(nodes),
     )

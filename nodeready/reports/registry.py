@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 SCREEN = 40
 
 
+def _no_history(node: str) -> Sequence[Any]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Options:
     """Options of a report. A format ignores the options that it does not need.
@@ -32,6 +36,7 @@ class Options:
     quiet:   a table leaves out what is ok
     inventory: the inventory of the run, as words of a shell, for the commands that repair
     looks:   gives the kept looks at this inventory, the oldest first
+    history: node -> the HistoryEntry objects of the node and of its parts, the newest first
     lines:   approximate maximum lines of a table on a terminal; 0: a pipe or a file, without limit
     """
 
@@ -43,6 +48,7 @@ class Options:
     lines: int = SCREEN
     inventory: str = "INVENTORY"
     looks: Callable[[], Sequence[Look]] = tuple
+    history: Callable[[str], Sequence[Any]] = _no_history
 
 
 #: The options of a command line without any.

@@ -54,7 +54,7 @@ const show = (number) => {
       return [make("span", "status " + status, status), ...cells];
     });
     dialog.append(make("h3", "", "Findings"),
-      table(["status", "check", "value", "expected", "source", "fix"], rows));
+      table(["status", "check", "cost", "value", "expected", "source", "fix"], rows));
   }
   if (node[DIFFERENCES].length) {
     dialog.append(make("h3", "", "Differs from its peers"),

@@ -261,3 +261,11 @@ def test_suspects_and_causes_are_events(memory, run):
         ("gpu1", "smoke-suspect", "gpu: [3] fails"),
     ]
     assert on_gpu.serial in gpus
+
+
+def test_evidence_has_the_history_of_the_node_and_of_its_parts(run):
+    nodes = {"gpu1": one_by_one(SOUND, SMALLER)}
+    pages = [run(nodes, "audit", "--format", "evidence").out for _ in range(2)]
+    assert MEMORY_MB not in pages[0]
+    assert f"<td>hardware</td><td>{MEMORY_MB}: " in pages[1]
+    assert re.search(r"<td>part</td><td>\w+: in gpu1 at 0000:", pages[1])
