@@ -132,6 +132,12 @@ def _since(memory: Memory, names: list[str], since: str, until_s: float, after: 
     else:
         since_s = _moment("--since", since, memory)
         looks = [*baselines.looks_since(memory, names, since_s, until_s)]
+    if looks and all(before is None for before, _ in looks):
+        begin = utc_moment(min((look.time_s for look in memory.looks()), default=0.0))
+        was_good = " without a failure" if since == LAST_GOOD else ""
+        raise Refused(
+            f"--since {since}: no node has such a look{was_good}: the memory begins at {begin}"
+        )
     oldest_s = min((before.time_s for before, _ in looks if before is not None), default=since_s)
     diff = compare(
         baselines.since_changes(looks),

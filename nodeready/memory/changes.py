@@ -42,6 +42,8 @@ _SAME_MEMORY = 0.01
 _COUNT_AT_BOOT = ("carrier_changes",)
 #: File systems' UUIDs, which differ on equal nodes.
 _UUID = re.compile(r"[0-9a-fA-F]{4,8}(-[0-9a-fA-F]{4,12}){1,4}")
+#: GRUB's name of the kernel's file, which repeats the kernel's release.
+_BOOT_IMAGE = re.compile(r"BOOT_IMAGE=\S*")
 _MAX_ALSO = 4
 #: The ends of the keys with which parts, and renamed parts, are recognised.
 _IDENTIFYING = ("].serial", "].uuid", "].mac", "].node_guid", "].pci_address", "].kind")
@@ -289,6 +291,9 @@ def _is_same(key: str, before: Value, after: Value, facts: Facts) -> bool:
     """Whether the difference means nothing."""
     if key.endswith(".memory_total_mb") and isinstance(before, int) and isinstance(after, int):
         return abs(after - before) <= _SAME_MEMORY * before
+    if key == "host.cmdline":
+        old, new = (_BOOT_IMAGE.sub("", str(value)) for value in (before, after))
+        return old == new
     element, _, name = key.rpartition(".")
     if name == "index" and element.startswith("gpus."):
         return True  # GPUs are numbered anew when one is missing

@@ -11,7 +11,7 @@ from nodeready.memory.look import Value
 from nodeready.reports.lines import STYLES, StyledLine, line, node_set_or_count
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
-from nodeready.reports.table_layout import TableLayout
+from nodeready.reports.table_layout import MAX_TEXT, TableLayout
 from nodeready.subjects.fact_kinds import COUNTER
 from nodeready.subjects.result import join_first
 from nodeready.text import counted
@@ -35,7 +35,8 @@ class _DiffTable(TableLayout):
         elif change.kind == RESULT:
             style = str(change.after) if change.after in STYLES else "unreachable"
         elements = f" ({join_first(change.elements, ', ')})" if change.elements else ""
-        return self.head(word, style, (_subject(change), "bold"), elements, _values(change))
+        first = self.head(word, style, (_subject(change), "bold"), elements, _values(change))
+        return first if self.is_whole else first.cut(MAX_TEXT)
 
     def full(self, change: FleetChange) -> Iterator[StyledLine]:
         yield self.first_line(change)
@@ -84,7 +85,7 @@ def _minute(moment: str) -> str:
 
 
 def show(diff: Diff, options: Options = PLAIN) -> Iterator[StyledLine]:
-    """Suspects, results, then the other kinds of changes."""
+    """Suspects, results, then changes of other kinds."""
     table = _DiffTable(diff, options)
     sections = [
         RowSection(list(changes), table.full, table.short, table.count_line)

@@ -135,3 +135,10 @@ def test_a_mistake_is_refused_before_a_node_is_asked(run, monkeypatch, words, me
     monkeypatch.setattr(diff, "load_targets", lambda *given: (None, [], {"gpu1": None}))
     with pytest.raises(Refused, match=message):
         run({"gpu1": SOUND}, "diff", *words)
+
+
+@pytest.mark.parametrize("since", ["2001-02-03", "last-good", "7"])
+def test_a_look_that_the_memory_does_not_have_is_refused(run, compared, since):
+    run({"gpu1": AWAY}, "audit")
+    with pytest.raises(Refused, match=f"--since {since}: "):
+        compared({"gpu1": AWAY}, "--since", since)

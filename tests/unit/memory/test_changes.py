@@ -150,6 +150,11 @@ ROWS = {
             Change("version", "host.versions[hwloc]", None, "2"),
         ],
     ),
+    "a new kernel": (
+        look(BASE | {"host.kernel_release": "6.1", "host.cmdline": "BOOT_IMAGE=/vm-6.1 ro"}),
+        look(BASE | {"host.kernel_release": "6.2", "host.cmdline": "BOOT_IMAGE=/vm-6.2 ro"}),
+        [Change("version", "host.kernel_release", "6.1", "6.2")],
+    ),
     "a reboot": (
         look(),
         look(boot="b2", counters={"nics.eth0.rx_errors": 0, "nics.eth0.carrier_changes": 2}),
