@@ -110,7 +110,7 @@ def test_postmortem_finds_the_log_of_a_job_that_slurm_still_knows(
     )
     for node in slurm_lab.nodes:
         node.write("/tmp/train.py", train)
-    script = "srun -N3 --label --kill-on-bad-exit /usr/bin/python3 /tmp/train.py"
+    script = "NCCL_NET=Socket srun -N3 --label --kill-on-bad-exit /usr/bin/python3 /tmp/train.py"
     words = ("sbatch", "--parsable", "-N3", "-D", "/tmp", "-o", "dead-%x-%j.out", "-J", "train")
     job = slurm_lab.slurm_run(*words, "--wrap", script).stdout.strip()
     known = ("scontrol", "show", "job", job)
@@ -120,7 +120,7 @@ def test_postmortem_finds_the_log_of_a_job_that_slurm_still_knows(
     log = "".join(node.run("cat /tmp/dead-*", check=False).stdout for node in slurm_lab.nodes)
     assert done.status == 0, f"{done}\n{log}"
     assert re.match(r"exception +rank 2 .*KeyError: 'lr'", done.out), f"{done}\n{log}"
-    assert f"job {job} is FAILED" in done.out
+    assert f"job {job} is FAILED, the batch script: 1 variable" in " ".join(done.out.split())
 
 
 def test_slurm_refuses_a_setting(slurm_lab: Lab) -> None:
