@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -21,6 +22,7 @@ from nodeready.node.failure_rules import (
     MAX_RANKS,
     REPORT,
     VAGUE,
+    WAITED,
     code_of,
     has_needle,
     kind_of_code,
@@ -63,6 +65,7 @@ class FailureEvent:
     line:        number of the line in the part of the file that was read
     lines_after: lines of the same rank after it that belong to no failure
     call:        function of torch.distributed that raised it, ``all_reduce``; "": none
+    went_on:     its rank wrote lines after it like those before it
     """
 
     kind: wire.Name
@@ -80,6 +83,7 @@ class FailureEvent:
     line: wire.Number
     lines_after: wire.Number
     call: wire.Name = ""
+    went_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,12 @@ _MPI_RANK = re.compile(r"\s*Process name: \[\S{1,300}[,@](\d{1,7})\]\s*$")
 _MPI_CODE = re.compile(r"\s*Exit code: +(\d{1,3})")
 #: Maximum further lines of an exception's message.
 _DETAILS = 12
+#: The margin of an exception group's lines, and its exception.
+_MARGIN = re.compile(r" *(?:\| ?|\+ ?)+")
+_GROUP = re.compile(r"(?:\S+\.)?(?:Base)?ExceptionGroup: ")
+#: Plain lines before a failure with which those after it are compared, the number of the latter,
+#: and letters of such a line.
+_RECENT, _WATCHED, _LETTERS = 8, 500, 8
 #: Characters in which a line's time ends, if it begins with it.
 _TIME_END = 28
 
@@ -194,6 +204,29 @@ class _RankStream:
     #: The fields of torchrun's report, and mpirun's.
     block: dict[str, str] = field(default_factory=dict)
     is_root: bool = False
+    in_group: bool = False
+    #: The last plain lines; number of an event's line -> the shapes of the plain lines before it;
+    #: the events after which such a line came.
+    recent: deque[str] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    watched: dict[int, frozenset[str]] = field(default_factory=dict)
+    went_on: set[int] = field(default_factory=set)
+    watched_until: int = 0
+
+    def add_plain(self, text: str) -> None:
+        """Count a line that belongs to no failure."""
+        self.plain += 1
+        if not text.strip():
+            return
+        self.last = text
+        if self.watched and self.plain > self.watched_until:
+            self.watched = {}
+        if self.watched:
+            shape = _shape(text)
+            self.went_on |= {line for line, shapes in self.watched.items() if shape in shapes}
+            self.watched = {
+                line: shapes for line, shapes in self.watched.items() if line not in self.went_on
+            }
+        self.recent.append(text)
 
 
 #: The stream of lines without a prefix.
@@ -237,8 +270,7 @@ class FailureReader:
         ):
             # Nearly all lines of most logs.
             plain.lines += 1
-            plain.plain += 1
-            plain.last = line or plain.last
+            plain.add_plain(line)
             if TIMED.search(moment or line, 0, STAMP_CHARACTERS):
                 plain.timed = moment or line
             return
@@ -250,13 +282,15 @@ class FailureReader:
         if stream is None:
             stream = self.streams[origin.key] = _RankStream(origin.key)
         stream.lines += 1
+        if stream.in_group:
+            margin = _MARGIN.match(text)
+            stream.in_group = margin is not None
+            text = text[margin.end() :] if margin else text
         if stream.mode and stream.prefix and text.startswith(stream.prefix):
             text = text[len(stream.prefix) :]
         is_plain = not stream.mode and not has_needle(text) and not text.startswith(_NATIVE)
         if is_plain or not self._read(stream, text, line):
-            stream.plain += 1
-            if text.strip():
-                stream.last = text
+            stream.add_plain(text)
         # Parsed only when an event needs it.
         if TIMED.search(moment or text, 0, STAMP_CHARACTERS):
             stream.timed = moment or text
@@ -284,7 +318,8 @@ class FailureReader:
             self.candidates.append(line)
         if _HEADER.search(text) or (text.startswith(_RICH[0]) and _RICH[1] in text):
             self._end_details(stream)
-            is_original = "Original Traceback" in text
+            is_original = "Original Traceback" in text or stream.in_group
+            stream.in_group = stream.in_group or "Exception Group Traceback" in text
             if is_original and stream.chain:
                 stream.is_chained = True
             stream.mode, stream.frames = "traceback", []
@@ -417,7 +452,9 @@ class FailureReader:
         event = first.event
         if first is not last:
             # A loader's worker reports the original exception after its own.
-            is_wrapped = event.text.partition(": ")[2].startswith("Caught ")
+            is_wrapped = event.text.partition(": ")[2].startswith("Caught ") or bool(
+                _GROUP.match(event.text)
+            )
             if is_wrapped:
                 first, last = last, first
                 event = first.event
@@ -451,6 +488,9 @@ class FailureReader:
         """The stack that faulthandler writes: the innermost call first."""
         match = _FRAME.match(text)
         if match and stream.events:
+            if match[1].endswith(_COLLECTIVES) and stream.events[-1].kind == "timeout":
+                waits = replace(stream.events[-1], role=WAITED, call=match[3] or "")
+                stream.events[-1] = waits
             if not _LIBRARY.search(match[1]) and not stream.events[-1].frame:
                 frame = _frame_text(match[1], match[2], match[3] or "")
                 stream.events[-1] = replace(stream.events[-1], frame=frame)
@@ -544,7 +584,7 @@ class FailureReader:
                 code=code,
             )
             self._add(stream, event)
-            if "Fatal Python error" in text:
+            if "Fatal Python error" in text or text.startswith("Timeout ("):
                 stream.mode = "fatal"
             return True
         return False
@@ -574,6 +614,10 @@ class FailureReader:
         if len(event.ranks) > self.room:
             event = replace(event, ranks=())
         self.room -= len(event.ranks)
+        if event.role != REPORT and len(stream.watched) < _MAX_OF_STREAM:
+            shapes = frozenset(filter(None, map(_shape, stream.recent)))
+            stream.watched[event.line] = shapes
+            stream.watched_until = stream.plain + _WATCHED
         stream.events.append(event)
         if len(stream.events) > 2 * _MAX_OF_STREAM:
             del stream.events[_MAX_OF_STREAM]
@@ -603,7 +647,14 @@ class FailureReader:
                     for event in stream.events
                 ]
             # An event keeps the number of plain lines before it until now.
-            events += [replace(e, lines_after=stream.plain - e.lines_after) for e in stream.events]
+            events += [
+                replace(
+                    event,
+                    lines_after=stream.plain - event.lines_after,
+                    went_on=event.line in stream.went_on,
+                )
+                for event in stream.events
+            ]
         events.sort(key=lambda event: event.line)
         half = _MAX_EVENTS // 2
         if len(events) > _MAX_EVENTS:
@@ -620,9 +671,20 @@ class FailureReader:
         )
 
 
+#: The file of torch.distributed with its collectives.
+_COLLECTIVES = "/distributed_c10d.py"
+_DIGITS = re.compile(r"\d+(?:\.\d+)?")
+
+
+def _shape(text: str) -> str:
+    """A line without its numbers, to compare it with others; "": too short for that."""
+    shape = _DIGITS.sub("0", text[:160])
+    return shape if sum(map(str.isalpha, shape)) >= _LETTERS else ""
+
+
 def _collective(frames: Sequence[tuple[str, str, str]]) -> str:
     """The function of torch.distributed in which a traceback ends; ""."""
-    names = [name for path, _, name in frames if path.endswith("/distributed_c10d.py")]
+    names = [name for path, _, name in frames if path.endswith(_COLLECTIVES)]
     return next((name for name in reversed(names) if not name.startswith("_")), "")
 
 

@@ -162,13 +162,14 @@ def _collective_role(error: nccl_errors.NcclMeaning) -> tuple[str, str]:
 _SIGNAL_KINDS = {4: "segfault", 7: "storage", 8: "segfault", 11: "segfault"}
 SIGNAL_NAMES = {
     1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
-    9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 15: "SIGTERM",
+    9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM",
+    15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ",
 }  # fmt: skip
 _SIGNAL_WORDS = {
     "Hangup": 1, "Interrupt": 2, "Quit": 3, "Illegal instruction": 4, "Aborted": 6,
     "Bus error": 7, "Floating point exception": 8, "Killed": 9, "Segmentation fault": 11,
     "User defined signal 1": 10, "User defined signal 2": 12,
-    "Broken pipe": 13, "Terminated": 15, "Out Of Memory": 9,
+    "Broken pipe": 13, "Alarm clock": 14, "Terminated": 15, "Out Of Memory": 9,
 }  # fmt: skip
 _NUMBERS = {name: number for number, name in SIGNAL_NAMES.items()}
 _WORDS = "|".join(_SIGNAL_WORDS)
@@ -280,6 +281,8 @@ LINE_RULES = (
     ),
     _line(FAILED, "", "", r"(?P<text>ERROR: Unexpected .* encountered in worker.*)"),
     _line(FAILED, "", "", rf"Fatal Python error: (?P<word>{_WORDS})"),
+    # faulthandler.dump_traceback_later
+    _line(FAILED, "timeout", "", r"^(?P<text>Timeout \(\d{1,4}:\d\d:\d\d(?:\.\d{1,9})?\)!)$"),
     _line(FAILED, "exception", "", r"(?P<text>Fatal Python error: .*)"),
     _line(FAILED, "exception", "", r"(?P<text>^\S+: .{1,300}: Assertion .{1,1000} failed\.?$)"),
     _line(
@@ -339,7 +342,18 @@ _NEEDLES = (
         "illing",
         "bort",
     ),
-    *("ermina", "CANCEL", "imed out", "imeout", "NCCL WARN", "oom", "emory", "ssert", "ignal"),
+    *(
+        "larm clock",
+        "ermina",
+        "CANCEL",
+        "imed out",
+        "imeout",
+        "NCCL WARN",
+        "oom",
+        "emory",
+        "ssert",
+        "ignal",
+    ),
     *(" peer", "pipe", "nterrupt", "xit", "noticed", "corrupt", "TIME LIMIT", "not found"),
     *("No such", "No module", "ermission", "Hangup", "Quit", "atchdog", "nqueued ", "Barrier"),
     *("onnection ", "on Socket", "on TCPStore", "is running ", "ollective #", "lagging ranks"),

@@ -140,7 +140,7 @@ class FirstFailureFinder:
         self.lost = [f for f in self.all if f.event.role == LOST]
         self.waited = [f for f in self.all if f.event.role == WAITED]
         self.final = deadly(
-            [f for f in self.own_errors if f.event.lines_after <= FINAL_LINES],
+            [f for f in self.own_errors if _is_final(f)],
             (*self.lost, *self.waited),
         )
         self.ended = [f for f in self.all if f.event.role == ENDED]
@@ -342,10 +342,21 @@ class FirstFailureFinder:
 
     def _earlier_error(self) -> FirstFailure | None:
         """An error after which its rank went on, such as that of a thread."""
-        later = [f for f in self.own_errors if f.event.lines_after > FINAL_LINES]
+        died_later = {
+            (f.file, f.rank)
+            for f in self.lost
+            if f.event.call and f.event.lines_after <= FINAL_LINES
+        }
+        later = [
+            f for f in self.own_errors if not _is_final(f) and (f.file, f.rank) not in died_later
+        ]
         groups = equal_failures(later)
         few = [f for g in groups if 2 * len(g.ranks) <= len(self.ranks) for f in g.failures]
-        cause = self._of_errors(few) if self.lost or self.waited else None
+        return self._went_on(self._of_errors(few) if self.lost or self.waited else None)
+
+    @staticmethod
+    def _went_on(cause: FirstFailure | None) -> FirstFailure | None:
+        """A cause with a note that its rank went on."""
         if cause is None:
             return None
         note = "its rank wrote further lines after it"
@@ -354,7 +365,9 @@ class FirstFailureFinder:
 
     def _own_connection(self) -> FirstFailure | None:
         """A connection of the user's own code, where its peers lost a rank of the job."""
-        own_errors = [f for f in self.lost if _OWN_CONNECTION.match(f.event.text)]
+        own_errors = [
+            f for f in self.lost if _OWN_CONNECTION.match(f.event.text) and not f.event.went_on
+        ]
         ranks = {f.rank for f in own_errors}
         if not own_errors or 2 * len(ranks) > len(self.ranks) or len(own_errors) == len(self.lost):
             return None
@@ -573,6 +586,8 @@ class FirstFailureFinder:
                 Suspect((rank,), (f.node,) if f.node else (), (self._report_text(f),), ())
                 for rank, f in ended.items() if rank is not None
             ])  # fmt: skip
+        if not number and (errors := [f for f in self.own_errors if f.rank in ranks]):
+            return self._went_on(self._of_errors(errors))
         nodes = {f.node for f in same or [first] if f.node}
         subject = self._subject(ranks, nodes)
         kind = kind_of_code(first.event.code) if number else "unclear"
@@ -927,6 +942,11 @@ def _link_text(links: Sequence[tuple[str, str]]) -> str:
     node = min(shared)
     peers = sorted({name for link in links for name in link} - {node}, key=natural)
     return f"{node} to {', '.join(peers[:8])}: "
+
+
+def _is_final(failure: RankFailure) -> bool:
+    """Whether an error may have ended its rank."""
+    return failure.event.lines_after <= FINAL_LINES and not failure.event.went_on
 
 
 def _worker(text: str) -> int:
