@@ -107,13 +107,14 @@ def test_the_facts_of_the_nodes_are_those_of_now(value, kind):
 
 
 def test_ranks_that_still_run_have_their_environment():
-    environment = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3",
+    job = f"99{os.getpid()}"
+    environment = {"SLURM_JOB_ID": job, "SLURM_STEP_ID": "0", "SLURM_PROCID": "3",
                    "NCCL_NET": "Socket", "HF_TOKEN": "x"}  # fmt: skip
     # An orphan: processes below this one are nodeready's own.
     argv = ["/bin/sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"]
     pid = int(subprocess.run(argv, env=environment, capture_output=True, check=True).stdout)
     try:
-        live, facts = observe_environment("4711", os.getuid(), {}, (), time.monotonic() + 20)
+        live, facts = observe_environment(job, os.getuid(), {}, (), time.monotonic() + 20)
     finally:
         os.kill(pid, signal.SIGKILL)
     (rank,) = live
