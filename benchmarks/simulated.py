@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +37,7 @@ from benchmarks.contenders import ROOT
 from benchmarks.measure import BenchmarkError
 from benchmarks.report import BenchmarkReport, Budget, budget_rows
 from nodeready import shell
+from nodeready.audit.document import Audit
 from nodeready.audit.workers import AuditWorkers
 from nodeready.policy import Policy
 from nodeready.reports.registry import FORMATS
@@ -142,7 +143,7 @@ _IDENTITIES: tuple[tuple[str, Replacement], ...] = (
     (r"(/gids/[23]:.*:)(0a00:000b)$", lambda node, draw, text: f"0a40:{node + 2 & 65535:04x}"),
     (r"^(/proc/|ceiling=)(\d+)(?=/limits:|$)", _number_below(90000)),
 )
-#: The same for measures, times, counters, numbers of processes and of sockets.
+#: The same for measures, times, numbers of processes and of sockets.
 _MEASURES: tuple[tuple[str, Replacement], ...] = (
     (r"(<gpu_temp>)(\d+)", _around(0.2)),
     (r"(<gpu_temp_tlimit>)(\d+)", _around(0.1)),
@@ -162,13 +163,17 @@ _MEASURES: tuple[tuple[str, Replacement], ...] = (
     (r"(se\.exec_start *: *)([\d.]+)", _around(0.5)),
     (r"(/proc/sys/fs/file-nr:1:)(\d+)", _number_below(90000)),
     (r"(/statistics/rx_dropped:)(\d+)$", _number_below(5000)),
-    (r"(/carrier_changes:)(\d+)$", _drawn(lambda draw: draw.choice((2, 2, 2, 3, 4)))),
-    (r"(_(?:errors?|err):)(\d+)$", _errors(9)),
-    (r"(/link_downed:)(\d+)$", _errors(3)),
     (r"(nr_fabric_manager=)(\d+)", _number_below(90000)),
     (r"( 0A 0 )(\d+)$", _number_below(90000000)),
 )
-_REPLACEMENTS = (*_IDENTITIES, *_MEASURES)
+#: The same for counters of errors, which stay between two looks.
+_COUNTERS: tuple[tuple[str, Replacement], ...] = (
+    (r"(/carrier_changes:)(\d+)$", _drawn(lambda draw: draw.choice((2, 2, 2, 3, 4)))),
+    (r"(_(?:errors?|err):)(\d+)$", _errors(9)),
+    (r"(/link_downed:)(\d+)$", _errors(3)),
+)
+_REPLACEMENTS = (*_IDENTITIES, *_COUNTERS, *_MEASURES)
+_FIRST_MEASURE = len(_IDENTITIES) + len(_COUNTERS)
 
 
 class SimulatedNodes:
@@ -193,9 +198,9 @@ class SimulatedNodes:
                 position = end
         self.tail = text[position:]
 
-    def text(self, node: int, nonce: str) -> str:
-        """What the node of this number printed."""
-        draw = random.Random(node)
+    def text(self, node: int, nonce: str, look: int = 0) -> str:
+        """What the node of this number printed. look: each has other measures"""
+        draw, measure = random.Random(node), random.Random(f"{node} {look}")
         identities: dict[tuple[int, str], str] = {}
         parts: list[str] = []
         for (row, text), constant_text in zip(self.slots, self.pieces, strict=True):
@@ -204,16 +209,17 @@ class SimulatedNodes:
             elif (row, text) in identities:
                 new_text = identities[row, text]
             else:
-                new_text = _REPLACEMENTS[row][1](node, draw, text)
+                numbers = measure if row >= _FIRST_MEASURE else draw
+                new_text = _REPLACEMENTS[row][1](node, numbers, text)
                 if row < len(_IDENTITIES):
                     identities[row, text] = new_text
             parts += (constant_text, new_text)
         return "".join((*parts, self.tail))
 
-    def answer(self, node: int, nonce: str) -> str:
+    def answer(self, node: int, nonce: str, look: int = 0) -> str:
         """The same text as it comes over the wire."""
         packing = zlib.compressobj(1, wbits=31)
-        text = self.text(node, nonce).encode("utf-8", "surrogateescape")
+        text = self.text(node, nonce, look).encode("utf-8", "surrogateescape")
         packed = base64.encodebytes(packing.compress(text) + packing.flush()).decode()
         return f"{probe_script.mark(nonce)} gzip\n{packed}{probe_script.mark(nonce)} end\n"
 
@@ -227,7 +233,7 @@ class Simulated:
 
     facts:     whether the formats are those that show the nodes' facts
     combine_s: host keys and addresses of all nodes together
-    judge_s:   judging, comparing, keeping the counters
+    judge_s:   judging, comparing
     render_s:  by format, one after another
     cpu_s:     of all processes, all formats
     peak_mb:   of all processes together, shared memory once
@@ -286,12 +292,27 @@ def probe(profile: str, name: str) -> tuple[str, str]:
         return node.run(line, input=stdin).stdout, node.name
 
 
-def _make(answer: str, host: str, first: int, last: int, file: str) -> None:
-    nodes = SimulatedNodes(answer, host)
-    with open(file, "wb") as out:
-        for node in range(first, last):
+def make_answers(answer: tuple[str, str], nodes: int, place: Path, look: int = 0) -> None:
+    """Write the answers of this many nodes into a directory.
+
+    answer: of a lab node, as `probe` returns it
+    """
+    part_count = len(os.sched_getaffinity(0))
+    limits = [nodes * index // part_count for index in range(part_count + 1)]
+    place.mkdir()
+    with ProcessPoolExecutor(part_count) as pool:
+        ranges = itertools.pairwise(limits)
+        jobs = [pool.submit(_make, answer, numbers, place, look) for numbers in ranges]
+    for job in jobs:
+        job.result()
+
+
+def _make(answer: tuple[str, str], numbers: tuple[int, int], place: Path, look: int) -> None:
+    nodes = SimulatedNodes(*answer)
+    with (place / f"{numbers[0]:09}").open("wb") as out:
+        for node in range(*numbers):
             nonce = f"{random.Random(-1 - node).getrandbits(64):016x}"
-            text = nodes.answer(node, nonce).encode()
+            text = nodes.answer(node, nonce, look).encode()
             out.write(b"%s %d\n%s" % (nonce.encode(), len(text), text))
 
 
@@ -307,20 +328,8 @@ def _answers(directory: Path) -> Iterator[tuple[str, str]]:
 @contextmanager
 def answers(profile: str, nodes: int, name: str) -> Iterator[str]:
     """A directory with the answers of this many nodes like a lab node of this profile."""
-    answer, host = probe(profile, name)
-    part_count = len(os.sched_getaffinity(0))
-    limits = [nodes * index // part_count for index in range(part_count + 1)]
     with tempfile.TemporaryDirectory(prefix="nodeready-benchmark-") as directory:
-        place = Path(directory, "answers")
-        place.mkdir()
-        with ProcessPoolExecutor(part_count) as pool:
-            ranges = itertools.pairwise(limits)
-            jobs = [
-                pool.submit(_make, answer, host, first, last, str(place / f"{first:09}"))
-                for first, last in ranges
-            ]
-        for job in jobs:
-            job.result()
+        make_answers(probe(profile, name), nodes, Path(directory, "answers"))
         yield directory
 
 
@@ -364,11 +373,41 @@ def _memory(pid: int) -> int:
     return (int(pss[1]) if pss else 0) + sum(_memory(int(child)) for child in children)
 
 
+def policies_of(nodes: int) -> dict[str, Policy]:
+    """The policy of each node; every hundredth node has another one."""
+    policy, odd = Policy(), Policy(ptrace_scope=1, timezone="Mars/Olympus", shm_min_mb=1 << 29)
+    return {f"gpu{n:05}": policy if n % 100 else odd for n in range(nodes)}
+
+
+def audit_answers(
+    workers: AuditWorkers,
+    policies: Mapping[str, Policy],
+    place: Path,
+    earlier_counters: Callable[[str], str] = lambda name: "",
+) -> tuple[Audit, tuple[float, float, float]]:
+    """The audit of the answers in a directory; when all were read, combined and judged."""
+    chosen, selection = snapshot.probes(), select(policies.values())
+    replies = []
+    for name, (nonce, text) in zip(policies, _answers(place), strict=True):
+        question = SnapshotQuestion(Request(name, "", 60), policies[name], chosen, nonce)
+        replies.append(SnapshotReply(name, workers.read(question, Reply(text)), seconds=1.0))
+    replies = workers.settle(replies)
+    read = time.perf_counter()
+    snapshots = {reply.name: reply.snapshot for reply in replies if reply.snapshot is not None}
+    endpoints = {name: Endpoint() for name in policies}
+    context = context_of(policies, snapshots, endpoints, bytes, lambda name: "")
+    context = workers.complete(context, {})
+    combined = time.perf_counter()
+    started = "2026-01-01T00:00:00Z"
+    audit = workers.audit(
+        replies, context, selection, started, lambda _: (), earlier_counters=earlier_counters
+    )
+    return audit, (read, combined, time.perf_counter())
+
+
 def _run(profile: str, nodes: int, directory: Path, *, facts: bool) -> Simulated:
     os.environ["XDG_STATE_HOME"] = str(directory)
-    policy, odd = Policy(), Policy(ptrace_scope=1, timezone="Mars/Olympus", shm_min_mb=1 << 29)
-    policies = {f"gpu{n:05}": policy if n % 100 else odd for n in range(nodes)}
-    chosen, selection = snapshot.probes(), select(policies.values())
+    policies = policies_of(nodes)
     formats = {
         name: form
         for name, form in FORMATS["audit"].items()
@@ -378,19 +417,7 @@ def _run(profile: str, nodes: int, directory: Path, *, facts: bool) -> Simulated
     render: dict[str, float] = {}
     start = time.perf_counter()
     with AuditWorkers(policies, tell) as workers:
-        replies = []
-        for name, (nonce, text) in zip(policies, _answers(directory / "answers"), strict=True):
-            question = SnapshotQuestion(Request(name, "", 60), policies[name], chosen, nonce)
-            replies.append(SnapshotReply(name, workers.read(question, Reply(text)), seconds=1.0))
-        replies = workers.settle(replies)
-        read = time.perf_counter()
-        snapshots = {reply.name: reply.snapshot for reply in replies if reply.snapshot is not None}
-        endpoints = {name: Endpoint() for name in policies}
-        context = context_of(policies, snapshots, endpoints, bytes, lambda name: "")
-        context = workers.complete(context, {})
-        combined = time.perf_counter()
-        audit = workers.audit(replies, context, selection, "2026-01-01T00:00:00Z", lambda _: ())
-        judged = time.perf_counter()
+        audit, (read, combined, judged) = audit_answers(workers, policies, directory / "answers")
         if len(audit.nodes) != nodes or audit.summary["nodes"]["failed"]:
             raise BenchmarkError(f"not what is measured: {audit.summary}")
         for name, form in formats.items():

@@ -10,7 +10,6 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -101,9 +100,11 @@ def results_text(results: Iterable[Result], checks: Collection[str]) -> bytes:
     data: dict[str, Any] = {}
     for result in results:
         if result.check in checks:
-            fields = {key: value for key, value in asdict(result).items() if value}
-            del fields["check"]
-            data[result.check] = result.status if result.status in _BRIEF else fields
+            data[result.check] = result.status
+            if result.status not in _BRIEF:
+                fields = {key: value for key, value in vars(result).items() if value}
+                del fields["check"]
+                data[result.check] = fields
     return dump(data)
 
 

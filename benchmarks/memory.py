@@ -1,0 +1,201 @@
+"""`benchmarks/run memory`: the cost of keeping looks, for thousands of nodes.
+
+The answers are those of `benchmarks/run simulated`. They are judged without a memory, as the first
+look of an empty memory, as a second look (which has the counters of the first to compare with), and
+as a third look in which the measures (temperatures, loads, free memory, numbers of processes)
+differ and nothing else. Further looks follow; in each, one node in a hundred has a fact and a
+result that no look before had. The size after 90 days with a look each hour is extrapolated from
+the growth of these looks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from benchmarks import command
+from benchmarks.contenders import ROOT
+from benchmarks.measure import BenchmarkError
+from benchmarks.report import BenchmarkReport
+from benchmarks.simulated import audit_answers, make_answers, policies_of, probe
+from nodeready.audit.workers import AuditWorkers
+from nodeready.cli.kept_looks import LookKeeper, MemorySettings
+from nodeready.cli.screen import Screen
+from nodeready.memory.history import read_history
+from nodeready.memory.look import Value
+from nodeready.memory.sections import NodeSections, dump, node_sections
+from nodeready.memory.store import Memory
+from nodeready.subjects.registry import select
+
+#: Looks of a quarter of a year, one each hour.
+_QUARTER = 90 * 24
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One audit of all answers; seconds.
+
+    judged_s: until all were judged
+    cpu_s:    of all processes, with the keeping
+    keep_s:   to keep the look; 0: it was not kept
+    keep_cpu_s: CPU time of that
+    """
+
+    judged_s: float
+    cpu_s: float
+    keep_s: float = 0.0
+    keep_cpu_s: float = 0.0
+
+
+def _cpu_s() -> float:
+    return sum(
+        used.ru_utime + used.ru_stime
+        for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+
+
+def _audit(nodes: int, place: Path, *, is_kept: bool) -> Pass:
+    policies = policies_of(nodes)
+    keeper = LookKeeper(Screen(), "audit", "prod.py")
+    checks = select(policies.values()).results
+    start, cpu_s = time.perf_counter(), _cpu_s()
+    writer = keeper.section_writer(checks) if is_kept else None
+    with AuditWorkers(policies, None, None, writer) as workers:
+        earlier = [keeper.earlier_counters] if is_kept else []
+        audit, (_, _, judged) = audit_answers(workers, policies, place, *earlier)
+        if audit.summary["nodes"]["failed"]:
+            raise BenchmarkError(f"not what is measured: {audit.summary}")
+        before_s = time.process_time()
+        if is_kept:
+            keeper.keep_audit(audit, 3, workers)
+        keep = (time.perf_counter() - judged, time.process_time() - before_s) if is_kept else ()
+    return Pass(judged - start, _cpu_s() - cpu_s, *keep)
+
+
+def _changed(name: str, facts: dict[str, Value], look: int) -> NodeSections:
+    """A look at two sections of a node: one with a new fact, one with a new result."""
+    results = {"gpus.ecc_errors": {"status": "warn", "actual": f"{look} errors on {name}"}}
+    texts = {
+        "nics.facts": dump({**facts, "nics.interfaces[eth0].mtu": look}),
+        "gpus.results": dump(results),
+    }
+    return node_sections(name, texts)
+
+
+def _further_looks(memory: Memory, looks: int) -> Iterator[tuple[float, float]]:
+    """Keep looks in each of which one node in a hundred has changed; wall and CPU time of each."""
+    names = memory.names()
+    newest = memory.looks()[0]
+    states = {
+        name: NodeSections(name, state, ("nics", "rdma"), tuple)
+        for name, state in memory._rows("SELECT name, state FROM nodes")
+    }
+    for number in range(looks):
+        start = number * len(names) // 100
+        changed = [names[(start + index) % len(names)] for index in range(len(names) // 100)]
+        for node in memory.nodes(changed, newest.time_s):
+            facts = {key: value for key, value in node.facts.items() if key[:5] == "nics."}
+            states[node.node] = _changed(node.node, facts, number)
+        look = replace(newest, time_s=newest.time_s + _HOUR_S * (number + 1))
+        moment, cpu_s = time.perf_counter(), _cpu_s()
+        memory.keep(look, states.values())
+        yield time.perf_counter() - moment, _cpu_s() - cpu_s
+
+
+def _run(nodes: int, directory: Path, looks: int) -> dict[str, object]:
+    """Measure; the directory has the answers of two looks."""
+    os.environ["XDG_STATE_HOME"] = str(directory)
+    passes = {
+        "without a memory": _audit(nodes, directory / "first", is_kept=False),
+        "the first look": _audit(nodes, directory / "first", is_kept=True),
+        "the second look": _audit(nodes, directory / "first", is_kept=True),
+        "the third look": _audit(nodes, directory / "measures", is_kept=True),
+    }
+    path = MemorySettings.load().path
+    assert path is not None
+    with Memory.open(path) as memory:
+        third, second = (look.time_s for look in memory.looks()[:2])
+        changed = len(memory.changed(second, third))
+        sizes = [memory.size_bytes]
+        keeps = [*_further_looks(memory, looks - 3)]
+        sizes.append(memory.size_bytes)
+        reads = {}
+        for name, read in (
+            ("all nodes at one time", lambda: [*memory.nodes(memory.names(), third)]),
+            ("the life of a node", lambda: read_history(memory, memory.names()[0])),
+        ):
+            moment = time.perf_counter()
+            read()
+            reads[name] = time.perf_counter() - moment
+    return {
+        "passes": {name: asdict(measured) for name, measured in passes.items()},
+        "changed": changed,
+        "sizes": sizes,
+        "keeps": keeps,
+        "reads": reads,
+    }
+
+
+def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
+    (nodes,) = arguments.nodes
+    answer = probe(arguments.profile, arguments.name)
+    with tempfile.TemporaryDirectory(prefix="nodeready-benchmark-") as directory:
+        for look, name in enumerate(("first", "measures")):
+            make_answers(answer, nodes, Path(directory, name), look)
+        # A child, so that its memory and CPU time are those of the run alone.
+        words = ["--child", str(nodes), directory, str(arguments.looks)]
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.memory", *words],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+    if done.returncode:
+        raise BenchmarkError(f"memory: {done.stderr.strip()[-2000:]}")
+    measured = json.loads(done.stdout)
+    passes = [
+        (name, *(f"{values[key]:.1f} s" for key in ("judged_s", "cpu_s", "keep_s", "keep_cpu_s")))
+        for name, values in measured["passes"].items()
+    ]
+    walls, cpus = zip(*measured["keeps"], strict=True)
+    first, last = measured["sizes"]
+    growth = (last - first) / len(walls)
+    rows = [
+        ("nodes that the third look changed", str(measured["changed"])),
+        ("a further look, 1 % changed: to keep it", f"{statistics.median(walls):.2f} s"),
+        ("its CPU", f"{statistics.median(cpus):.2f} s"),
+        ("the file after three looks", f"{first / 1e6:.1f} MB"),
+        (f"the file after {arguments.looks} looks", f"{last / 1e6:.1f} MB"),
+        ("a further look, 1 % changed", f"{growth / 1e6:.3f} MB"),
+        ("90 days of looks, one each hour", f"{(first + growth * _QUARTER) / 1e6:.0f} MB"),
+        *((f"to read {name}", f"{value:.2f} s") for name, value in measured["reads"].items()),
+    ]
+    head = ("audit", "until judged", "CPU", "to keep", "CPU of keeping")
+    return BenchmarkReport(
+        "The memory", [("", [head, *passes]), ("", [(f"{nodes} nodes", "measured"), *rows])]
+    )
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--child"]:
+        nodes, directory, looks = sys.argv[2:]
+        print(json.dumps(_run(int(nodes), Path(directory), int(looks))))
+        return 0
+    parser = command.options("memory", __doc__, nodes="10000", profile="h100", looks=24)
+    return command.main("memory", parser, _measure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
