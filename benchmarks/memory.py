@@ -1,8 +1,8 @@
 """`benchmarks/run memory`: the cost of keeping looks, for thousands of nodes.
 
 The answers are those of `benchmarks/run simulated`. They are judged without a memory, as the first
-look of an empty memory, as a second look (which has the counters of the first to compare with), and
-as a third look in which the measures (temperatures, loads, free memory, numbers of processes)
+look of an empty memory, as a second look (which has the counters of the first to compare with),
+and as a third look in which the measures (temperatures, loads, free memory, numbers of processes)
 differ and nothing else. Further looks follow; in each, one node in a hundred has a fact and a
 result that no look before had. The size after 90 days with a look each hour is extrapolated from
 the growth of these looks.

@@ -36,14 +36,14 @@ def node_jobs(
     node: str, since_s: float, environ: Mapping[str, str] = os.environ
 ) -> tuple[tuple[NodeJob, ...], str]:
     """The newest jobs on a node since a time, the oldest first; why there are none, or ""."""
+    path = search_path(environ.get("PATH", ""))
+    if not which("sacct", path=path):
+        return (), "sacct is not installed here"
     # Imported only here, because they import pyinfra, which is slow.
     from pyinfra.api.exceptions import InventoryError
 
     from nodeready.inventory.slurm import ask
 
-    path = search_path(environ.get("PATH", ""))
-    if not which("sacct", path=path):
-        return (), "sacct is not installed here"
     start = datetime.fromtimestamp(since_s).isoformat(timespec="seconds")
     argv = ["sacct", f"--nodelist={node}", f"--starttime={start}", "--allusers", "--allocations"]
     try:
