@@ -373,9 +373,11 @@ def _counter_changes(
     before: Mapping[str, int], after: Mapping[str, int], is_same_boot: bool
 ) -> Iterator[Change]:
     """The counters that grew, were reset, or have counted in the new boot."""
+    has_gpus = any(key.startswith("gpus.") for key in before)
     for key, total in after.items():
-        # A fault in the kernel's log has a counter from its first line on.
-        earlier = before.get(key, 0 if key.startswith("gpus.") else None)
+        earlier = before.get(key)
+        if earlier is None and key.startswith("gpus.") and has_gpus:
+            earlier = 0  # a fault in the kernel's log has a counter from its first line on
         if earlier is None or total == earlier == 0:
             continue
         if not is_same_boot:

@@ -183,9 +183,14 @@ ROWS = {
         ],
     ),
     "an Xid that was not there before": (
-        look(),
+        look(counters={"gpus.0000:1a:00.0.ecc_correctable_volatile": 0}),
         look(counters={"gpus.xid 79 0000:1a:00.0.count": 2}),
         [Change("counter", "gpus.xid 79 0000:1a:00.0.count", 0, 2, "2 more")],
+    ),
+    "GPUs that were not observed before": (
+        look(),
+        look(counters={"gpus.xid 79 0000:1a:00.0.count": 2}),
+        [],
     ),
     "no answer": (
         look(),
