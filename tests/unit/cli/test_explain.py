@@ -84,6 +84,8 @@ def test_the_command_prints_a_check_and_a_subject_and_everything(tool):
     assert (done.status, done.err) == (0, "")
     assert done.out.startswith("ptrace.scope\n")
     assert "nodeready deploy INVENTORY --only ptrace" in done.out
+    assert "hides cause: a job runs" in done.out
+    assert "  deploy, then configure, then reboot\n" in done.out
     assert max(map(len, done.out.splitlines())) <= 90
     done = tool("explain", "limits", "ptrace.observed")
     assert "limits.memlock" in done.out
