@@ -646,12 +646,14 @@ class FailureReader:
                     replace(event, host=task_host if event.host == host else event.host)
                     for event in stream.events
                 ]
+            # An error like one after which the rank went on was handled, too.
+            handled = {event.text for event in stream.events if event.line in stream.went_on}
             # An event keeps the number of plain lines before it until now.
             events += [
                 replace(
                     event,
                     lines_after=stream.plain - event.lines_after,
-                    went_on=event.line in stream.went_on,
+                    went_on=event.text in handled,
                 )
                 for event in stream.events
             ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from nodeready.node.failure_events import FailureEvent, FileFailures
@@ -239,8 +239,10 @@ class RankFinder:
                 moment, own_slack_s = self._moment(file, event)
                 time_s, slack_s = None if moment is None else moment - offset, slack + own_slack_s
                 for rank in event.ranks or (self.rank_of(node, event, by_path),):
+                    # In a log that several ranks share, another rank may have written on.
+                    own = replace(event, went_on=event.went_on and rank is not None)
                     yield RankFailure(
-                        *(rank, node, number, file.failures.path, event, time_s, slack_s)
+                        *(rank, node, number, file.failures.path, own, time_s, slack_s)
                     )
 
     @staticmethod
@@ -251,7 +253,8 @@ class RankFinder:
         end_s, is_last = file.failures.mtime_s, event.lines_after == 0
         after_s = end_s if event.after_s is None else event.after_s
         is_copy = not -_AFTER_S < end_s - after_s < _COPIED_S
-        if end_s and is_last and not is_copy and len(file.failures.streams) == 1:
+        writers = {stream.rank for stream in file.failures.streams} - {None}
+        if end_s and is_last and not is_copy and len(writers) < 2:
             # A rank's log ends with its error.
             return end_s, _END_S
         return event.after_s, _AFTER_S

@@ -672,6 +672,9 @@ class FirstFailureFinder:
             evidence += [reason for _, reason in lags[:3]]
         elif cause := self._odd_call(self._collectives(), "timeout", self.waited):
             return cause
+        elif late := self._late_ranks(waiting):
+            ranks = late
+            evidence.append(f"{ranks_of(late)} lost a peer only after the timeout of the others")
         elif absent := self._absent_ranks():
             ranks = set(absent)
             evidence.append(f"no log names {ranks_of(ranks)}, and only the others had come")
@@ -692,6 +695,16 @@ class FirstFailureFinder:
         if ranks:
             text = f"{self._subject(ranks, nodes)} did not come until a timeout: {words[:_TEXT]}"
         return self._cause("timeout", text, ranks, nodes, for_=evidence, failures=waited)
+
+    def _late_ranks(self, waiting: set[int]) -> set[int]:
+        """The few ranks that came when the timeout of the others was over."""
+        ends = [f.time_s + f.slack_s for f in self.waited if f.time_s is not None]
+        late = {
+            f.rank for f in self.lost
+            if f.rank is not None and f.rank not in waiting and f.time_s is not None
+            and f.time_s - f.slack_s > max(ends, default=f.time_s)
+        }  # fmt: skip
+        return late if len(late) < len(waiting) else set()
 
     def _collectives(self) -> dict[int, str]:
         """Rank -> the collective in which it waited or lost a peer; {}: of fewer than most."""

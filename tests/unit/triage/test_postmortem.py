@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +172,22 @@ def test_names_of_slurms_files_become_patterns(name, pattern):
     forged = SCONTROL.replace("train me", "x\n   StdOut=/etc/shadow")
     assert "StdOut" not in parse_scontrol(forged)
     assert log_patterns(name, "4711", record) == pattern
+
+
+@pytest.mark.parametrize(("after_s", "ranks"), [(8, (3,)), (1, ())])
+def test_a_rank_that_loses_its_peers_after_their_timeout_was_late(after_s, ranks):
+    builder = EvidenceBuilder()
+    for rank in range(4):
+        words = (
+            "Connection closed by peer"
+            if rank == 3
+            else "Timed out waiting 9ms for recv operation"
+        )
+        text = f"RuntimeError: [gloo/transport/tcp/pair.cc:553] {words}"
+        found = read_lines([text], 2026, utc_calendar, f"/log/rank_{rank}.log")
+        end_s = 1772366400.0 + (after_s if rank == 3 else 0)
+        logs = (replace(found, size_bytes=100, mtime_s=end_s),)
+        node = NodeFailures("gpu1", end_s, end_s, logs, (), 0, 0, KernelLog("none"), JobNode(), "")
+        builder.add(f"gpu{rank}", NodeEvidence(node, NodeClock(0, 0.1)))
+    cause = postmortem_of(builder.complete(), started="", source="").cause
+    assert (cause.kind, cause.ranks) == ("timeout", ranks)
