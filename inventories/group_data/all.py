@@ -105,6 +105,7 @@ from __future__ import annotations
 # smoke_min_gbps = 0
 # smoke_min_node_gbps = 0
 # nccl_network = ""
+# lemon_nodes = "warn"
 # smoke_python = ""
 # smoke_prefix = ()
 # smoke_environment = ()

@@ -34,6 +34,7 @@ _COMMANDS = {
     "bundle": "The node's own program as one file, with a policy.",
     "env": "Environment variables for a job, from the nodes' facts.",
     "learn": "The majority of the nodes' facts, as a policy to review.",
+    "lemons": "Nodes and GPUs that fail far more often than their peers.",
     "jobs": "What runs where: jobs, their users, ranks and nodes.",
     "waivers": "The accepted findings: their owners, their ends, what they hide.",
     "stacks": "The stack of every rank of a hung job; the odd rank out first.",

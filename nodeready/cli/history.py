@@ -48,16 +48,12 @@ def history(
     from nodeready.cli.screen import Screen
     from nodeready.cli.values import epoch_seconds, past
     from nodeready.memory.history import read_history
-    from nodeready.memory.store import MemoryUnavailable
 
     outputs = read_outputs("history", format, output)
     since_s = past(since, epoch_seconds)
     with open_memory() as memory:
-        try:
-            document = read_history(memory, name or "", since_s)
-            names = [] if document else memory.names()
-        except MemoryUnavailable as error:
-            raise Refused(str(error)) from None
+        document = read_history(memory, name or "", since_s)
+        names = [] if document else memory.names()
     if document is None:
         close = closest_word(str(name), names)
         hint = f"did you mean {close}?" if close else "nodeready history lists the looks"

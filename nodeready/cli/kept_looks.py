@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -16,6 +17,7 @@ from nodeready.cli.config_file import memory_settings
 from nodeready.cli.options import Refused
 from nodeready.cli.screen import Screen
 from nodeready.memory.history import HistoryEntry, read_parts_history
+from nodeready.memory.lemons import find_lemons, hardware_checks, lemons_of_nodes
 from nodeready.memory.look import Event, Look
 from nodeready.memory.sections import (
     ERROR,
@@ -28,6 +30,7 @@ from nodeready.memory.sections import (
     results_text,
 )
 from nodeready.memory.store import Memory, MemoryUnavailable
+from nodeready.subjects.proof.facts import ProvedHistory
 from nodeready.transport.base import INTERRUPTED
 from nodeready.transport.snapshots import NOT_PROBED
 
@@ -76,15 +79,17 @@ class MemorySettings:
         return cls(path, **numbers)
 
 
-def open_memory() -> Memory:
-    """The memory, to read. Raises Refused where there is none."""
+@contextlib.contextmanager
+def open_memory() -> Iterator[Memory]:
+    """The memory, to read. Raises Refused where there is none, or it cannot be read."""
     path = MemorySettings.load().path
     if path is None:
         raise Refused(f"the memory is {OFF}: NODEREADY_MEMORY names its file")
     if not path.exists():
         raise Refused(f"{path}: no look was kept yet: nodeready audit keeps one")
     try:
-        return Memory.open(path)
+        with Memory.open(path) as memory:
+            yield memory
     except MemoryUnavailable as error:
         raise Refused(str(error)) from None
 
@@ -181,7 +186,7 @@ class LookKeeper:
         """
         cause = report.cause
         events = [
-            (node, None, "postmortem-cause", f"job {report.job}: {cause.text}")
+            (node, None, f"postmortem-{cause.kind}", f"job {report.job}: {cause.text}")
             for node in cause.nodes
             if node in nodes
         ]
@@ -226,6 +231,25 @@ class LookKeeper:
                 memory.trim(time.time(), settings.days, settings.megabytes * 1_000_000)
         except MemoryUnavailable as error:
             self._screen.say(f"this look was not kept: {error}")
+
+
+def earlier_failures(nodes: Collection[str]) -> dict[str, ProvedHistory] | None:
+    """The lemons among these nodes and the GPUs in them; None: there is no memory to read.
+
+    Their peers are all nodes of the memory.
+    """
+    settings = MemorySettings.load()
+    if settings.path is None or not settings.path.exists():
+        return None
+    now_s = time.time()
+    try:
+        with Memory.open(settings.path) as memory:
+            names, since_s = set(memory.names()), now_s - settings.days * 86400
+            document = find_lemons(memory, names, hardware_checks(), since_s, now_s)
+    except MemoryUnavailable:
+        return None  # `LookKeeper.keep` says why
+    lines = lemons_of_nodes(document)
+    return {node: ProvedHistory(lines.get(node, ())) for node in nodes}
 
 
 def _sections(read: StateReader) -> Iterator[SectionText]:

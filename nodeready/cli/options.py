@@ -354,6 +354,17 @@ color_option = option(
     default="auto",
     help="Colours on the terminal.",
 )
+#: What a command shows: the options of `Screen`.
+screen_options = _combined(
+    color_option,
+    click.option("-q", "--quiet", is_flag=True, help="Print nothing on success."),
+    click.option(
+        *("-v", "--verbose"),
+        count=True,
+        show_default=False,
+        help="More detail; progress also without a terminal.",
+    ),
+)
 #: The options of every command that contacts nodes.
 shared_options = _combined(
     limit_option("Only these nodes: gpu[001-004], a group, a glob, @last-failed."),
@@ -366,14 +377,7 @@ shared_options = _combined(
         type=click.Path(exists=True, dir_okay=False),
         help="Log in with this key.",
     ),
-    color_option,
-    click.option("-q", "--quiet", is_flag=True, help="Print nothing on success."),
-    click.option(
-        *("-v", "--verbose"),
-        count=True,
-        show_default=False,
-        help="More detail; progress also without a terminal.",
-    ),
+    screen_options,
 )
 #: The options of a command that only reads from nodes: the transport, and `shared_options`.
 transport_options = _combined(

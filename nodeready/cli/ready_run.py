@@ -13,7 +13,7 @@ from nodeready.audit.fleet import probed_subjects
 from nodeready.cli.audit_run import audit_document
 from nodeready.cli.conversations import ask_password
 from nodeready.cli.default_inventory import find_inventory
-from nodeready.cli.kept_looks import LookKeeper
+from nodeready.cli.kept_looks import LookKeeper, earlier_failures
 from nodeready.cli.notify import webhook
 from nodeready.cli.options import Refused
 from nodeready.cli.outputs import read_outputs
@@ -88,6 +88,7 @@ def _prove_fleet(
             shown.close()
             return _prove_collective(task, names, screen)
 
+        histories = earlier_failures(nodes.policies) if request.history else None
         task = ReadyTask(
             nodes.transport,
             nodes.policies,
@@ -97,6 +98,7 @@ def _prove_fleet(
             deadline,
             addresses,
             prove_collective,
+            histories,
         )
         return prove(task, on_done, ask)
 

@@ -32,7 +32,10 @@ from nodeready.memory.look import Event, NodeLook, PartSpan
 from nodeready.memory.sections import ERROR, GATE, RESULTS
 from nodeready.memory.store import Memory
 from nodeready.subjects.json_types import Count, Moment, Name, Names
-from nodeready.text import utc_moment
+from nodeready.subjects.proof.facts import HISTORY
+from nodeready.subjects.registry import SUBJECTS
+from nodeready.subjects.severity import HARDWARE
+from nodeready.text import counted, utc_moment
 
 DAY_S = 86400.0
 #: Fewer incident days are bad luck in a fleet of any size: with two, every fourth unit of a fleet
@@ -41,7 +44,7 @@ MIN_DAYS = 3
 #: The probability that a fleet of equal units has a lemon: one false alarm in a hundred windows.
 FALSE_ALARM = 0.01
 #: The kinds of events that are an incident of the node.
-EVENT_KINDS = ("smoke-suspect", "postmortem-cause")
+EVENT_KINDS = ("smoke-suspect", "postmortem-gpu", "postmortem-network")
 _PCI_ADDRESS = re.compile(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 #: A check that fails anew on this part of the nodes, and on at least MIN_SHARED, in one look has a
 #: cause that they share.
@@ -51,7 +54,7 @@ MAX_PART = 0.2
 
 
 @dataclass(frozen=True)
-class Incident:
+class HardwareIncident:
     """One hardware fault: a check that began to fail, an event, or a node that was lost.
 
     time_s: when it was first seen, in seconds since 1970
@@ -81,6 +84,7 @@ class Lemon:
 
     unit:      the name of the node, or the serial number of the GPU
     kind:      node or gpu
+    node:      where it is now; "": in no node of the memory
     nodes:     where the incidents were seen, in the order of time
     days:      days with an incident
     expected:  days with an incident that its peers have in the same time
@@ -91,12 +95,18 @@ class Lemon:
 
     unit: Name
     kind: Annotated[str, {"enum": ("node", "gpu")}]
+    node: str
     nodes: Names
     days: Count
     expected: Annotated[float, {"minimum": 0}]
     chance: Annotated[float, {"minimum": 0, "maximum": 1}]
     is_lemon: bool
-    incidents: Annotated[tuple[Incident, ...], {"minItems": 1}]
+    incidents: Annotated[tuple[HardwareIncident, ...], {"minItems": 1}]
+
+    def __str__(self) -> str:
+        unit = f"GPU {self.unit}" if self.kind == "gpu" else self.unit
+        expected = f"{self.expected:.1f}" if self.expected >= 0.05 else "below 0.1"
+        return f"{unit}: {counted(self.days, 'day')} with incidents, {expected} expected"
 
 
 @dataclass(frozen=True)
@@ -104,7 +114,7 @@ class Lemons:
     """The document of `nodeready lemons`.
 
     since, until: the window, UTC
-    nodes, gpus:  how many were observed in it
+    node_count, gpu_count: of the nodes and GPUs that were observed in it
     units:        the nodes and GPUs with an incident of their own, lemons first
     shared:       incidents that many nodes had at once; they count for no node
     """
@@ -113,8 +123,8 @@ class Lemons:
 
     since: Moment
     until: Moment
-    nodes: Count
-    gpus: Count
+    node_count: Count
+    gpu_count: Count
     units: tuple[Lemon, ...]
     shared: Count
 
@@ -143,7 +153,7 @@ def find_lemons(
         GATE,
         *dict.fromkeys(f"{check.partition('.')[0]}{RESULTS}" for check in checks),
     ]
-    incidents: list[Incident] = []
+    incidents: list[HardwareIncident] = []
     for name, life in memory.lives(sections):
         if name in nodes:
             incidents += node_incidents(life, gpus[name], events[name], checks)
@@ -154,10 +164,13 @@ def find_lemons(
         return max(0.0, min(last_s, until_s) - max(first_s, since_s))
 
     gpu_s: dict[str, float] = defaultdict(float)
+    places = {}
     for part in chain.from_iterable(gpus.values()):
         gpu_s[part.serial] += within(part.first_s, part.last_s)
+        if part.is_there:
+            places[part.serial] = part.node
     node_s = {name: within(*span) for name, span in memory.spans().items() if name in nodes}
-    units = rank([incident for incident in own if incident.serial], gpu_s, "gpu")
+    units = rank([incident for incident in own if incident.serial], gpu_s, "gpu", places)
     # What a bad GPU did counts for the node that it was in, unless the GPU is the lemon.
     bad_gpus = {unit.unit for unit in units if unit.is_lemon}
     units += rank(
@@ -168,9 +181,28 @@ def find_lemons(
     return Lemons(*window, len(node_s), len(gpu_s), tuple(units), len(incidents) - len(own))
 
 
+def hardware_checks() -> frozenset[str]:
+    """The ids of the checks that hardware can fail: an action on hardware repairs them."""
+    return frozenset(
+        check.id
+        for subject in SUBJECTS.values()
+        for check in subject.checks
+        # An earlier verdict is no evidence.
+        if check.proof != HISTORY and not {*HARDWARE}.isdisjoint(check.cost.actions)
+    )
+
+
+def lemons_of_nodes(document: Lemons) -> dict[str, tuple[str, ...]]:
+    """Node -> a line for itself and for each GPU in it that is a lemon."""
+    lines: dict[str, tuple[str, ...]] = defaultdict(tuple)
+    for lemon in document.lemons:
+        lines[lemon.node] += (str(lemon),)
+    return dict(lines)
+
+
 def lemons_code(document: Lemons) -> int:
     """The exit code of `nodeready lemons`: 3 if there is one, 2 if no node was observed."""
-    return exit_code(usage=not document.nodes, check=bool(document.lemons))
+    return exit_code(usage=not document.node_count, check=bool(document.lemons))
 
 
 def node_incidents(
@@ -178,7 +210,7 @@ def node_incidents(
     parts: Iterable[PartSpan],
     events: Iterable[Event],
     checks: Collection[str],
-) -> list[Incident]:
+) -> list[HardwareIncident]:
     """The incidents of one node.
 
     A check that fails on begins no second incident, unless it names another GPU.
@@ -203,13 +235,13 @@ def node_incidents(
                 serials = _serials(result.actual, gpus, look.time_s)
                 failing.update({(check, serial): result.actual for serial in serials})
         incidents += [
-            Incident(look.time_s, look.node, serial, kind, text)
+            HardwareIncident(look.time_s, look.node, serial, kind, text)
             for (kind, serial), text in failing.items()
             if (kind, serial) not in active
         ]
         active = {*failing}
     incidents += [
-        Incident(event.time_s, event.node, event.serial, event.kind, event.text)
+        HardwareIncident(event.time_s, event.node, event.serial, event.kind, event.text)
         for event in events
     ]
     return incidents
@@ -247,7 +279,7 @@ def poisson_tail(mean: float, count: int) -> float:
     return min(1.0, total)
 
 
-def own_incidents(incidents: Iterable[Incident], nodes: int) -> list[Incident]:
+def own_incidents(incidents: Iterable[HardwareIncident], nodes: int) -> list[HardwareIncident]:
     """The incidents without those that many of ``nodes`` nodes had at the same time."""
     together: dict[tuple[float, str], set[str]] = defaultdict(set)
     listed = list(incidents)
@@ -259,14 +291,20 @@ def own_incidents(incidents: Iterable[Incident], nodes: int) -> list[Incident]:
     ]
 
 
-def rank(incidents: Iterable[Incident], observed_s: Mapping[str, float], kind: str) -> list[Lemon]:
+def rank(
+    incidents: Iterable[HardwareIncident],
+    observed_s: Mapping[str, float],
+    kind: str,
+    places: Mapping[str, str] | None = None,
+) -> list[Lemon]:
     """The units with an incident, the most suspicious first.
 
     incidents:  of units of this kind; those of the fleet were removed
     observed_s: unit -> seconds of the window in which it was observed; every unit of the fleet
     kind:       node or gpu
+    places:     the node that has each GPU now
     """
-    by_unit: dict[str, list[Incident]] = defaultdict(list)
+    by_unit: dict[str, list[HardwareIncident]] = defaultdict(list)
     for incident in incidents:
         by_unit[incident.serial if kind == "gpu" else incident.node].append(incident)
     days = {
@@ -293,5 +331,6 @@ def rank(incidents: Iterable[Incident], observed_s: Mapping[str, float], kind: s
         newest = sorted(by_unit[unit], key=lambda incident: -incident.time_s)
         nodes = tuple(dict.fromkeys(incident.node for incident in reversed(newest)))
         figures = days[unit], expected[unit], chances[unit], unit in lemons
-        ranked.append(Lemon(unit, kind, nodes, *figures, tuple(newest)))
+        place = unit if places is None else places.get(unit, "")
+        ranked.append(Lemon(unit, kind, place, nodes, *figures, tuple(newest)))
     return sorted(ranked, key=lambda lemon: (not lemon.is_lemon, lemon.chance, lemon.unit))

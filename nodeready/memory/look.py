@@ -67,7 +67,7 @@ class Event:
     time_s:  seconds since 1970
     look:    id of the look that reported it
     serial:  of the part; "": the node itself
-    kind:    ``smoke-suspect``, ``postmortem-cause``, ``drain``, ``xid``, …
+    kind:    ``smoke-suspect``, ``postmortem-gpu``, ``drain``, ``xid``, …
     text:    one line
     command: that reported it
     """

@@ -323,6 +323,13 @@ class Policy:
         "which it chose another one, such as sockets because a container lacks /dev/infiniband, "
         "fails.",
     )
+    lemon_nodes: str = setting(
+        "warn",
+        one_of("ignore", "warn", "fail"),
+        "What `nodeready ready` says of a node that failed far more often than its peers, or has "
+        "a GPU that did (`nodeready lemons`). 'warn': it stays a go, because its fault is not "
+        "there now; 'fail': it is a no-go; 'ignore': the memory is not judged.",
+    )
     smoke_python: str = setting(
         "",
         PATH,

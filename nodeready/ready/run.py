@@ -17,11 +17,13 @@ from nodeready.subjects.debug_tools.facts import PY_SPY
 from nodeready.subjects.proof import facts as proof
 from nodeready.subjects.proof.facts import (
     COLLECTIVE,
+    HISTORY,
     MESH,
     SESSION,
     ProofConfig,
     Proved,
     ProvedCollective,
+    ProvedHistory,
 )
 from nodeready.subjects.proof.mesh_facts import Mesh
 from nodeready.subjects.proof.peer_facts import Peers
@@ -58,12 +60,14 @@ class WantedProofs:
     mesh:       connect the nodes over the job's ports
     full:       connect every node with every other node, not only with some
     collective: run a collective over all nodes
+    history:    look for earlier failures in the memory
     """
 
     session: tuple[str, ...] = tuple(SESSION)
     mesh: bool = True
     full: bool = False
     collective: bool = False
+    history: bool = True
 
     @classmethod
     def of(cls, checks: Iterable[str], *, full: bool = False) -> WantedProofs:
@@ -71,7 +75,7 @@ class WantedProofs:
         check_ids = {*checks}
         needed = {check.proof for check in SUBJECTS["proof"].checks if check.id in check_ids}
         session = tuple(name for name in SESSION if name in needed)
-        return cls(session, MESH in needed, full, COLLECTIVE in needed)
+        return cls(session, MESH in needed, full, COLLECTIVE in needed, HISTORY in needed)
 
 
 #: The two conversations with a node.
@@ -88,6 +92,7 @@ class ReadyTask:
     deadline: the moment of time.monotonic() at which everything has ended
     inventory_addresses: address -> its node by the inventory
     collective: runs the smoke test of these nodes until the deadline
+    histories: node -> its earlier failures; None: no memory
     """
 
     transport: Transport
@@ -98,6 +103,7 @@ class ReadyTask:
     deadline: float
     inventory_addresses: Mapping[str, str] = field(default_factory=dict)
     collective: Callable[[tuple[str, ...]], Mapping[str, ProvedCollective]] | None = None
+    histories: Mapping[str, ProvedHistory] | None = None
 
     @property
     def left_s(self) -> float:
@@ -285,6 +291,8 @@ def _with_proofs(
             proved = replace(proved, mesh=meshes.get(reply.name, late))
         if task.proofs.collective:
             proved = replace(proved, collective=collectives.get(reply.name, late))
+        if task.proofs.history and task.histories is not None:
+            proved = replace(proved, history=task.histories.get(reply.name))
         subjects = {**reply.snapshot.subjects, "proof": proved}
         completed.append(replace(reply, snapshot=replace(reply.snapshot, subjects=subjects)))
     return completed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.memory.lemons import FALSE_ALARM, MIN_DAYS, Incident, Lemon, Lemons
+from nodeready.memory.lemons import FALSE_ALARM, MIN_DAYS, HardwareIncident, Lemon, Lemons
 from nodeready.reports.lines import STYLES, StyledLine, line, node_set
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.table_layout import MAX_TEXT
@@ -19,7 +19,7 @@ def lemons(document: Lemons, options: Options = PLAIN) -> Iterator[StyledLine]:
     named = document.lemons
     yield line(
         (counted(len(named), "lemon"), STYLES["fail" if named else "ok"]),
-        f" among {counted(document.nodes, 'node')} and {counted(document.gpus, 'GPU')}"
+        f" among {counted(document.node_count, 'node')} and {counted(document.gpu_count, 'GPU')}"
         f" from {document.since[:10]} to {document.until[:10]}",
     )
     for lemon in named:
@@ -33,7 +33,7 @@ def lemons(document: Lemons, options: Options = PLAIN) -> Iterator[StyledLine]:
         if options.verbose:
             yield from _unit(unit, options)
         else:
-            yield line("  ", _head(unit), f": {_last(unit.incidents[0])}"[:MAX_TEXT])
+            yield line(f"  {unit}", f": {_last(unit.incidents[0])}"[:MAX_TEXT])
     if len(rest) > len(shown):
         yield line(f"  and {len(rest) - len(shown)} more: -v")
     if document.shared:
@@ -43,26 +43,28 @@ def lemons(document: Lemons, options: Options = PLAIN) -> Iterator[StyledLine]:
         )
     if named:
         yield line(
-            f"rule: {MIN_DAYS} or more days with an incident, and a chance below "
-            f"{FALSE_ALARM:.0%} that any of its peers has so many"
+            f"rule: incidents on {MIN_DAYS} days or more, and a chance below {FALSE_ALARM:.0%} "
+            "in a fleet of equals"
         )
 
 
-def _head(lemon: Lemon) -> str:
-    name = sanitise(lemon.unit)
-    unit = f"GPU {name} in {node_set(lemon.nodes)}" if lemon.kind == "gpu" else name
-    expected = f"{lemon.expected:.1f}" if lemon.expected >= 0.05 else "below 0.1"
-    return f"{unit}: {counted(lemon.days, 'day')} with incidents, {expected} expected"
+def _place(lemon: Lemon) -> str:
+    """Where a GPU is, and where its incidents were, if elsewhere too."""
+    earlier = [name for name in lemon.nodes if name != lemon.node]
+    place = f"now in {sanitise(lemon.node)}" if lemon.node else "now in no node"
+    return f"{place}, before in {node_set(earlier)}" if earlier else place
 
 
-def _last(incident: Incident) -> str:
+def _last(incident: HardwareIncident) -> str:
     return f"{incident.time[:10]} {incident.kind}"
 
 
 def _unit(lemon: Lemon, options: Options) -> Iterator[StyledLine]:
     style = STYLES["fail"] if lemon.is_lemon else ""
     yield line("")
-    yield line((_head(lemon), style))
+    yield line((str(lemon), style))
+    if lemon.kind == "gpu":
+        yield line(f"  {_place(lemon)}")
     shown = lemon.incidents if options.verbose else lemon.incidents[:_MAX_INCIDENTS]
     for incident in shown:
         place = f"{incident.node}  " if lemon.kind == "gpu" else ""

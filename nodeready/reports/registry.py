@@ -160,6 +160,8 @@ _ROWS = (
     Format("debuggable", "json", "json_report:render", ".json"),
     Format("jobs", "table", "jobs_table:jobs", ".txt", styled=True),
     Format("jobs", "json", "json_report:render", ".json"),
+    Format("lemons", "table", "lemons_table:lemons", ".txt", styled=True),
+    Format("lemons", "json", "json_report:render", ".json"),
     Format("cores", "table", "cores_table:show", ".txt", styled=True),
     Format("cores", "json", "json_report:render", ".json"),
     Format("tail", "table", "tail_table:show", ".txt", styled=True),

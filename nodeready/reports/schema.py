@@ -21,6 +21,7 @@ from nodeready.audit.waiver_list import WaiverList
 from nodeready.deploy.document import Deploy
 from nodeready.memory.diff import Diff
 from nodeready.memory.history import History
+from nodeready.memory.lemons import Lemons
 from nodeready.ready.job_env import Environment
 from nodeready.reports.notification import Notification
 from nodeready.smoke.document import SmokeReport
@@ -39,7 +40,7 @@ DOCUMENTS: dict[str, Any] = {
     for kind in (
         *(Audit, Ready, SmokeReport, Deploy, Stacks),
         *(Debuggable, Jobs, Cores, TailDocument, Environment, Incident),
-        *(Postmortem, WaiverList, Notification, Diff, History),
+        *(Postmortem, WaiverList, Notification, Diff, History, Lemons),
     )
 }
 

@@ -265,8 +265,8 @@ class Check(Page):
     """A check: its page, and the pure function that judges.
 
     fleet:  the fields of FleetFacts that it needs: its function has the fleet as third argument
-    proof:  the proof that must run on the node before: `proof.facts.SESSION`, MESH or COLLECTIVE;
-            "": the snapshot is enough
+    proof:  the proof that must run before: one of `proof.facts.SESSION`, MESH, COLLECTIVE or
+            HISTORY; "": the snapshot is enough
     writes: the files that the repair writes: where a deploy may not write them, a person must act
             first; None: all files of the subject
     opt_in: made only where ``--only`` has its whole id: neither by default, nor with its subject

@@ -57,6 +57,7 @@ FABRIC = (
 )
 AMDGPU_RAS = "the kernel's amdgpu RAS support (docs.kernel.org/gpu/amdgpu/ras.html)"
 LINK_ERRORS = "OpenFabrics Alliance, overview of error counters: reseat cable and card"
+LEMONS = "the removal of lemon nodes at Meta (arXiv 2410.21680)"
 CABLES = "Cornelis, diagnosing bad cables: reseat, swap, replace"
 
 

@@ -12,6 +12,7 @@ from nodeready.subjects.proof.debuggers import (
     gdb,
     strace,
 )
+from nodeready.subjects.proof.history import history
 from nodeready.subjects.proof.logins import pdsh, ssh
 from nodeready.subjects.proof.mesh import mesh, ports
 from nodeready.subjects.proof.resources import resources
@@ -38,12 +39,13 @@ SUBJECT = Subject(
         ports,
         mesh,
         collective,
+        history,
     ),
     kinds=FactKinds(
         # The proofs act: their results are compared.
         volatile="""
             user limits attach control logins ssh shell login step tracers core resources peers
-            reach mesh collective
+            reach mesh collective history
         """
     ),
 )

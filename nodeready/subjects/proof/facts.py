@@ -58,6 +58,19 @@ class ProvedCollective:
     network: str = ""
 
 
+# --- The history of a node, which the memory on the control machine has.
+
+
+@dataclass(frozen=True)
+class ProvedHistory:
+    """The earlier failures of a node, beside those of its peers.
+
+    lemons: the node itself, or a GPU in it, that failed far more often; a line each
+    """
+
+    lemons: tuple[str, ...] = ()
+
+
 # --- All proofs of one node, and the reader of its answer.
 
 #: The reason of a proof without an answer.
@@ -75,6 +88,8 @@ SESSION: dict[str, type[Any]] = {
 }
 #: The proofs that run between the nodes.
 MESH, COLLECTIVE = "mesh", "collective"
+#: What the memory proves: nothing runs.
+HISTORY = "history"
 #: The further sessions, opened when one of `IN_EACH_SESSION` is requested.
 FURTHER_SESSIONS: dict[str, type[Any]] = {"ssh": SessionProof, "step": SessionProof}
 #: The proofs that each session repeats.
@@ -128,6 +143,7 @@ class Proved:
     reach:   ssh and pdsh between the nodes, as all nodes together saw them
     mesh:    the job's ports between the nodes, as all nodes together saw them
     collective: the outcome of a collective over all nodes for this node
+    history:  its earlier failures; None also where there is no memory of earlier looks
     """
 
     user: User | Unknown
@@ -146,6 +162,7 @@ class Proved:
     reach: Reach | Unknown | None = None
     mesh: Mesh | Unknown | None = None
     collective: ProvedCollective | Unknown | None = None
+    history: ProvedHistory | Unknown | None = None
 
     @property
     def user_name(self) -> str:

@@ -257,7 +257,7 @@ def test_suspects_and_causes_are_events(memory, run):
         (on_gpu,) = [event for event in kept.events() if event.serial]
         gpus = {part.serial for part in kept.parts_of("gpu1") if part.kind == "gpu"}
     assert events == [
-        ("gpu1", "postmortem-cause", "job 7: rank 3 crashed"),
+        ("gpu1", "postmortem-segv", "job 7: rank 3 crashed"),
         ("gpu1", "smoke-suspect", "gpu: [3] fails"),
     ]
     assert on_gpu.serial in gpus

@@ -6,7 +6,21 @@ import random
 
 import pytest
 
-from nodeready.memory.lemons import DAY_S, MIN_SHARED, Incident, own_incidents, rank
+from nodeready.memory.lemons import (
+    DAY_S,
+    MIN_SHARED,
+    HardwareIncident,
+    Lemons,
+    hardware_checks,
+    lemons_code,
+    lemons_of_nodes,
+    node_incidents,
+    own_incidents,
+    rank,
+)
+from nodeready.memory.look import NodeLook, PartSpan
+from nodeready.reports.registry import find_format
+from nodeready.subjects.result import Result
 
 WINDOW_DAYS = 90
 #: Failures of one node in a day: 6.5 and 2.34 in 1,000 node days (arXiv 2410.21680, RSC-1, RSC-2),
@@ -14,9 +28,11 @@ WINDOW_DAYS = 90
 RATES = (0.0065, 0.00234, 0.02)
 
 
-def incidents(days_of: dict[str, tuple[int, ...]], kind: str = "gpus.recovery") -> list[Incident]:
+def incidents(
+    days_of: dict[str, tuple[int, ...]], kind: str = "gpus.recovery"
+) -> list[HardwareIncident]:
     return [
-        Incident(day * DAY_S + number, node, "", kind, "")
+        HardwareIncident(day * DAY_S + number, node, "", kind, "")
         for number, (node, days) in enumerate(days_of.items())
         for day in days
     ]
@@ -33,7 +49,7 @@ def simulated(random_: random.Random, size: int, rate: float, bad: int = 0) -> s
         mean_days = 1 / (rate * (10 if number < bad else 1))
         day = random_.expovariate(1 / mean_days)
         while day < WINDOW_DAYS:
-            faults.append(Incident(day * DAY_S, f"n{number}", "", "gpus.recovery", ""))
+            faults.append(HardwareIncident(day * DAY_S, f"n{number}", "", "gpus.recovery", ""))
             day += random_.expovariate(1 / mean_days)
     ranked = rank(own_incidents(faults, size), fleet(size), "node")
     return {lemon.unit for lemon in ranked if lemon.is_lemon}
@@ -83,16 +99,118 @@ def test_a_node_that_was_observed_for_a_week_is_compared_with_a_week_of_its_peer
 
 
 def test_an_incident_of_many_nodes_at_once_is_the_fleets() -> None:
-    outage = [Incident(5.0, f"n{number}", "", "host.mounts", "") for number in range(MIN_SHARED)]
-    cable = [Incident(5.0, f"n{number}", "", "rdma.errors", "") for number in range(2)]
+    outage = [
+        HardwareIncident(5.0, f"n{number}", "", "host.mounts", "") for number in range(MIN_SHARED)
+    ]
+    cable = [HardwareIncident(5.0, f"n{number}", "", "rdma.errors", "") for number in range(2)]
     assert own_incidents([*outage, *cable], 40) == cable
 
 
 def test_a_moved_gpu_takes_its_incidents_along() -> None:
     faults = [
-        Incident(day * DAY_S, node, "GPU1", "gpus.recovery", f"day {day}")
+        HardwareIncident(day * DAY_S, node, "GPU1", "gpus.recovery", f"day {day}")
         for day, node in ((1, "n1"), (5, "n1"), (9, "n2"))
     ]
     (lemon,) = rank(faults, {f"GPU{number}": 90 * DAY_S for number in range(160)}, "gpu")
     assert (lemon.unit, lemon.nodes, lemon.is_lemon) == ("GPU1", ("n1", "n2"), True)
     assert lemon.incidents[0].text == "day 9"
+
+
+# --- Incidents of a node.
+
+GPU_A, GPU_B = "0000:1b:00.0", "0000:43:00.0"
+PARTS = [
+    PartSpan("gpu", serial, "", "gpu1", slot, 0.0, 90 * DAY_S, is_there)
+    for serial, slot, is_there in (("A", GPU_A, True), ("B", GPU_B, True))
+]
+CHECK = "gpus.kernel_faults"
+
+
+def at(day: int, status: str, actual: str = "", error: str = "") -> NodeLook:
+    results = {CHECK: Result(CHECK, status, actual=actual)}
+    return NodeLook("gpu1", day * DAY_S, "", day, error, {}, {}, results, bool(error))
+
+
+@pytest.mark.parametrize(
+    ("life", "expected"),
+    [
+        pytest.param(
+            [at(1, "ok"), at(2, "fail", f"Xid 79 on {GPU_A}"), at(3, "ok")],
+            [(2, "A", CHECK)],
+            id="the GPU that the check names",
+        ),
+        pytest.param(
+            [at(1, "fail", f"Xid 79 on {GPU_A}"), at(2, "unknown"), at(3, "fail", GPU_A)],
+            [(1, "A", CHECK)],
+            id="unknown in between is no end",
+        ),
+        pytest.param(
+            [at(1, "fail", GPU_A), at(2, "fail", f"{GPU_A}, {GPU_B}"), at(3, "fail", GPU_B)],
+            [(1, "A", CHECK), (2, "B", CHECK)],
+            id="another GPU is another incident",
+        ),
+        pytest.param(
+            [at(1, "warn", "link_downed grew"), at(2, "ok"), at(3, "warn", "link_downed grew")],
+            [(1, "", CHECK), (3, "", CHECK)],
+            id="it came back",
+        ),
+        pytest.param(
+            [at(1, "fail", GPU_A), at(2, "fail", GPU_A, error="timed out"), at(3, "fail", GPU_A)],
+            [(1, "A", CHECK), (2, "", "unreachable")],
+            id="a node that was lost while a check failed",
+        ),
+    ],
+)
+def test_incidents(life: list[NodeLook], expected: list[tuple[int, str, str]]) -> None:
+    made = node_incidents(life, PARTS, (), {CHECK})
+    assert [(entry.time_s / DAY_S, entry.serial, entry.kind) for entry in made] == expected
+
+
+def test_only_what_hardware_can_fail_is_an_incident() -> None:
+    checks = hardware_checks()
+    assert {"gpus.kernel_faults", "gpus.ecc_errors", "rdma.errors", "nics.flaps"} <= checks
+    assert checks.isdisjoint({"ptrace.scope", "gpus.driver", "host.space", "proof.history"})
+
+
+# --- The document.
+
+
+def document() -> Lemons:
+    faults = [
+        HardwareIncident(
+            (18000 + day) * DAY_S, node, "1650923000123", CHECK, f"Xid 79 on {GPU_A}\x1b[2J"
+        )
+        for day, node in ((1, "gpu017"), (9, "gpu017"), (30, "gpu023"))
+    ]
+    link = HardwareIncident(18010 * DAY_S, "gpu002", "", "nics.flaps", "eth0: 3 changes")
+    places = {"1650923000123": "gpu023"}
+    gpus = rank(faults, {f"{1650923000000 + n}": 90 * DAY_S for n in range(512)}, "gpu", places)
+    nodes = rank([link], {f"gpu{n:03d}": 90 * DAY_S for n in range(64)}, "node")
+    return Lemons("2026-08-28T00:00:00Z", "2026-11-26T00:00:00Z", 64, 512, (*gpus, *nodes), 12)
+
+
+TABLE = """\
+1 lemon among 64 nodes and 512 GPUs from 2026-08-28 to 2026-11-26
+
+GPU 1650923000123: 3 days with incidents, below 0.1 expected
+  now in gpu023, before in gpu017
+  2019-05-14 00:00  gpu023  gpus.kernel_faults  Xid 79 on 0000:1b:00.0\\x1b[2J
+  2019-04-23 00:00  gpu017  gpus.kernel_faults  Xid 79 on 0000:1b:00.0\\x1b[2J
+  2019-04-15 00:00  gpu017  gpus.kernel_faults  Xid 79 on 0000:1b:00.0\\x1b[2J
+
+within the rate of their peers
+  gpu002: 1 day with incidents, below 0.1 expected: 2019-04-24 nics.flaps
+12 incidents of many nodes at once count for no node
+rule: incidents on 3 days or more, and a chance below 1% in a fleet of equals
+"""
+
+
+def test_table() -> None:
+    assert "".join(find_format("lemons", "table").render(document())) == TABLE
+
+
+def test_a_node_is_told_of_the_bad_gpu_that_is_in_it_now() -> None:
+    assert lemons_of_nodes(document()) == {
+        "gpu023": ("GPU 1650923000123: 3 days with incidents, below 0.1 expected",)
+    }
+    assert lemons_code(document()) == 3

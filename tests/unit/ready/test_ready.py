@@ -10,7 +10,7 @@ from nodeready.node.proofs.program import _PROVE
 from nodeready.ready.run import WantedProofs
 from nodeready.reports.audit_table import show_ready
 from nodeready.reports.registry import Options
-from nodeready.subjects.proof.facts import COLLECTIVE, MESH, SESSION, Proved
+from nodeready.subjects.proof.facts import COLLECTIVE, HISTORY, MESH, SESSION, Proved
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import fail, ok, unknown, warn
 from tests.builders.fleets import audit, lost, node
@@ -21,17 +21,20 @@ CHECKS = SUBJECTS["proof"].checks
 def test_a_proof_is_a_row_of_the_program_a_field_of_the_facts_and_judged():
     assert list(SESSION) == list(_PROVE)
     assert {*SESSION} <= {field.name for field in fields(Proved)}
-    assert {check.proof for check in CHECKS} - {""} == {*SESSION, MESH, COLLECTIVE}
+    assert {check.proof for check in CHECKS} - {""} == {*SESSION, MESH, COLLECTIVE, HISTORY}
 
 
 def test_only_the_proofs_of_the_chosen_checks_run():
     assert WantedProofs.of(["proof.gdb", "proof.backtrace", "ptrace.scope"]) == WantedProofs(
-        ("tracers", "core"), mesh=False
+        ("tracers", "core"), mesh=False, history=False
     )
-    assert WantedProofs.of(["proof.mesh", "proof.user"]) == WantedProofs((), mesh=True)
+    assert WantedProofs.of(["proof.mesh", "proof.user"]) == WantedProofs((), history=False)
     assert WantedProofs.of(check.id for check in CHECKS) == WantedProofs(collective=True)
     assert WantedProofs.of(check.id for check in CHECKS if not check.opt_in) == WantedProofs()
-    assert WantedProofs.of(["proof.collective"]) == WantedProofs((), mesh=False, collective=True)
+    assert WantedProofs.of(["proof.collective"]) == WantedProofs(
+        (), mesh=False, collective=True, history=False
+    )
+    assert WantedProofs.of(["proof.history"]) == WantedProofs((), mesh=False)
 
 
 FINE = node("n1", ok("proof.attach", "a stack"))

@@ -21,6 +21,7 @@ from tests.cases import cases
 from tests.paths import DOCS
 from tests.unit.audit.test_waiver_list import document as waiver_list
 from tests.unit.memory.test_changes import document as node_diff
+from tests.unit.memory.test_lemons import document as lemons
 from tests.unit.reports.test_smoke_table import SMOKES
 from tests.unit.triage.test_cores import FULL as CORES
 from tests.unit.triage.test_jobs import document as running
@@ -36,6 +37,7 @@ MADE: dict[str, dict[str, Any]] = {
     "env": ENVIRONMENTS,
     "smoke": dict(SMOKES),
     "jobs": {"mixed": running()},
+    "lemons": {"mixed": lemons()},
     "waivers": {"mixed": waiver_list()},
     "diff": {"mixed": node_diff()},
     "debuggable": {"mixed": judged(rank(0), rank(1, main=None), rank(None))},

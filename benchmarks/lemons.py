@@ -1,0 +1,64 @@
+"""How often the rule of `nodeready lemons` is wrong, on simulated fleets.
+
+Every node fails at random with the same rate; some of them ten times as often. A false alarm is a
+fleet in which a node that fails no more often is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+
+from benchmarks import command
+from benchmarks.report import BenchmarkReport
+from nodeready.memory.lemons import DAY_S, HardwareIncident, own_incidents, rank
+
+#: Failures of one node in a day: 6.5 and 2.34 in 1,000 node days (arXiv 2410.21680, RSC-1, RSC-2),
+#: and three times as many.
+RATES = (0.00234, 0.0065, 0.02)
+DAYS, LEMONS, FACTOR = 90, 3, 10
+HEADER = (
+    "nodes",
+    "failures in 1,000 node days",
+    "fleets with a false alarm",
+    f"found of {LEMONS} that fail {FACTOR} times as often",
+)
+
+
+def named(random_: random.Random, nodes: int, rate: float, lemons: int = 0) -> set[int]:
+    """The nodes that the rule names in one fleet, whose first ``lemons`` nodes are bad."""
+    incidents = []
+    for node in range(nodes):
+        node_rate = rate * (FACTOR if node < lemons else 1)
+        day = random_.expovariate(node_rate)
+        while day < DAYS:
+            incidents.append(HardwareIncident(day * DAY_S, str(node), "", "gpus.recovery", ""))
+            day += random_.expovariate(node_rate)
+    observed_s = {str(node): DAYS * DAY_S for node in range(nodes)}
+    ranked = rank(own_incidents(incidents, nodes), observed_s, "node")
+    return {int(unit.unit) for unit in ranked if unit.is_lemon}
+
+
+def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
+    rows: list[tuple[str, ...]] = [HEADER]
+    for nodes in arguments.nodes:
+        for rate in RATES:
+            random_ = random.Random(1)
+            alarms = found = 0
+            for _ in range(arguments.fleets):
+                alarms += bool(named(random_, nodes, rate))
+                found += len(named(random_, nodes, rate, LEMONS) & {*range(LEMONS)})
+            shares = alarms / arguments.fleets, found / arguments.fleets / LEMONS
+            rows.append((str(nodes), f"{rate * 1000:g}", f"{shares[0]:.1%}", f"{shares[1]:.0%}"))
+    remark = f"{arguments.fleets} fleets of each kind, {DAYS} days each."
+    return BenchmarkReport("The rule of lemons", [("", rows)], remark)
+
+
+def main() -> int:
+    parser = command.options("lemons", __doc__, nodes="16,64,1000", fleets=500)
+    return command.main("lemons", parser, _measure, has_lab=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

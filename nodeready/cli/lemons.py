@@ -1,0 +1,69 @@
+"""`nodeready lemons`: the nodes and GPUs that fail far more often than their peers."""
+
+from __future__ import annotations
+
+import time
+
+from nodeready.cli.kept_looks import DAYS, open_memory
+from nodeready.cli.options import (
+    Refused,
+    command,
+    inventory_argument,
+    limit_option,
+    report_options,
+    screen_options,
+    since_option,
+    trust_option,
+)
+from nodeready.cli.outputs import read_outputs
+from nodeready.cli.screen import Screen
+from nodeready.cli.targets import TargetOptions, load_targets
+from nodeready.cli.values import epoch_seconds, past
+from nodeready.memory.lemons import find_lemons, hardware_checks, lemons_code
+
+
+@command()
+@inventory_argument
+@limit_option("These nodes and their peers in the memory: gpu[001-064], a group.")
+@since_option("incidents")
+@trust_option
+@report_options("lemons")
+@screen_options
+def lemons(
+    inventory: str | None,
+    *,
+    limit: str | None,
+    since: str | None,
+    trust_inventory: bool,
+    format: str,
+    output: tuple[str, ...],
+    color: str,
+    quiet: bool,
+    verbose: int,
+) -> int:
+    """List the nodes and GPUs that fail far more often than their peers. Contacts no node.
+
+    The looks of the last 90 days are read: findings that hardware can cause, nodes that did not
+    answer, suspects of smoke tests, causes of dead jobs. A GPU is known by its serial number in
+    every node that it was in. Without INVENTORY: every node of the memory.
+
+    \b
+    Examples:
+      nodeready lemons
+      nodeready lemons inventories/prod.py --since 2026-10-01
+      nodeready lemons -v --format json -o lemons.json
+    """
+    outputs = read_outputs("lemons", format, output)
+    screen = Screen(color, quiet, verbose)
+    now = time.time()
+    since_s = past(since, epoch_seconds) or now - DAYS * 86400
+    if inventory is None and limit is not None:
+        raise Refused("--limit: needs an INVENTORY")
+    with open_memory() as memory:
+        names = set(memory.names())
+        if inventory is not None:
+            options = TargetOptions(limit=limit, trust_inventory=trust_inventory)
+            names &= load_targets(inventory, options)[2].keys()
+        document = find_lemons(memory, names, hardware_checks(), since_s, now)
+    outputs.show(document, screen, silent=screen.quiet and not document.lemons)
+    return lemons_code(document)
