@@ -240,9 +240,9 @@ class RankFinder:
                 time_s, slack_s = None if moment is None else moment - offset, slack + own_slack_s
                 for rank in event.ranks or (self.rank_of(node, event, by_path),):
                     # In a log that several ranks share, another rank may have written on.
-                    own = replace(event, went_on=event.went_on and rank is not None)
+                    ranked = replace(event, went_on=event.went_on and rank is not None)
                     yield RankFailure(
-                        *(rank, node, number, file.failures.path, own, time_s, slack_s)
+                        *(rank, node, number, file.failures.path, ranked, time_s, slack_s)
                     )
 
     @staticmethod
