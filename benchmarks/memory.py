@@ -31,9 +31,11 @@ from benchmarks.simulated import audit_answers, make_answers, policies_of, probe
 from nodeready.audit.workers import AuditWorkers
 from nodeready.cli.kept_looks import LookKeeper, MemorySettings
 from nodeready.cli.screen import Screen
+from nodeready.memory.baselines import dated, looks_since, since_changes
+from nodeready.memory.diff import Diff, Side, compare
 from nodeready.memory.history import read_history
 from nodeready.memory.look import Value
-from nodeready.memory.sections import NodeSections, dump, node_sections
+from nodeready.memory.sections import NodeSections, dump, facts_text, node_sections
 from nodeready.memory.store import Memory
 from nodeready.subjects.registry import select
 
@@ -87,7 +89,7 @@ def _changed(name: str, facts: dict[str, Value], look: int) -> NodeSections:
     """A look at two sections of a node: one with a new fact, one with a new result."""
     results = {"gpus.ecc_errors": {"status": "warn", "actual": f"{look} errors on {name}"}}
     texts = {
-        "nics.facts": dump({**facts, "nics.interfaces[eth0].mtu": look}),
+        "nics.facts": facts_text({**facts, "nics.interfaces[eth0].mtu": look}),
         "gpus.results": dump(results),
     }
     return node_sections(name, texts)
@@ -113,6 +115,15 @@ def _further_looks(memory: Memory, looks: int) -> Iterator[tuple[float, float]]:
         yield time.perf_counter() - moment, _cpu_s() - cpu_s
 
 
+def _diff(memory: Memory, since_s: float) -> Diff:
+    """What `nodeready diff --since` does with the memory."""
+    until_s = float("inf")
+    looks = looks_since(memory, memory.names(), since_s, until_s)
+    side = Side("", "")
+    diff = compare(since_changes(looks), side, side, only_before=(), only_after=())
+    return dated(diff, memory, since_s, until_s)
+
+
 def _run(nodes: int, directory: Path, looks: int) -> dict[str, object]:
     """Measure; the directory has the answers of two looks."""
     os.environ["XDG_STATE_HOME"] = str(directory)
@@ -134,10 +145,11 @@ def _run(nodes: int, directory: Path, looks: int) -> dict[str, object]:
         for name, read in (
             ("all nodes at one time", lambda: [*memory.nodes(memory.names(), third)]),
             ("the life of a node", lambda: read_history(memory, memory.names()[0])),
+            (f"{looks - 3} looks for a diff", lambda: _diff(memory, third)),
         ):
-            moment = time.perf_counter()
+            moment, cpu_s = time.perf_counter(), time.process_time()
             read()
-            reads[name] = time.perf_counter() - moment
+            reads[name] = time.perf_counter() - moment, time.process_time() - cpu_s
     return {
         "passes": {name: asdict(measured) for name, measured in passes.items()},
         "changed": changed,
@@ -180,7 +192,10 @@ def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
         (f"the file after {arguments.looks} looks", f"{last / 1e6:.1f} MB"),
         ("a further look, 1 % changed", f"{growth / 1e6:.3f} MB"),
         ("90 days of looks, one each hour", f"{(first + growth * _QUARTER) / 1e6:.0f} MB"),
-        *((f"to read {name}", f"{value:.2f} s") for name, value in measured["reads"].items()),
+        *(
+            (f"to read {name}", f"{wall_s:.2f} s, CPU {cpu_s:.2f} s")
+            for name, (wall_s, cpu_s) in measured["reads"].items()
+        ),
     ]
     head = ("audit", "until judged", "CPU", "to keep", "CPU of keeping")
     return BenchmarkReport(
