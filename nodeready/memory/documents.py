@@ -32,7 +32,7 @@ class AuditFile:
     started: when the audit began, UTC
     names:   of the nodes, in the order of the file
 
-    Raises DocumentError, also for the look at a node.
+    Raises DocumentError.
     """
 
     def __init__(self, source: str, data: bytes) -> None:
@@ -57,7 +57,7 @@ class AuditFile:
 
     @classmethod
     def read(cls, path: Path) -> AuditFile:
-        """The document of this file."""
+        """The document of this file. Raises DocumentError."""
         try:
             with path.open("rb") as file:
                 data = file.read(_MAX_FILE + 1)
@@ -89,7 +89,7 @@ class AuditFile:
         return DocumentError(f"{self._source}: is no document of audit or ready ({defect})")
 
     def look(self, name: str) -> NodeLook:
-        """The look at one of ``names``."""
+        """The look at one of ``names``. Raises DocumentError."""
         row = self._rows[name]
         if isinstance(row, bytes):
             row = self._decoded(row, wire.MAX_COST)
