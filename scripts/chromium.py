@@ -1,4 +1,4 @@
-"""A headless browser of this machine, for the page of stacks: its tests and its picture."""
+"""A headless browser of this machine, for the HTML pages: their tests and pictures."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Records pictures of real runs: docs/images/NAME.svg from the output of commands, and NAME.png of
-the page of stacks from a browser.
+pages from a browser.
 
 Usage: scripts/pictures.py [NAME]...
 
@@ -174,26 +174,45 @@ def stacks(terminal: Terminal) -> None:
         terminal.run("stacks", INVENTORY)
 
 
-def stacks_page(terminal: Terminal) -> None:
-    """The same as a page in a browser, with a picture of its window."""
+def _page(terminal: Terminal, picture: Path, *words: str, script: str = "") -> None:
+    """A picture of the page of `nodeready WORDS --format html` in a browser's window.
+
+    script: what a reader has done there
+    """
     import chromium
 
     page = terminal.home / "page.html"
-    job = Job(Lab.up(LAB, nodes=JOB_NODES).nodes)
-    with job.fault(5, "loader"):
-        command = [*NODEREADY, "stacks", INVENTORY, "--format", "html"]
-        html = subprocess.check_output(command, env=terminal.environment, cwd=ROOT, text=True)
-    page.write_text(_constant(html))
+    command = [*NODEREADY, *words, "--format", "html"]
+    done = subprocess.run(
+        command, env=terminal.environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, check=False
+    )
+    page.write_text(_constant(done.stdout))
     browser = chromium.start()
     try:
         browser.get(page.as_uri())
-        browser.save_screenshot(str(IMAGES / "stacks-page.png"))
+        browser.execute_script(script)
+        browser.save_screenshot(str(picture))
     finally:
         browser.quit()
 
 
+def stacks_page(terminal: Terminal) -> None:
+    """The same as a page."""
+    job = Job(Lab.up(LAB, nodes=JOB_NODES).nodes)
+    with job.fault(5, "loader"):
+        _page(terminal, IMAGES / "stacks-page.png", "stacks", INVENTORY)
+
+
+def audit_page(terminal: Terminal) -> None:
+    """The same fleet as in `audit`, as a page with the first finding unfolded."""
+    _fleet(terminal)
+    unfold = "document.querySelector('.finding.fail').open = true"
+    _page(terminal, IMAGES / "audit-page.png", "audit", INVENTORY, script=unfold)
+
+
 SCENES: dict[str, Callable[[Terminal], None]] = {
     "audit": audit,
+    "audit-page": audit_page,
     "deploy": deploy,
     "stacks": stacks,
     "stacks-page": stacks_page,

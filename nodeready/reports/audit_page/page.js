@@ -192,7 +192,7 @@ const nodesWith = (word) => {
 };
 
 // --- A search is words, and a node has to match all of them.
-const ROWS = 200;
+const ROWS = 100;
 const matches = byId("matches");
 // Without the sets of nodes, which name only some of their nodes in full.
 const cardTexts = cards.map((card) => all("summary > :not(.where), .line:not(.nodes)", card)
