@@ -142,8 +142,8 @@ class LookKeeper:
             looks = self._earlier.looks() if self._earlier else []
         except MemoryUnavailable:
             return []
-        own = self._command, self._inventory
-        return [look for look in reversed(looks) if (look.command, look.inventory) == own]
+        run = self._command, self._inventory
+        return [look for look in reversed(looks) if (look.command, look.inventory) == run]
 
     def history(self, node: str) -> list[HistoryEntry]:
         """The kept history of a node and of its parts, the newest first."""

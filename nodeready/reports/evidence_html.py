@@ -25,8 +25,7 @@ from nodeready.subjects.result import Result
 #: The subjects of parts that have a vendor.
 _SUBJECTS = ("gpus", "rdma", "nics")
 _PARTS = tuple(f"{subject}." for subject in _SUBJECTS)
-#: The kinds of entries of a history that are shown whatever they are about: none names a user, a
-#: job or a setting of the site.
+#: The kinds of entries of a history that name no user, no job and no setting of the site.
 _KINDS = (HARDWARE, VERSION, REBOOT, PART)
 #: Maximum nodes of a page, and entries of a node's history.
 _NODES, _ENTRIES = 64, 200
@@ -94,7 +93,7 @@ def page() -> HtmlPage:
 
 
 def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
-    """The page, in pieces: every node on paper of its own."""
+    """The page, in pieces: each node begins a sheet of paper."""
     nodes = audit.nodes[:_NODES]
     yield from page().render(
         title=f"{node_set(node.name for node in nodes)}: evidence",

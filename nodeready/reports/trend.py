@@ -49,21 +49,22 @@ def trend(looks: Sequence[Look], nodes: int) -> Trend | None:
         if look.complete and sum(look.summary.get("nodes", {}).values()) >= max(1, nodes * _SHARE)
     ]
     maximum_results = max(map(_results_per_node, looks), default=0)
-    whole = [
+    counts_at = [
         (look.time_s, [sum(look.summary["nodes"][name] for name in area) for area in _AREAS])
         for look in looks
         if not _answered(look) or _results_per_node(look) >= maximum_results * _SHARE
     ]
-    if len(whole) < 2:
+    if len(counts_at) < 2:
         return None
-    step = -(-len(whole) // _POINTS)
+    step = -(-len(counts_at) // _POINTS)
     # The newest look is always a point.
-    points = whole[::-step][::-1]
+    points = counts_at[::-step][::-1]
     maximum = max(1, *(sum(counts) for _, counts in points))
-    failing = [counts[0] for _, counts in whole]
+    failing = [counts[0] for _, counts in counts_at]
     sentence = (
-        f"{counted(len(whole), 'look')} since {utc_moment(whole[0][0])}: at least {min(failing)} "
-        f"and at most {max(failing)} nodes failed or gave no answer, {failing[-1]} at last"
+        f"{counted(len(counts_at), 'look')} since {utc_moment(counts_at[0][0])}: "
+        f"at least {min(failing)} and at most {max(failing)} nodes failed or gave no "
+        f"answer, {failing[-1]} at last"
     )
     return Trend(
         sentence,
@@ -72,7 +73,8 @@ def trend(looks: Sequence[Look], nodes: int) -> Trend | None:
         utc_moment(points[0][0]),
         utc_moment(points[-1][0]),
         tuple(
-            (utc_moment(time_s), *map(str, counts)) for time_s, counts in whole[: -_ROWS - 1 : -1]
+            (utc_moment(time_s), *map(str, counts))
+            for time_s, counts in counts_at[: -_ROWS - 1 : -1]
         ),
     )
 
