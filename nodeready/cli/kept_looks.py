@@ -119,15 +119,15 @@ class LookKeeper:
         """
         if self._settings.path is None:
             return None
-        known: frozenset[bytes] = frozenset()
+        digests: frozenset[bytes] = frozenset()
         # Closed before the workers are forked: SQLite's connections do not survive a fork.
         if self._settings.path.exists():
             try:
                 with Memory.open(self._settings.path) as memory:
-                    known = memory.digests()
+                    digests = memory.digests()
             except MemoryUnavailable:
                 pass  # `keep` says why
-        return SectionWriter(frozenset(checks), known)
+        return SectionWriter(frozenset(checks), digests)
 
     def earlier_counters(self, name: str) -> str:
         """The counters of the last look at the node, as JSON; "": there are none."""
@@ -198,11 +198,11 @@ class LookKeeper:
         """Keep a look that only has events: (node, number of a GPU of it, kind, text) of each."""
         now_s = time.time()
         look = Look(0, now_s, self._command, self._inventory, "", complete, code, {})
-        kept = [
+        look_events = [
             Event(now_s, 0, node, self._serial(node, gpu), kind, text, self._command)
             for node, gpu, kind, text in events
         ]
-        self._keep(look, (), kept)
+        self._keep(look, (), look_events)
 
     def _serial(self, node: str, gpu: int | None) -> str:
         """The serial number of the GPU with this number of a node; "": not known.
@@ -215,9 +215,9 @@ class LookKeeper:
             parts = self._earlier.parts_of(node)
         except MemoryUnavailable:
             return ""
-        there = [part for part in parts if part.kind == "gpu" and part.is_there]
-        gpus = sorted((part.slot, part.serial) for part in there)
-        return gpus[gpu][1] if gpu < len(gpus) else ""
+        gpus = [part for part in parts if part.kind == "gpu" and part.is_there]
+        serials = [serial for _, serial in sorted((part.slot, part.serial) for part in gpus)]
+        return serials[gpu] if gpu < len(serials) else ""
 
     def _keep(
         self, look: Look, nodes: Iterable[NodeSections], events: Iterable[Event] = ()

@@ -106,13 +106,12 @@ def read_history(memory: Memory, name: str, since_s: float = 0.0) -> History | N
     """
     if not name:
         looks = memory.looks(since_s)
-        kept = tuple(map(kept_look, looks))
-        first, last = (kept[-1].time, kept[0].time) if kept else ("", "")
-        return History("", "", first, last, len(kept), memory.size_bytes, looks=kept)
+        rows = tuple(map(kept_look, looks))
+        first, last = (rows[-1].time, rows[0].time) if rows else ("", "")
+        return History("", "", first, last, len(rows), memory.size_bytes, looks=rows)
     life = [*memory.life(name)]
     if life:
-        seen = memory.last_seen(name)
-        last_s, count = seen if seen else (life[-1].time_s, life[-1].number)
+        last_s, count = memory.last_seen(name) or (life[-1].time_s, life[-1].number)
         jobs, problem = node_jobs(name, max(since_s, life[0].time_s))
         entries = node_entries(life, last_s, count, memory.events(name), jobs)
         first_s, about = life[0].time_s, ""

@@ -159,11 +159,11 @@ class SectionWriter:
     """Makes the sections of one subject of a node, where the node is judged.
 
     checks: the ids of the results to keep
-    known:  digests of the texts that the memory has: they are not packed again
+    digests: of the texts that the memory has: they are not packed again
     """
 
-    def __init__(self, checks: Collection[str], known: Collection[bytes]) -> None:
-        self._checks, self._known = checks, known
+    def __init__(self, checks: Collection[str], digests: Collection[bytes]) -> None:
+        self._checks, self._digests = checks, digests
 
     def __call__(
         self, subject: str, observation: Any, shown: Any, results: Iterable[Result]
@@ -177,6 +177,6 @@ class SectionWriter:
             subject, observation, shown, results, self._checks
         ).items():
             text_digest = digest(text)
-            packed = None if text_digest in self._known else zlib.compress(text)
+            packed = None if text_digest in self._digests else zlib.compress(text)
             sections.append((name, text_digest, packed))
         return sections

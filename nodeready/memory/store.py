@@ -468,11 +468,11 @@ class Memory:
                 look,
             )
             if sections:
-                seen = min(look, last_look)
-                number = looks if seen == last_look else max(row[2] for row in sections)
+                newest = min(look, last_look)
+                number = looks if newest == last_look else max(row[2] for row in sections)
                 contents = {section: content for section, content, _ in sections}
-                ((seen_s,),) = self._rows("SELECT time FROM looks WHERE id=?", seen) or [(time_s,)]
-                yield self._node_look(name, seen, seen_s, number, contents)
+                times = self._rows("SELECT time FROM looks WHERE id=?", newest) or [(time_s,)]
+                yield self._node_look(name, newest, times[0][0], number, contents)
 
     def changed(self, since_s: float, until_s: float = float("inf")) -> set[str]:
         """The nodes with a section that changed after one time, until another."""

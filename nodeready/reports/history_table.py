@@ -40,8 +40,10 @@ def _span(first: str, last: str) -> str:
 def _life(document: History, options: Options) -> Iterator[StyledLine]:
     looks = f", {counted(document.count, 'look')}" if document.count else ""
     about = f"{document.about}, " if document.about else ""
-    seen = f"{about}seen from {_minute(document.first_seen)} to {_minute(document.last_seen)} UTC"
-    yield line((document.name, "bold"), f"  {seen}{looks}")
+    period = (
+        f"{about}seen from {_minute(document.first_seen)} to {_minute(document.last_seen)} UTC"
+    )
+    yield line((document.name, "bold"), f"  {period}{looks}")
     is_whole = bool(options.verbose) or not options.lines
     entries = document.entries if is_whole else document.entries[: options.lines]
     causes = {(entry.time, check) for entry in entries if entry.kind == STATUS
