@@ -1,9 +1,9 @@
-"""The jobs that Slurm has run on a node, by its accounting."""
+"""The jobs that Slurm has run on nodes, by its accounting."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from shutil import which
@@ -16,6 +16,8 @@ _FIELDS = "JobID,User,State,Start,End"
 _TIMEOUT_S = 20
 #: Maximum jobs, the newest ones.
 _MAX_JOBS = 1000
+#: Maximum jobs of all nodes whose ends are read.
+_MAX_ENDS = 100_000
 
 
 @dataclass(frozen=True)
@@ -36,21 +38,38 @@ def node_jobs(
     node: str, since_s: float, environ: Mapping[str, str] = os.environ
 ) -> tuple[tuple[NodeJob, ...], str]:
     """The newest jobs on a node since a time, the oldest first; why there are none, or ""."""
+    text, problem = _ask([node], since_s, [f"--format={_FIELDS}"], environ)
+    return parse_jobs(text)[-_MAX_JOBS:], problem
+
+
+def last_job_ends(
+    nodes: Collection[str], since_s: float, environ: Mapping[str, str] = os.environ
+) -> tuple[dict[str, float], str]:
+    """Node -> the end of its last completed job, in seconds since 1970; what failed, or ""."""
+    words = ["--state=COMPLETED", "--endtime=now", "--noheader", "--format=End,NodeList"]
+    text, problem = _ask(nodes, since_s, words, environ)
+    return parse_ends(text), problem
+
+
+def _ask(
+    nodes: Collection[str], since_s: float, words: Sequence[str], environ: Mapping[str, str]
+) -> tuple[str, str]:
+    """What `sacct` prints about the jobs of these nodes; why it prints nothing, or ""."""
     path = search_path(environ.get("PATH", ""))
     if not which("sacct", path=path):
-        return (), "sacct is not installed here"
+        return "", "sacct is not installed here"
     # Imported only here, because they import pyinfra, which is slow.
     from pyinfra.api.exceptions import InventoryError
 
     from nodeready.inventory.slurm import ask
 
     start = datetime.fromtimestamp(since_s).isoformat(timespec="seconds")
-    argv = ["sacct", f"--nodelist={node}", f"--starttime={start}", "--allusers", "--allocations"]
+    argv = ["sacct", f"--nodelist={','.join(nodes)}", f"--starttime={start}"]
+    argv += ["--allusers", "--allocations", "--parsable2", *words]
     try:
-        text = ask([*argv, "--parsable2", f"--format={_FIELDS}"], path, _TIMEOUT_S)
+        return ask(argv, path, _TIMEOUT_S), ""
     except InventoryError as error:
-        return (), str(error)
-    return parse_jobs(text)[-_MAX_JOBS:], ""
+        return "", str(error)
 
 
 def parse_jobs(text: str) -> tuple[NodeJob, ...]:
@@ -65,6 +84,23 @@ def parse_jobs(text: str) -> tuple[NodeJob, ...]:
         if start_s is not None:
             jobs.append(NodeJob(job, user, state, start_s, end_s))
     return tuple(sorted(jobs, key=lambda job: job.start_s))
+
+
+def parse_ends(text: str) -> dict[str, float]:
+    """Node -> its latest end, of the rows ``END|NODES``. Other lines are left out."""
+    from nodeready.inventory.nodeset import NodeSetError, expand
+
+    latest: dict[str, float] = {}
+    for line in text.splitlines()[:_MAX_ENDS]:
+        end, _, words = line.partition("|")
+        end_s = _seconds(end)
+        try:
+            names = expand(words) if end_s is not None else []
+        except NodeSetError:
+            continue
+        for name in names:
+            latest[name] = max(end_s or 0.0, latest.get(name, 0.0))
+    return latest
 
 
 def _seconds(text: str) -> float | None:

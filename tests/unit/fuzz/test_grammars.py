@@ -19,7 +19,7 @@ from nodeready.audit.learned import read_settings
 from nodeready.healthcheck import drain, gate, here
 from nodeready.inventory import hostfile, nodeset, slurm
 from nodeready.memory import documents
-from nodeready.memory.job_ends import parse_ends
+from nodeready.memory.node_jobs import parse_ends, parse_jobs
 from nodeready.node import failure_events, log_variables, mount_table
 from nodeready.node.cores import core_pattern
 from nodeready.node.stacks import py_spy
@@ -211,6 +211,7 @@ PARSERS: dict[str, Any] = {
     ),
     "a watchdog's lines": (lambda text: watchdog.reports(text.splitlines()),),
     "NCCL's lines": (lambda text: nccl_log.read_log(text.splitlines()),),
+    "the jobs of a node": (parse_jobs,),
     "the ends of jobs": (parse_ends,),
     "a file of learn": (read_settings, ValueError),
     "an audit's file": (read_audit, documents.DocumentError),

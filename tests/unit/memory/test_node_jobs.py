@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from nodeready.memory.job_ends import last_job_ends, parse_ends
+from nodeready.memory.node_jobs import last_job_ends, parse_ends
 
 
 def test_the_latest_end_of_each_node():
