@@ -32,7 +32,10 @@ class Refused(click.ClickException):
 
 #: Every value of ``--format`` that some command takes. NODEREADY_FORMAT may have any of them: a
 #: command ignores those that it does not take.
-FORMS = ("table", "json", "junit", "csv", "prometheus", "nagios", "html", "speedscope", "sh")
+FORMS = (
+    *("table", "json", "junit", "csv", "prometheus", "nagios"),
+    *("html", "evidence", "speedscope", "sh"),
+)
 
 
 #: Group of --help -> its options, by name, in their order. The remaining options of a command

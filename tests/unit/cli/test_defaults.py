@@ -206,7 +206,7 @@ def value(name: str, option: str) -> object:
     [
         ("format", "prometheus", {"audit": "prometheus", "ready": "prometheus", "cores": "table"}),
         ("format", "json", {"audit": "json", "ready": "json", "cores": "json"}),
-        ("format", "html", {"audit": "table", "ready": "table", "cores": "table"}),
+        ("format", "html", {"audit": "html", "ready": "html", "cores": "table"}),
         # The output of these commands is a program's input, or has a form of its own.
         ("format", "json", {"env": "sh", "stacks": "table", "tail": "table"}),
         # A file for some commands, a directory for others.
