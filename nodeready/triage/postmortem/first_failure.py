@@ -755,7 +755,13 @@ class FirstFailureFinder:
     def _ended_from_outside(self) -> FirstFailure | None:
         """A signal ended the launcher or the ranks."""
         job = [f for f in self.ended if f.event.source in ("slurm-job", "agent")]
-        cancelled = [step for step in self.evidence.steps if step.state.startswith("CANCELLED")]
+        # Slurm also says CANCELLED of a batch script that crashed (22.05): 0:11.
+        cancelled = [
+            step
+            for step in self.evidence.steps
+            if step.state.startswith("CANCELLED")
+            and (not step.signal or kind_of_code(-step.signal) == "signal")
+        ]
         own_errors = [f for f in self.ended if f.event.source in ("", "error-file", "shell")]
         ended = [f for f in self.reports if signal_of(f.event.code) in (1, 2, 15)]
         if not (job or cancelled or own_errors or ended):
@@ -838,11 +844,15 @@ class FirstFailureFinder:
         steps = [step for step in self.evidence.steps if step.code or step.signal]
         if steps and not self.reports:
             step = steps[-1]
-            how = f"signal {step.signal}" if step.signal else f"exit code {step.code}"
+            kind = kind_of_code(-step.signal) if step.signal else "unclear"
+            number = f"signal {step.signal}"
+            how = (
+                SIGNAL_NAMES.get(step.signal, number) if step.signal else f"exit code {step.code}"
+            )
             text = f"Slurm: {step.step} {step.state} with {how}, and no log says why"
             self.missing.append("the logs of the ranks")
             return self._cause(
-                "unclear",
+                kind,
                 text,
                 (),
                 (),
