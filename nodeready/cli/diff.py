@@ -124,7 +124,7 @@ def _moment(name: str, words: str, memory: Memory) -> float:
 def _since(memory: Memory, names: list[str], since: str, until_s: float, after: Side) -> Diff:
     """What changed on these nodes since a time. Raises Refused."""
     if since == LAST_GOOD:
-        from nodeready.memory.node_jobs import last_job_ends
+        from nodeready.memory.accounting import last_job_ends
 
         since_s = min((look.time_s for look in memory.looks()), default=0.0)
         ends, _ = last_job_ends(names, since_s)

@@ -16,6 +16,7 @@ from nodeready.audit.recorded import VERDICT
 from nodeready.cli.config_file import memory_settings
 from nodeready.cli.options import Refused
 from nodeready.cli.screen import Screen
+from nodeready.memory.accounting import node_drains
 from nodeready.memory.history import HistoryEntry, read_parts_history
 from nodeready.memory.lemons import find_lemons, hardware_checks, lemons_of_nodes
 from nodeready.memory.look import Event, Look
@@ -245,7 +246,9 @@ def earlier_failures(nodes: Collection[str]) -> dict[str, ProvedHistory] | None:
     try:
         with Memory.open(settings.path) as memory:
             names, since_s = set(memory.names()), now_s - settings.days * 86400
-            document = find_lemons(memory, names, hardware_checks(), since_s, now_s)
+            document = find_lemons(
+                memory, names, hardware_checks(), since_s, now_s, drains=node_drains(since_s)[0]
+            )
     except MemoryUnavailable:
         return None  # `LookKeeper.keep` says why
     lines = lemons_of_nodes(document)

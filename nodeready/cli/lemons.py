@@ -19,6 +19,7 @@ from nodeready.cli.outputs import read_outputs
 from nodeready.cli.screen import Screen
 from nodeready.cli.targets import TargetOptions, load_targets
 from nodeready.cli.values import epoch_seconds, past
+from nodeready.memory.accounting import node_drains
 from nodeready.memory.lemons import find_lemons, hardware_checks, lemons_code
 
 
@@ -64,6 +65,8 @@ def lemons(
         if inventory is not None:
             options = TargetOptions(limit=limit, trust_inventory=trust_inventory)
             names &= load_targets(inventory, options)[2].keys()
-        document = find_lemons(memory, names, hardware_checks(), since_s, now)
+        document = find_lemons(
+            memory, names, hardware_checks(), since_s, now, drains=node_drains(since_s)[0]
+        )
     outputs.show(document, screen, silent=screen.quiet and not document.lemons)
     return lemons_code(document)

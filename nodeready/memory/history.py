@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Annotated, ClassVar
 
 from nodeready.audit.document import FAILED, UNREACHABLE
+from nodeready.memory.accounting import NodeJob, node_drains, node_jobs
 from nodeready.memory.changes import ANSWER, RESULT, Change, changes
 from nodeready.memory.look import Event, Look, NodeLook, PartSpan
-from nodeready.memory.node_jobs import NodeJob, node_jobs
 from nodeready.memory.store import Memory
 from nodeready.subjects.json_types import Count, Moment, MomentOrEmpty, Name
 from nodeready.subjects.result import STATUSES, worst
@@ -112,8 +112,10 @@ def read_history(memory: Memory, name: str, since_s: float = 0.0) -> History | N
     life = [*memory.life(name)]
     if life:
         last_s, count = memory.last_seen(name) or (life[-1].time_s, life[-1].number)
-        jobs, problem = node_jobs(name, max(since_s, life[0].time_s))
-        entries = node_entries(life, last_s, count, memory.events(name), jobs)
+        begin_s = max(since_s, life[0].time_s)
+        jobs, problem = node_jobs(name, begin_s)
+        events = [*memory.events(name), *node_drains(begin_s, [name])[0]]
+        entries = node_entries(life, last_s, count, events, jobs)
         first_s, about = life[0].time_s, ""
         missing = {"jobs": problem} if problem else {}
     else:

@@ -44,7 +44,7 @@ MIN_DAYS = 3
 #: The probability that a fleet of equal units has a lemon: one false alarm in a hundred windows.
 FALSE_ALARM = 0.01
 #: The kinds of events that are an incident of the node.
-EVENT_KINDS = ("smoke-suspect", "postmortem-gpu", "postmortem-network")
+EVENT_KINDS = ("smoke-suspect", "postmortem-gpu", "postmortem-network", "drain")
 _PCI_ADDRESS = re.compile(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 #: A check that fails anew on this part of the nodes, and on at least MIN_SHARED, in one look has a
 #: cause that they share.
@@ -134,18 +134,25 @@ class Lemons:
 
 
 def find_lemons(
-    memory: Memory, nodes: Collection[str], checks: Collection[str], since_s: float, until_s: float
+    memory: Memory,
+    nodes: Collection[str],
+    checks: Collection[str],
+    since_s: float,
+    until_s: float,
+    *,
+    drains: Iterable[Event] = (),
 ) -> Lemons:
     """The lemons among these nodes and their GPUs in this time. Raises MemoryUnavailable.
 
     checks: the ids of those that hardware can fail
+    drains: by Slurm's accounting
     """
     gpus: dict[str, list[PartSpan]] = defaultdict(list)
     for part in memory.parts_of_kind("gpu"):
         if part.node in nodes:
             gpus[part.node].append(part)
     events: dict[str, list[Event]] = defaultdict(list)
-    for event in memory.events():
+    for event in chain(memory.events(), drains):
         if event.kind in EVENT_KINDS:
             events[event.node].append(event)
     sections = [

@@ -19,7 +19,7 @@ from nodeready.audit.learned import read_settings
 from nodeready.healthcheck import drain, gate, here
 from nodeready.inventory import hostfile, nodeset, slurm
 from nodeready.memory import documents
-from nodeready.memory.node_jobs import parse_ends, parse_jobs
+from nodeready.memory.accounting import parse_drains, parse_ends, parse_jobs
 from nodeready.node import failure_events, log_variables, mount_table
 from nodeready.node.cores import core_pattern
 from nodeready.node.stacks import py_spy
@@ -213,6 +213,7 @@ PARSERS: dict[str, Any] = {
     "NCCL's lines": (lambda text: nccl_log.read_log(text.splitlines()),),
     "the jobs of a node": (parse_jobs,),
     "the ends of jobs": (parse_ends,),
+    "the drains of nodes": (parse_drains,),
     "a file of learn": (read_settings, ValueError),
     "an audit's file": (read_audit, documents.DocumentError),
     "a dead job's lines": (lambda text: failure_events.read_lines(text.splitlines(), 2026),),

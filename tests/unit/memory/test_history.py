@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from nodeready.cli import cli
 from nodeready.memory import history
+from nodeready.memory.accounting import NodeJob, parse_jobs
 from nodeready.memory.look import Event
-from nodeready.memory.node_jobs import NodeJob, parse_jobs
 from nodeready.memory.sections import dump
 from nodeready.memory.store import Memory
 from nodeready.reports.registry import Options, find_format

@@ -1,4 +1,4 @@
-"""The jobs that Slurm has run on nodes, by its accounting."""
+"""The jobs and the drains of nodes, by Slurm's accounting."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from shutil import which
 
+from nodeready.memory.look import Event
 from nodeready.shell import search_path
 
 #: A job's user chooses the last field, which may have any character.
 _FIELDS = "JobID,User,State,Start,End"
+#: States of a node that gets no job: sacctmgr(1), of events.
+_LOST = ("DRAIN", "DOWN", "FAIL")
 #: Seconds for `sacct`: a large accounting database answers in some seconds.
 _TIMEOUT_S = 20
 #: Maximum jobs, the newest ones.
@@ -51,25 +54,46 @@ def last_job_ends(
     return parse_ends(text), problem
 
 
+def node_drains(
+    since_s: float, nodes: Collection[str] = (), environ: Mapping[str, str] = os.environ
+) -> tuple[list[Event], str]:
+    """The drains and the losses of nodes since a time, as Slurm recorded them; what failed, or "".
+
+    nodes: (): all nodes of the cluster
+    """
+    words = ["sacctmgr", "--noheader", "--parsable2", "list", "event", f"start={_time(since_s)}"]
+    words += [f"nodes={','.join(nodes)}"] if nodes else []
+    text, problem = _run([*words, "format=NodeName,Start,State,Reason"], environ)
+    return parse_drains(text), problem
+
+
 def _ask(
     nodes: Collection[str], since_s: float, words: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[str, str]:
     """What `sacct` prints about the jobs of these nodes; why it prints nothing, or ""."""
+    argv = ["sacct", f"--nodelist={','.join(nodes)}", f"--starttime={_time(since_s)}"]
+    return _run([*argv, "--allusers", "--allocations", "--parsable2", *words], environ)
+
+
+def _run(argv: list[str], environ: Mapping[str, str]) -> tuple[str, str]:
+    """What a command of Slurm prints; why it prints nothing, or ""."""
     path = search_path(environ.get("PATH", ""))
-    if not which("sacct", path=path):
-        return "", "sacct is not installed here"
+    if not which(argv[0], path=path):
+        return "", f"{argv[0]} is not installed here"
     # Imported only here, because they import pyinfra, which is slow.
     from pyinfra.api.exceptions import InventoryError
 
     from nodeready.inventory.slurm import ask
 
-    start = datetime.fromtimestamp(since_s).isoformat(timespec="seconds")
-    argv = ["sacct", f"--nodelist={','.join(nodes)}", f"--starttime={start}"]
-    argv += ["--allusers", "--allocations", "--parsable2", *words]
     try:
         return ask(argv, path, _TIMEOUT_S), ""
     except InventoryError as error:
         return "", str(error)
+
+
+def _time(seconds: float) -> str:
+    """A time for Slurm, in this machine's time zone."""
+    return datetime.fromtimestamp(seconds).isoformat(timespec="seconds")
 
 
 def parse_jobs(text: str) -> tuple[NodeJob, ...]:
@@ -84,6 +108,21 @@ def parse_jobs(text: str) -> tuple[NodeJob, ...]:
         if start_s is not None:
             jobs.append(NodeJob(job, user, state, start_s, end_s))
     return tuple(sorted(jobs, key=lambda job: job.start_s))
+
+
+def parse_drains(text: str) -> list[Event]:
+    """The drains and losses in rows ``NODE|START|STATE|REASON``. Other lines are left out."""
+    drains = []
+    for line in text.splitlines():
+        node, _, fields = line.partition("|")
+        start, _, fields = fields.partition("|")
+        # Anyone who may drain a node chooses the reason, which may have any character.
+        state, _, reason = fields.partition("|")
+        start_s = _seconds(start)
+        if node and start_s is not None and state.startswith(_LOST):
+            words = f"{state[:20]}: {reason[:200]}"
+            drains.append(Event(start_s, 0, node[:255], "", "drain", words, "sacctmgr"))
+    return drains
 
 
 def parse_ends(text: str) -> dict[str, float]:
