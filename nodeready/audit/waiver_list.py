@@ -37,7 +37,8 @@ class ListedWaiver:
 
     waiver:    its check, owner ("": none), reason, and last day ("": it does not end)
     state:     expired; no node: its node set has no node of the inventory; unused: its nodes have
-               no such finding, or another waiver of theirs ends later; ends: in the next 14 days
+               no such finding, or another waiver of theirs ends later (never with a part of its
+               nodes selected); ends: in the next 14 days
     nodes:     to which it applies, of those that were selected
     days_left: until the last day, negative after it; None: it does not end
     findings:  now, on the nodes that answered
@@ -106,7 +107,8 @@ def list_waivers(
         if own or not nodes:
             counted = [node for node in own if counting[node][waiver.check] == waiver]
             of_nodes = {node: results.get((node, waiver.check)) for node in counted}
-            rows.append(_listed(waiver, own, of_nodes, waiver.days_left(day)))
+            is_whole = len(own) == len(nodes)
+            rows.append(_listed(waiver, own, of_nodes, waiver.days_left(day), is_whole))
     return tuple(sorted(rows, key=lambda row: (STATES.index(row.state), row.waiver)))
 
 
@@ -115,14 +117,19 @@ def _listed(
     nodes: tuple[str, ...],
     results: Mapping[str, Result | None],
     days_left: int | None,
+    is_whole: bool,
 ) -> ListedWaiver:
-    """results: of the nodes on which the waiver counts; None: the check was not judged there"""
+    """results: of the nodes on which the waiver counts; None: the check was not judged there
+    is_whole: all nodes of the waiver were selected
+    """
     nodes_of: dict[tuple[str, str], list[str]] = {}
     for node, result in results.items():
         if result and result.status in (*WAIVABLE, "waived"):
             nodes_of.setdefault((result.status, result.actual), []).append(node)
     # Where the check was not judged there could be a finding.
-    is_unused = all(result and result.status in ("ok", "na") for result in results.values())
+    is_unused = is_whole and all(
+        result and result.status in ("ok", "na") for result in results.values()
+    )
     state = HOLDS
     if days_left is not None and days_left < 0:
         state = EXPIRED

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -75,7 +74,8 @@ class Webhook:
         names = {node.name for node in audit.nodes}
         unselected = {name: status for name, status in before.items() if name not in names}
         try:
-            for _ in gather([partial(self._post, changed.body())], LIMIT_S, self.shown):
+            # All files stay open: gevent aborts the fork without those of its event loop.
+            for _ in gather([partial(self._post, changed.body())], LIMIT_S, self.shown, None):
                 pass
             self._keep({**unselected, **bad_statuses(audit)})
         except (SourceError, OSError) as error:
@@ -104,16 +104,16 @@ def webhook(words: str | None, *look: str | None) -> Webhook | None:
     """
     if words is None:
         return None
-    source = click.get_current_context().get_parameter_source("notify")
-    if source is click.core.ParameterSource.COMMANDLINE and re.match(r"[a-z]+://[^/]*@", words):
-        raise Refused(
-            "--notify: a password on the command line is seen by everybody: put the URL into "
-            "NODEREADY_NOTIFY or config.toml"
-        )
     try:
         parts, host, header = web_address(words, "must be an address: https://HOST/PATH")
     except ValueError as error:
         raise Refused(f"--notify: {error}") from None
+    source = click.get_current_context().get_parameter_source("notify")
+    if header and source is click.core.ParameterSource.COMMANDLINE:
+        raise Refused(
+            "--notify: a password on the command line is seen by everybody: put the URL into "
+            "NODEREADY_NOTIFY or config.toml"
+        )
     key = hashlib.sha256(json.dumps([words, *look]).encode()).hexdigest()[:16]
     url = parts._replace(netloc=host).geturl()
     return Webhook(url, header, sanitise(f"{parts.scheme}://{host}", 200), key)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.server
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,20 @@ def test_a_change_is_sent_once_with_its_nodes_and_findings(run, server):
     assert (back["text"], back["findings"]) == ("nodeready audit: b: unreachable -> ok", [])
 
 
+def test_a_look_by_ssh_leaves_the_process_able_to_send(server, tmp_path):
+    """gevent, by which pyinfra asks the nodes, needs the files of its event loop."""
+    code = (
+        "from gevent import monkey, sleep; monkey.patch_all(); sleep(0.001)\n"
+        "from nodeready.cli.notify import Screen, Webhook\n"
+        "from tests.builders.fleets import SCOPE, NodeReport, audit\n"
+        "look = audit(NodeReport.of('a', [SCOPE]))\n"
+        f"Webhook('http://{server.host}/', '', 'it', 'key').notify(look, 'audit', 'x', Screen())\n"
+    )
+    environment = {"PYTHONPATH": ":".join(sys.path), "XDG_STATE_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    assert [body["text"] for _, _, body in server.seen] == ["nodeready audit: a: ok -> fail"]
+
+
 def test_what_is_compared_is_the_same_look(run, server):
     """Another selection of checks, another command, another address: each has its own state."""
     url = f"http://{server.host}/"
@@ -105,7 +121,16 @@ def test_the_addresss_user_is_sent_and_never_shown(run, server, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "url", ["file:///etc/x", "ftp://h/", "x", "http://", "http://a b/", "http://ada:s3cret@h/"]
+    "url",
+    [
+        "file:///etc/x",
+        "ftp://h/",
+        "x",
+        "http://",
+        "http://a b/",
+        "http://ada:s3cret@h/",
+        "HTTP://ada:s3cret@h/",
+    ],
 )
 def test_a_wrong_address_is_refused_before_any_node_is_asked(url, run):
     with pytest.raises(Refused, match="--notify: ") as refused:
