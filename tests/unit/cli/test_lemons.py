@@ -12,7 +12,7 @@ from nodeready.cli import cli
 from nodeready.cli.kept_looks import earlier_failures
 from nodeready.cli.options import Refused
 from nodeready.memory.look import Look
-from nodeready.memory.sections import RESULTS, node_sections, results_text
+from nodeready.memory.sections import PARTS, RESULTS, dump, node_sections, results_text
 from nodeready.memory.store import Memory
 from nodeready.policy import Policy
 from nodeready.subjects.proof import checks
@@ -62,6 +62,40 @@ def test_the_lemon_is_named_with_its_evidence(memory, capsys):
     assert [line.split("  ")[-2:] for line in lines[3:6]] == [[CHECK, "link_downed +3"]] * 3
     assert lemons("gpu[2-9]") == 0
     assert lemons("--since", "2d") == 0
+
+
+def test_a_gpu_that_was_moved_is_still_the_lemon(tmp_path, monkeypatch, capsys):
+    """A month: the GPU A fails in gpu1, is moved to gpu2 on the 15th day, and fails there."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    path, now_s = tmp_path / "state" / "nodeready" / "memory.db", time.time()
+    address, check = "0000:1b:00.0", "gpus.recovery"
+    with Memory.open(path, make=True) as kept:
+        for day in range(30):
+            holder = "gpu1" if day < 15 else "gpu2"
+            nodes = []
+            for number in range(1, 9):
+                name = f"gpu{number}"
+                serial = "A" if name == holder else f"{number}-{day >= 15}"
+                is_bad = serial == "A" and day in (4, 11, 21)
+                result = fail(check, "none", f"reset on {address}") if is_bad else ok(check)
+                texts = {
+                    f"gpus{RESULTS}": results_text([result], {check}),
+                    f"gpus{PARTS}": dump([["gpu", serial, "", address]]),
+                }
+                nodes.append(node_sections(name, texts))
+            look = Look(0, now_s - (30 - day) * DAY, "audit", "prod.py", "", True, 3, {})
+            kept.keep(look, nodes)
+    assert lemons() == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("1 lemon among 8 nodes and ")
+    assert lines[2:4] == [
+        "GPU A: 3 days with incidents, 0.1 expected",
+        "  now in gpu2, before in gpu1",
+    ]
+    assert earlier_failures(["gpu1", "gpu2"]) == {
+        "gpu1": ProvedHistory(),
+        "gpu2": ProvedHistory(("GPU A: 3 days with incidents, 0.1 expected",)),
+    }
 
 
 @pytest.mark.parametrize(
