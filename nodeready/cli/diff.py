@@ -108,7 +108,9 @@ def _moment(name: str, words: str, memory: Memory) -> float:
     if words.isdecimal():
         times = [look.time_s for look in memory.looks() if look.id == int(words)]
         if not times:
-            raise Refused(f"{name} {words}: the memory has no look of this number")
+            raise Refused(
+                f"{name} {words}: the memory has no look of this number: history lists them"
+            )
         return times[0]
     spans = re.fullmatch(r"(\d+) *(minute|hour|day|week)s?( ago)?", words)
     if words == "yesterday":
@@ -131,6 +133,8 @@ def _since(memory: Memory, names: list[str], since: str, until_s: float, after: 
         looks = [*baselines.looks_since_good(memory, names, until_s, ends)]
     else:
         since_s = _moment("--since", since, memory)
+        if since_s > until_s:
+            raise Refused(f"--since {since}: is later than --until")
         looks = [*baselines.looks_since(memory, names, since_s, until_s)]
     if looks and all(before is None for before, _ in looks):
         begin = utc_moment(min((look.time_s for look in memory.looks()), default=0.0))

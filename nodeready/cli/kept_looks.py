@@ -70,14 +70,24 @@ class MemorySettings:
             if not word.isdecimal() or not 1 <= int(word) <= 10**7:
                 raise Refused(f"memory: {key} {word}: must be a number from 1")
             numbers[key] = int(word)
-        file = words.get("file", "")
+        file = os.path.expanduser(words.get("file", ""))
         if file == OFF:
             return cls(None, **numbers)
-        if file and not file.startswith(("/", "~")):
+        if file and not file.startswith("/"):
             raise Refused(f"memory: file {file}: write the whole path, or off")
         base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-        path = Path(os.path.expanduser(file)) if file else Path(base) / "nodeready" / "memory.db"
-        return cls(path, **numbers)
+        return cls(Path(file or f"{base}/nodeready/memory.db"), **numbers)
+
+
+def _is_missing(path: Path) -> bool:
+    """Whether there is no file; what else keeps it from being read, `Memory.open` says."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 @contextlib.contextmanager
@@ -86,7 +96,7 @@ def open_memory() -> Iterator[Memory]:
     path = MemorySettings.load().path
     if path is None:
         raise Refused(f"the memory is {OFF}: NODEREADY_MEMORY names its file")
-    if not path.exists():
+    if _is_missing(path):
         raise Refused(f"{path}: no look was kept yet: nodeready audit keeps one")
     try:
         with Memory.open(path) as memory:
@@ -106,7 +116,7 @@ class LookKeeper:
     def _earlier(self) -> Memory | None:
         """The memory as it was before this look; None: there is none."""
         path = self._settings.path
-        if path is None or not path.exists():
+        if path is None or _is_missing(path):
             return None
         try:
             return Memory.open(path)
@@ -122,7 +132,7 @@ class LookKeeper:
             return None
         digests: frozenset[bytes] = frozenset()
         # Closed before the workers are forked: SQLite's connections do not survive a fork.
-        if self._settings.path.exists():
+        if not _is_missing(self._settings.path):
             try:
                 with Memory.open(self._settings.path) as memory:
                     digests = memory.digests()
@@ -240,12 +250,12 @@ def earlier_failures(nodes: Collection[str]) -> dict[str, ProvedHistory] | None:
     Their peers are all nodes of the memory.
     """
     settings = MemorySettings.load()
-    if settings.path is None or not settings.path.exists():
+    if settings.path is None or _is_missing(settings.path):
         return None
     now_s = time.time()
     try:
         with Memory.open(settings.path) as memory:
-            names, since_s = set(memory.names()), now_s - settings.days * 86400
+            names, since_s = set(memory.names()), now_s - DAYS * 86400
             document = find_lemons(
                 memory, names, hardware_checks(), since_s, now_s, drains=node_drains(since_s)[0]
             )

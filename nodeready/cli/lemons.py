@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from nodeready.cli.kept_looks import DAYS, open_memory
 from nodeready.cli.options import (
@@ -25,7 +26,7 @@ from nodeready.memory.lemons import find_lemons, hardware_checks, lemons_code
 
 @command()
 @inventory_argument
-@limit_option("These nodes and their peers in the memory: gpu[001-064], a group.")
+@limit_option("Show these nodes and their GPUs alone: gpu[001-064], a group.")
 @since_option("incidents")
 @trust_option
 @report_options("lemons")
@@ -61,12 +62,19 @@ def lemons(
     if inventory is None and limit is not None:
         raise Refused("--limit: needs an INVENTORY")
     with open_memory() as memory:
-        names = set(memory.names())
+        peers = names = set(memory.names())
         if inventory is not None:
-            options = TargetOptions(limit=limit, trust_inventory=trust_inventory)
-            names &= load_targets(inventory, options)[2].keys()
+            options = TargetOptions(trust_inventory=trust_inventory)
+            peers = names & load_targets(inventory, options)[2].keys()
+            names = peers & load_targets(inventory, replace(options, limit=limit))[2].keys()
+        # Without a node there is no fleet.
+        peers = peers if names else set()
         document = find_lemons(
-            memory, names, hardware_checks(), since_s, now, drains=node_drains(since_s)[0]
+            memory, peers, hardware_checks(), since_s, now, drains=node_drains(since_s)[0]
         )
+    units = tuple(
+        unit for unit in document.units if not names.isdisjoint((unit.node, *unit.nodes))
+    )
+    document = replace(document, units=units)
     outputs.show(document, screen, silent=screen.quiet and not document.lemons)
     return lemons_code(document)

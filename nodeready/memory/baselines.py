@@ -16,6 +16,8 @@ from nodeready.text import utc_moment
 
 #: Maximum nodes whose lives are read for the times of changes, and of one change: 0.5 s.
 _MAX_DATED, _MAX_DATED_OF_CHANGE = 256, 4
+#: Changes of a node after which none of them has a time: a node may change at every look.
+_MAX_TIMES = 10_000
 
 #: Seconds before a look at which the memory still has the look before it.
 _BEFORE_S = 0.001
@@ -185,4 +187,6 @@ def _times(
                 if change.kind != COUNTER or (change.kind, change.key) not in times:
                     times[change.kind, change.key] = look.time_s
             earlier = look
+        if len(times) > _MAX_TIMES:
+            return {}
     return times

@@ -19,6 +19,8 @@ from nodeready.text import sanitise, utc_moment
 STATUS, PART, EVENT, JOB = "status", "part", "event", "job"
 #: The statuses of a node for which its checks are the cause.
 _WITH_CAUSE = ("fail", "unknown", "warn")
+#: Entries after which no earlier change of a node is read: a node may change at every look.
+MAX_ENTRIES = 10_000
 #: A result is one of these where it depends on whether there are counters of an earlier look.
 _QUIET = frozenset(("ok", "na"))
 
@@ -118,6 +120,8 @@ def read_history(memory: Memory, name: str, since_s: float = 0.0) -> History | N
         entries = node_entries(life, last_s, count, events, jobs)
         first_s, about = life[0].time_s, ""
         missing = {"jobs": problem} if problem else {}
+        if len(entries) > MAX_ENTRIES:
+            missing["earlier changes"] = f"more than {MAX_ENTRIES} entries"
     else:
         spans = memory.parts(name)
         if not spans:
@@ -185,7 +189,9 @@ def node_entries(
     count:  number of looks at it
     """
     entries = [*_spans(life, last_s, count), *map(_event, events), *map(_job, jobs)]
-    for before, after in pairwise(life):
+    for after, before in pairwise(reversed(life)):
+        if len(entries) > MAX_ENTRIES:
+            break
         for change in changes(before, after):
             if change.kind != RESULT or not _is_quiet(change):
                 entries.append(_change(change, after.time_s))

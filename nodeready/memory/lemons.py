@@ -23,7 +23,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Annotated, ClassVar
 
@@ -148,7 +148,9 @@ def find_lemons(
     drains: by Slurm's accounting
     """
     gpus: dict[str, list[PartSpan]] = defaultdict(list)
-    for part in memory.parts_of_kind("gpu"):
+    spans: dict[str, list[PartSpan]] = defaultdict(list)
+    for part in reversed(memory.parts_of_kind("gpu")):
+        spans[part.serial].append(part)
         if part.node in nodes:
             gpus[part.node].append(part)
     events: dict[str, list[Event]] = defaultdict(list)
@@ -164,18 +166,20 @@ def find_lemons(
     for name, life in memory.lives(sections):
         if name in nodes:
             incidents += node_incidents(life, gpus[name], events[name], checks)
-    incidents = [incident for incident in incidents if since_s <= incident.time_s <= until_s]
+    incidents = [
+        _without_doubtful_serial(incident, spans[incident.serial])
+        for incident in incidents
+        if since_s <= incident.time_s <= until_s
+    ]
     own = own_incidents(incidents, len(nodes))
 
     def within(first_s: float, last_s: float) -> float:
         return max(0.0, min(last_s, until_s) - max(first_s, since_s))
 
     gpu_s: dict[str, float] = defaultdict(float)
-    places = {}
     for part in chain.from_iterable(gpus.values()):
         gpu_s[part.serial] += within(part.first_s, part.last_s)
-        if part.is_there:
-            places[part.serial] = part.node
+    places = {serial: _place(serial_spans) for serial, serial_spans in spans.items()}
     node_s = {name: within(*span) for name, span in memory.spans().items() if name in nodes}
     units = rank([incident for incident in own if incident.serial], gpu_s, "gpu", places)
     # What a bad GPU did counts for the node that it was in, unless the GPU is the lemon.
@@ -264,6 +268,30 @@ def _serials(text: str, gpus: Iterable[PartSpan], time_s: float) -> set[str]:
         and gpu.first_s <= time_s
         and (gpu.is_there or time_s < gpu.last_s)
     } or {""}
+
+
+def _without_doubtful_serial(
+    incident: HardwareIncident, spans: Iterable[PartSpan]
+) -> HardwareIncident:
+    """The incident as its node's, where another node showed the same GPU at the time.
+
+    One of the two nodes is wrong, and no node can make the GPU of another node a lemon.
+    """
+    elsewhere = (span for span in spans if span.node != incident.node)
+    is_doubtful = any(span.was_there(incident.time_s) for span in elsewhere)
+    return replace(incident, serial="") if is_doubtful else incident
+
+
+def _place(spans: Iterable[PartSpan]) -> str:
+    """The node that a GPU is in; a node that shows it while another node has it does not count.
+
+    spans: of the GPU, the oldest first
+    """
+    place: PartSpan | None = None
+    for span in spans:
+        if span.is_there and (place is None or not place.was_there(span.first_s)):
+            place = span
+    return place.node if place else ""
 
 
 def poisson_tail(mean: float, count: int) -> float:

@@ -102,3 +102,9 @@ class PartSpan:
     first_s: float
     last_s: float
     is_there: bool
+
+    def was_there(self, time_s: float) -> bool:
+        """Whether a look at this time may have seen the part there."""
+        return self.first_s <= time_s and (
+            time_s < self.last_s or (self.is_there and time_s == self.last_s)
+        )

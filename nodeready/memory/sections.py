@@ -37,6 +37,8 @@ FACTS_END = b",\n"
 #: Maximum bytes of a section: the facts of a node with 8 GPUs have 20,000. The facts of a node
 #: that sends more are not kept, so that one node cannot fill the memory.
 MAX_BYTES = 256 << 10
+#: Maximum characters of a serial number or UUID, which have at most 40.
+_MAX_SERIAL = 100
 _BRIEF = ("ok", "na")
 
 
@@ -123,7 +125,7 @@ def _parts(observation: Any) -> list[tuple[str, str, str, str]]:
     """The (kind, serial, uuid, slot) of the parts that can move to another node."""
     if isinstance(observation, Gpus):
         return [
-            ("gpu", serial, gpu.uuid or "", gpu.pci_address)
+            ("gpu", serial[:_MAX_SERIAL], (gpu.uuid or "")[:_MAX_SERIAL], gpu.pci_address)
             for gpu in observation.gpus
             if (serial := gpu.serial or gpu.uuid)
         ]

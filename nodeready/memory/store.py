@@ -356,7 +356,7 @@ class Memory:
         self._vacuum()
 
     def _forget_loud(self) -> None:
-        """Remove the past of nodes whose past is many times larger than the mean."""
+        """Remove the past, and the former parts, of nodes with many times the mean past."""
         sizes = self._rows(
             "SELECT node, sum(length(data)) FROM past JOIN contents ON id=content GROUP BY node"
         )
@@ -364,6 +364,9 @@ class Memory:
         loud = [(node,) for node, size in sizes if size > _LOUD * mean]
         with self._transaction() as connection:
             connection.executemany("DELETE FROM past WHERE node=?", loud)
+            connection.executemany(
+                "DELETE FROM parts WHERE node=? AND until_look IS NOT NULL", loud
+            )
             _remove_unused(connection)
         self._vacuum()
 
@@ -552,7 +555,8 @@ class Memory:
             )
         )
         boot = self.load(contents.pop(BOOT)) if BOOT in contents else ""
-        times = json.loads(counted)
+        with _named(self.path):
+            times = json.loads(counted)
         taken = {
             subject: (times[subject], self.load(content))
             for section, content in contents.items()
@@ -572,8 +576,9 @@ class Memory:
 
     def text(self, content: int) -> bytes:
         """The text of a section."""
-        ((data,),) = self._rows("SELECT data FROM contents WHERE id=?", content)
+        rows = self._rows("SELECT data FROM contents WHERE id=?", content)
         with _named(self.path):
+            ((data,),) = rows
             return zlib.decompress(data)
 
     def _node_look(

@@ -97,9 +97,13 @@ def _looks(document: History, options: Options) -> Iterator[StyledLine]:
     is_whole = bool(options.verbose) or not options.lines
     looks = document.looks if is_whole else document.looks[: options.lines]
     width = max((len(look.command) for look in looks), default=0)
+    number_width = max((len(str(look.id)) for look in looks), default=0)
     for look in looks:
         yield line(
-            f"{_minute(look.time)}  {look.command:<{width}}  ", *_nodes(look), look.inventory
+            (f"{look.id:>{number_width}}  ", "dim"),
+            f"{_minute(look.time)}  {look.command:<{width}}  ",
+            *_nodes(look),
+            look.inventory,
         )
     if len(document.looks) > len(looks):
         yield line(f"and {len(document.looks) - len(looks)} earlier ones (-v shows them)")

@@ -137,6 +137,13 @@ def test_a_mistake_is_refused_before_a_node_is_asked(run, monkeypatch, words, me
         run({"gpu1": SOUND}, "diff", *words)
 
 
+def test_a_time_after_the_later_look_is_refused(run, compared):
+    run({"gpu1": SOUND}, "audit")
+    run({"gpu1": SOUND}, "audit")
+    with pytest.raises(Refused, match="--since 2: is later than --until"):
+        compared({"gpu1": SOUND}, "--since", "2", "--until", "1")
+
+
 @pytest.mark.parametrize("since", ["2001-02-03", "last-good", "7"])
 def test_a_look_that_the_memory_does_not_have_is_refused(run, compared, since):
     run({"gpu1": AWAY}, "audit")

@@ -146,10 +146,13 @@ def test_ready_keeps_its_proofs_until_the_next_look(run, memory):
 
 
 @pytest.mark.parametrize("command", ["audit", "ready"])
-def test_a_look_that_cannot_be_kept_is_one_line(run, state, command):
+@pytest.mark.parametrize("name", ["memory.db", "x" * 300])
+def test_a_look_that_cannot_be_kept_is_one_line(run, state, monkeypatch, command, name):
     kept = run({"gpu1": SOUND}, command)
     state.unlink()
     state.mkdir()
+    state = state.with_name(name)
+    monkeypatch.setenv("NODEREADY_MEMORY", str(state))
     lost = run({"gpu1": SOUND}, command, "-q")
     assert (lost.code, lost.out[:20]) == (kept.code, kept.out[:20])
     (line,) = [line for line in lost.err.splitlines() if "kept" in line]
@@ -189,6 +192,7 @@ SETTINGS: dict[str, tuple[dict[str, str], str, Any]] = {
         (Path("/srv/m.db"), 30, 7),
     ),
     "a relative file": ({"": "m.db"}, "", "memory: file m.db: write the whole path, or off"),
+    "the home of no user": ({"": "~nobody.here/m.db"}, "", "write the whole path, or off"),
     "no days": ({"_DAYS": "0"}, "", "memory: days 0: must be a number from 1"),
     "a wrong key": ({}, "[memory]\ndais = 3\n", "unknown option dais: did you mean days?"),
 }

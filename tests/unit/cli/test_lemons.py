@@ -11,6 +11,7 @@ import pytest
 from nodeready.cli import cli
 from nodeready.cli.kept_looks import earlier_failures
 from nodeready.cli.options import Refused
+from nodeready.memory.lemons import find_lemons, hardware_checks
 from nodeready.memory.look import Look
 from nodeready.memory.sections import PARTS, RESULTS, dump, node_sections, results_text
 from nodeready.memory.store import Memory
@@ -96,6 +97,40 @@ def test_a_gpu_that_was_moved_is_still_the_lemon(tmp_path, monkeypatch, capsys):
         "gpu1": ProvedHistory(),
         "gpu2": ProvedHistory(("GPU A: 3 days with incidents, 0.1 expected",)),
     }
+
+
+def test_a_limit_shows_some_nodes_and_compares_them_with_all(memory, capsys):
+    assert lemons("gpu[0-9]", "--limit", "gpu1") == 3
+    assert "gpu1: 3 days with incidents, 0.1 expected" in capsys.readouterr().out
+    assert lemons("gpu[0-9]", "--limit", "gpu2") == 0
+    assert "gpu1" not in capsys.readouterr().out
+    assert lemons("gpu[0-99]", "--limit", "gpu70") == 2
+
+
+def test_a_node_that_shows_the_gpu_of_another_node_makes_no_lemon_of_it(tmp_path):
+    address = "0000:1b:00.0"
+    with Memory.open(tmp_path / "state" / "memory.db", make=True) as kept:
+        for day in range(1, 11):
+            fault = fail("gpus.recovery", "none", f"reset needed on {address}")
+            results = {0: ok("gpus.recovery"), 1: fault if day % 3 == 1 else ok("gpus.recovery")}
+            nodes = [
+                node_sections(
+                    f"gpu{node}",
+                    {
+                        f"gpus{RESULTS}": results_text([result], {"gpus.recovery"}),
+                        f"gpus{PARTS}": dump([["gpu", serial, "", address]]),
+                    },
+                )
+                for node, result in results.items()
+                # It has the GPU of gpu0, from the second day on.
+                for serial in ("B" if node and day == 1 else "A",)
+            ]
+            kept.keep(Look(0, day * DAY, "audit", "prod.py", "", True, 3, {}), nodes)
+        made = find_lemons(kept, {"gpu0", "gpu1"}, hardware_checks(), 0.0, 11 * DAY)
+    assert [(unit.unit, unit.node, unit.days) for unit in made.units] == [
+        ("gpu1", "gpu1", 4),
+        ("B", "", 1),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -98,10 +98,18 @@ def test_a_part_is_known_in_every_node(memory):
     assert history.read_history(memory, "gpu9") is None
 
 
+def test_a_node_that_changes_at_every_look_costs_a_bounded_time(memory, monkeypatch):
+    whole = history.read_history(memory, "gpu1")
+    monkeypatch.setattr(history, "MAX_ENTRIES", len(whole.entries) - 2)
+    newest = history.read_history(memory, "gpu1")
+    assert newest.missing["earlier changes"] == f"more than {len(whole.entries) - 2} entries"
+    assert {*newest.entries} < {*whole.entries}
+
+
 def test_the_looks_and_the_size(memory):
     rows = lines(history.read_history(memory, ""), lines=5)
     assert len(rows) == 7
-    assert rows[0] == "1970-01-03 11:00  audit  1 ok  prod.py"
+    assert rows[0] == "60  1970-01-03 11:00  audit  1 ok  prod.py"
     assert rows[5] == "and 56 earlier ones (-v shows them)"
     assert re.fullmatch(r"61 looks since 1970-01-01 00:00 UTC, 0\.\d MB", rows[6])
 

@@ -200,11 +200,12 @@ def test_a_file_that_is_too_large_loses_the_past_of_the_loudest_first(memory):
     noise = random.Random(0).randbytes
     for day in range(1, 60):
         quiet = [state(f"gpu{number}", mtu=day // 20) for number in range(15)]
-        loud = state("loud", **{"x.facts": dump(noise(4000).hex())})
+        loud = state("loud", gpus={str(day): "0"}, **{"x.facts": dump(noise(4000).hex())})
         memory.keep(look(day * DAY), [*quiet, loud])
     memory.trim(60 * DAY, 90, 100_000)
     assert memory.size_bytes <= 100_000
     assert memory.node("gpu1", DAY).facts["nics.interfaces[eth0].mtu"] == 0
+    assert [part.serial for part in memory.parts_of("loud")] == ["59"]
     memory.trim(60 * DAY, 90, 1)
     assert memory.node("gpu1", 60 * DAY).facts["nics.interfaces[eth0].mtu"] == 2
     assert memory.node("loud", 60 * DAY) is not None
