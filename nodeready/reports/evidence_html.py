@@ -5,6 +5,7 @@ The page has what `node_parts` has, and the findings about these parts: it can l
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -29,7 +30,9 @@ _PARTS = tuple(f"{subject}." for subject in _SUBJECTS)
 _KINDS = (HARDWARE, VERSION, REBOOT, PART)
 #: Maximum nodes of a page, and entries of a node's history.
 _NODES, _ENTRIES = 64, 200
-_ADDRESS = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\d|\.\d)")
+_IPV4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\d|\.\d)")
+#: Also a MAC or PCI address and a GUID, which stay.
+_MAYBE_IPV6 = re.compile(r"(?<![\w.:])[0-9A-Fa-f]*:[0-9A-Fa-f:]+(?![\w:])")
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,22 @@ def _evidence(node: NodeReport, moment: str, entries: Iterable[HistoryEntry]) ->
     return _NodeEvidence(node, tuple(findings), len(bad) - len(findings), tuple(tables), history)
 
 
-def _shown(text: str, check: str = "") -> str:
-    """A text of a check's result, or an error, without addresses of the site.
+def _shown(text: str, check: str) -> str:
+    """A text of a check's result without addresses of the site.
 
     Four numbers can be a version of firmware, too.
     """
-    return text if check.endswith(".firmware") else _ADDRESS.sub("ADDRESS", text)
+    if check.endswith(".firmware"):
+        return text
+    return _MAYBE_IPV6.sub(_without_ipv6, _IPV4.sub("ADDRESS", text))
+
+
+def _without_ipv6(match: re.Match[str]) -> str:
+    try:
+        ipaddress.IPv6Address(match[0])
+    except ValueError:
+        return match[0]
+    return "ADDRESS"
 
 
 @cache

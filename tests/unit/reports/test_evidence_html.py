@@ -35,6 +35,7 @@ def test_findings_about_parts_are_shown_and_others_are_counted():
         fail("gpus.ecc_errors", "0", "gpu 0: 3 uncorrectable", "nvidia-smi", "replace the GPU"),
         fail("rdma.firmware", "229.0.119.0", "228.0.1.0", "sysfs", "update it"),
         fail("nics.routes", "by eth0", "10.1.2.3 is reached by 10.9.0.1", "/proc/net/route"),
+        fail("nics.link", "up", "fd00::7%eth0, 10:70:fd:12:34:56 at 0000:43:00.0", "sysfs"),
     ]
     snapshot = Snapshot({"gpus": gpus.h100().observed()})
     page = Page(
@@ -46,6 +47,7 @@ def test_findings_about_parts_are_shown_and_others_are_counted():
     assert {"gpu 0: 3 uncorrectable", "ADDRESS is reached by ADDRESS", "replace the GPU"} <= {
         *cells
     }
+    assert "ADDRESS%eth0, 10:70:fd:12:34:56 at 0000:43:00.0" in cells
     assert "/etc/sysctl.d/10-ptrace.conf:3" not in cells
     assert "1 finding about other subjects left out" in page.texts["p"]
     # Versions have dots, too.
