@@ -8,7 +8,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeready.files import make_directory, write_atomically
+from nodeready.files import private_file, write_atomically
 
 #: The word in ``--limit`` that stands for these nodes.
 LAST_FAILED = "@last-failed"
@@ -45,7 +45,8 @@ class FailedNode:
 def load_failed() -> list[FailedNode]:
     """The nodes of the state file; none where it cannot be read."""
     try:
-        rows = _state_file().read_text(encoding="utf-8").splitlines()
+        path = private_file(_state_file(), make=False)
+        rows = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         return []
     return [FailedNode.parse(row) for row in rows if row]
@@ -77,7 +78,6 @@ def save_failed(
     rows += [
         FailedNode(name, lost, inventory) for name in dict.fromkeys(failed) if name not in names
     ]
-    path = _state_file()
     with contextlib.suppress(OSError):
-        make_directory(path.parent, 0o700)
+        path = private_file(_state_file(), make=True)
         write_atomically(path, [f"{node}\n" for node in rows], 0o600)

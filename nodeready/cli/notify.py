@@ -19,7 +19,7 @@ from nodeready.audit.verdict import SourceError, gather
 from nodeready.audit.web_request import open_answer, web_address
 from nodeready.cli.options import Refused, option
 from nodeready.cli.screen import Screen
-from nodeready.files import make_directory, write_atomically
+from nodeready.files import private_file, write_atomically
 from nodeready.reports.notification import bad_statuses, notification
 from nodeready.text import sanitise
 
@@ -53,15 +53,14 @@ class Webhook:
     def last_statuses(self) -> dict[str, str]:
         """`bad_statuses` at the last notification; {} where there is none that can be read."""
         try:
-            statuses = json.loads(self._state_file().read_bytes())
+            statuses = json.loads(private_file(self._state_file(), make=False).read_bytes())
         except (OSError, ValueError, RecursionError):
             return {}
         rows = statuses.items() if isinstance(statuses, dict) else ()
         return {name: status for name, status in rows if status in NODE_STATUSES}
 
     def _keep(self, statuses: Mapping[str, str]) -> None:
-        path = self._state_file()
-        make_directory(path.parent, 0o700)
+        path = private_file(self._state_file(), make=True)
         write_atomically(path, [json.dumps(statuses)], 0o600)
 
     def notify(self, audit: Audit, command: str, inventory: str, screen: Screen) -> None:
@@ -78,9 +77,11 @@ class Webhook:
             for _ in gather([partial(self._post, changed.body())], LIMIT_S, self.shown, None):
                 pass
             self._keep({**unselected, **bad_statuses(audit)})
-        except (SourceError, OSError) as error:
-            reason = getattr(error, "strerror", None) or error
-            screen.say(f"--notify: {reason}; the next look tries again")
+        except SourceError as error:
+            screen.say(f"--notify: {error}; the next look tries again")
+        except OSError as error:
+            reason = f"{error.strerror or error}: {error.filename or self._state_file()}"
+            screen.say(f"--notify: {reason}; the next look sends it again")
 
     def _post(self, body: bytes, send: Any) -> None:
         from urllib.request import Request

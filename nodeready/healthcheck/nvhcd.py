@@ -34,6 +34,8 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _MAX_FRAME_BYTES = 16384
 #: Maximum bytes of each of the two texts: the answer fits into one frame and its window.
 _MAX_TEXT_BYTES = 6000
+#: Maximum failed checks by name: an id has at most 161 characters, and JSON that is cut is none.
+_MAX_CHECKS = 35
 #: Header fields as literals (RFC 7541, section 6.2.2); 0x88 is `:status: 200`, 0x0f10 the name
 #: `content-type` in the static table.
 _RESPONSE = b"\x88\x0f\x10\x10application/grpc"
@@ -64,7 +66,7 @@ def message(verdict: NodeVerdict) -> bytes:
     if not verdict.go:
         failed = [row["check"] for row in verdict.results if row["status"] in STOPPING]
         failed = failed or ["nodeready"]
-    output = json.dumps({"fail_count": len(failed), "failed_checks": failed[:100]})
+    output = json.dumps({"fail_count": len(failed), "failed_checks": failed[:_MAX_CHECKS]})
     fields = b"" if verdict.go else b"\x10" + bytes([exit_codes.CHECK])
     texts = (0x1A, output), (0x22, "; ".join(verdict.costed_reasons))
     for tag, text in texts:

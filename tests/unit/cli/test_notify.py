@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -148,4 +149,8 @@ def test_a_state_file_that_makes_no_sense_is_replaced(run, server, tmp_path):
     )
     file.write_text('{"a": "bad", "b": []}')
     run({"a": AWAY, "b": SOUND}, *WORDS, url, policy=GOOD)
-    assert len(server.seen) == 2
+    file.unlink()
+    os.mkfifo(file)
+    done = run({"a": AWAY, "b": SOUND}, *WORDS, url, policy=GOOD)
+    assert f"{file}; the next look sends it again" in done.err
+    assert len(server.seen) == 3

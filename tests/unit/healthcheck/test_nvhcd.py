@@ -17,8 +17,9 @@ from nodeready.policy import Policy
 CLIENT = bytes.fromhex(Path(__file__).with_name("data").joinpath("nvhcd_client.hex").read_text())
 GO = NodeVerdict(1.0, "boot", "digest", True)
 ROWS = ({"check": "gpus.xid", "status": "fail"}, {"check": "nics.mtu", "status": "warn"})
+LONGEST = {"check": f"{'x' * 80}.{'y' * 80}", "status": "fail"}
 NO_GO = NodeVerdict(1.0, "boot", "digest", False, ("gpus.xid: 79 é",), results=ROWS)
-FULL = NodeVerdict(1.0, "boot", "digest", False, ("x" * 99999,), results=ROWS * 999)
+FULL = NodeVerdict(1.0, "boot", "digest", False, ("x" * 99999,), results=(LONGEST,) * 999)
 
 
 def frames(data: bytes) -> list[tuple[int, int, int, bytes]]:
