@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from nodeready.cli.notify import notify_option
 from nodeready.cli.options import (
     command,
     inventory_argument,
+    notify_option,
     only_option,
     option,
     report_options,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from nodeready.cli.kept_looks import DAYS, open_memory
 from nodeready.cli.options import (
     Refused,
     command,
@@ -16,12 +15,6 @@ from nodeready.cli.options import (
     since_option,
     trust_option,
 )
-from nodeready.cli.outputs import read_outputs
-from nodeready.cli.screen import Screen
-from nodeready.cli.targets import TargetOptions, load_targets
-from nodeready.cli.values import epoch_seconds, past
-from nodeready.memory.accounting import node_drains
-from nodeready.memory.lemons import find_lemons, hardware_checks, lemons_code
 
 
 @command()
@@ -55,6 +48,15 @@ def lemons(
       nodeready lemons inventories/prod.py --since 2026-10-01
       nodeready lemons -v --format json -o lemons.json
     """
+    # Imported only here, so that --help is quick.
+    from nodeready.cli.kept_looks import DAYS, open_memory
+    from nodeready.cli.outputs import read_outputs
+    from nodeready.cli.screen import Screen
+    from nodeready.cli.targets import TargetOptions, load_targets
+    from nodeready.cli.values import epoch_seconds, past
+    from nodeready.memory.accounting import node_drains
+    from nodeready.memory.lemons import find_lemons, hardware_checks, lemons_code
+
     outputs = read_outputs("lemons", format, output)
     screen = Screen(color, quiet, verbose)
     now = time.time()

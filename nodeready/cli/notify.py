@@ -17,7 +17,7 @@ from nodeready import __version__
 from nodeready.audit.document import NODE_STATUSES, Audit
 from nodeready.audit.verdict import SourceError, gather
 from nodeready.audit.web_request import open_answer, web_address
-from nodeready.cli.options import Refused, option
+from nodeready.cli.options import Refused
 from nodeready.cli.screen import Screen
 from nodeready.files import private_file, write_atomically
 from nodeready.reports.notification import bad_statuses, notification
@@ -25,12 +25,6 @@ from nodeready.text import sanitise
 
 #: Seconds for the whole request: a look that is repeated must not wait for a server that hangs.
 LIMIT_S = 10.0
-
-notify_option = option(
-    "--notify",
-    metavar="URL",
-    help="Send the nodes whose status has changed, as JSON, to this web address (POST).",
-)
 
 
 @dataclass(frozen=True)

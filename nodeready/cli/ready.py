@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from nodeready.cli.notify import notify_option
 from nodeready.cli.options import (
     command,
     hostfile_options,
     inventory_argument,
     local_option,
+    notify_option,
     only_option,
     option,
     report_options,
