@@ -244,10 +244,12 @@ class LookKeeper:
             self._screen.say(f"this look was not kept: {error}")
 
 
-def earlier_failures(nodes: Collection[str]) -> dict[str, ProvedHistory] | None:
+def earlier_failures(nodes: Collection[str], timeout_s: float) -> dict[str, ProvedHistory] | None:
     """The lemons among these nodes and the GPUs in them; None: there is no memory to read.
 
     Their peers are all nodes of the memory.
+
+    timeout_s: to wait for Slurm's accounting
     """
     settings = MemorySettings.load()
     if settings.path is None or _is_missing(settings.path):
@@ -256,9 +258,8 @@ def earlier_failures(nodes: Collection[str]) -> dict[str, ProvedHistory] | None:
     try:
         with Memory.open(settings.path) as memory:
             names, since_s = set(memory.names()), now_s - DAYS * 86400
-            document = find_lemons(
-                memory, names, hardware_checks(), since_s, now_s, drains=node_drains(since_s)[0]
-            )
+            drains, _ = node_drains(since_s, timeout_s=timeout_s)
+            document = find_lemons(memory, names, hardware_checks(), since_s, now_s, drains=drains)
     except MemoryUnavailable:
         return None  # `LookKeeper.keep` says why
     lines = lemons_of_nodes(document)

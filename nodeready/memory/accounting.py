@@ -55,7 +55,10 @@ def last_job_ends(
 
 
 def node_drains(
-    since_s: float, nodes: Collection[str] = (), environ: Mapping[str, str] = os.environ
+    since_s: float,
+    nodes: Collection[str] = (),
+    environ: Mapping[str, str] = os.environ,
+    timeout_s: float = _TIMEOUT_S,
 ) -> tuple[list[Event], str]:
     """The drains and the losses of nodes since a time, as Slurm recorded them; what failed, or "".
 
@@ -63,7 +66,7 @@ def node_drains(
     """
     words = ["sacctmgr", "--noheader", "--parsable2", "list", "event", f"start={_time(since_s)}"]
     words += [f"nodes={','.join(nodes)}"] if nodes else []
-    text, problem = _run([*words, "format=NodeName,Start,State,Reason"], environ)
+    text, problem = _run([*words, "format=NodeName,Start,State,Reason"], environ, timeout_s)
     return parse_drains(text), problem
 
 
@@ -75,7 +78,9 @@ def _ask(
     return _run([*argv, "--allusers", "--allocations", "--parsable2", *words], environ)
 
 
-def _run(argv: list[str], environ: Mapping[str, str]) -> tuple[str, str]:
+def _run(
+    argv: list[str], environ: Mapping[str, str], timeout_s: float = _TIMEOUT_S
+) -> tuple[str, str]:
     """What a command of Slurm prints; why it prints nothing, or ""."""
     path = search_path(environ.get("PATH", ""))
     if not which(argv[0], path=path):
@@ -86,7 +91,7 @@ def _run(argv: list[str], environ: Mapping[str, str]) -> tuple[str, str]:
     from nodeready.inventory.slurm import ask
 
     try:
-        return ask(argv, path, _TIMEOUT_S), ""
+        return ask(argv, path, timeout_s), ""
     except InventoryError as error:
         return "", str(error)
 
