@@ -71,8 +71,13 @@ class PartTable:
 
 
 def _moment(boot_s: int | None, seconds: int | None) -> str:
-    """The moment some seconds after the boot; "": not known."""
-    return "" if boot_s is None or seconds is None else utc_moment(boot_s + seconds)
+    """The moment some seconds after the boot; "": not known, or beyond what has a year."""
+    if boot_s is None or seconds is None:
+        return ""
+    try:
+        return utc_moment(boot_s + seconds)
+    except (OSError, OverflowError):
+        return ""
 
 
 def _faults(facts: Mapping[str, _Fact]) -> Iterator[_Fact]:

@@ -6,6 +6,8 @@ import json
 import re
 from dataclasses import replace
 
+import pytest
+
 from nodeready.audit.document import NodeReport
 from nodeready.reports.node_parts import PART_TABLES, observed_facts
 from nodeready.subjects.base import Unknown
@@ -31,6 +33,15 @@ def tables() -> dict[str, list[dict[str, str]]]:
         table.name: [dict(zip(table.columns, row, strict=True)) for row in table.rows(facts)]
         for table in PART_TABLES
     }
+
+
+@pytest.mark.parametrize("uptime_s", [2**63 - 1, -(2**63), 10**19 - 1])
+def test_an_uptime_beyond_all_years_has_no_moment(uptime_s):
+    facts = observed_facts(
+        {"host": {"uptime_s": uptime_s, "boot_id": "x"}}, "2030-01-02T03:04:05Z"
+    )
+    (row,) = PART_TABLES[0].rows(facts)
+    assert [text for text in row if text] == ["x"]
 
 
 #: table -> the number of its rows, and a part of its first row
