@@ -58,7 +58,7 @@ def _checked(value: Any) -> tuple[Waiver, ...]:
             raise Invalid(f"{check!r} is no check id")
         rows = declared if isinstance(declared, (list, tuple)) and declared else [declared]
         waivers += [_waiver(check, row) for row in rows]
-    return tuple(sorted(waivers))
+    return tuple(sorted({*waivers}))
 
 
 def _waiver(check: str, declared: Any) -> Waiver:

@@ -15,6 +15,7 @@ DATA = """waivers = {
     "nics.mtu": [
         {"reason": "cable", "owner": "ana", "until": "2027-01-31", "nodes": "gpu[001-002]"},
         {"reason": "switch", "nodes": "gpu003"},
+        {"reason": "switch", "nodes": "gpu003"},
     ],
 }
 """
