@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Annotated, ClassVar
@@ -227,10 +228,12 @@ def node_incidents(
     A check that fails on begins no second incident, unless it names another GPU.
 
     life:   the node at each look at which something changed, the oldest first
-    parts:  that were in the node
+    parts:  the GPUs that were in the node
     checks: the ids of those that hardware can fail
     """
-    gpus = [part for part in parts if part.kind == "gpu"]
+    gpus: dict[str, list[PartSpan]] = defaultdict(list)
+    for part in sorted(parts, key=lambda part: part.first_s):
+        gpus[part.slot].append(part)
     active: set[tuple[str, str]] = set()
     incidents = []
     for look in life:
@@ -258,16 +261,17 @@ def node_incidents(
     return incidents
 
 
-def _serials(text: str, gpus: Iterable[PartSpan], time_s: float) -> set[str]:
-    """The serials of the GPUs whose addresses are in the text; {""}: it names none of them."""
-    addresses = {*_PCI_ADDRESS.findall(text)}
-    return {
-        gpu.serial
-        for gpu in gpus
-        if gpu.slot in addresses
-        and gpu.first_s <= time_s
-        and (gpu.is_there or time_s < gpu.last_s)
-    } or {""}
+def _serials(text: str, gpus: Mapping[str, Sequence[PartSpan]], time_s: float) -> set[str]:
+    """The serials of the GPUs whose addresses are in the text; {""}: it names none of them.
+
+    gpus: slot -> the GPUs that were in it, in the order of time
+    """
+    serials = set()
+    for slot in {*_PCI_ADDRESS.findall(text)} & gpus.keys():
+        index = bisect_right(gpus[slot], time_s, key=lambda gpu: gpu.first_s) - 1
+        if index >= 0 and gpus[slot][index].was_there(time_s):
+            serials.add(gpus[slot][index].serial)
+    return serials or {""}
 
 
 def _without_doubtful_serial(
