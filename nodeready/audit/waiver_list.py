@@ -100,15 +100,15 @@ def list_waivers(
         for node in nodes:
             waivers_of.setdefault(node, []).append(waiver)
     counting = {node: last_ending(waivers) for node, waivers in waivers_of.items()}
-    selected = {*names}
+    selected_names = {*names}
     rows = []
     for waiver, nodes in declared.items():
-        own = tuple(node for node in nodes if node in selected)
-        if own or not nodes:
-            counted = [node for node in own if counting[node][waiver.check] == waiver]
+        selected = tuple(node for node in nodes if node in selected_names)
+        if selected or not nodes:
+            counted = [node for node in selected if counting[node][waiver.check] == waiver]
             of_nodes = {node: results.get((node, waiver.check)) for node in counted}
-            is_whole = len(own) == len(nodes)
-            rows.append(_listed(waiver, own, of_nodes, waiver.days_left(day), is_whole))
+            is_whole = len(selected) == len(nodes)
+            rows.append(_listed(waiver, selected, of_nodes, waiver.days_left(day), is_whole))
     return tuple(sorted(rows, key=lambda row: (STATES.index(row.state), row.waiver)))
 
 

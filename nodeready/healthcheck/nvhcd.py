@@ -88,7 +88,7 @@ def answer(stream: int, body: bytes) -> bytes:
 
 
 def _read(connection: socket.socket, size: int) -> bytes:
-    """So many bytes; fewer at the end of the connection."""
+    """``size`` bytes; fewer at the end of the connection."""
     data = b""
     while len(data) < size and (piece := connection.recv(size - len(data))):
         data += piece
@@ -124,6 +124,11 @@ def serve(connection: socket.socket, policy: Policy) -> None:
 
 def run(policy: Policy, arguments: Namespace) -> int:
     """`nvhcd`: serve the connection on standard input. Returns the exit code."""
-    with socket.socket(fileno=os.dup(0)) as connection:
+    try:
+        connection = socket.socket(fileno=os.dup(0))
+    except OSError as error:
+        problem = "standard input is no connection: nvhcd.socket of systemd starts this command"
+        raise OSError(error.errno, problem) from None
+    with connection:
         serve(connection, policy)
     return exit_codes.OK

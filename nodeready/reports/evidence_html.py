@@ -36,7 +36,7 @@ _MAYBE_IPV6 = re.compile(r"(?<![\w.:])[0-9A-Fa-f]*:[0-9A-Fa-f:]+(?![\w:])")
 
 
 @dataclass(frozen=True)
-class _NodeEvidence:
+class _NodeSheet:
     """What the page has of one node.
 
     hidden: number of findings that are not about a part
@@ -63,7 +63,7 @@ def _history(entries: Iterable[HistoryEntry]) -> Iterator[tuple[str, str, str]]:
             yield entry.time, entry.kind, _shown(entry.text, entry.checks[0])
 
 
-def _evidence(node: NodeReport, moment: str, entries: Iterable[HistoryEntry]) -> _NodeEvidence:
+def _evidence(node: NodeReport, moment: str, entries: Iterable[HistoryEntry]) -> _NodeSheet:
     bad = sorted(
         (result for result in node.results if result.bad),
         key=lambda result: result.rank,
@@ -78,7 +78,7 @@ def _evidence(node: NodeReport, moment: str, entries: Iterable[HistoryEntry]) ->
             cells = [[row[index] for index in used] for row in rows]
             tables.append((table.name, [heads[index] for index in used], cells))
     history = tuple(islice(_history(entries), _ENTRIES))
-    return _NodeEvidence(node, tuple(findings), len(bad) - len(findings), tuple(tables), history)
+    return _NodeSheet(node, tuple(findings), len(bad) - len(findings), tuple(tables), history)
 
 
 def _shown(text: str, check: str) -> str:

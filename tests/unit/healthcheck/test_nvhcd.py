@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +114,9 @@ def test_a_client_that_says_nothing_is_left(monkeypatch):
         theirs.sendall(CLIENT[:100])
         with pytest.raises(TimeoutError):
             nvhcd.serve(ours, Policy())
+
+
+def test_a_start_by_hand_names_what_starts_it(monkeypatch):
+    monkeypatch.setattr(nvhcd.os, "dup", lambda number: os.open(os.devnull, os.O_RDONLY))
+    with pytest.raises(OSError, match="standard input is no connection"):
+        nvhcd.run(Policy(), Namespace())
