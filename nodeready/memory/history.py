@@ -143,8 +143,8 @@ def read_parts_history(memory: Memory, name: str) -> list[HistoryEntry]:
 
     Raises MemoryUnavailable.
     """
-    life, seen = [*memory.life(name)], memory.last_seen(name)
-    entries = node_entries(life, *seen, memory.events(name)) if seen else []
+    life, newest = [*memory.life(name)], memory.last_seen(name)
+    entries = node_entries(life, *newest, memory.events(name)) if newest else []
     for part in memory.parts_of(name):
         if part.is_there:
             spans = memory.parts(part.serial or part.uuid)

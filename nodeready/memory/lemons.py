@@ -6,7 +6,7 @@ large jobs from 14 % to 4 % (arXiv 2410.21680, "lemon nodes"). Each failure of s
 like any other; only its history shows it.
 
 The rule: a unit (a node, or a GPU by its serial number) is a lemon if it had incidents on at least
-MIN_DAYS days, and if a fleet of equal units would have one unit with so many with a probability of
+MIN_DAYS days, and if the probability that a fleet of equal units has a unit with as many days is
 less than FALSE_ALARM. The number of a unit's incident days is taken as Poisson distributed, with
 the rate of its peers and the time that the unit was observed.
 
@@ -89,7 +89,7 @@ class Lemon:
     nodes:     where the incidents were seen, in the order of time
     days:      days with an incident
     expected:  days with an incident that its peers have in the same time
-    chance:    the probability that a fleet of equal units has a unit with so many days
+    chance:    the probability that a fleet of equal units has a unit with as many days
     is_lemon:  whether the rule names it
     incidents: the newest first
     """
@@ -116,7 +116,7 @@ class Lemons:
 
     since, until: the window, UTC
     node_count, gpu_count: of the nodes and GPUs that were observed in it
-    units:        the nodes and GPUs with an incident of their own, lemons first
+    units:        the nodes and GPUs with an incident that is not shared, lemons first
     shared:       incidents that many nodes had at once; they count for no node
     """
 
