@@ -32,7 +32,7 @@ def history(observed: Proved, policy: Policy) -> Result:
     if policy.lemon_nodes == "ignore":
         return na(check, "the policy ignores it (lemon_nodes)")
     if not isinstance(observed.history, ProvedHistory):
-        return na(check, "no earlier looks")
+        return na(check, "not proved")
     expected = "fails no more often than its peers"
     if not observed.history.lemons:
         return ok(check, expected)

@@ -215,7 +215,7 @@ def test_without_a_session_or_a_canary_no_tool_is_judged():
     attach = replace(WELL.attach, error="python3 does not run", blocking=None)
     found = judged(replace(WELL, attach=attach))
     assert found["attach"] == ("unknown", "no process to look at: python3 does not run")
-    assert judged(Proved(WELL.user)).keys() == {"user", "history"}
+    assert judged(Proved(WELL.user)).keys() == {"user"}
     found = judged(Proved(User("ml", 2000, True, "no session: go away")))
     assert {found[tool] for tool in TOOLS} == {("na", "no session: see proof.user")}
 
