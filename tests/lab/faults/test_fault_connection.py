@@ -149,7 +149,7 @@ def test_refused(fresh_nodes, fleet, tool, tmp_path):
         lines = re.findall(rf"^unreachable +{case}\n +(.*)$", done.out, re.M)
         assert len(lines) == 1, (case, done)
         assert re.fullmatch(pattern.format(**quoted), lines[0]), lines
-    assert re.search(rf"^fail +ptrace.scope +{good.name}$", done.out, re.M), done
+    assert re.search(rf"^fail +ptrace.scope +{good.name}  hides cause$", done.out, re.M), done
     assert (written(bad), paths["other"].read_text()) == before
     log = bad.log.read_text(errors="replace")
     assert log.count("Failed publickey for invalid user nobody") <= 1

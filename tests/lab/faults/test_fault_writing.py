@@ -148,8 +148,10 @@ def test_a_full_disk_of_this_machine_is_one_line_and_the_old_report_stays(tmp_pa
             ("stacks", "--from", tmp_path / "dump.txt", "-o", place / "stacks"),
         ):
             done = tool(*words)
-            assert (done.status, len(done.lines), done.out) == (1, 1, ""), done
-            assert done.err.startswith(said), done
+            # The memory of looks has a line of its own.
+            lines = [line for line in done.lines if "this look was not kept: " not in line]
+            assert (done.status, len(lines), done.out) == (1, 1, ""), done
+            assert lines[0].startswith(said), done
         done = tool("incident", "--local", "--job", "x", "-o", place / "incident")
         assert done.status == 1, done
         assert done.out.count("No space left on device: ") == 2, done
@@ -157,6 +159,7 @@ def test_a_full_disk_of_this_machine_is_one_line_and_the_old_report_stays(tmp_pa
         assert tool("audit", "@local", "--only", "ptrace.scope").status in (0, 3)
         assert (place / "old").read_text() == "old"
         files = [path.name for path in place.rglob("*") if path.is_file()]
-        assert {*files} - {"last-failed"} == {"fill", "old"}
+        # An empty memory is one: the next look makes its tables.
+        assert {*files} - {"last-failed", "memory.db"} == {"fill", "old"}
     finally:
         subprocess.run(["umount", str(place)], check=True)
