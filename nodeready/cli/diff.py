@@ -1,21 +1,15 @@
-"""`nodeready diff`: what changed on the nodes, and what the failing nodes have in common."""
+"""`nodeready diff`: what changed on the nodes, and what the failing nodes have in common.
+
+`diff_run` is imported only when the command runs, so that --help and completion are quick.
+"""
 
 from __future__ import annotations
 
-import re
-import time
-from dataclasses import dataclass, replace
-from datetime import datetime
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
-from nodeready.audit.document import UNREACHABLE, audit_code
-from nodeready.cli.default_inventory import require_inventory
-from nodeready.cli.kept_looks import LookKeeper, open_memory
 from nodeready.cli.options import (
-    Refused,
     command,
     option,
     report_options,
@@ -23,209 +17,6 @@ from nodeready.cli.options import (
     timeout_option,
     transport_options,
 )
-from nodeready.cli.outputs import read_outputs
-from nodeready.cli.screen import Screen
-from nodeready.cli.targets import TargetOptions, Targets, load_targets, select_targets
-from nodeready.cli.values import epoch_seconds
-from nodeready.memory import baselines
-from nodeready.memory.diff import Diff, Side, compare, diff_code
-from nodeready.memory.documents import AuditFile, DocumentError
-from nodeready.memory.store import Memory, MemoryUnavailable
-from nodeready.policy.site_checks import AUDIT
-from nodeready.reports.lines import node_set
-from nodeready.text import utc_moment, utc_now
-
-LAST_GOOD = "last-good"
-_FOREVER = float("inf")
-
-
-class _Outcome(NamedTuple):
-    """The outcome of asking the nodes: how many were unreachable, and whether all were asked."""
-
-    unreachable: int = 0
-    complete: bool = True
-
-
-@dataclass(frozen=True)
-class _Nodes:
-    """The nodes of one command, and how they are asked."""
-
-    inventory: str
-    options: TargetOptions
-    screen: Screen
-    job: str | None
-    timeout_s: int
-
-    def names(self, limit: str | None) -> list[str]:
-        return [*load_targets(self.inventory, replace(self.options, limit=limit))[2]]
-
-    def targets(self, limit: str | None) -> Targets:
-        options = replace(self.options, limit=limit)
-        return select_targets(self.inventory, options, job=self.job, tell=self.screen.note)
-
-    def ask(self, limit: str | None) -> _Outcome:
-        """Look at the nodes as an audit does, and keep the look. Raises Refused."""
-        from nodeready.audit.workers import AuditWorkers
-        from nodeready.cli.audit_run import look_at_nodes
-        from nodeready.subjects.registry import select
-
-        started_s = time.time()
-        keeper = LookKeeper(self.screen, "diff", self.inventory)
-        nodes = self.targets(limit).at(AUDIT)
-        selection = select(nodes.policies.values())
-        nodes = nodes.chosen(selection)
-        writer = keeper.section_writer(selection.results)
-        with AuditWorkers(nodes.policies, None, None, writer) as workers:
-            audit = look_at_nodes(
-                nodes, self.screen, selection, self.timeout_s, workers, keeper=keeper
-            )
-            keeper.keep_audit(audit, audit_code(audit), workers)
-        with open_memory() as memory:
-            if not memory.looks(started_s):
-                raise Refused("the look at the nodes was not kept: there is nothing to compare")
-        return _Outcome(audit.summary["nodes"][UNREACHABLE], audit.complete)
-
-
-def _of_files(before: str, after: str) -> Diff:
-    """The differences of two files. Raises Refused."""
-    try:
-        old, new = AuditFile.read(Path(before)), AuditFile.read(Path(after))
-        old_names, new_names = {*old.names}, {*new.names}
-        pairs = ((old.look(name), new.look(name)) for name in new.names if name in old_names)
-        return compare(
-            baselines.since_changes(pairs),
-            Side(before, old.started),
-            Side(after, new.started),
-            only_before=tuple(name for name in old.names if name not in new_names),
-            only_after=tuple(name for name in new.names if name not in old_names),
-        )
-    except DocumentError as error:
-        raise Refused(str(error)) from None
-
-
-def _moment(name: str, words: str, memory: Memory) -> float:
-    """A moment of ``--since`` or ``--until`` in seconds since 1970. Raises Refused."""
-    if words.isdecimal():
-        times = [look.time_s for look in memory.looks() if look.id == int(words)]
-        if not times:
-            raise Refused(
-                f"{name} {words}: the memory has no look of this number: history lists them"
-            )
-        return times[0]
-    spans = re.fullmatch(r"(\d+) *(minute|hour|day|week)s?( ago)?", words)
-    if words == "yesterday":
-        words = "1d"
-    elif spans:
-        words = f"{spans[1]}{spans[2][0]}"
-    try:
-        return epoch_seconds(words, datetime.now().astimezone())
-    except ValueError as error:
-        raise Refused(f"{name} {words}: {error}") from None
-
-
-def _since(memory: Memory, names: list[str], since: str, until_s: float, after: Side) -> Diff:
-    """What changed on these nodes since a time. Raises Refused."""
-    if since == LAST_GOOD:
-        from nodeready.memory.accounting import last_job_ends
-
-        since_s = min((look.time_s for look in memory.looks()), default=0.0)
-        ends, _ = last_job_ends(names, since_s)
-        looks = [*baselines.looks_since_good(memory, names, until_s, ends)]
-    else:
-        since_s = _moment("--since", since, memory)
-        if since_s > until_s:
-            raise Refused(f"--since {since}: is later than --until")
-        looks = [*baselines.looks_since(memory, names, since_s, until_s)]
-    if looks and all(before is None for before, _ in looks):
-        begin = utc_moment(min((look.time_s for look in memory.looks()), default=0.0))
-        was_good = " without a failure" if since == LAST_GOOD else ""
-        raise Refused(
-            f"--since {since}: no node has such a look{was_good}: the memory begins at {begin}"
-        )
-    oldest_s = min((before.time_s for before, _ in looks if before is not None), default=since_s)
-    diff = compare(
-        baselines.since_changes(looks),
-        Side(f"the memory, {since}", utc_moment(oldest_s)),
-        after,
-        only_before=(),
-        only_after=tuple(look.node for before, look in looks if before is None),
-    )
-    return baselines.dated(diff, memory, oldest_s, until_s)
-
-
-def _against_peers(
-    memory: Memory, names: list[str], peers: list[str], until_s: float, after: Side
-) -> Diff:
-    """In what these nodes differ from a peer, or from most of several peers. Raises Refused."""
-    looks = [*memory.nodes(peers, until_s)]
-    model = looks[0] if len(peers) == len(looks) == 1 else baselines.majority(looks)
-    if model.error:
-        raise Refused(f"--against: {node_set(peers)}: {model.error}")
-    nodes = (look for look in memory.nodes(names, until_s) if len(peers) > 1 or look is not model)
-    source = node_set(peers) if len(peers) == 1 else f"most of {node_set(peers)}"
-    return compare(
-        baselines.peer_differences(model, nodes),
-        Side(source, utc_moment(model.time_s)),
-        after,
-        only_before=(),
-        only_after=(),
-    )
-
-
-def _of_memory(nodes: _Nodes, since: str | None, until: str | None, against: str | None) -> Diff:
-    """The nodes against an earlier time, or against peers. Raises Refused."""
-    limit = nodes.options.limit
-    names, peers = nodes.names(limit), nodes.names(against) if against else []
-    outcome = _Outcome()
-    if until is None:
-        if since:
-            # A mistake is refused before any node is asked.
-            with open_memory() as memory:
-                if since != LAST_GOOD:
-                    _moment("--since", since, memory)
-        outcome = nodes.ask(f"{limit},{against}" if limit and against else limit)
-    try:
-        with open_memory() as memory:
-            until_s = _FOREVER if until is None else _moment("--until", until, memory)
-            newest_s = max((look.time_s for look in memory.looks(0.0, until_s)), default=0.0)
-            source = "the nodes now" if until is None else f"the memory, {until}"
-            after = Side(source, utc_moment(newest_s))
-            if against:
-                document = _against_peers(memory, names, peers, until_s, after)
-            else:
-                document = _since(memory, names, str(since), until_s, after)
-    except MemoryUnavailable as error:
-        raise Refused(str(error)) from None
-    return replace(document, unreachable=outcome.unreachable, complete=outcome.complete)
-
-
-def _against_settings(nodes: _Nodes, path: Path) -> Diff:
-    """In what the nodes differ from a file of `learn`. Raises Refused."""
-    from nodeready.audit.learned import read_settings, settings_of
-    from nodeready.cli.conversations import probe_nodes
-    from nodeready.subjects.registry import LEARNED
-
-    try:
-        settings = read_settings(path.read_text())
-    except (OSError, ValueError) as error:
-        raise Refused(f"--against {path}: {error}") from None
-    started = utc_now()
-    targets = nodes.targets(nodes.options.limit)
-    with targets.transport:
-        replies = probe_nodes(targets, nodes.screen, LEARNED, nodes.timeout_s)
-    return compare(
-        (
-            baselines.setting_differences(reply.name, settings, settings_of(reply.snapshot))
-            for reply in replies
-            if reply.snapshot and not reply.error
-        ),
-        Side(str(path), ""),
-        Side("the nodes now", started),
-        only_before=(),
-        only_after=(),
-        unreachable=sum(reply.unreachable for reply in replies),
-        complete=not targets.transport.interrupted,
-    )
 
 
 @command()
@@ -233,7 +24,7 @@ def _against_settings(nodes: _Nodes, path: Path) -> Diff:
 @option(
     "--since",
     metavar="WHEN",
-    help=f"Compare with then: yesterday, 3d, a date, the number of a look, or {LAST_GOOD}.",
+    help="Compare with then: yesterday, 3d, a date, the number of a look, or last-good.",
     general=False,
 )
 @option(
@@ -258,16 +49,7 @@ def _against_settings(nodes: _Nodes, path: Path) -> Diff:
 @transport_options
 def diff(
     sides: tuple[str, ...],
-    *,
-    since: str | None,
-    until: str | None,
-    against: str | None,
-    format: str,
-    output: tuple[str, ...],
-    is_strict: bool,
-    timeout: int,
-    job: str | None,
-    **shared: Any,
+    **options: Any,
 ) -> int:
     """Report what changed on the nodes of INVENTORY, or between two files. Never writes to a node.
 
@@ -283,21 +65,6 @@ def diff(
       nodeready diff prod.py --against inventories/group_data/h100.py
       nodeready diff monday.json today.json          # of audit or ready, --format json
     """
-    options = TargetOptions(**shared)
-    outputs = read_outputs("diff", format, output)
-    screen = options.screen()
-    if len(sides) == 2 and not (since or until or against):
-        document = _of_files(*sides)
-    elif len(sides) > 1 or bool(since) == bool(against):
-        raise Refused("name two files alone, or an INVENTORY with --since or with --against")
-    else:
-        inventory = require_inventory(sides[0] if sides else None, options)
-        nodes = _Nodes(inventory, options, screen, job, timeout)
-        if against and Path(against).is_file():
-            if until:
-                raise Refused(f"--against {against}: asks the nodes: remove --until")
-            document = _against_settings(nodes, Path(against))
-        else:
-            document = _of_memory(nodes, since, until, against)
-    outputs.show(document, screen, silent=screen.quiet and not document.changes)
-    return diff_code(document, is_strict=is_strict)
+    from nodeready.cli.diff_run import run_diff
+
+    return run_diff(sides, **options)

@@ -31,6 +31,7 @@ CHOOSERS = {
     "watch": "nodeready.cli.incident",
     "audit": "nodeready.cli.audit_run",
     "ready": "nodeready.cli.ready_run",
+    "diff": "nodeready.cli.diff_run",
 }
 
 

@@ -15,7 +15,7 @@ from nodeready.cli.options import Refused
 #: Packages that take long to load: only commands that talk to nodes or show a table need them.
 HEAVY = {"pyinfra", "gevent", "paramiko", "rich", "jinja2"}
 #: The commands whose help is asked for most load no check: that takes three times as long.
-QUICK = ("audit", "ready", "history", "lemons")
+QUICK = ("audit", "ready", "diff", "history", "lemons")
 CHECKS = "nodeready.subjects.registry"
 
 # Argument 1: (words, environment) of each command line as JSON, one after the other.
