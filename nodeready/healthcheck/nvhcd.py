@@ -123,7 +123,7 @@ def serve(connection: socket.socket, policy: Policy) -> None:
 
 
 def run(policy: Policy, arguments: Namespace) -> int:
-    """`nvhcd`: serve the connection on standard input. Returns the exit code."""
+    """`nvhcd`: serve the connection on standard input. Returns the exit code. Raises OSError."""
     try:
         connection = socket.socket(fileno=os.dup(0))
     except OSError as error:
