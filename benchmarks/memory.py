@@ -34,7 +34,7 @@ from nodeready.cli.screen import Screen
 from nodeready.memory.baselines import dated, looks_since, since_changes
 from nodeready.memory.diff import Diff, Side, compare
 from nodeready.memory.history import read_history
-from nodeready.memory.lemons import find_lemons, hardware_checks
+from nodeready.memory.lemons import find_lemons
 from nodeready.memory.look import Value
 from nodeready.memory.sections import NodeSections, dump, facts_text, node_sections
 from nodeready.memory.store import Memory
@@ -148,7 +148,7 @@ def _run(nodes: int, directory: Path, looks: int) -> dict[str, object]:
             ("the life of a node", lambda: read_history(memory, memory.names()[0])),
             (
                 "the lemons among all nodes",
-                lambda: find_lemons(memory, {*memory.names()}, hardware_checks(), 0, time.time()),
+                lambda: find_lemons(memory, {*memory.names()}, 0, time.time()),
             ),
             (f"{looks - 3} looks for a diff", lambda: _diff(memory, third)),
         ):

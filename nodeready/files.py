@@ -176,6 +176,12 @@ def _named(path: Path) -> Iterator[None]:
         raise
 
 
+def state_directory() -> Path:
+    """Where commands keep what they need later, of this user."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(base) / "nodeready"
+
+
 def make_directory(path: Path, mode: int = 0o777) -> None:
     """Make this directory and its missing parents; an existing one keeps its mode.
 

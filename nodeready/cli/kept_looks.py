@@ -16,9 +16,10 @@ from nodeready.audit.recorded import VERDICT
 from nodeready.cli.config_file import memory_settings
 from nodeready.cli.options import Refused
 from nodeready.cli.screen import Screen
+from nodeready.files import state_directory
 from nodeready.memory.accounting import node_drains
 from nodeready.memory.history import HistoryEntry, read_parts_history
-from nodeready.memory.lemons import find_lemons, hardware_checks, lemons_of_nodes
+from nodeready.memory.lemons import find_lemons, lemons_of_nodes
 from nodeready.memory.look import Event, Look
 from nodeready.memory.sections import (
     ERROR,
@@ -75,8 +76,7 @@ class MemorySettings:
             return cls(None, **numbers)
         if file and not file.startswith("/"):
             raise Refused(f"memory: file {file}: write the whole path, or off")
-        base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-        return cls(Path(file or f"{base}/nodeready/memory.db"), **numbers)
+        return cls(Path(file) if file else state_directory() / "memory.db", **numbers)
 
 
 def _is_missing(path: Path) -> bool:
@@ -259,7 +259,7 @@ def earlier_failures(nodes: Collection[str], timeout_s: float) -> dict[str, Prov
         with Memory.open(settings.path) as memory:
             names, since_s = set(memory.names()), now_s - DAYS * 86400
             drains, _ = node_drains(since_s, timeout_s=timeout_s)
-            document = find_lemons(memory, names, hardware_checks(), since_s, now_s, drains=drains)
+            document = find_lemons(memory, names, since_s, now_s, drains)
     except MemoryUnavailable:
         return None  # `LookKeeper.keep` says why
     lines = lemons_of_nodes(document)

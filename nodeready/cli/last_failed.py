@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeready.files import private_file, write_atomically
+from nodeready.files import private_file, state_directory, write_atomically
 
 #: The word in ``--limit`` that stands for these nodes.
 LAST_FAILED = "@last-failed"
 
 
 def _state_file() -> Path:
-    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(base) / "nodeready" / "last-failed"
+    return state_directory() / "last-failed"
 
 
 @dataclass(frozen=True)

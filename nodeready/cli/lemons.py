@@ -55,12 +55,12 @@ def lemons(
     from nodeready.cli.targets import TargetOptions, load_targets
     from nodeready.cli.values import epoch_seconds, past
     from nodeready.memory.accounting import node_drains
-    from nodeready.memory.lemons import find_lemons, hardware_checks, lemons_code
+    from nodeready.memory.lemons import find_lemons, lemons_code
 
     outputs = read_outputs("lemons", format, output)
     screen = Screen(color, quiet, verbose)
-    now = time.time()
-    since_s = past(since, epoch_seconds) or now - DAYS * 86400
+    now_s = time.time()
+    since_s = past(since, epoch_seconds) or now_s - DAYS * 86400
     if inventory is None and limit is not None:
         raise Refused("--limit: needs an INVENTORY")
     with open_memory() as memory:
@@ -68,12 +68,12 @@ def lemons(
         if inventory is not None:
             options = TargetOptions(trust_inventory=trust_inventory)
             peers = names & load_targets(inventory, options)[2].keys()
-            names = peers & load_targets(inventory, replace(options, limit=limit))[2].keys()
+            names = peers
+            if limit is not None:
+                names = peers & load_targets(inventory, replace(options, limit=limit))[2].keys()
         # Without a node there is no fleet.
         peers = peers if names else set()
-        document = find_lemons(
-            memory, peers, hardware_checks(), since_s, now, drains=node_drains(since_s)[0]
-        )
+        document = find_lemons(memory, peers, since_s, now_s, node_drains(since_s)[0])
     units = tuple(
         unit for unit in document.units if not names.isdisjoint((unit.node, *unit.nodes))
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +18,7 @@ from nodeready.audit.verdict import SourceError, gather
 from nodeready.audit.web_request import open_answer, web_address
 from nodeready.cli.options import Refused
 from nodeready.cli.screen import Screen
-from nodeready.files import private_file, write_atomically
+from nodeready.files import private_file, state_directory, write_atomically
 from nodeready.reports.notification import bad_statuses, notification
 from nodeready.text import sanitise
 
@@ -41,8 +40,7 @@ class Webhook:
     key: str
 
     def _state_file(self) -> Path:
-        base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-        return Path(base) / "nodeready" / "notified" / f"{self.key}.json"
+        return state_directory() / "notified" / f"{self.key}.json"
 
     def last_statuses(self) -> dict[str, str]:
         """`bad_statuses` at the last notification; {} where there is none that can be read."""

@@ -30,7 +30,7 @@ from nodeready.cli.options import (
 from nodeready.cli.screen import Screen
 from nodeready.cli.targets import TargetOptions, Targets, running_job
 from nodeready.exit_codes import INTERRUPTED, exit_code
-from nodeready.files import make_directory, user_name
+from nodeready.files import make_directory, state_directory, user_name
 from nodeready.inventory.placement import JobPlacement
 from nodeready.node.witnesses import motion
 from nodeready.reports.lines import node_set
@@ -45,8 +45,7 @@ _COMMAND_TIMEOUT_S = 600
 
 
 def _default_directory() -> Path:
-    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(base) / "nodeready" / "incidents"
+    return state_directory() / "incidents"
 
 
 def _run_command(command: list[str], incident: Incident, screen: Screen) -> bool:

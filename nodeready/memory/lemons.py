@@ -137,17 +137,15 @@ class Lemons:
 def find_lemons(
     memory: Memory,
     nodes: Collection[str],
-    checks: Collection[str],
     since_s: float,
     until_s: float,
-    *,
     drains: Iterable[Event] = (),
 ) -> Lemons:
     """The lemons among these nodes and their GPUs in this time. Raises MemoryUnavailable.
 
-    checks: the ids of those that hardware can fail
     drains: by Slurm's accounting
     """
+    checks = hardware_checks()
     gpus: dict[str, list[PartSpan]] = defaultdict(list)
     spans: dict[str, list[PartSpan]] = defaultdict(list)
     for part in reversed(memory.parts_of_kind("gpu")):
@@ -172,7 +170,7 @@ def find_lemons(
         for incident in incidents
         if since_s <= incident.time_s <= until_s
     ]
-    own = own_incidents(incidents, len(nodes))
+    unshared = own_incidents(incidents, len(nodes))
 
     def within(first_s: float, last_s: float) -> float:
         return max(0.0, min(last_s, until_s) - max(first_s, since_s))
@@ -182,15 +180,15 @@ def find_lemons(
         gpu_s[part.serial] += within(part.first_s, part.last_s)
     places = {serial: _place(serial_spans) for serial, serial_spans in spans.items()}
     node_s = {name: within(*span) for name, span in memory.spans().items() if name in nodes}
-    units = rank([incident for incident in own if incident.serial], gpu_s, "gpu", places)
+    units = rank([incident for incident in unshared if incident.serial], gpu_s, "gpu", places)
     # What a bad GPU did counts for the node that it was in, unless the GPU is the lemon.
     bad_gpus = {unit.unit for unit in units if unit.is_lemon}
     units += rank(
-        [incident for incident in own if incident.serial not in bad_gpus], node_s, "node"
+        [incident for incident in unshared if incident.serial not in bad_gpus], node_s, "node"
     )
     units.sort(key=lambda unit: (not unit.is_lemon, unit.chance))
     window = utc_moment(since_s), utc_moment(until_s)
-    return Lemons(*window, len(node_s), len(gpu_s), tuple(units), len(incidents) - len(own))
+    return Lemons(*window, len(node_s), len(gpu_s), tuple(units), len(incidents) - len(unshared))
 
 
 def hardware_checks() -> frozenset[str]:

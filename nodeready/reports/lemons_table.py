@@ -24,8 +24,8 @@ def lemons(document: Lemons, options: Options = PLAIN) -> Iterator[StyledLine]:
     )
     for lemon in named:
         yield from _unit(lemon, options)
-    rest = [unit for unit in document.units if not unit.is_lemon]
-    shown = rest if options.verbose else rest[:_MAX_UNITS]
+    unsuspicious = [unit for unit in document.units if not unit.is_lemon]
+    shown = unsuspicious if options.verbose else unsuspicious[:_MAX_UNITS]
     if shown:
         yield line("")
         yield line(("within the rate of their peers", "bold"))
@@ -34,8 +34,8 @@ def lemons(document: Lemons, options: Options = PLAIN) -> Iterator[StyledLine]:
             yield from _unit(unit, options)
         else:
             yield line(f"  {unit}", f": {_last(unit.incidents[0])}"[:MAX_TEXT])
-    if len(rest) > len(shown):
-        yield line(f"  and {len(rest) - len(shown)} more: -v")
+    if len(unsuspicious) > len(shown):
+        yield line(f"  and {len(unsuspicious) - len(shown)} more: -v")
     if document.shared:
         verb = "counts" if document.shared == 1 else "count"
         yield line(

@@ -23,6 +23,7 @@ from nodeready.subjects.severity import hides_cause
 
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 
+_COST = hides_cause("deploy", "configure", "reboot")
 _SETTINGS = ("ptrace_scope", "packages", "py_spy_version")
 _FIXES = (
     "run TOOL by hand on the node, on a process that may be lost",
@@ -163,7 +164,7 @@ def _judge_sessions(
 
 @check(
     "proof.attach",
-    hides_cause("deploy", "configure", "reboot"),
+    _COST,
     settings=_SETTINGS,
     fix=_FIXES,
     proof="attach",
@@ -182,7 +183,7 @@ def attach(observed: Proved, policy: Policy) -> Result:
 
 @check(
     "proof.attach_nonblocking",
-    hides_cause("deploy", "configure", "reboot"),
+    _COST,
     settings=_SETTINGS,
     fix=_FIXES,
     proof="attach",
@@ -196,7 +197,7 @@ def attach_nonblocking(observed: Proved, policy: Policy) -> Result:
 
 @check(
     "proof.attach_native",
-    hides_cause("deploy", "configure", "reboot"),
+    _COST,
     settings=_SETTINGS,
     fix=_FIXES,
     proof="attach",
@@ -210,7 +211,7 @@ def attach_native(observed: Proved, policy: Policy) -> Result:
 
 @check(
     "proof.gdb",
-    hides_cause("deploy", "configure", "reboot"),
+    _COST,
     settings=_SETTINGS,
     fix=_FIXES,
     proof="tracers",
@@ -223,7 +224,7 @@ def gdb(observed: Proved, policy: Policy) -> Result:
 
 @check(
     "proof.strace",
-    hides_cause("deploy", "configure", "reboot"),
+    _COST,
     settings=_SETTINGS,
     fix=_FIXES,
     proof="tracers",

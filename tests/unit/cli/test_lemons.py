@@ -11,7 +11,7 @@ import pytest
 from nodeready.cli import cli
 from nodeready.cli.kept_looks import earlier_failures
 from nodeready.cli.options import Refused
-from nodeready.memory.lemons import find_lemons, hardware_checks
+from nodeready.memory.lemons import find_lemons
 from nodeready.memory.look import Look
 from nodeready.memory.sections import PARTS, RESULTS, dump, node_sections, results_text
 from nodeready.memory.store import Memory
@@ -126,7 +126,7 @@ def test_a_node_that_shows_the_gpu_of_another_node_makes_no_lemon_of_it(tmp_path
                 for serial in ("B" if node and day == 1 else "A",)
             ]
             kept.keep(Look(0, day * DAY, "audit", "prod.py", "", True, 3, {}), nodes)
-        made = find_lemons(kept, {"gpu0", "gpu1"}, hardware_checks(), 0.0, 11 * DAY)
+        made = find_lemons(kept, {"gpu0", "gpu1"}, 0.0, 11 * DAY)
     assert [(unit.unit, unit.node, unit.days) for unit in made.units] == [
         ("gpu1", "gpu1", 4),
         ("B", "", 1),
