@@ -145,6 +145,10 @@ def _walk(path: Path, make: int | None = None) -> Iterator[_PathEnd]:
                 directory = enter(name, directory)
                 continue
             status = os.fstat(number)
+            if stat.S_ISDIR(status.st_mode):
+                # Another process has made it meanwhile.
+                words.append(name)
+                continue
             if not stat.S_ISLNK(status.st_mode):
                 if words or make is not None:
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))

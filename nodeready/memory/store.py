@@ -631,13 +631,16 @@ class Memory:
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     """Make the tables of an empty file. Raises MemoryUnavailable for a file that is no memory."""
     connection.execute("PRAGMA synchronous=FULL")
+    # One transaction: another process may be making the tables.
+    connection.execute("BEGIN")
+    is_empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
     ((identity,), (version,)) = (
         connection.execute(f"PRAGMA {name}").fetchone()
         for name in ("application_id", "user_version")
     )
+    connection.execute("COMMIT")
     if (identity, version) == (APPLICATION_ID, VERSION):
         return
-    is_empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
     if identity != APPLICATION_ID and not (is_empty and identity == version == 0):
         raise MemoryUnavailable(
             f"{path}: is no memory of nodeready: NODEREADY_MEMORY names another file"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -152,3 +153,19 @@ def test_what_a_killed_run_left_goes_with_a_later_one(tmp_path):
     write_atomically(tmp_path / "r", ["x"])
     # The young one may be another run's, which is about to rename it.
     assert sorted(one.name for one in tmp_path.iterdir()) == [young.name, other.name, "r"]
+
+
+def test_a_directory_that_another_process_makes_meanwhile_is_entered(tmp_path, monkeypatch):
+    opened = os.open
+
+    def open_late(name: str, *flags: Any, **how: Any) -> int:
+        """The other process makes it between two attempts to open it."""
+        try:
+            return opened(name, *flags, **how)
+        except FileNotFoundError:
+            (tmp_path / "made").mkdir(exist_ok=True)
+            raise
+
+    monkeypatch.setattr(os, "open", open_late)
+    make_directory(tmp_path / "made" / "below")
+    assert (tmp_path / "made" / "below").is_dir()
