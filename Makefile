@@ -73,7 +73,8 @@ bench:
 
 # The extra ones are held to the versions of the first, so that all fit into one environment. Every
 # file has its sha256 there, and pip takes no other. What is installed without this project's own
-# tools still needs its build backend. The torch that hangs has environments of its own.
+# tools still needs its build backend. The torch that hangs has environments of its own. The other
+# paramiko that nodeready works with is for tests/lab/test_other_paramiko.py.
 UV = .venv/bin/uv
 PIN = $(UV) pip compile --quiet --universal --python-version 3.10 --no-header --generate-hashes
 COMPILE = $(PIN) pyproject.toml
@@ -83,6 +84,7 @@ lock:
 	echo hatchling | $(COMPILE) - --constraints requirements.lock --output-file requirements-install.lock
 	$(COMPILE) --extra docs --constraints requirements.lock --output-file requirements-docs.lock
 	$(COMPILE) --extra dist --constraints requirements.lock --output-file requirements-dist.lock
+	echo 'paramiko>=5,<6' | $(PIN) - --no-deps --output-file requirements-paramiko.lock
 	printf 'torch\nnumpy\npyzmq\ngrpcio\n' | $(PIN) - --output-file requirements-torch.lock
 
 clean:

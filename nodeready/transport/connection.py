@@ -37,7 +37,7 @@ from paramiko.common import (
     MSG_USERAUTH_INFO_REQUEST,
     byte_chr,
 )
-from paramiko.kex_gex import KexGex, KexGexSHA256
+from paramiko.kex_gex import KexGexSHA256
 from paramiko.packet import Packetizer
 from paramiko.ssh_exception import AuthenticationException, NoValidConnectionsError
 
@@ -142,15 +142,20 @@ def _count(kind: int, message: Message) -> int:
     return count
 
 
-class _DhGroup(KexGex):
+class _DhGroup(KexGexSHA256):
     """A group of the sshd's choice, with a secret of _SECRET_BITS."""
 
     def _generate_x(self) -> None:
         self.x = secrets.randbits(_SECRET_BITS) | 1 << (_SECRET_BITS - 1)
 
 
-class _DhGroupSHA256(_DhGroup, KexGexSHA256):
-    pass
+#: Algorithms with SHA-1. ssh does not use them by default (OpenSSH 8.8), and paramiko 5 lacks
+#: them; paramiko 4 accepts their signatures (CVE-2026-44405).
+_SHA1 = re.compile(r"ssh-rsa|.*-sha1")
+
+
+def _without_sha1(algorithms: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(algorithm for algorithm in algorithms if not _SHA1.fullmatch(algorithm))
 
 
 class JumpRefusal(Exception):
@@ -162,13 +167,13 @@ class JumpRefusal(Exception):
 
 
 class BoundedTransport(Transport):
-    """An SSH connection of paramiko's within bounds. `SSHClient.connect` takes it as its
-    ``transport_factory``."""
+    """An SSH connection of paramiko's within bounds, and without SHA-1. `SSHClient.connect` takes
+    it as its ``transport_factory``."""
 
-    _kex_info = {
-        **Transport._kex_info,  # type: ignore[attr-defined]
-        **{kex.name: kex for kex in (_DhGroup, _DhGroupSHA256)},
-    }
+    _kex_info = {**Transport._kex_info, _DhGroup.name: _DhGroup}  # type: ignore[attr-defined]
+    _preferred_kex = _without_sha1(Transport._preferred_kex)  # type: ignore[attr-defined]
+    _preferred_keys = _without_sha1(Transport._preferred_keys)  # type: ignore[attr-defined]
+    _preferred_pubkeys = _without_sha1(Transport._preferred_pubkeys)  # type: ignore[attr-defined]
 
     def __init__(self, sock: Any, **how: Any) -> None:
         super().__init__(sock, packetizer_class=_BoundedPacketizer, **how)
@@ -226,6 +231,12 @@ class BoundedTransport(Transport):
             if re.search(r"protocol banner($|.*reset by peer)", str(problem), re.I):
                 raise SSHException(f"{HUNG_UP}: {private.packetizer.before_banner}") from None
             raise
+
+    def _verify_key(self, host_key: bytes, signature: bytes) -> None:
+        # Whatever it has agreed on, an sshd can sign with another algorithm.
+        if _SHA1.fullmatch(Message(signature).get_text()):
+            raise SSHException("Signature verification failed: SHA-1")
+        super()._verify_key(host_key, signature)  # type: ignore[misc]
 
     def _parse_channel_open_failure(self, message: Message) -> Any:
         number, code, text = message.get_int(), message.get_int(), message.get_text()

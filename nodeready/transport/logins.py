@@ -10,6 +10,7 @@ import contextlib
 import errno
 import functools
 import getpass
+import inspect
 import os
 import random
 import socket
@@ -383,6 +384,13 @@ class SshLogins:
         arguments: of paramiko's SSHClient.connect
         Raises SshConfigError, ConnectError, SSHException, OSError, EOFError.
         """
+        # Of an older paramiko: those of GSSAPI, which paramiko 5 lacks.
+        unknown = arguments.keys() - inspect.signature(SSHClient.connect).parameters.keys()
+        if unknown:
+            raise SshConfigError(
+                f"{login.name}: paramiko here has no {', '.join(sorted(unknown))}: correct "
+                "ssh_paramiko_connect_kwargs in the inventory"
+            )
         _patch_paramiko_sk_key_support()
         settings = client.settings = self.settings(login)
         for attempt in range(1, TRIES + 1):
@@ -528,7 +536,7 @@ class SshLogins:
             transport = (arguments.get("transport_factory") or BoundedTransport)(sock, **options)
             restrict_algorithms(transport, settings)
             if isinstance(transport, BoundedTransport):
-                transport.host_key_order = policy.order(transport._preferred_keys)  # type: ignore[attr-defined]
+                transport.host_key_order = policy.order(transport._preferred_keys)
             return transport
 
         client.set_missing_host_key_policy(policy)

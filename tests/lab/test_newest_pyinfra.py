@@ -1,32 +1,27 @@
 """The newest release of pyinfra that PyPI has, whatever it is, on nodes of the lab.
 
 pyproject.toml keeps pyinfra below a version (docs/architecture.md, "pyinfra, gevent and asyncio").
-Here that bound is left out: the release, with the newest of what it needs, is installed into a
-directory of its own, which stands in front of the locked packages. These are the only tests that
-run code which no lock names: wheels alone, so that nothing of it runs before.
+Here that bound is left out: the release, with the newest of what it needs, stands in front of the
+locked packages. These are the only tests that run code which no lock names.
 
 NODEREADY_PYINFRA   another version, which may be a pre-release (4.0b1); empty: none is tried
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
-from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 
-from tests.command import LIMIT_S, Tool
+from tests.command import Tool
 from tests.helpers import Done
+from tests.lab.releases import install, put_in_front, run, unit_tests, versions
 from tests.lab.test_manners import test_progress_on_a_terminal_names_the_slowest
 from tests.lab.test_pyinfra import (
     test_an_operation_on_the_command_line_shows_what_it_would_write,
@@ -34,7 +29,7 @@ from tests.lab.test_pyinfra import (
     test_the_deploy_file_of_the_page_stands_beside_ones_own_operations,
 )
 from tests.paths import DOCS, ROOT
-from tests.unit.test_dependencies import PROJECT
+from tests.unit.test_dependencies import PROJECT, imported_names
 
 # One worker installs it, once.
 pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("newest_pyinfra")]
@@ -132,12 +127,6 @@ json.dump({"file": pyinfra.__file__, "wrong": wrong}, sys.stdout)
 """
 
 
-def run(argv: list[str], limit_s: int = LIMIT_S, **how: Any) -> Done:
-    return subprocess.run(
-        argv, capture_output=True, text=True, timeout=limit_s, check=False, **how
-    )
-
-
 def wanted() -> list[str]:
     """What is installed: pyinfra without our bound, the others within our ranges."""
     version = os.environ.get("NODEREADY_PYINFRA")
@@ -151,55 +140,33 @@ def wanted() -> list[str]:
 
 @pytest.fixture(scope="session")
 def newest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory that stands in front of the locked packages, installed from PyPI. Skips where
-    that cannot be reached; in CI that is a failure."""
-    directory = tmp_path_factory.mktemp("newest") / "packages"
-    install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--upgrade"]
-    words = ["--only-binary", ":all:", "--python", sys.executable, "--target", str(directory)]
-    done = run([*install, *words, *wanted()], 300, cwd=directory.parent)
-    if done.returncode and re.search("Failed to fetch|network was disabled", done.stderr):
-        reason = f"PyPI cannot be reached: {' '.join(done.stderr.split())}"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
-    assert done.returncode == 0, done.stderr
-    return directory
+    return install(tmp_path_factory.mktemp("newest") / "packages", "--upgrade", *wanted())
 
 
 @pytest.fixture
 def tool(tool: Tool, newest: Path) -> Tool:
     """The command over the release. A test that fails shows what is printed here."""
-    found = {one.name: one.version for one in distributions(path=[str(newest)])}
+    found = versions(newest)
     print({name: found.get(name) for name in LIBRARIES}, f'see "{SECTION}" in {ARCHITECTURE}')
-    tool.environment = partial(tool.environment, PYTHONPATH=f"{newest}:{ROOT}")
-    return tool
+    return put_in_front(tool, newest)
 
 
 @pytest.fixture
 def pyinfra(newest: Path, tool: Tool) -> Callable[..., Done]:
     """Its own command in the checkout, as `pyinfra INVENTORY deploy.py` is run."""
 
-    def ask(*words: object) -> Done:
+    def ask(*words: object, fails: bool = False) -> Done:
         argv = [sys.executable, str(newest / "bin/pyinfra"), *map(str, words)]
         done = run(argv, env=tool.environment(), cwd=ROOT, stdin=-3)
-        assert done.returncode == 0, done.stderr
+        assert (done.returncode != 0) == fails, done.stderr
         return done
 
     return ask
 
 
-def imports() -> list[tuple[str, str, str]]:
-    """What our files import of these libraries: module, name, file."""
-    return [
-        (node.module, alias.name, str(path.relative_to(ROOT)))
-        for path in [*(ROOT / "nodeready").rglob("*.py"), *(ROOT / "operations").glob("*.py")]
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in LIBRARIES
-        for alias in node.names
-    ]
-
-
 def test_all_that_we_use_of_it_is_there(newest, tool):
     assert f"\n## {SECTION}\n" in ARCHITECTURE.read_text()
-    asked = json.dumps({"imports": imports(), **USED})
+    asked = json.dumps({"imports": imported_names(*LIBRARIES), **USED})
     done = run([sys.executable, "-c", _PROBE], input=asked, env=tool.environment())
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -211,10 +178,8 @@ def test_all_that_we_use_of_it_is_there(newest, tool):
 _CHANGED = re.compile(r"^ +\[(.*)\] +Success", re.M)
 
 
-def test_settings_come_from_where_they_come_from_today(newest, tool):
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit/deploy/test_pyinfra.py"]
-    done = run([sys.executable, *words], cwd=ROOT, env=tool.environment())
-    assert done.returncode == 0, done.stdout
+def test_settings_come_from_where_they_come_from_today(newest):
+    unit_tests(newest, "tests/unit/deploy/test_pyinfra.py")
 
 
 def test_both_ways_in_make_nodes_ready_and_agree(pyinfra, fresh_nodes, fleet, tool):
@@ -233,6 +198,23 @@ def test_both_ways_in_make_nodes_ready_and_agree(pyinfra, fresh_nodes, fleet, to
     check = tool("deploy", where, "--check")
     assert check.status == 0, check
     assert check.out.splitlines()[-1] == "0 to change, 2 ok, 0 unknown, 0 unreachable"
+
+
+#: Command lines of a user's mistake, and what the error names. Its status is pyinfra's: 1 or 2.
+MISTAKES = [
+    (("--bogus", "INVENTORY", "deploy.py"), "bogus"),
+    (("INVENTORY", "nodeready.operations.ptrace.bogus"), "bogus"),
+    (("INVENTORY", "nodeready.operations.ptrace.scope", "ptrace_scope=bogus"), "ptrace_scope"),
+    (("--data", "ptrace_scope=bogus", "INVENTORY", "deploy.py"), "ptrace_scope"),
+]
+
+
+@pytest.mark.parametrize(("words", "named"), MISTAKES)
+def test_its_command_names_a_mistake(pyinfra, lab, fleet, words, named):
+    where = str(fleet(lab.nodes[:1]))
+    done = pyinfra(*(where if word == "INVENTORY" else word for word in words), fails=True)
+    assert named in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr + done.stdout
 
 
 def test_a_fact_is_asked_by_its_own_command(pyinfra, lab, fleet):

@@ -34,6 +34,7 @@ from nodeready.transport.logins import (
     SshLogins,
 )
 from nodeready.transport.ssh_config import (
+    Login,
     SshConfig,
     SshConfigError,
     expand,
@@ -278,6 +279,12 @@ def test_an_address_has_few_turns_and_is_dead_for_all_at_once():
     assert turn(0) == ""
     # A fault of one of us is not the address's.
     assert sorted(turns(errno.EADDRNOTAVAIL, *[0] * 19)) == [""] * 19 + ["[Errno 99] gone"]
+
+
+def test_an_argument_that_paramiko_lacks_is_named():
+    connect, login = SshLogins(5).connect, Login("gpu1", "/dev/null")
+    with pytest.raises(SshConfigError, match="gpu1: paramiko here has no bogus: correct"):
+        connect(Client(), login, PausableDeadline(5), timeout=1, bogus=True)
 
 
 def test_a_deadline_stands_still_while_others_have_their_turn():
