@@ -24,6 +24,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from nodeready.lab import Lab, LabNode, LabUnavailable, down, state
 from nodeready.lab.needs import check_kernel, check_needs
 from nodeready.lab.processes import Content
 from nodeready.subjects.result import Check
-from tests import declared
+from tests import declared, machine_reads
 from tests.command import fleet, ours, tool, wait_for
 
 __all__ = ["fleet", "tool"]
@@ -74,6 +75,12 @@ def _checks_do_what_they_declare() -> Iterator[None]:
         patch.setattr(Check, "__call__", declared.judged)
         patch.setattr(DeployStep, "actions", declared.acted)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _verdicts_read_nothing_here() -> None:
+    """Whenever a test observes or judges a node, no module of `subjects` reads this machine."""
+    sys.addaudithook(machine_reads.refuse)
 
 
 @pytest.fixture(scope="session")
