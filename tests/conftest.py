@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -34,7 +35,7 @@ import pytest
 from nodeready.deploy.step import DeployStep
 from nodeready.lab import Lab, LabNode, LabUnavailable, down, state
 from nodeready.lab.needs import check_kernel, check_needs
-from nodeready.lab.processes import Content
+from nodeready.lab.processes import Content, nsenter
 from nodeready.subjects.result import Check
 from tests import declared, machine_reads
 from tests.command import fleet, ours, tool, wait_for
@@ -143,7 +144,7 @@ class Login:
         for name in ("srun", "squeue", "scontrol", "sbatch", "scancel"):
             # When the one here is ended, the one there gets a TERM.
             line = (
-                f"exec nsenter -t {node.pid} -m -p -n -u -i -- setpriv --reuid=ml --regid=ml "
+                f"exec {shlex.join(nsenter(node.pid))} setpriv --reuid=ml --regid=ml "
                 f'--init-groups --pdeathsig=TERM {name} "$@"'
             )
             path = directory / name
