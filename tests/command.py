@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from nodeready.lab import LabNode
+from nodeready.node.cores.core_pattern import live_place
 from tests.paths import ROOT
 
 #: Long enough for the deadlines of a node that hangs, on a machine that is busy.
@@ -204,6 +205,21 @@ def wait_for(ready: Callable[[], bool]) -> None:
             return
         time.sleep(0.1)
     raise AssertionError("it never came to that")
+
+
+def kernel_cores(node: LabNode, directory: str) -> str:
+    """A glob of the cores of all processes of the node that work in this directory.
+
+    The kernel is this machine's, and so is its core_pattern. Anybody may write to the place. The
+    test is skipped (in CI it fails) where the kernel gives cores to a program.
+    """
+    place = live_place()
+    path = os.path.join(directory, place.shown)
+    if place.handler or "*" in os.path.dirname(path):
+        reason = f"this machine's kernel writes no cores there: core_pattern is {place.pattern}"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+    node.enter(["install", "-d", "-m", "1777", os.path.dirname(path)])
+    return path
 
 
 class Terminal:

@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,9 +35,9 @@ import pytest
 from nodeready.deploy.step import DeployStep
 from nodeready.lab import Lab, LabNode, LabUnavailable, down, state
 from nodeready.lab.needs import check_kernel, check_needs
-from nodeready.lab.processes import Content
+from nodeready.lab.processes import Content, nsenter
 from nodeready.subjects.result import Check
-from tests import declared
+from tests import declared, machine_reads
 from tests.command import fleet, ours, tool, wait_for
 
 __all__ = ["fleet", "tool"]
@@ -74,6 +76,12 @@ def _checks_do_what_they_declare() -> Iterator[None]:
         patch.setattr(Check, "__call__", declared.judged)
         patch.setattr(DeployStep, "actions", declared.acted)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _verdicts_read_nothing_here() -> None:
+    """Whenever a test observes or judges a node, no module of `subjects` reads this machine."""
+    sys.addaudithook(machine_reads.refuse)
 
 
 @pytest.fixture(scope="session")
@@ -136,7 +144,7 @@ class Login:
         for name in ("srun", "squeue", "scontrol", "sbatch", "scancel"):
             # When the one here is ended, the one there gets a TERM.
             line = (
-                f"exec nsenter -t {node.pid} -m -p -n -u -i -- setpriv --reuid=ml --regid=ml "
+                f"exec {shlex.join(nsenter(node.pid))} setpriv --reuid=ml --regid=ml "
                 f'--init-groups --pdeathsig=TERM {name} "$@"'
             )
             path = directory / name

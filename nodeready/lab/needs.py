@@ -72,7 +72,7 @@ def check_kernel() -> None:
         reason = errors[-1] if errors else "no reason given"
         raise LabUnavailable(
             f"this machine does not let root {refusal} ({reason}); a lab needs a real or virtual"
-            " machine or a privileged container"
+            " machine, a privileged container, or a chroot that is a mount point (mount --bind)"
         )
 
 

@@ -139,10 +139,18 @@ def spec(
     }
 
 
+def nsenter(pid: int) -> list[str]:
+    """The words before a command that runs as root on the node whose process 1 this is.
+
+    Where the lab is in a chroot, the root of the node's mount namespace is the machine's: `-r` enters
+    the node's root.
+    """
+    return ["nsenter", "-t", str(pid), "-m", "-u", "-i", "-n", "-p", "-r", "-w", "--"]
+
+
 def enter(pid: int, argv: Sequence[str], data: str = "", timeout: float = 60) -> Done:
-    """Run a program as root in the namespaces of the node whose process 1 this is."""
-    into = ["nsenter", "-t", str(pid), "-m", "-u", "-i", "-n", "-p", "-w", "--"]
-    return run([*into, *argv], data, timeout)
+    """Run a program as root on the node whose process 1 this is."""
+    return run([*nsenter(pid), *argv], data, timeout)
 
 
 def module(name: str, *words: str) -> Done:

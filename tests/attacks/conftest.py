@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.lab import LabNode
+from nodeready.lab.processes import nsenter
 
 Done = subprocess.CompletedProcess[str]
 
@@ -75,10 +76,8 @@ class Person:
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
         """Start a program with her rights; it runs on until the test ends."""
-        into = ["nsenter", "-t", str(self.node.pid), "-m", "-n", "-p", "-u", "-i", "--"]
-        started = subprocess.Popen(
-            [*into, *self._argv(words)], stdin=subprocess.DEVNULL, start_new_session=True
-        )
+        argv = [*nsenter(self.node.pid), *self._argv(words)]
+        started = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
         self.running.append(started)
         return started
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nodeready.lab import LabNode
+from nodeready.lab.processes import nsenter
 
 # Prints the name for each time that a file of the directory is opened, until its input ends.
 # O_PATH opens nothing: it tells of no such event.
@@ -40,8 +41,7 @@ class Opened(set[str]):
 @contextmanager
 def opened(node: LabNode, directory: str) -> Iterator[Opened]:
     """The names of the directory that anybody on the node opens within the block."""
-    into = ["nsenter", "-t", str(node.pid), "-m", "-p", "--"]
-    with _opened([*into, "python3", "-c", _WATCH, directory]) as names:
+    with _opened([*nsenter(node.pid), "python3", "-c", _WATCH, directory]) as names:
         yield names
 
 

@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from nodeready.lab import LabNode
+from nodeready.lab.processes import nsenter
 from tests.attacks.conftest import Person
 from tests.attacks.opens import opened
 from tests.builders.proof import put_py_spy
@@ -115,9 +116,7 @@ def test_no_incident_keeps_what_the_ranks_user_could_not_read(node, mallory, bob
         mallory.start(*job, f"RANK={rank}", *own, *words)
     contained = ("unshare", "--mount", "sh", "-c", ELSEWHERE, RANK)
     where = ("/srv/container", "/root/only", "host.log", f"{mallory.home}/up/2")
-    started = subprocess.Popen(
-        ["nsenter", "-t", str(node.pid), "-a", *job, "RANK=2", *contained, *where]
-    )
+    started = subprocess.Popen([*nsenter(node.pid), *job, "RANK=2", *contained, *where])
     try:
         wait_for(lambda: len(node.run(f"ls {mallory.home}/up").stdout.split()) == 3)
         done = tool("incident", fleet([node]), "--job", "a:29500", "-o", tool.home / "hang")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nodeready import shell
 from tests.attacks.conftest import Person
 from tests.builders.proof import configured, line, put_py_spy
-from tests.command import wait_for
+from tests.command import kernel_cores, wait_for
 
 _SECRET = "token-of-roots-1f0c"
 
@@ -33,15 +33,15 @@ while True:
 def test_a_canary_of_hers_has_neither_roots_environment_nor_roots_groups(mallory: Person) -> None:
     node = mallory.node
     put_py_spy(node)
-    # The kernel's pattern is this machine's: a core lies where the program works.
-    node.enter(["chmod", "1777", "/"])
+    # A canary works in /.
+    cores = kernel_cores(node, "/")
     mallory.start("sh", "-c", 'cd; exec python3 -c "$0"', _CRASHES)
     wait_for(lambda: mallory.run("test -e waits", check=False).returncode == 0)
     command = line(configured(user="mallory", wanted=("attach",)))
     roots = f"export NODEREADY_TEST={_SECRET}; ulimit -c unlimited; {command.line}"
     node.run(roots, input=command.stdin, check=False)
-    wait_for(lambda: mallory.run("ls /core*", check=False).returncode == 0)
-    assert mallory.run(f"grep -la {_SECRET} /core*", check=False).stdout == ""
+    wait_for(lambda: mallory.run(f"ls {cores}", check=False).returncode == 0)
+    assert mallory.run(f"grep -la {_SECRET} {cores}", check=False).stdout == ""
     groups = set(mallory.run("cat status").stdout.split())
     assert groups <= {"Gid:", "Groups:", "4001"}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeready.lab.processes import nsenter
 from tests.attacks.conftest import become
 from tests.command import wait_for
 from tests.helpers import project
@@ -56,10 +57,7 @@ def watched(mallory, secret: str) -> Iterator[list[str]]:
         ) as shown:
             wait_for(lambda: mark.encode() in here.read_bytes())
             os.killpg(shown.pid, 9)
-        with subprocess.Popen(
-            ["nsenter", "-t", str(mallory.node.pid), "-m", "-p", "--", "sh", "-c",
-             f"sleep 1; : {mark}"]
-        ):  # fmt: skip
+        with subprocess.Popen([*nsenter(mallory.node.pid), "sh", "-c", f"sleep 1; : {mark}"]):
             wait_for(lambda: mark in mallory.node.read(there))
         yield found
         time.sleep(0.2)

@@ -79,7 +79,7 @@ class Box:
         wait_for(lambda: comm.read_text() == "sleep\n")
 
     def argv(self, *words: str) -> list[str]:
-        return ["nsenter", "-t", self.pid, "-p", "-m", "--wd=" + os.getcwd(), "--", *words]
+        return ["nsenter", "-t", self.pid, "-p", "-m", "-r", "--wd=" + os.getcwd(), "--", *words]
 
     def end(self) -> None:
         self.process.kill()

@@ -10,6 +10,7 @@ from typing import Any
 
 from nodeready import shell
 from nodeready.lab import LabNode
+from nodeready.lab.processes import nsenter
 from nodeready.node import payload
 from nodeready.node.stacks import program as answer
 from nodeready.triage.stacks.trace import read
@@ -54,7 +55,7 @@ def put_python(node: LabNode, version: str) -> str:
     words = [f"--exclude={name}" for name in (*leave, "__pycache__", "include", "share")]
     pack = ["tar", "-C", str(found[0].parent), *words, "-c", found[0].name]
     with subprocess.Popen(pack, stdout=subprocess.PIPE) as packed:
-        unpack = ["nsenter", "-t", str(node.pid), "-m", "--", "tar", "-C", "/opt", "-x"]
+        unpack = [*nsenter(node.pid), "tar", "-C", "/opt", "-x"]
         subprocess.run(unpack, stdin=packed.stdout, check=True)
     return f"/opt/{found[0].name}"
 

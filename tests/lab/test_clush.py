@@ -19,6 +19,7 @@ from pyinfra.api import Config
 
 from nodeready.inventory import load as inventory_load
 from nodeready.lab import Lab, LabNode, programs
+from nodeready.lab.processes import nsenter
 from nodeready.transport.base import Answer, Failure, Reply, Request, Transport, once
 from nodeready.transport.clush.transport import Clush
 from tests.command import ours, wait_for
@@ -51,7 +52,7 @@ def make_gateway(node: LabNode) -> None:
     """ClusterShell for the node's python3; host keys that it does not know are taken."""
     source = Path(ClusterShell.__file__).parent
     pack = ["tar", "-C", str(source.parent), "--exclude=__pycache__", "-c", source.name]
-    unpack = ["nsenter", "-t", str(node.pid), "-m", "--", "tar", "-C", PACKAGES, "-x"]
+    unpack = [*nsenter(node.pid), "tar", "-C", PACKAGES, "-x"]
     packed = subprocess.run(pack, capture_output=True, check=True).stdout
     subprocess.run(unpack, input=packed, check=True)
     node.write("/root/.ssh/config", "Host *\n  StrictHostKeyChecking accept-new\n", 0o600)

@@ -198,6 +198,35 @@ def test_a_separate_file_system_of_the_machine_is_part_of_the_node(name: str) ->
     assert lab.nodes[0].run("cat /usr/local/share/x").stdout == "here\n"
 
 
+#: A root of these directories of this machine. `$1`: what makes it a mount point.
+CHROOT = """
+mount -t tmpfs t /mnt && mkdir /mnt/root /mnt/root/mnt
+for path in /*; do
+    if [ -L "$path" ]; then cp -P "$path" "/mnt/root$path"
+    elif [ -d "$path" ] && [ "$path" != /mnt ]; then
+        mkdir "/mnt/root$path" && mount --rbind "$path" "/mnt/root$path"
+    fi
+done
+$1
+shift
+here=$PWD
+cd /mnt/root && exec chroot . sh -c 'cd "$0" && exec "$@"' "$here" "$@"
+"""
+
+
+def test_a_lab_in_a_chroot_enters_its_nodes_and_not_the_machine(name: str) -> None:
+    """Its root is not that of its mount namespace, into which `nsenter` alone leads."""
+    up = (sys.executable, "-m", "nodeready", "lab", "up", "--nodes", "1", "--name", name)
+    chroot = ("unshare", "--mount", "sh", "-ec", CHROOT, "sh")
+    refused = run(*chroot, "", *up)
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1), refused
+    assert "mount --bind" in refused.stderr
+    done = run(*chroot, "mount --rbind /mnt/root /mnt/root", *up)
+    assert done.returncode == 0, done
+    (node,) = loaded(name).nodes
+    assert node.enter(["sh", "-c", "cat /etc/hostname; pwd"]).stdout == f"{node.name}\n/\n"
+
+
 def test_the_inventory_of_the_lab(lab: Lab) -> None:
     pyinfra = Path(sys.executable).with_name("pyinfra")
     argv = (pyinfra, "inventories/lab.py", "-y", "exec", "--", "hostname")

@@ -25,7 +25,7 @@ from tests.builders.proof import (
     put_py_spy,
     statuses,
 )
-from tests.command import wait_for, written
+from tests.command import kernel_cores, wait_for, written
 from tests.lab.rows import rows
 from tests.lab.targets import put_python
 
@@ -147,7 +147,8 @@ def test_gdb_reads_no_file_of_the_user(fresh_node):
 def test_a_pattern_that_is_not_the_kernels_is_found_out(fresh_node) -> None:
     """A lab node has a /proc/sys of its own, as a container may; its crashes are the host's."""
     fresh_node.write("/etc/security/limits.d/zz.conf", "ml - core unlimited\n")
-    want = Policy()
+    kernel_cores(fresh_node, "/tmp")
+    want = Policy(core_pattern="/var/crash/of-this-node.%P")
     fresh_node.run(f"sysctl -qw kernel.core_pattern={want.core_pattern}; mkdir -m 1777 /var/crash")
     config = ProofConfig("nodeready-0badcafe", "nodeready:test", "ml", ("core",))
     command = line(config)

@@ -199,19 +199,21 @@ def crash(node: LabNode, rank: int, *, time: int = 0, uid: int = 0) -> str:
     """Crash a rank; the path of its core, with the name that the node's own pattern gives it.
 
     time: in its name; 0: one for each rank
-    The kernel of the lab is this machine's, and its core_pattern a plain `core`.
+    gdb writes the core: the kernel of the lab is this machine's, and its core_pattern may give
+    cores to a program of this machine. The cores of a kernel are the virtual machine's (tests/vm).
     """
     program = shlex.quote("import ctypes; ctypes.string_at(0)")
     script = f"""
         set -eu
-        mkdir -m 777 /var/crash/now; cd /var/crash/now; ulimit -c unlimited
+        mkdir -m 777 /var/crash/now; cd /var/crash/now; umask 077
         setpriv --reuid {uid} --regid {uid} --clear-groups \
-            env RANK={rank} SLURM_JOB_ID=88 /usr/bin/python3 -c {program} & pid=$!
-        wait $pid || :
+            env RANK={rank} SLURM_JOB_ID=88 gdb -nx -batch -ex run -ex generate-core-file \
+            --args /usr/bin/python3 -c {program} >&2
+        pid=$(echo core.*); pid=${{pid#core.}}
         path=/var/crash/core.python3.$pid.$(uname -n).{time or 1000 + rank}
-        mv core* $path; rmdir /var/crash/now; echo $path
+        mv core.$pid $path; rmdir /var/crash/now; echo $path
     """
-    return node.enter(["sh", "-c", script]).stdout.strip().splitlines()[-1]
+    return node.enter(["sh", "-c", script]).stdout.strip()
 
 
 def test_smoke_lets_the_others_go_without_a_lost_node(nodes, where, tool, tmp_path):

@@ -125,6 +125,14 @@ def test_policy_and_subjects_import_only_the_standard_library():
             assert other <= may.get(path.name, set()), path
 
 
+def test_what_judges_nodes_looks_up_no_name_of_this_machine():
+    """The audit hook of tests/machine_reads.py does not see pwd, grp and locale."""
+    names = {"socket", "pwd", "grp", "locale", "mimetypes", "platform", "zoneinfo"}
+    for room in ("subjects", "audit", "ready", "smoke", "triage", "memory", "reports"):
+        for path in (PACKAGE / room).rglob("*.py"):
+            assert not packages(path) & names, path
+
+
 def test_an_operation_imports_only_checks_and_plans():
     may = {"deploy", "operations", "policy", "shell", "subjects"}
     for path in OPERATIONS.glob("*.py"):

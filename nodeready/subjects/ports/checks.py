@@ -219,12 +219,12 @@ def firewall(observed: Ports, policy: Policy, fleet: FleetFacts) -> Result:
 
     This is a warning where the rules alone do not decide: they accept one network of the node and
     not another; they drop a host of the network that may be no node; another program decides
-    (queue, synproxy), or the time, a user or a counter does; or they allow fewer than 20 new
-    connections per second, or 16 at a time. Then `ready` decides: proof.mesh tries the
-    connections. A rule that counts, measures or draws lots stays a warning: a few connections do
-    not show the fate of many. Time to live, length, class of service and TCP options count as
-    Linux sends them. The check does not cover XDP and other eBPF programs, filters of bridges and
-    ARP, NAT of more than 64 KiB, and filters outside the node.
+    (queue, synproxy), or the time, a user or a counter does; old nft prints a service instead of
+    its port; or they allow fewer than 20 new connections per second, or 16 at a time. Then `ready`
+    decides: proof.mesh tries the connections. A rule that counts, measures or draws lots stays a
+    warning: a few connections do not show the fate of many. Time to live, length, class of service
+    and TCP options count as Linux sends them. The check does not cover XDP and other eBPF programs,
+    filters of bridges and ARP, NAT of more than 64 KiB, and filters outside the node.
 
     Without nft the check asks the kernel whether it has rules. Where it has, this is unknown;
     where it has none, the range is open. Where the kernel cannot be asked, a sign of rules makes

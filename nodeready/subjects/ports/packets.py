@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import socket
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -170,15 +169,6 @@ def ports_of(value: str) -> Range | None:
     """``22`` or ``1024-65535`` as first and last; None for anything else."""
     match = re.fullmatch(r"(\d{1,19})(?:-(\d{1,19}))?", value)
     return (int(match[1]), int(match[2] or match[1])) if match else None
-
-
-@lru_cache(maxsize=256)
-def service_port(name: str) -> Range | None:
-    """The port of a service: old versions of nft print names."""
-    try:
-        return (socket.getservbyname(name, "tcp"),) * 2
-    except (OSError, UnicodeError, ValueError):
-        return None
 
 
 @lru_cache(maxsize=65536)
@@ -357,10 +347,9 @@ def _number_matches(selector: str, value: str, packet: Packet) -> int:
         low, dash, high = value.partition("-")
         first, last = number(low), number(high if dash else low)
         expected = (first, last) if first is not None and last is not None else None
-        if expected is None and selector.endswith("port"):
-            expected = service_port(value)
     if expected is None:
-        # The name of a value other than the default, such as a class of packets.
+        # The name of a value other than the default, such as a class of packets. Old versions of
+        # nft print the names of services, too: their ports stand in a file of the node.
         return NO if selector in _ZERO and re.fullmatch(r"[a-z][\w:-]*", value) else MAYBE
     return _range_matches(actual, expected)
 

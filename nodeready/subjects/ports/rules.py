@@ -17,7 +17,6 @@ from nodeready.subjects.ports.packets import (
     is_own_side,
     is_virtual,
     ports_of,
-    service_port,
     span_of,
 )
 from nodeready.subjects.ports.port_ranges import Range, join_ranges
@@ -282,6 +281,5 @@ def _port_starts(match: RuleMatch) -> Iterator[int]:
             continue
         for value in match.values:
             text = value[index] if index < len(value) else ""
-            ports = ports_of(text) or service_port(text)
-            if ports:
+            if ports := ports_of(text):
                 yield from (ports[0], ports[1] + 1)

@@ -1,0 +1,38 @@
+"""A verdict about a node never depends on a file or a name of the machine that judges.
+
+Whenever a test observes or judges, a read of this machine by a module of `subjects` fails the
+test. The functions of pwd, grp and locale tell no audit hook of their reads: the test of the walls
+keeps these modules out.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import pytest
+
+from tests.paths import PACKAGE
+
+_SUBJECTS = f"{PACKAGE / 'subjects'}{os.sep}"
+#: These read nodeready's own installation: its templates, and the plugins of the administrator.
+_OWN = {f"{_SUBJECTS}templates.py", f"{_SUBJECTS}plugins.py"}
+#: Events of sys.audit: a file or a directory is read, a name is looked up, a program is started.
+_READS = ("open", "os.listdir", "os.scandir", "os.posix_spawn", "subprocess.Popen", "socket.get")
+
+
+def refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    """An audit hook: fails the test for a read of this machine by a module of `subjects`."""
+    if not event.startswith(_READS):
+        return
+    frame = sys._getframe(1)
+    while frame:
+        path = frame.f_code.co_filename
+        if path.startswith("<frozen importlib") or path in _OWN:
+            # A module that is imported late, or an own file.
+            return
+        if path.startswith(_SUBJECTS):
+            # Not an exception: a mistake in a parser becomes a result elsewhere.
+            pytest.fail(f"{path}:{frame.f_lineno} reads this machine: {event} {arguments!r:.200}")
+        frame = frame.f_back
