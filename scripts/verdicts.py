@@ -1,4 +1,4 @@
-"""The verdicts that the unit tests' recorded inputs get, as data, to compare two states of the code.
+"""The verdicts that the unit tests' recorded inputs get, as data, to compare two states of code.
 
     python scripts/verdicts.py record before.json      # in the checkout of the older state
     python scripts/verdicts.py record after.json       # in the newer one
