@@ -126,7 +126,7 @@ def parse_drains(text: str) -> list[Event]:
         start_s = _seconds(start)
         if node and start_s is not None and state.startswith(_LOST):
             words = f"{state[:20]}: {reason[:200]}"
-            drains.append(Event(start_s, 0, node[:255], "", "drain", words, "sacctmgr"))
+            drains.append(Event(start_s, 0, node[:255], "", "drain", words))
     return drains
 
 
