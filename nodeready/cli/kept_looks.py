@@ -17,7 +17,6 @@ from nodeready.cli.config_file import memory_settings
 from nodeready.cli.options import Refused
 from nodeready.cli.screen import Screen
 from nodeready.files import state_directory
-from nodeready.memory.accounting import node_drains
 from nodeready.memory.history import HistoryEntry, read_parts_history
 from nodeready.memory.lemons import find_lemons, lemons_of_nodes
 from nodeready.memory.look import Event, Look
@@ -32,9 +31,12 @@ from nodeready.memory.sections import (
     results_text,
 )
 from nodeready.memory.store import Memory, MemoryUnavailable
+from nodeready.memory.witnesses import WITNESSES
+from nodeready.smoke.knowledge import PAIR
 from nodeready.subjects.proof.facts import ProvedHistory
 from nodeready.transport.base import INTERRUPTED
 from nodeready.transport.snapshots import NOT_PROBED
+from nodeready.triage.postmortem.document import KERNEL, LOG
 
 if TYPE_CHECKING:
     from nodeready.audit.workers import AuditWorkers, StateReader
@@ -182,38 +184,43 @@ class LookKeeper:
 
     def keep_smoke(self, report: SmokeReport, code: int) -> None:
         """Keep a smoke test, and each suspect as an event of its nodes and GPUs."""
+        now_s = time.time()
         events = [
-            (node, gpu, "smoke-suspect", f"{suspect.kind}: {'; '.join(suspect.evidence[:1])}")
+            Event(
+                *(now_s, 0, node, self._serial(node, gpu)),
+                "smoke-pair" if suspect.kind == PAIR else "smoke-suspect",
+                f"{suspect.kind}: {'; '.join(suspect.evidence[:1])}",
+            )
             for suspect in report.suspects
             for node in suspect.blamed
             for gpu in suspect.gpus or (None,)
         ]
-        self._keep_events(events, code, complete=report.complete)
+        self._keep_events(now_s, events, code, complete=report.complete)
 
-    def keep_postmortem(self, report: Postmortem, code: int, nodes: Collection[str]) -> None:
+    def keep_postmortem(
+        self, report: Postmortem, code: int, nodes: Collection[str], uid: int | None
+    ) -> None:
         """Keep the cause of a job's end as an event of its nodes.
 
         nodes: that were asked: a log may name any node
+        uid:   of the job's user, by Slurm; None: not known
         """
-        cause = report.cause
-        events = [
-            (node, None, f"postmortem-{cause.kind}", f"job {report.job}: {cause.text}")
-            for node in cause.nodes
-            if node in nodes
-        ]
-        self._keep_events(events, code, complete=report.complete)
+        now_s, cause, events = time.time(), report.cause, []
+        for node in (name for name in cause.nodes if name in nodes):
+            witness = report.witnesses.get(node)
+            kind = f"{'confirmed' if witness == KERNEL else 'postmortem'}-{cause.kind}"
+            user = str(uid) if witness == LOG and uid is not None else ""
+            text = f"job {report.job}: {cause.text}"
+            events.append(Event(now_s, 0, node, "", kind, text, user))
+        self._keep_events(now_s, events, code, complete=report.complete)
 
     def _keep_events(
-        self, events: Iterable[tuple[str, int | None, str, str]], code: int, *, complete: bool
+        self, now_s: float, events: Collection[Event], code: int, *, complete: bool
     ) -> None:
-        """Keep a look that only has events: (node, number of a GPU of it, kind, text) of each."""
-        now_s = time.time()
+        """Keep a look that only has events."""
+        assert {event.kind for event in events} <= WITNESSES.keys()
         look = Look(0, now_s, self._command, self._inventory, "", complete, code, {})
-        look_events = [
-            Event(now_s, 0, node, self._serial(node, gpu), kind, text, self._command)
-            for node, gpu, kind, text in events
-        ]
-        self._keep(look, (), look_events)
+        self._keep(look, (), events)
 
     def _serial(self, node: str, gpu: int | None) -> str:
         """The serial number of the GPU with this number of a node; "": not known.
@@ -244,12 +251,10 @@ class LookKeeper:
             self._screen.say(f"this look was not kept: {error}")
 
 
-def earlier_failures(nodes: Collection[str], timeout_s: float) -> dict[str, ProvedHistory] | None:
+def earlier_failures(nodes: Collection[str]) -> dict[str, ProvedHistory] | None:
     """The lemons among these nodes and the GPUs in them; None: there is no memory to read.
 
     Their peers are all nodes of the memory.
-
-    timeout_s: to wait for Slurm's accounting
     """
     settings = MemorySettings.load()
     if settings.path is None or _is_missing(settings.path):
@@ -257,9 +262,7 @@ def earlier_failures(nodes: Collection[str], timeout_s: float) -> dict[str, Prov
     now_s = time.time()
     try:
         with Memory.open(settings.path) as memory:
-            names, since_s = set(memory.names()), now_s - DAYS * 86400
-            drains, _ = node_drains(since_s, timeout_s=timeout_s)
-            document = find_lemons(memory, names, since_s, now_s, drains)
+            document = find_lemons(memory, {*memory.names()}, now_s - DAYS * 86400, now_s)
     except MemoryUnavailable:
         return None  # `LookKeeper.keep` says why
     lines = lemons_of_nodes(document)

@@ -39,8 +39,8 @@ def lemons(
     """List the nodes and GPUs that fail far more often than their peers. Contacts no node.
 
     The looks of the last 90 days are read: findings that hardware can cause, nodes that did not
-    answer, suspects of smoke tests, causes of dead jobs. A GPU is known by its serial number in
-    every node that it was in. Without INVENTORY: every node of the memory.
+    answer, suspects of smoke tests, causes of dead jobs that root or two users saw. A GPU is known
+    by its serial number. Without INVENTORY: every node of the memory.
 
     \b
     Examples:
@@ -54,7 +54,6 @@ def lemons(
     from nodeready.cli.screen import Screen
     from nodeready.cli.targets import TargetOptions, load_targets
     from nodeready.cli.values import epoch_seconds, past
-    from nodeready.memory.accounting import node_drains
     from nodeready.memory.lemons import find_lemons, lemons_code
 
     outputs = read_outputs("lemons", format, output)
@@ -73,7 +72,7 @@ def lemons(
                 names = peers & load_targets(inventory, replace(options, limit=limit))[2].keys()
         # Without a node there is no fleet.
         peers = peers if names else set()
-        document = find_lemons(memory, peers, since_s, now_s, node_drains(since_s)[0])
+        document = find_lemons(memory, peers, since_s, now_s)
     units = tuple(
         unit for unit in document.units if not names.isdisjoint((unit.node, *unit.nodes))
     )

@@ -213,7 +213,8 @@ def postmortem(
     if not document.logs and not (document.unreachable or document.failed):
         raise Refused(f"{document.source}: no file matches, on {node_set(nodes.policies)}")
     keeper = LookKeeper(screen, "postmortem", inventory or "")
-    keeper.keep_postmortem(document, postmortem_code(document, failed=failed), nodes.policies)
+    code = postmortem_code(document, failed=failed)
+    keeper.keep_postmortem(document, code, nodes.policies, records.uid)
     return _show(outputs, options, document, failed=failed)
 
 

@@ -88,9 +88,7 @@ def _prove_fleet(
             shown.close()
             return _prove_collective(task, names, screen)
 
-        # An accounting database that does not answer takes a tenth of the budget.
-        timeout_s = budget_s / 10
-        histories = earlier_failures(nodes.policies, timeout_s) if request.history else None
+        histories = earlier_failures(nodes.policies) if request.history else None
         task = ReadyTask(
             nodes.transport,
             nodes.policies,

@@ -55,18 +55,12 @@ def last_job_ends(
 
 
 def node_drains(
-    since_s: float,
-    nodes: Collection[str] = (),
-    environ: Mapping[str, str] = os.environ,
-    timeout_s: float = _TIMEOUT_S,
+    since_s: float, nodes: Collection[str], environ: Mapping[str, str] = os.environ
 ) -> tuple[list[Event], str]:
-    """The drains and the losses of nodes since a time, as Slurm recorded them; what failed, or "".
-
-    nodes: (): all nodes of the cluster
-    """
+    """Slurm's records of drains and losses of nodes since a time; what failed, or ""."""
     words = ["sacctmgr", "--noheader", "--parsable2", "list", "event", f"start={_time(since_s)}"]
-    words += [f"nodes={','.join(nodes)}"] if nodes else []
-    text, problem = _run([*words, "format=NodeName,Start,State,Reason"], environ, timeout_s)
+    words += [f"nodes={','.join(nodes)}", "format=NodeName,Start,State,Reason"]
+    text, problem = _run(words, environ)
     return parse_drains(text), problem
 
 
@@ -78,9 +72,7 @@ def _ask(
     return _run([*argv, "--allusers", "--allocations", "--parsable2", *words], environ)
 
 
-def _run(
-    argv: list[str], environ: Mapping[str, str], timeout_s: float = _TIMEOUT_S
-) -> tuple[str, str]:
+def _run(argv: list[str], environ: Mapping[str, str]) -> tuple[str, str]:
     """What a command of Slurm prints; why it prints nothing, or ""."""
     path = search_path(environ.get("PATH", ""))
     if not which(argv[0], path=path):
@@ -91,7 +83,7 @@ def _run(
     from nodeready.inventory.slurm import ask
 
     try:
-        return ask(argv, path, timeout_s), ""
+        return ask(argv, path, _TIMEOUT_S), ""
     except InventoryError as error:
         return "", str(error)
 
@@ -126,7 +118,7 @@ def parse_drains(text: str) -> list[Event]:
         start_s = _seconds(start)
         if node and start_s is not None and state.startswith(_LOST):
             words = f"{state[:20]}: {reason[:200]}"
-            drains.append(Event(start_s, 0, node[:255], "", "drain", words, "sacctmgr"))
+            drains.append(Event(start_s, 0, node[:255], "", "drain", words))
     return drains
 
 

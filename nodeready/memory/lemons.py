@@ -8,13 +8,15 @@ like any other; only its history shows it.
 The rule: a unit (a node, or a GPU by its serial number) is a lemon if it had incidents on at least
 MIN_DAYS days, and if the probability that a fleet of equal units has a unit with as many days is
 less than FALSE_ALARM. The number of a unit's incident days is taken as Poisson distributed, with
-the rate of its peers and the time that the unit was observed.
+the rate of its peers and the time that the unit was observed. What counts, `witnesses` says.
 
 - A day counts once. Otherwise a link that flaps ten times an hour would make a lemon in a day, and
   the incidents would not be independent, as the distribution requires.
 - An incident of many nodes at once is the fleet's: a file server, a switch or a deploy.
 - A found lemon is removed from the peers and the search is repeated, because several lemons raise
   the rate of the fleet and would hide each other.
+- No node sets the rate of the others, however many parts it shows: each node counts once, and one
+  node without incidents does not count.
 """
 
 from __future__ import annotations
@@ -22,16 +24,17 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Annotated, ClassVar
+from dataclasses import dataclass
+from statistics import median_low
+from typing import Annotated, ClassVar, NamedTuple
 
 from nodeready.exit_codes import exit_code
 from nodeready.memory.look import Event, NodeLook, PartSpan
 from nodeready.memory.sections import ERROR, GATE, RESULTS
 from nodeready.memory.store import Memory
+from nodeready.memory.witnesses import events_that_count
 from nodeready.subjects.json_types import Count, Moment, Name, Names
 from nodeready.subjects.proof.facts import HISTORY
 from nodeready.subjects.registry import SUBJECTS
@@ -44,13 +47,12 @@ DAY_S = 86400.0
 MIN_DAYS = 3
 #: The probability that a fleet of equal units has a lemon: one false alarm in a hundred windows.
 FALSE_ALARM = 0.01
-#: The kinds of events that are an incident of the node.
-EVENT_KINDS = ("smoke-suspect", "postmortem-gpu", "postmortem-network", "drain")
 _PCI_ADDRESS = re.compile(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 #: A check that fails anew on this part of the nodes, and on at least MIN_SHARED, in one look has a
 #: cause that they share.
 SHARED_PART, MIN_SHARED = 0.05, 3
-#: The rule finds at most this part of the units: what more of them do is how the fleet is.
+#: The rule finds at most this part of the units, rounded up: what more of them do is how the
+#: fleet is.
 MAX_PART = 0.2
 
 
@@ -79,13 +81,23 @@ class HardwareIncident:
         return utc_moment(self.time_s)
 
 
+class Unit(NamedTuple):
+    """A node, or a GPU in one node: a node may show the serial number of any GPU.
+
+    name: of the node, or the serial number
+    """
+
+    name: str
+    node: str
+
+
 @dataclass(frozen=True)
 class Lemon:
     """The incidents of a node or a GPU in the window.
 
     unit:      the name of the node, or the serial number of the GPU
     kind:      node or gpu
-    node:      where it is now; "": in no node of the memory
+    node:      the node, or the node that the GPU is in; "": it is no longer there
     nodes:     where the incidents were seen, in the order of time
     days:      days with an incident
     expected:  days with an incident that its peers have in the same time
@@ -134,28 +146,22 @@ class Lemons:
         return tuple(unit for unit in self.units if unit.is_lemon)
 
 
-def find_lemons(
-    memory: Memory,
-    nodes: Collection[str],
-    since_s: float,
-    until_s: float,
-    drains: Iterable[Event] = (),
-) -> Lemons:
-    """The lemons among these nodes and their GPUs in this time. Raises MemoryUnavailable.
-
-    drains: by Slurm's accounting
-    """
+def find_lemons(memory: Memory, nodes: Collection[str], since_s: float, until_s: float) -> Lemons:
+    """The lemons among these nodes and their GPUs in this time. Raises MemoryUnavailable."""
     checks = hardware_checks()
+    parts: dict[Unit, list[PartSpan]] = defaultdict(list)
     gpus: dict[str, list[PartSpan]] = defaultdict(list)
-    spans: dict[str, list[PartSpan]] = defaultdict(list)
     for part in reversed(memory.parts_of_kind("gpu")):
-        spans[part.serial].append(part)
         if part.node in nodes:
+            parts[Unit(part.serial, part.node)].append(part)
             gpus[part.node].append(part)
+
+    def is_within(time_s: float) -> bool:
+        return since_s <= time_s <= until_s
+
     events: dict[str, list[Event]] = defaultdict(list)
-    for event in chain(memory.events(), drains):
-        if event.kind in EVENT_KINDS:
-            events[event.node].append(event)
+    for event in events_that_count(e for e in memory.events() if is_within(e.time_s)):
+        events[event.node].append(event)
     sections = [
         ERROR,
         GATE,
@@ -165,30 +171,57 @@ def find_lemons(
     for name, life in memory.lives(sections):
         if name in nodes:
             incidents += node_incidents(life, gpus[name], events[name], checks)
-    incidents = [
-        _without_doubtful_serial(incident, spans[incident.serial])
-        for incident in incidents
-        if since_s <= incident.time_s <= until_s
-    ]
+    incidents = [incident for incident in incidents if is_within(incident.time_s)]
     unshared = own_incidents(incidents, len(nodes))
 
     def within(first_s: float, last_s: float) -> float:
         return max(0.0, min(last_s, until_s) - max(first_s, since_s))
 
-    gpu_s: dict[str, float] = defaultdict(float)
-    for part in chain.from_iterable(gpus.values()):
-        gpu_s[part.serial] += within(part.first_s, part.last_s)
-    places = {serial: _place(serial_spans) for serial, serial_spans in spans.items()}
-    node_s = {name: within(*span) for name, span in memory.spans().items() if name in nodes}
-    units = rank([incident for incident in unshared if incident.serial], gpu_s, "gpu", places)
+    by_gpu = _gpu_incidents(unshared, parts)
+    gpu_s = {
+        unit: sum(within(span.first_s, span.last_s) for span in spans)
+        for unit, spans in parts.items()
+    }
+    node_s = {
+        Unit(name, name): within(*span) for name, span in memory.spans().items() if name in nodes
+    }
+    present = {unit for unit, spans in parts.items() if spans[-1].is_there}
+    units = rank(by_gpu, gpu_s, "gpu", present)
     # What a bad GPU did counts for the node that it was in, unless the GPU is the lemon.
-    bad_gpus = {unit.unit for unit in units if unit.is_lemon}
-    units += rank(
-        [incident for incident in unshared if incident.serial not in bad_gpus], node_s, "node"
-    )
+    of_lemons = {incident for unit in units if unit.is_lemon for incident in unit.incidents}
+    by_node: dict[Unit, list[HardwareIncident]] = defaultdict(list)
+    for incident in unshared:
+        if incident not in of_lemons:
+            by_node[Unit(incident.node, incident.node)].append(incident)
+    units += rank(by_node, node_s, "node", node_s)
     units.sort(key=lambda unit: (not unit.is_lemon, unit.chance))
     window = utc_moment(since_s), utc_moment(until_s)
-    return Lemons(*window, len(node_s), len(gpu_s), tuple(units), len(incidents) - len(unshared))
+    shared, serials = len(incidents) - len(unshared), {unit.name for unit in parts}
+    return Lemons(*window, len(node_s), len(serials), tuple(units), shared)
+
+
+def _gpu_incidents(
+    incidents: Iterable[HardwareIncident], spans: dict[Unit, list[PartSpan]]
+) -> dict[Unit, list[HardwareIncident]]:
+    """The incidents of each GPU in each node.
+
+    A GPU's life in earlier nodes moves along when it fails in its new node, too: until then, one
+    node alone has said that it was this GPU.
+
+    spans: of each GPU in each node, the oldest first; they move along as well
+    """
+    by_unit: dict[Unit, list[HardwareIncident]] = defaultdict(list)
+    for incident in incidents:
+        if (unit := Unit(incident.serial, incident.node)) in spans:
+            by_unit[unit].append(incident)
+    places = {unit.name: unit for unit in by_unit if spans[unit][-1].is_there}
+    for unit in [*by_unit]:
+        place = places.get(unit.name)
+        if place is not None and not spans[unit][-1].is_there:
+            first_s = spans[place][-1].first_s
+            by_unit[place] += [i for i in by_unit.pop(unit) if i.time_s < first_s]
+            spans[place] = spans.pop(unit) + spans[place]
+    return by_unit
 
 
 def hardware_checks() -> frozenset[str]:
@@ -272,30 +305,6 @@ def _serials(text: str, gpus: Mapping[str, Sequence[PartSpan]], time_s: float) -
     return serials or {""}
 
 
-def _without_doubtful_serial(
-    incident: HardwareIncident, spans: Iterable[PartSpan]
-) -> HardwareIncident:
-    """The incident as its node's, where another node showed the same GPU at the time.
-
-    One of the two nodes is wrong, and no node can make the GPU of another node a lemon.
-    """
-    elsewhere = (span for span in spans if span.node != incident.node)
-    is_doubtful = any(span.was_there(incident.time_s) for span in elsewhere)
-    return replace(incident, serial="") if is_doubtful else incident
-
-
-def _place(spans: Iterable[PartSpan]) -> str:
-    """The node that a GPU is in; a node that shows it while another node has it does not count.
-
-    spans: of the GPU, the oldest first
-    """
-    place: PartSpan | None = None
-    for span in spans:
-        if span.is_there and (place is None or not place.was_there(span.first_s)):
-            place = span
-    return place.node if place else ""
-
-
 def poisson_tail(mean: float, count: int) -> float:
     """The probability of at least ``count`` where ``mean`` are expected.
 
@@ -329,45 +338,55 @@ def own_incidents(incidents: Iterable[HardwareIncident], nodes: int) -> list[Har
 
 
 def rank(
-    incidents: Iterable[HardwareIncident],
-    observed_s: Mapping[str, float],
+    incidents: Mapping[Unit, Sequence[HardwareIncident]],
+    observed_s: Mapping[Unit, float],
     kind: str,
-    places: Mapping[str, str] | None = None,
+    present: Collection[Unit],
 ) -> list[Lemon]:
     """The units with an incident, the most suspicious first.
 
     incidents:  of units of this kind; those of the fleet were removed
     observed_s: unit -> seconds of the window in which it was observed; every unit of the fleet
     kind:       node or gpu
-    places:     the node that has each GPU now
+    present:    the units that are there now
     """
-    by_unit: dict[str, list[HardwareIncident]] = defaultdict(list)
-    for incident in incidents:
-        by_unit[incident.serial if kind == "gpu" else incident.node].append(incident)
     days = {
         unit: len({incident.time_s // DAY_S for incident in unit_incidents})
-        for unit, unit_incidents in by_unit.items()
+        for unit, unit_incidents in incidents.items()
     }
     ordered = sorted(days, key=lambda unit: (-days[unit] / max(DAY_S, observed_s[unit]), unit))
-    peers_days, peers_s = float(sum(days.values())), sum(observed_s.values())
-    expected, chances, lemons = dict[str, float](), dict[str, float](), set[str]()
-    most_lemons = max(1, int(MAX_PART * len(observed_s)))
+    # Each node counts once: its parts weigh together at most as much as those of the median node.
+    counts = Counter(unit.node for unit in observed_s)
+    median = median_low(counts.values()) if counts else 0
+    weights = {unit: min(1.0, median / counts[unit.node]) for unit in observed_s}
+    size = sum(weights.values())
+    peers_days = sum(weights[unit] * count for unit, count in days.items())
+    node_s: dict[str, float] = defaultdict(float)
+    for unit, seconds in observed_s.items():
+        node_s[unit.node] += weights[unit] * seconds
+    peers_s = sum(node_s.values())
+    # One node without incidents, which may lie, makes no lemon of another.
+    silent_s = max(node_s.values()) if len(node_s) > 1 else 0.0
+    removed = 0.0
+    expected, chances, lemons = dict[Unit, float](), dict[Unit, float](), set[Unit]()
     for number, unit in enumerate(ordered):
-        if number < most_lemons:
-            peers_days -= days[unit]
-            peers_s -= observed_s[unit]
+        may_be_lemon = removed < MAX_PART * size
+        if may_be_lemon:
+            removed += weights[unit]
+            peers_days -= weights[unit] * days[unit]
+            peers_s -= weights[unit] * observed_s[unit]
         # Half a day is added: peers without any incident prove no rate of zero.
-        rate = (peers_days + 0.5) / max(DAY_S, peers_s)
+        rate = (peers_days + 0.5) / max(DAY_S, peers_s - silent_s)
         expected[unit] = rate * observed_s[unit]
-        chances[unit] = min(1.0, len(observed_s) * poisson_tail(expected[unit], days[unit]))
-        if number < most_lemons and days[unit] >= MIN_DAYS and chances[unit] < FALSE_ALARM:
+        chances[unit] = min(1.0, size * poisson_tail(expected[unit], days[unit]))
+        if may_be_lemon and days[unit] >= MIN_DAYS and chances[unit] < FALSE_ALARM:
             # Those before it have a higher rate still, which hid them from each other.
             lemons = {*ordered[: number + 1]}
     ranked = []
     for unit in ordered:
-        newest = sorted(by_unit[unit], key=lambda incident: -incident.time_s)
+        newest = sorted(incidents[unit], key=lambda incident: -incident.time_s)
         nodes = tuple(dict.fromkeys(incident.node for incident in reversed(newest)))
         figures = days[unit], expected[unit], chances[unit], unit in lemons
-        place = unit if places is None else places.get(unit, "")
-        ranked.append(Lemon(unit, kind, place, nodes, *figures, tuple(newest)))
+        place = unit.node if unit in present else ""
+        ranked.append(Lemon(unit.name, kind, place, nodes, *figures, tuple(newest)))
     return sorted(ranked, key=lambda lemon: (not lemon.is_lemon, lemon.chance, lemon.unit))

@@ -67,9 +67,9 @@ class Event:
     time_s:  seconds since 1970
     look:    id of the look that reported it
     serial:  of the part; "": the node itself
-    kind:    ``smoke-suspect``, ``postmortem-gpu``, ``drain``, ``xid``, …
+    kind:    one of `witnesses.WITNESSES`
     text:    one line
-    command: that reported it
+    user:    of the job in whose log it is, by Slurm; "": another source
     """
 
     time_s: float
@@ -78,7 +78,7 @@ class Event:
     serial: str
     kind: str
     text: str
-    command: str
+    user: str = ""
 
 
 @dataclass(frozen=True)

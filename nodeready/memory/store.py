@@ -82,7 +82,7 @@ CREATE INDEX parts_serial ON parts(serial);
 CREATE INDEX parts_uuid ON parts(uuid);
 CREATE INDEX parts_node ON parts(node);
 CREATE TABLE events(time REAL, look INTEGER, node TEXT, serial TEXT, kind TEXT, text TEXT,
-    command TEXT);
+    user TEXT);
 CREATE INDEX events_node ON events(node);
 CREATE INDEX events_serial ON events(serial);
 """
@@ -259,7 +259,7 @@ class Memory:
                         event.serial,
                         event.kind,
                         _text(event.text),
-                        event.command,
+                        event.user,
                     )
                     for event in events
                 ],

@@ -51,7 +51,9 @@ def lemons(document: Lemons, options: Options = PLAIN) -> Iterator[StyledLine]:
 def _place(lemon: Lemon) -> str:
     """Where a GPU is, and where its incidents were, if elsewhere too."""
     earlier = [name for name in lemon.nodes if name != lemon.node]
-    place = f"now in {sanitise(lemon.node)}" if lemon.node else "now in no node"
+    if not lemon.node:
+        return f"was in {node_set(earlier)}"
+    place = f"now in {sanitise(lemon.node)}"
     return f"{place}, before in {node_set(earlier)}" if earlier else place
 
 

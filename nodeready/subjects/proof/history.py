@@ -26,7 +26,8 @@ def history(observed: Proved, policy: Policy) -> Result:
     The looks that this machine has kept are read (`nodeready lemons`). A node that passes today
     and failed on many days is the likeliest to end the next job: three of 63 nodes caused more
     than half of all exclusions in one fleet (arXiv 2605.09370). A GPU is known by its serial
-    number in every node. It is `na` where no look was kept, and on the node itself.
+    number, and its earlier nodes count when it fails here, too. It is `na` where no look was
+    kept, and on the node itself.
     """
     check = "proof.history"
     if policy.lemon_nodes == "ignore":

@@ -213,4 +213,5 @@ def postmortem_of(
         unreachable=unreachable or {},
         failed=failed or {},
         complete=complete,
+        witnesses=finder.witnesses(cause),
     )

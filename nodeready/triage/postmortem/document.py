@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, NamedTuple
 
 from nodeready.exit_codes import exit_code
@@ -14,6 +14,8 @@ from nodeready.triage.stacks.document import Suspect
 #: Kinds of a cause; `environment`: a variable of the job keeps its ranks apart; `unclear`: the
 #: evidence does not tell.
 CAUSE_KINDS = (*KINDS, "environment", "unclear")
+#: Who saw the fault of a cause on its node itself: the kernel, or a log that only this node has.
+KERNEL, LOG = "kernel", "log"
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class Postmortem:
     unreachable: node -> why it could not be reached
     failed:      node -> why it gave no answer although it was reached
     complete:    False when it was interrupted
+    witnesses:   node of the cause -> KERNEL or LOG; a node without a witness was named elsewhere
     """
 
     SCHEMA: ClassVar = "postmortem"
@@ -124,6 +127,7 @@ class Postmortem:
     unreachable: Mapping[str, str]
     failed: Mapping[str, str]
     complete: bool = True
+    witnesses: Mapping[str, str] = field(default_factory=dict)
 
 
 def postmortem_code(document: Postmortem, *, failed: bool = False) -> int:

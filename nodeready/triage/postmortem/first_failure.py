@@ -25,8 +25,15 @@ from nodeready.node.failure_rules import (
 from nodeready.node.witnesses import nccl_errors
 from nodeready.node.witnesses.logs import RankLog
 from nodeready.subjects import wire
+from nodeready.subjects.gpus import xids
 from nodeready.text import counted, utc_moment
-from nodeready.triage.postmortem.document import FailureGroup, FirstFailure, NodeEvent
+from nodeready.triage.postmortem.document import (
+    KERNEL,
+    LOG,
+    FailureGroup,
+    FirstFailure,
+    NodeEvent,
+)
 from nodeready.triage.postmortem.environment import explaining_faults
 from nodeready.triage.postmortem.evidence import (
     JobEvidence,
@@ -60,6 +67,9 @@ _MAX_RECORDS = 4
 #: Errors of NCCL that mean the network between nodes, if no rank has failed.
 _FABRIC = ("ib-retry", "ib-rnr", "ib-completion", "ib-remote-operation", "connect-timeout",
            "connect-no-route", "gloo-connect")  # fmt: skip
+#: Kind of a kernel's fault of hardware -> the kind of its cause.
+HARDWARE = {"xid": "gpu", "link": "network"}
+_XID = re.compile(r"NVRM: Xid \([^)]*\): (\d{1,5})\b")
 #: Errors of CUDA that a later call reports.
 _ASYNCHRONOUS = re.compile(
     r"CUDA.*(?:illegal|assert|misaligned|unspecified|launch|ECC|unknown error)"
@@ -171,6 +181,23 @@ class FirstFailureFinder:
                       moment_text(record.time_s), record.text)
             for record, rank in self._ranked_records()
         )  # fmt: skip
+
+    def witnesses(self, cause: FirstFailure) -> dict[str, str]:
+        """Who saw the fault on each node of the cause itself: `Postmortem.witnesses`."""
+        files = self.evidence.files
+        logs = {
+            failure.node: LOG
+            for failure in self.all
+            if failure.event.kind == cause.kind
+            and failure.file >= 0
+            and failure.node == files[failure.file].node
+        }
+        kernels = {
+            fault.node: KERNEL
+            for fault in self.evidence.kernel
+            if HARDWARE.get(fault.kind) == cause.kind and not _is_of_application(fault)
+        }
+        return {node: by for node, by in {**logs, **kernels}.items() if node in cause.nodes}
 
     def _is_victim(self, failure: RankFailure) -> bool:
         """Whether an error follows a lost peer or a timeout of the same rank."""
@@ -939,6 +966,12 @@ class FirstFailureFinder:
             return _ROLE_ORDER[group.role], not is_cause, len(group.ranks)
 
         return tuple(sorted(groups, key=order))
+
+
+def _is_of_application(fault: NodeFault) -> bool:
+    """Whether a fault of a GPU is one that any program causes."""
+    code = _XID.match(fault.text)
+    return code is not None and xids.action_of(int(code[1]), fault.text) == xids.APPLICATION
 
 
 #: Seconds by which the ends that two launchers see may be in another order: torchrun reports whole

@@ -25,7 +25,14 @@ from nodeready.smoke.document import SmokeReport
 from nodeready.smoke.knowledge import SmokeSuspect
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result, ok, unknown
-from nodeready.triage.postmortem.document import FirstFailure, Postmortem
+from nodeready.triage.postmortem.document import (
+    CAUSE_KINDS,
+    KERNEL,
+    LOG,
+    FirstFailure,
+    Postmortem,
+)
+from nodeready.triage.postmortem.first_failure import HARDWARE
 from tests.builders.hostile import recorded, shows
 from tests.fake import Does, hangs, interrupts, one_by_one
 from tests.unit.audit.test_workers import POLICY, nodes_of
@@ -252,19 +259,41 @@ def test_suspects_and_causes_are_events(memory, run):
     suspects = (
         SmokeSuspect("gpu", ("gpu1",), (0,), ("[3] fails", "[4] passes")),
         SmokeSuspect("scale", ("gpu1", "gpu2"), (), ("[5] fails",)),
+        SmokeSuspect("pair", ("gpu1", "gpu2"), (), ("[6] fails",)),
     )
     keeper.keep_smoke(made(SmokeReport, suspects=suspects), 3)
-    cause = FirstFailure("segv", "rank 3 crashed", (3,), ("gpu1", "forged"))
-    keeper.keep_postmortem(made(Postmortem, job="7", cause=cause), 0, {"gpu1"})
     with memory() as kept:
         events = [(event.node, event.kind, event.text) for event in kept.events()]
         (on_gpu,) = [event for event in kept.events() if event.serial]
         gpus = {part.serial for part in kept.parts_of("gpu1") if part.kind == "gpu"}
     assert events == [
-        ("gpu1", "postmortem-segv", "job 7: rank 3 crashed"),
+        ("gpu2", "smoke-pair", "pair: [6] fails"),
+        ("gpu1", "smoke-pair", "pair: [6] fails"),
         ("gpu1", "smoke-suspect", "gpu: [3] fails"),
     ]
     assert on_gpu.serial in gpus
+
+
+@pytest.mark.parametrize("kind", CAUSE_KINDS)
+def test_a_cause_is_an_event_of_its_nodes_with_its_witness(memory, run, kind):
+    run({"gpu1": SOUND}, "audit")
+    cause = FirstFailure(kind, "rank 3 crashed", (3,), ("gpu1", "forged"))
+    # (who saw it there, uid of the job) -> (kind, user) of the event.
+    cases = {
+        (None, 1001): (f"postmortem-{kind}", ""),
+        (LOG, None): (f"postmortem-{kind}", ""),
+        (LOG, 1001): (f"postmortem-{kind}", "1001"),
+    }
+    if kind in HARDWARE.values():
+        cases[KERNEL, 1001] = f"confirmed-{kind}", ""
+    for witness, uid in cases:
+        witnesses = {"gpu1": witness} if witness else {}
+        report = made(Postmortem, job="7", cause=cause, witnesses=witnesses)
+        LookKeeper(Screen()).keep_postmortem(report, 0, {"gpu1"}, uid)
+    with memory() as kept:
+        events = kept.events()
+    assert {(event.node, event.text) for event in events} == {("gpu1", "job 7: rank 3 crashed")}
+    assert [(event.kind, event.user) for event in reversed(events)] == [*cases.values()]
 
 
 def test_evidence_has_the_history_of_the_node_and_of_its_parts(run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -24,6 +25,30 @@ from tests.builders.judging import by_name
 
 CHECK = "rdma.errors"
 DAY = 86400.0
+
+
+def keep_look(
+    kept: Memory, time_s: float, gpus: Mapping[str, Sequence[str]], failing: Collection[str] = ()
+) -> None:
+    """Keep a look at these nodes.
+
+    gpus:    node -> the serial numbers that it shows
+    failing: serial numbers of GPUs, or ``node/serial``, that need a reset
+    """
+    check, nodes = "gpus.recovery", []
+    for name, serials in gpus.items():
+        parts = [("gpu", serial, "", f"0000:{n:02x}:00.0") for n, serial in enumerate(serials)]
+        bad = [slot for _, serial, _, slot in parts if {serial, f"{name}/{serial}"} & {*failing}]
+        result = fail(check, "none", f"reset needed on {', '.join(bad)}") if bad else ok(check)
+        texts = {f"gpus{RESULTS}": results_text([result], {check}), f"gpus{PARTS}": dump(parts)}
+        nodes.append(node_sections(name, texts))
+    kept.keep(Look(0, time_s, "audit", "prod.py", "", True, 3, {}), nodes)
+
+
+def lemons_in(kept: Memory) -> set[tuple[str, str]]:
+    """(unit, node) of each lemon of 90 days."""
+    document = find_lemons(kept, {*kept.names()}, 0.0, 90 * DAY)
+    return {(lemon.unit, lemon.node) for lemon in document.lemons}
 
 
 def lemons(*words: str) -> int:
@@ -69,23 +94,12 @@ def test_a_gpu_that_was_moved_is_still_the_lemon(tmp_path, monkeypatch, capsys):
     """A month: the GPU A fails in gpu1, is moved to gpu2 on the 15th day, and fails there."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     path, now_s = tmp_path / "state" / "nodeready" / "memory.db", time.time()
-    address, check = "0000:1b:00.0", "gpus.recovery"
     with Memory.open(path, make=True) as kept:
         for day in range(30):
-            holder = "gpu1" if day < 15 else "gpu2"
-            nodes = []
-            for number in range(1, 9):
-                name = f"gpu{number}"
-                serial = "A" if name == holder else f"{number}-{day >= 15}"
-                is_bad = serial == "A" and day in (4, 11, 21)
-                result = fail(check, "none", f"reset on {address}") if is_bad else ok(check)
-                texts = {
-                    f"gpus{RESULTS}": results_text([result], {check}),
-                    f"gpus{PARTS}": dump([["gpu", serial, "", address]]),
-                }
-                nodes.append(node_sections(name, texts))
-            look = Look(0, now_s - (30 - day) * DAY, "audit", "prod.py", "", True, 3, {})
-            kept.keep(look, nodes)
+            gpus = {f"gpu{number}": [f"{number}-{day >= 15}"] for number in range(1, 9)}
+            gpus["gpu1" if day < 15 else "gpu2"] = ["A"]
+            failing = {"A"} if day in (4, 11, 21) else set()
+            keep_look(kept, now_s - (30 - day) * DAY, gpus, failing)
     assert lemons() == 3
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("1 lemon among 8 nodes and ")
@@ -93,7 +107,7 @@ def test_a_gpu_that_was_moved_is_still_the_lemon(tmp_path, monkeypatch, capsys):
         "GPU A: 3 days with incidents, 0.1 expected",
         "  now in gpu2, before in gpu1",
     ]
-    assert earlier_failures(["gpu1", "gpu2"], 1) == {
+    assert earlier_failures(["gpu1", "gpu2"]) == {
         "gpu1": ProvedHistory(),
         "gpu2": ProvedHistory(("GPU A: 3 days with incidents, 0.1 expected",)),
     }
@@ -107,30 +121,71 @@ def test_a_limit_shows_some_nodes_and_compares_them_with_all(memory, capsys):
     assert lemons("gpu[0-99]", "--limit", "gpu70") == 2
 
 
-def test_a_node_that_shows_the_gpu_of_another_node_makes_no_lemon_of_it(tmp_path):
-    address = "0000:1b:00.0"
-    with Memory.open(tmp_path / "state" / "memory.db", make=True) as kept:
-        for day in range(1, 11):
-            fault = fail("gpus.recovery", "none", f"reset needed on {address}")
-            results = {0: ok("gpus.recovery"), 1: fault if day % 3 == 1 else ok("gpus.recovery")}
-            nodes = [
-                node_sections(
-                    f"gpu{node}",
-                    {
-                        f"gpus{RESULTS}": results_text([result], {"gpus.recovery"}),
-                        f"gpus{PARTS}": dump([["gpu", serial, "", address]]),
-                    },
-                )
-                for node, result in results.items()
-                # It has the GPU of gpu0, from the second day on.
-                for serial in ("B" if node and day == 1 else "A",)
-            ]
-            kept.keep(Look(0, day * DAY, "audit", "prod.py", "", True, 3, {}), nodes)
-        made = find_lemons(kept, {"gpu0", "gpu1"}, 0.0, 11 * DAY)
-    assert [(unit.unit, unit.node, unit.days) for unit in made.units] == [
-        ("gpu1", "gpu1", 4),
-        ("B", "", 1),
-    ]
+@pytest.mark.parametrize(
+    "invented",
+    [
+        pytest.param({"silent": 256}, id="silent GPUs"),
+        pytest.param({"loud": 256}, id="GPUs that fail on every second day"),
+        pytest.param({"silent": 200, "loud": 56}, id="both"),
+    ],
+)
+@pytest.mark.parametrize("size", [2, 3, 4, 10])
+def test_no_node_sets_the_rate_of_the_gpus_of_others(tmp_path, size, invented):
+    """Every good GPU fails on 3 of 30 days, the nodes on different days; one node invents GPUs.
+
+    A GPU that fails on every second day is a lemon beside nine nodes.
+    """
+    good = [f"good{number}" for number in range(size - 1)]
+    gpus = {name: [f"{name}-{n}" for n in range(8)] for name in good}
+    gpus["liar"] = [f"{kind}-{n}" for kind, count in invented.items() for n in range(count)]
+    bad = {"good0-0"} if size == 10 else set()
+    with Memory.open(tmp_path / "memory.db", make=True) as kept:
+        for day in range(30):
+            failing = {
+                serial
+                for number, name in enumerate(good)
+                for serial in gpus[name]
+                if day % 10 == number
+            }
+            failing |= bad if day % 2 else set()
+            failing |= {
+                serial for serial in gpus["liar"] if serial.startswith("loud") and not day % 2
+            }
+            keep_look(kept, day * DAY, gpus, failing)
+        assert {unit for unit, node in lemons_in(kept) if node.startswith("good")} == bad
+
+
+@pytest.mark.parametrize(
+    ("claimed", "there", "fails_there", "is_lemon"),
+    [
+        pytest.param(range(10), range(10, 30), (), False, id="before the first look at its node"),
+        pytest.param(
+            range(10, 20),
+            (*range(10), *range(20, 30)),
+            (),
+            False,
+            id="while it was out for repair",
+        ),
+        pytest.param(range(10), range(10, 30), (25,), True, id="it fails in its node, too"),
+        pytest.param(range(5, 20), range(30), (21, 25), False, id="while its node has it"),
+        pytest.param((), range(30), (21, 25, 27), True, id="its node saw it alone"),
+        pytest.param(
+            range(22, 30), range(30), (21, 25, 27), True, id="a claim does not hide a bad GPU"
+        ),
+    ],
+)
+def test_the_history_of_a_gpu_moves_along_when_it_fails_in_its_new_node(
+    tmp_path, claimed, there, fails_there, is_lemon
+):
+    """A node says on every second day that its GPU fails, while it claims to have the GPU A."""
+    others = {f"n{number}": [f"G{number}"] for number in range(8)}
+    with Memory.open(tmp_path / "memory.db", make=True) as kept:
+        for day in range(30):
+            liar, good = "A" if day in claimed else "L", "A" if day in there else "B"
+            failing = {f"liar/{liar}"} if day % 2 else set()
+            failing |= {"good/A"} if day in fails_there else set()
+            keep_look(kept, day * DAY, {**others, "liar": [liar], "good": [good]}, failing)
+        assert (("A", "good") in lemons_in(kept)) == is_lemon
 
 
 @pytest.mark.parametrize(
@@ -152,7 +207,7 @@ def test_no_memory_is_said(tmp_path, monkeypatch):
 
 
 def test_ready_knows_the_lemons_among_its_nodes(memory):
-    found = earlier_failures(["gpu1", "new"], 1)
+    found = earlier_failures(["gpu1", "new"])
     assert found == {
         "gpu1": ProvedHistory(("gpu1: 3 days with incidents, 0.1 expected",)),
         "new": ProvedHistory(),

@@ -41,13 +41,8 @@ def test_drains_are_read_with_any_reason():
     assert drain.text == "DRAIN: nodeready: loses job, reset GPU: gpus.ecc|errors x"
 
 
-def test_a_database_that_does_not_answer_is_not_waited_for(tmp_path):
-    tool = tmp_path / "sacctmgr"
-    tool.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
-    tool.chmod(0o755)
-    drains, problem = node_drains(0.0, (), {"PATH": str(tmp_path)}, timeout_s=0.1)
-    assert (drains, problem[:44]) == ([], "sacctmgr --noheader --parsable2 gave no answ")
-
-
 def test_without_accounting_there_is_no_drain(tmp_path):
-    assert node_drains(0.0, (), {"PATH": str(tmp_path)}) == ([], "sacctmgr is not installed here")
+    assert node_drains(0.0, ["a"], {"PATH": str(tmp_path)}) == (
+        [],
+        "sacctmgr is not installed here",
+    )

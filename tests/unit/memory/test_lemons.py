@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 import pytest
 
@@ -10,7 +12,9 @@ from nodeready.memory.lemons import (
     DAY_S,
     MIN_SHARED,
     HardwareIncident,
+    Lemon,
     Lemons,
+    Unit,
     hardware_checks,
     lemons_code,
     lemons_of_nodes,
@@ -38,6 +42,14 @@ def incidents(
     ]
 
 
+def rank_nodes(faults: Iterable[HardwareIncident], observed_s: Mapping[str, float]) -> list[Lemon]:
+    by_node = defaultdict(list)
+    for fault in faults:
+        by_node[Unit(fault.node, fault.node)].append(fault)
+    nodes = {Unit(name, name): seconds for name, seconds in observed_s.items()}
+    return rank(by_node, nodes, "node", nodes)
+
+
 def fleet(size: int, days: int = WINDOW_DAYS) -> dict[str, float]:
     return {f"n{number}": days * DAY_S for number in range(size)}
 
@@ -51,7 +63,7 @@ def simulated(random_: random.Random, size: int, rate: float, bad: int = 0) -> s
         while day < WINDOW_DAYS:
             faults.append(HardwareIncident(day * DAY_S, f"n{number}", "", "gpus.recovery", ""))
             day += random_.expovariate(1 / mean_days)
-    ranked = rank(own_incidents(faults, size), fleet(size), "node")
+    ranked = rank_nodes(own_incidents(faults, size), fleet(size))
     return {lemon.unit for lemon in ranked if lemon.is_lemon}
 
 
@@ -86,7 +98,7 @@ def test_three_nodes_that_fail_ten_times_as_often_are_the_lemons() -> None:
     ],
 )
 def test_rule(days_of: dict[str, tuple[int, ...]], lemons: set[str]) -> None:
-    ranked = rank(incidents(days_of), fleet(20), "node")
+    ranked = rank_nodes(incidents(days_of), fleet(20))
     assert {lemon.unit for lemon in ranked if lemon.is_lemon} == lemons
     assert {lemon.unit for lemon in ranked} == set(days_of)
 
@@ -94,7 +106,7 @@ def test_rule(days_of: dict[str, tuple[int, ...]], lemons: set[str]) -> None:
 def test_a_node_that_was_observed_for_a_week_is_compared_with_a_week_of_its_peers() -> None:
     days_of = {f"n{number}": tuple(range(number, 90, 20)) for number in range(20)}
     observed = {**fleet(20), "new": 7 * DAY_S}
-    ranked = rank(incidents({**days_of, "new": (80, 82, 84, 86, 88)}), observed, "node")
+    ranked = rank_nodes(incidents({**days_of, "new": (80, 82, 84, 86, 88)}), observed)
     assert [lemon.unit for lemon in ranked if lemon.is_lemon] == ["new"]
 
 
@@ -104,16 +116,6 @@ def test_an_incident_of_many_nodes_at_once_is_the_fleets() -> None:
     ]
     cable = [HardwareIncident(5.0, f"n{number}", "", "rdma.errors", "") for number in range(2)]
     assert own_incidents([*outage, *cable], 40) == cable
-
-
-def test_a_moved_gpu_takes_its_incidents_along() -> None:
-    faults = [
-        HardwareIncident(day * DAY_S, node, "GPU1", "gpus.recovery", f"day {day}")
-        for day, node in ((1, "n1"), (5, "n1"), (9, "n2"))
-    ]
-    (lemon,) = rank(faults, {f"GPU{number}": 90 * DAY_S for number in range(160)}, "gpu")
-    assert (lemon.unit, lemon.nodes, lemon.is_lemon) == ("GPU1", ("n1", "n2"), True)
-    assert lemon.incidents[0].text == "day 9"
 
 
 # --- Incidents of a node.
@@ -183,9 +185,9 @@ def document() -> Lemons:
         for day, node in ((1, "gpu017"), (9, "gpu017"), (30, "gpu023"))
     ]
     link = HardwareIncident(18010 * DAY_S, "gpu002", "", "nics.flaps", "eth0: 3 changes")
-    places = {"1650923000123": "gpu023"}
-    gpus = rank(faults, {f"{1650923000000 + n}": 90 * DAY_S for n in range(512)}, "gpu", places)
-    nodes = rank([link], {f"gpu{n:03d}": 90 * DAY_S for n in range(64)}, "node")
+    units = {Unit(f"{1650923000000 + n}", f"gpu{n % 100:03d}"): 90 * DAY_S for n in range(512)}
+    gpus = rank({Unit("1650923000123", "gpu023"): faults}, units, "gpu", units)
+    nodes = rank_nodes([link], {f"gpu{n:03d}": 90 * DAY_S for n in range(64)})
     return Lemons("2026-08-28T00:00:00Z", "2026-11-26T00:00:00Z", 64, 512, (*gpus, *nodes), 12)
 
 

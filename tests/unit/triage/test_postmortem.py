@@ -19,7 +19,7 @@ from nodeready.reports import json_report
 from nodeready.reports.registry import Options, find_format
 from nodeready.triage.postmortem.collect import EvidenceBuilder, NodeEvidence, postmortem_of
 from nodeready.triage.postmortem.directory import read_directory
-from nodeready.triage.postmortem.document import Postmortem
+from nodeready.triage.postmortem.document import KERNEL, LOG, Postmortem
 from nodeready.triage.postmortem.evidence import NodeClock
 from nodeready.triage.postmortem.slurm_records import log_patterns, parse_scontrol
 from tests.cases import tomllib
@@ -142,6 +142,45 @@ def test_a_kill_for_memory_counts_only_near_the_end_of_the_logs(ago_s, kind):
     builder.add("gpu1", answer("gpu1", "/log/rank_0.log", "step 1\n", 0, kernel=ago_s))
     cause = postmortem_of(builder.complete(), started="", source="").cause
     assert cause.kind == kind
+
+
+#: pdsh's output, which names gpu1.
+ECC = (
+    "".join(f"gpu{1 + step % 2}: step {step}\n" for step in range(12))
+    + """\
+gpu1: Traceback (most recent call last):
+gpu1:   File "/srv/train.py", line 3, in <module>
+gpu1:     step()
+gpu1: RuntimeError: CUDA error: uncorrectable ECC error encountered
+"""
+)
+XID = "NVRM: Xid (PCI:0000:1b:00): {}, pid=7, name=python3"
+
+
+@pytest.mark.parametrize(
+    ("places", "xid_node", "xid", "witnesses"),
+    [
+        pytest.param(["gpu1"], "", 0, {"gpu1": LOG}, id="a user's log alone"),
+        pytest.param(["gpu1"], "gpu1", 79, {"gpu1": KERNEL}, id="the node's kernel"),
+        pytest.param(["gpu1"], "gpu2", 79, {"gpu1": LOG}, id="another node's kernel"),
+        pytest.param(["gpu1"], "gpu1", 13, {"gpu1": LOG}, id="an Xid that any program causes"),
+        pytest.param(["gpu2"], "", 0, {}, id="another node's log"),
+        pytest.param(["gpu1", "gpu2"], "", 0, {}, id="a log that other nodes can write, too"),
+    ],
+)
+def test_who_saw_the_fault_on_the_node_itself(places, xid_node, xid, witnesses):
+    now, builder = 1772366500.0, EvidenceBuilder()
+    for node in ("gpu1", "gpu2"):
+        path, text = ("/log/out", ECC) if node in places else ("/log/own", "step 1\n")
+        found = read_lines(text.splitlines(), 2026, utc_calendar, path)
+        file = FileFailures(path, 100, now, 0, found.events, found.streams)
+        messages = [KernelMessage("xid", 10, 7, XID.format(xid))] if node == xid_node else []
+        everything = (file,), (), 0, 0, KernelLog("", tuple(messages)), JobNode(), ""
+        failures = NodeFailures(node, now, now, *everything)
+        builder.add(node, NodeEvidence(failures, NodeClock(0, 0.1)))
+    document = postmortem_of(builder.complete(), started="", source="")
+    assert (document.cause.kind, document.cause.nodes) == ("gpu", ("gpu1",))
+    assert document.witnesses == witnesses
 
 
 SCONTROL = """JobId=4711 ArrayJobId=4700 ArrayTaskId=3 JobName=train me

@@ -1,0 +1,61 @@
+"""What counts against a node was seen by root there, or by two users: of every kind of event."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeready.memory.lemons import find_lemons
+from nodeready.memory.look import Event, Look
+from nodeready.memory.sections import RESULTS, dump, node_sections
+from nodeready.memory.store import Memory
+from nodeready.memory.witnesses import NOBODY, ROOT, USER, WITNESSES, events_that_count
+
+DAY_S = 86400.0
+
+
+@pytest.mark.parametrize(
+    ("users", "makes_a_lemon"),
+    [
+        pytest.param(("",), (ROOT,), id="without a user"),
+        pytest.param(("1001",), (ROOT,), id="one user"),
+        pytest.param(("1001", "1002"), (ROOT, USER), id="two users"),
+    ],
+)
+@pytest.mark.parametrize("kind", WITNESSES)
+def test_a_node_is_a_lemon_by_what_has_its_witnesses(tmp_path, kind, users, makes_a_lemon):
+    """One of eight nodes has the event on four days, from each of these users."""
+    assert WITNESSES[kind] in (ROOT, USER, NOBODY)
+    sections = {f"rdma{RESULTS}": dump({})}
+    with Memory.open(tmp_path / "memory.db", make=True) as kept:
+        for day in range(0, 50, 10):
+            nodes = [node_sections(f"gpu{number}", sections) for number in range(8)]
+            events = [Event(day * DAY_S, 0, "gpu1", "", kind, "a line", user) for user in users]
+            look = Look(0, day * DAY_S, "audit", "prod.py", "", True, 0, {})
+            kept.keep(look, nodes, events)
+        document = find_lemons(kept, {*kept.names()}, 0.0, 90 * DAY_S)
+    named = [lemon.unit for lemon in document.lemons]
+    assert named == (["gpu1"] if WITNESSES[kind] in makes_a_lemon else [])
+
+
+@pytest.mark.parametrize(
+    ("logs", "days"),
+    [
+        pytest.param({"1001": (1, 2, 3)}, 0, id="jobs of one user"),
+        pytest.param({"1001": (1, 2, 3), "1002": (3,)}, 1, id="the loudest user adds no day"),
+        pytest.param({"1001": (1, 1, 1), "1002": (3, 4)}, 1, id="a day counts once"),
+        pytest.param({"1001": (1,), "1002": (2,), "1003": (3,)}, 2, id="three users"),
+        pytest.param({"1001": (1, 2), "": (3, 4, 5)}, 0, id="a log of an unknown user"),
+    ],
+)
+def test_days_on_which_users_logs_count(logs, days):
+    events = [
+        Event(day * DAY_S, 0, "gpu1", "", "postmortem-gpu", "a line", user)
+        for user, user_days in logs.items()
+        for day in user_days
+    ]
+    # The same users' logs of another kind, or of another node, say nothing more.
+    events += [
+        Event(DAY_S, 0, "gpu1", "", "postmortem-network", "a line", "1004"),
+        Event(DAY_S, 0, "gpu2", "", "postmortem-gpu", "a line", "1004"),
+    ]
+    assert len([*events_that_count(events)]) == days
