@@ -55,7 +55,8 @@ from __future__ import annotations
 
 # True installs the node's own check: a timer that looks every gate_interval_s seconds, and what
 # Slurm's prolog and health check run (docs/gate.md). The prolog believes a verdict for
-# gate_max_age_s and takes gate_budget_s at most; gate_drain lets the health check drain its node.
+# gate_max_age_s and takes gate_budget_s at most; gate_drain lets the health check drain its node,
+# while at most gate_drain_max nodes of a partition (a share, or a number) are drained so.
 # gate = False
 # gate_interval_s = 300
 # gate_max_age_s = 900
@@ -63,6 +64,7 @@ from __future__ import annotations
 # gate_textfile = "/var/lib/prometheus/node-exporter/nodeready.prom"
 # gate_directory = ""
 # gate_drain = False
+# gate_drain_max = "10%"
 
 # Settings that an audit checks and a deploy does not change. `nodeready learn` writes these for a
 # group, from the values of most of its nodes.

@@ -1,7 +1,18 @@
 """Drain this node in Slurm when it is not ready, and undrain it after a drain by nodeready.
 
-`decide` is pure; only `drain_or_undrain` calls `scontrol`. The prolog of a node that is ready does
-not call `scontrol`, because a job of a thousand nodes would call slurmctld a thousand times.
+`decide` and `excess` are pure; only `drain_or_undrain` calls `scontrol`. The prolog of a node that
+is ready does not call `scontrol`, because a job of a thousand nodes would call slurmctld a
+thousand times.
+
+A policy that is wrong for all nodes must not drain all of them: at most `gate_drain_max` nodes of
+a partition are drained by nodeready. Slurm has no lock, so a node drains itself in two steps.
+First it drains with a pending reason. Then it looks again: a node that has `gate_drain_max`
+drained nodes before it undrains itself; any other node gets the final reason.
+Drains with a final reason come first, then the pending ones in the order of the time that
+slurmctld gave their reasons, then of their names. slurmctld's times are whole seconds, and a node
+looks again more than a second after its own drain, so it sees every node that comes before it.
+Thus the first nodes stay drained, and no others. A run that ends between the steps leaves a
+pending drain, which counts, and which the next health check concludes.
 """
 
 from __future__ import annotations
@@ -9,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import stat
@@ -22,32 +34,54 @@ from typing import TYPE_CHECKING, Any
 
 from nodeready.node.secrets import redacted
 from nodeready.shell import search_path
+from nodeready.subjects.gate.facts import HELD, PENDING, PREFIX, Hold
 from nodeready.text import sanitise, utc_now
 
 if TYPE_CHECKING:
     from nodeready.audit.verdict import NodeVerdict
     from nodeready.subjects.result import Result
 
-#: The first word of nodeready's reasons. A drain with another reason is never changed or ended.
-PREFIX = "nodeready:"
 #: Maximum characters of a reason: sinfo -R and mails show it in one line.
 _REASON_LENGTH = 200
 #: Seconds for one answer of slurmctld; Slurm's own MessageTimeout is 10 by default.
 SCONTROL_S = 5.0
 #: The beginnings of states in which a node gets no jobs already, for another reason.
 _NO_JOBS_STATES = ("DOWN", "FAIL", "FUTURE", "POWER", "REBOOT", "UNKNOWN")
+#: Maximum seconds of a random delay before a node asks for all nodes. Of nodes that fail in one
+#: moment, the later ones see that the earlier ones have filled the share, and do not drain at all.
+_SPREAD_S = 1.5
+#: Seconds between the drain and the second look: more than slurmctld's whole second.
+_SECOND_LOOK_S = 1.1
+#: Seconds that must be left for a drain to begin: the second look, and two answers of slurmctld.
+_CONCLUDE_S = _SECOND_LOOK_S + 1.5
 
 
 class DrainError(Exception):
-    """scontrol failed; one line with its message."""
+    """The node could not be drained or undrained; one line that says why.
+
+    nodes: the number of nodes in the partition that has its share; 0: scontrol failed
+    """
+
+    def __init__(self, reason: str, nodes: int = 0) -> None:
+        super().__init__(reason)
+        self.nodes = nodes
 
 
 @dataclass(frozen=True)
 class SlurmNode:
-    """A node in Slurm: the words of its state (IDLE, DRAIN) and the reason, or ""."""
+    """A node in Slurm.
+
+    states:     the words of its state (IDLE, DRAIN)
+    reason:     or ""
+    since:      the time that slurmctld gave the reason, 2026-11-21T01:00:00 in UTC, or ""
+    partitions: those that it is in; a node in none is in ""
+    """
 
     states: tuple[str, ...]
     reason: str
+    since: str = ""
+    name: str = ""
+    partitions: tuple[str, ...] = ("",)
 
     @property
     def is_drained(self) -> bool:
@@ -57,6 +91,11 @@ class SlurmNode:
     def is_ours(self) -> bool:
         return self.reason.startswith(PREFIX)
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether it is drained by nodeready and has not looked a second time."""
+        return self.is_drained and self.reason.startswith(PENDING)
+
 
 def parse(text: str) -> SlurmNode:
     """The node in ``scontrol show node NAME``. Raises DrainError for a text without a state."""
@@ -65,8 +104,21 @@ def parse(text: str) -> SlurmNode:
         raise DrainError(f"scontrol show node makes no sense: {_line(text) or 'it said nothing'}")
     # Flags stand behind a word: DOWN*+DRAIN is DOWN and DRAIN.
     words = tuple(re.sub(r"[^A-Z_]", "", word) for word in state[1].upper().split("+"))
-    reason = re.search(r"^ +Reason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])? *$", text, re.M)
-    return SlurmNode(words, reason[1] if reason else "")
+    reason = re.search(r"^ +Reason=(.*?)(?: \[[^\[\]]*@([^\[\]@]*)\])? *$", text, re.M)
+    name = re.match(r"NodeName=(\S+)", text)
+    partitions = re.search(r"^ +Partitions=(\S*)", text, re.M)
+    return SlurmNode(
+        words,
+        *((reason[1], reason[2] or "") if reason else ("", "")),
+        name[1] if name else "",
+        tuple((partitions[1] if partitions else "").split(",")),
+    )
+
+
+def parse_all(text: str) -> dict[str, SlurmNode]:
+    """Name -> node, of ``scontrol show node``. Raises DrainError as `parse`."""
+    nodes = map(parse, re.split(r"\n+(?=NodeName=)", text))
+    return {node.name: node for node in nodes}
 
 
 def reason_of(reasons: Sequence[str]) -> str:
@@ -95,7 +147,7 @@ def decide(node: SlurmNode, reason: str) -> tuple[str, ...]:
         return ()
     if not reason:
         return ("state=undrain",) if node.is_drained else ()
-    if node.is_drained:
+    if node.is_drained and not node.is_pending:
         # The text behind the check may hold a number that changes with every audit.
         same = _reason_key(node.reason) == _reason_key(reason)
         return () if same else (f"reason={reason}",)
@@ -112,28 +164,95 @@ def name_of(environment: Mapping[str, str], hostname: str) -> str:
     return name
 
 
+def excess(own: SlurmNode, nodes: Iterable[SlurmNode], maximum: str) -> DrainError | None:
+    """Why this node may not be drained beside those that nodeready has drained; None: it may.
+
+    own:     not drained yet, or pending: then the pending nodes that come after it do not count
+    maximum: `gate_drain_max`, which holds in each partition of the node
+    """
+    listed = list(nodes)
+    turn = (own.since, own.name)
+    for partition in own.partitions:
+        members = [node for node in listed if partition in node.partitions]
+        drained = sum(
+            node.is_drained and node.is_ours and node.name != own.name
+            and not (own.is_pending and node.is_pending and (node.since, node.name) > turn)
+            for node in members
+        )  # fmt: skip
+        if drained >= _limit(maximum, len(members)):
+            reason = (
+                f"{drained} of {len(members)} nodes of {partition or 'no partition'} are drained "
+                f"by nodeready, and gate_drain_max is {maximum}"
+            )
+            return DrainError(sanitise(reason), len(members))
+    return None
+
+
+def _limit(maximum: str, nodes: int) -> int:
+    """The maximum for this number of nodes. A share is rounded down, and is at least one node."""
+    return max(1, nodes * int(maximum[:-1]) // 100) if maximum.endswith("%") else int(maximum)
+
+
 def drain_or_undrain(
     reasons: Sequence[str],
     go: bool,
+    maximum: str,
     deadline: float,
     before_drain: Callable[[], object] = lambda: None,
 ) -> str:
     """Drain or undrain the node in Slurm. Returns the change as a line for the log, or "".
 
     reasons:      why the node is not ready
+    maximum:      `gate_drain_max`
     deadline:     time.monotonic() at which slurmctld must have answered
-    before_drain: called before the node is drained; not if it is drained already
+    before_drain: called before the node is drained for good; not if it is drained already
 
     Raises DrainError.
     """
     name = name_of(os.environ, os.uname().nodename)
     node = parse(_scontrol(["show", "node", name], deadline))
     words = decide(node, "" if go else reason_of(reasons))
+    if "state=drain" in words and not _may_stay_drained(node, name, words, maximum, deadline):
+        return ""
     if words:
         if "state=drain" in words:
             before_drain()
         _scontrol(["update", f"nodename={name}", *words], deadline)
     return " ".join((name, *words)) if words else ""
+
+
+def _may_stay_drained(
+    node: SlurmNode, name: str, words: Sequence[str], maximum: str, deadline: float
+) -> bool:
+    """Drain the node with a pending reason, and look again.
+
+    node:  as Slurm showed it
+    words: of the final update
+
+    Returns False if the drain is not pending any more: a person, or another run, has decided.
+    Raises DrainError if the node may not be drained; then it is not.
+    """
+    if not node.is_pending:
+        time.sleep(random.uniform(0, _SPREAD_S))
+        nodes = parse_all(_scontrol(["show", "node"], deadline))
+        problem = excess(nodes.get(name, node), nodes.values(), maximum)
+        if problem is not None:
+            raise problem
+        if deadline - time.monotonic() < _CONCLUDE_S:
+            raise DrainError("no time left for scontrol update")
+        state, reason = words
+        pending = reason.replace(f"{PREFIX} ", PENDING, 1)
+        _scontrol(["update", f"nodename={name}", state, pending], deadline)
+    time.sleep(_SECOND_LOOK_S)
+    nodes = parse_all(_scontrol(["show", "node"], deadline))
+    own = nodes.get(name, node)
+    if not own.is_pending:
+        return False
+    problem = excess(own, nodes.values(), maximum)
+    if problem is not None:
+        _scontrol(["update", f"nodename={name}", "state=undrain"], deadline)
+        raise problem
+    return True
 
 
 def _scontrol(words: list[str], deadline: float) -> str:
@@ -149,7 +268,13 @@ def _scontrol(words: list[str], deadline: float) -> str:
             timeout=remaining_s,
             check=False,
             cwd="/",
-            env={**os.environ, "PATH": search_path(os.environ.get("PATH", "")), "LC_ALL": "C"},
+            env={
+                **os.environ,
+                "PATH": search_path(os.environ.get("PATH", "")),
+                "LC_ALL": "C",
+                # Times that sort, also when the clocks go back.
+                **{"TZ": "UTC", "SLURM_TIME_FORMAT": "standard"},
+            },
         )
     except subprocess.TimeoutExpired:
         raise DrainError(f"scontrol {words[0]} gave no answer in {remaining_s:.0f} s") from None
@@ -169,22 +294,66 @@ def _line(text: str) -> str:
 
 
 def update_slurm(
-    verdict: NodeVerdict, deadline: float, before_drain: Callable[[], object] = lambda: None
+    verdict: NodeVerdict,
+    maximum: str,
+    deadline: float,
+    before_drain: Callable[[], object] = lambda: None,
+    trusted_s: float = 0.0,
 ) -> str:
-    """Drain or undrain this node by the verdict, and log the change on the node.
+    """Drain or undrain this node by the verdict; log the change, and keep a hold, on the node.
 
-    deadline, before_drain: as for `drain_or_undrain`
+    maximum, deadline, before_drain: as for `drain_or_undrain`
+    trusted_s: minimum seconds for which the share that was filled then is not asked for again
 
-    Returns the error of scontrol, or "".
+    Returns why the node stays as it is, or "".
     """
+    hold = None if verdict.go else read_hold()
+    if hold is None or not hold.is_valid(time.time(), verdict.policy_digest, trusted_s):
+        hold = None
+        try:
+            update = drain_or_undrain(
+                verdict.costed_reasons, verdict.go, maximum, deadline, before_drain
+            )
+        except DrainError as error:
+            hold = Hold(int(time.time()), error.nodes, verdict.policy_digest, str(error))
+        else:
+            if update:
+                syslog.syslog(syslog.LOG_NOTICE, f"nodeready: scontrol update {update}")
+        keep_hold(None if verdict.go else hold)
+    if hold is None:
+        return ""
+    if verdict.go:
+        syslog.syslog(syslog.LOG_WARNING, f"nodeready: {hold.reason}")
+        return hold.reason
+    words = f"not drained: {hold.reason}"
+    first = reason_of(verdict.costed_reasons).replace(PREFIX, "not ready:", 1)
+    syslog.syslog(syslog.LOG_ERR, f"nodeready: {words}; {first}")
+    return words
+
+
+# --- The hold: why the node stays in service although it is not ready. A boot removes it.
+
+
+def read_hold() -> Hold | None:
+    """The hold of this node; None: there is none."""
     try:
-        update = drain_or_undrain(verdict.costed_reasons, verdict.go, deadline, before_drain)
-    except DrainError as error:
-        syslog.syslog(syslog.LOG_WARNING, f"nodeready: {error}")
-        return str(error)
-    if update:
-        syslog.syslog(syslog.LOG_NOTICE, f"nodeready: scontrol update {update}")
-    return ""
+        with open(HELD, encoding="utf-8", errors="replace") as file:
+            return Hold.parse(file.readline())
+    except OSError:
+        return None
+
+
+def keep_hold(hold: Hold | None) -> None:
+    """Write the hold, or remove it. A full disk does not keep the node from being drained."""
+    from nodeready.files import make_directory, write_atomically
+
+    path = Path(HELD)
+    with contextlib.suppress(OSError):
+        if hold is None:
+            path.unlink(missing_ok=True)
+        else:
+            make_directory(path.parent, 0o755)
+            write_atomically(path, [hold.line()], 0o644, keep_mode=False)
 
 
 # --- The evidence that a node keeps of itself before it is drained.

@@ -1,7 +1,8 @@
 """`record`, `prolog` and `healthcheck`: the verdict about this node, kept between audits.
 
 The timer runs `record`, which writes a verdict. A job's `prolog` reads it. Slurm's `healthcheck`
-writes a verdict, too, and drains or undrains the node by it.
+writes a verdict, too, and drains or undrains the node by it. A node that is not ready and that
+`gate_drain_max` keeps in service has the check `gate.drain` in its verdict and metrics.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from nodeready import __version__, exit_codes
 from nodeready.audit import document
@@ -21,7 +23,10 @@ from nodeready.healthcheck import here
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.policy.site_checks import GATE
+from nodeready.subjects.gate import checks
+from nodeready.subjects.gate.facts import Gate
 from nodeready.subjects.registry import select
+from nodeready.subjects.result import worst
 from nodeready.text import sanitise
 
 #: When this process began to work, by time.monotonic(): the prolog's budget counts from here.
@@ -102,9 +107,12 @@ def write(verdict: NodeVerdict, path: str = PATH) -> None:
 _LENGTH = 1000
 #: Seconds of the prolog's budget that are for scontrol, at most a fourth of the budget.
 _SLURM_S = 2.5
-#: Seconds that scontrol may take beyond the budget; slurm-prolog ends this program 2 s after the
+#: Seconds that scontrol may take beyond the budget; slurm-prolog ends this program 5 s after the
 #: budget.
-_LATE_S = 1.0
+_LATE_S = 4.0
+#: Seconds of the health check for scontrol: four answers, the delay and the second look, if each
+#: answer takes 4 s. Slurm ends a health check after 60 s.
+_HEALTH_SLURM_S, _HEALTH_S = 19.0, 56.0
 
 
 def verdict_line(go: bool, reasons: Iterable[str]) -> str:
@@ -128,10 +136,19 @@ def node_verdict(audit: Audit, policy: Policy) -> NodeVerdict:
 
 
 def write_files(audit: Audit, policy: Policy) -> tuple[NodeVerdict, list[str]]:
-    """Write the files of the verdict and of the metrics of an audit.
+    """Write the files of the verdict and of the metrics of an audit, with the check `gate.drain`.
 
     Returns the verdict, and a line for each file that could not be written.
     """
+    from nodeready.healthcheck.drain import keep_hold, read_hold
+
+    (node,) = audit.nodes
+    if not policy.gate_drain or document.go(node.results):
+        keep_hold(None)
+    hold = read_hold()
+    drain = checks.drain(Gate(held=hold.reason if hold else ""), policy)
+    results = (*node.results, drain)
+    audit = replace(audit, nodes=(replace(node, results=results, status=worst(results)),))
     verdict, problems = node_verdict(audit, policy), []
     try:
         write(verdict)
@@ -212,10 +229,18 @@ def prolog(policy: Policy, arguments: Namespace) -> int:
         # Slurm itself drains a node whose prolog fails, but keeps the first reason: this one names
         # the failed check. A node that is ready does not call slurmctld, because a large job would
         # call it once for every node.
+        # Nor does a node that the share kept in service: until its health check asks again, or for
+        # as long as a verdict is accepted.
         before_drain = _evidence_keeper(verdict, audit)
-        problem = update_slurm(verdict, BEGAN + policy.gate_budget_s + _LATE_S, before_drain)
+        deadline = BEGAN + policy.gate_budget_s + _LATE_S
+        problem = update_slurm(
+            verdict, policy.gate_drain_max, deadline, before_drain, policy.gate_max_age_s
+        )
         if problem:
-            print(f"nodeready: {problem}", file=sys.stderr)
+            # Slurm would drain the node if its prolog failed: slurm-prolog lets the job start.
+            # Without the reasons: a user's text in them could be "nodeready: no-go".
+            print(sanitise(f"nodeready: held: {problem}", _LENGTH))
+            return exit_codes.exit_code(check=True)
     print(verdict_line(verdict.go, verdict.costed_reasons))
     return exit_codes.exit_code(check=not verdict.go)
 
@@ -235,15 +260,21 @@ def _evidence_keeper(verdict: NodeVerdict, audit: Audit) -> Callable[[], None]:
 
 def healthcheck(policy: Policy, arguments: Namespace) -> int:
     """`healthcheck`: `record`, and drain or undrain the node in Slurm. Returns the exit code."""
-    from nodeready.healthcheck.drain import SCONTROL_S, update_slurm
+    from nodeready.healthcheck.drain import update_slurm
 
     remaining_s = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
     audit = _audit(policy, remaining_s)
     verdict, problems = write_files(audit, policy)
     if policy.gate_drain:
-        # Slurm ends a health check after 60 s. The two calls of scontrol may take 10 s of them.
-        deadline = time.monotonic() + 2 * SCONTROL_S
-        problem = update_slurm(verdict, deadline, _evidence_keeper(verdict, audit))
+        deadline = min(time.monotonic() + _HEALTH_SLURM_S, BEGAN + _HEALTH_S)
+        problem = update_slurm(
+            # Without the check gate.drain, which is no reason for a drain.
+            node_verdict(audit, policy),
+            policy.gate_drain_max,
+            deadline,
+            _evidence_keeper(verdict, audit),
+        )
+        verdict, problems = write_files(audit, policy)
         problems += [problem] if problem else []
     print(verdict_line(verdict.go, verdict.costed_reasons))
     for problem in problems:

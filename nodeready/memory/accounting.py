@@ -10,6 +10,7 @@ from shutil import which
 
 from nodeready.memory.look import Event
 from nodeready.shell import search_path
+from nodeready.subjects.gate.facts import PENDING
 
 #: A job's user chooses the last field, which may have any character.
 _FIELDS = "JobID,User,State,Start,End"
@@ -108,7 +109,10 @@ def parse_jobs(text: str) -> tuple[NodeJob, ...]:
 
 
 def parse_drains(text: str) -> list[Event]:
-    """The drains and losses in rows ``NODE|START|STATE|REASON``. Other lines are left out."""
+    """The drains and losses in rows ``NODE|START|STATE|REASON``.
+
+    Other lines are left out, and the pending drains of a gate: the final one has a row, too.
+    """
     drains = []
     for line in text.splitlines():
         node, _, fields = line.partition("|")
@@ -116,7 +120,8 @@ def parse_drains(text: str) -> list[Event]:
         # Anyone who may drain a node chooses the reason, which may have any character.
         state, _, reason = fields.partition("|")
         start_s = _seconds(start)
-        if node and start_s is not None and state.startswith(_LOST):
+        is_pending = reason.startswith(PENDING)
+        if node and start_s is not None and state.startswith(_LOST) and not is_pending:
             words = f"{state[:20]}: {reason[:200]}"
             drains.append(Event(start_s, 0, node[:255], "", "drain", words))
     return drains

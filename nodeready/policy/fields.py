@@ -249,6 +249,14 @@ def _directory(value: Any) -> str:
     return text
 
 
+def _node_share(value: Any) -> str:
+    if isinstance(value, str) and re.fullmatch(r"([1-9][0-9]?|100)%", value):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 65536:
+        return str(value)
+    raise Invalid("must be a share of nodes from '1%' to '100%', or a number from 1 to 65536")
+
+
 def _port_range(value: Any) -> tuple[int, int]:
     if not (isinstance(value, (tuple, list)) and len(value) == 2):
         raise Invalid("must be two port numbers: (first, last)")
@@ -275,6 +283,11 @@ LIMIT = SettingKind(
 )
 
 CORE_PATTERN = SettingKind(_core_pattern, "an absolute path pattern")
+NODE_SHARE = SettingKind(
+    _node_share,
+    '`"1%"` to `"100%"`, or 1 to 65536 nodes',
+    lambda value: value if value.endswith("%") else int(value),
+)
 PORT_RANGE = SettingKind(_port_range, "`(first, last)`, 1 to 65535")
 
 USERS = matching(USER_NAME, "user name")

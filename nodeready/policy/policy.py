@@ -22,6 +22,7 @@ from nodeready.policy.fields import (
     LINE,
     LINES,
     NETWORK,
+    NODE_SHARE,
     PACKAGES,
     PATH,
     PATHS,
@@ -211,6 +212,12 @@ class Policy:
         FLAG,
         "True: the health check drains its node in Slurm, with a reason that begins with "
         "'nodeready:', and undrains it only from such a reason.",
+    )
+    gate_drain_max: str = setting(
+        "10%",
+        NODE_SHARE,
+        "The most nodes of a partition that gate_drain drains, as a share (at least one node) or "
+        "a number. Where more nodes fail, the policy is often wrong, and not the nodes.",
     )
     lock_wait_s: int = setting(
         30,

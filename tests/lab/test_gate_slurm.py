@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -18,23 +21,31 @@ from tests.helpers import nodeready
 from tests.lab.targets import WAIT, start
 from tests.lab.test_gate import LOGGER, SETTINGS
 
-DRAINS = {**SETTINGS, "gate_drain": True, "gate_budget_s": 8}
+DRAINS = {**SETTINGS, "gate_drain": True, "gate_drain_max": 1, "gate_budget_s": 8}
+T = TypeVar("T")
 CONF = (f"Prolog={probe.PROLOG}", f"HealthCheckProgram={probe.HEALTH_CHECK}")
 # One worker starts the nodes, once.
 pytestmark = pytest.mark.xdist_group("gate_slurm")
 
 
 @pytest.fixture(scope="module")
-def cluster(lab_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A node deployed with the gate."""
+def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The inventory of the cluster."""
+    return tmp_path_factory.mktemp("gate") / "inventory.py"
+
+
+@pytest.fixture(scope="module")
+def cluster(lab_machine: None, where: Path) -> Iterator[Lab]:
+    """Three nodes deployed with the gate, of which one may be drained."""
     name = _lab_name("gate")
     try:
-        lab = Lab.up(name, 1, slurm=True)
+        lab = Lab.up(name, 3, slurm=True)
     except LabUnavailable as error:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no Slurm here: {error}")
     try:
-        lab.nodes[0].write("/usr/local/sbin/logger", LOGGER, mode=0o755)
-        where = tmp_path_factory.mktemp("gate") / "inventory.py"
+        for node in lab.nodes:
+            node.write("/usr/local/sbin/logger", LOGGER, mode=0o755)
+            node.write("/var/lib/prometheus/node-exporter/other.prom", "")
         where.write_text(f"lab = ({lab.inventory_data()!r}, {DRAINS!r})\n")
         deployed = nodeready("deploy", where, "--yes")
         assert " 0 failed, 0 unreachable" in deployed.stdout, deployed.stdout + deployed.stderr
@@ -45,13 +56,20 @@ def cluster(lab_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture
-def good(cluster: Lab) -> Iterator[LabNode]:
-    """The node, and afterwards as it was."""
-    (node,) = cluster.nodes
-    told(node, "reset")
-    yield node
-    node.run("sysctl -qw kernel.yama.ptrace_scope=0; rm -f /run/logged")
-    told(node, "reset")
+def all_good(cluster: Lab) -> Iterator[list[LabNode]]:
+    """The nodes, and afterwards as they were."""
+    for node in cluster.nodes:
+        told(node, "reset")
+    yield cluster.nodes
+    for node in cluster.nodes:
+        node.run("sysctl -qw kernel.yama.ptrace_scope=0; rm -f /run/logged /run/nodeready/held")
+        told(node, "reset")
+
+
+@pytest.fixture
+def good(all_good: list[LabNode]) -> LabNode:
+    """One of the nodes; the others stay as they are."""
+    return all_good[0]
 
 
 def slurm(lab: Lab, *words: str) -> str:
@@ -113,8 +131,7 @@ def test_a_node_that_fails_is_drained_before_the_job_lands_and_comes_back(good):
     good.run(f"rm -f {probe.VERDICT}")
     breaks(good)
     number = job(good, "echo landed")
-    wait_for(lambda: reason(good))
-    assert is_drained(good)
+    wait_for(lambda: is_drained(good))
     assert good.run(f"cat /tmp/job-{number}.out", check=False).stdout.count("landed") == 0
     line = "prolog: nodeready: no-go: hides cause, deploy: ptrace.scope"
     assert line in good.run("cat /run/logged").stdout
@@ -134,6 +151,62 @@ def test_a_node_that_fails_is_drained_before_the_job_lands_and_comes_back(good):
     good.write("/run/repaired", "")
     healthcheck(good)
     assert ran(good, number) == "removed '/run/repaired'\n"
+
+
+def at_once(work: Callable[[LabNode], T], nodes: list[LabNode]) -> list[T]:
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        return list(pool.map(work, nodes))
+
+
+def prolog_status(node: LabNode) -> int:
+    node.run(f"rm -f {probe.VERDICT}")
+    return node.run(f"env -i SLURMD_NODENAME={node.name} {probe.PROLOG}", check=False).returncode
+
+
+def test_of_nodes_that_all_fail_the_share_is_drained_and_the_rest_say_so(all_good, where):
+    """In the log, the metrics and the audit, by the prolog and by the health check."""
+    full = "1 of 3 nodes of batch are drained by nodeready, and gate_drain_max is 1"
+    for node in all_good:
+        breaks(node)
+    # Prologs of a job on all nodes: only that of the drained node keeps the job away.
+    statuses = at_once(prolog_status, all_good)
+    drained = [node for node in all_good if is_drained(node)]
+    assert [node for node, status in zip(all_good, statuses, strict=True) if status] == drained
+    assert len(drained) == 1
+    serving = [node for node in all_good if node not in drained]
+    assert [reason(node) for node in serving] == ["", ""]
+    at_once(healthcheck, all_good)
+    assert [is_drained(node) for node in all_good] == [node in drained for node in all_good]
+    for node in serving:
+        log = node.run("cat /run/logged").stdout
+        assert f"prolog: the job starts: nodeready: held: not drained: {full}" in log
+        held = f"gate.drain: not ready, and not drained: {full}"
+        assert f"health check: exit status 1: nodeready: no-go: loses job, inspect: {held}" in log
+        metrics = node.read("/var/lib/prometheus/node-exporter/nodeready.prom")
+        assert 'check="gate.drain",status="fail",severity="loses_job"' in metrics
+        # Its jobs start.
+        assert ran(node, job(node)) == f"{node.name}\n"
+    audit = nodeready("audit", where, "--format", "json", "--only", "gate.drain")
+    assert audit.returncode == 3, audit.stderr
+    results = {
+        report["name"]: report["results"][0] for report in json.loads(audit.stdout)["nodes"]
+    }
+    assert {name for name, result in results.items() if result["status"] == "fail"} == {
+        node.name for node in serving
+    }
+    assert results[serving[0].name]["actual"] == f"not ready, and not drained: {full}"
+    # The drained node comes back, and one of the others takes its place.
+    at_once(repaired, drained)
+    at_once(healthcheck, drained)
+    assert [reason(node) for node in all_good] == ["", "", ""]
+    time.sleep(1)
+    at_once(healthcheck, serving)
+    assert sorted(is_drained(node) for node in serving) == [False, True]
+    # The policy is right again for all.
+    at_once(repaired, serving)
+    at_once(healthcheck, serving)
+    assert [reason(node) for node in all_good] == ["", "", ""]
+    assert nodeready("audit", where, "--only", "gate.drain").returncode == 0
 
 
 PLACE = "/var/lib/nodeready/incidents"

@@ -21,14 +21,14 @@ from nodeready.subjects.gate.facts import (
     Gate,
 )
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, warn
-from nodeready.subjects.severity import drifts
+from nodeready.subjects.severity import drifts, loses_job
 
 OFF = "gate is False"
 #: The reason on a node that judges itself: its own check runs, so it works well enough for a job.
 _ALONE = "only the control machine knows what it should be"
 _NO_PYTHON = "no Python for it: see gate.python"
 #: Seconds after the end of its budget at which our prolog is killed.
-GRACE_S = 4
+GRACE_S = 7
 
 
 def required_programs(observed: Gate) -> dict[str, str]:
@@ -288,10 +288,38 @@ def verdict(observed: Gate, policy: Policy) -> Result:
     return warn(check, expected, actual, "", fix)
 
 
+_FIX_HELD = (
+    "compare the policy with the nodes that fail; correct it and deploy, or repair the nodes, or "
+    "raise gate_drain_max"
+)
+
+
+@check(
+    "gate.drain",
+    loses_job("inspect", "configure"),
+    settings=("gate", "gate_drain", "gate_drain_max"),
+    fix=(_FIX_HELD,),
+)
+def drain(observed: Gate, policy: Policy) -> Result:
+    """A node that is not ready is drained, and not kept in service by gate_drain_max.
+
+    When many nodes fail at once, the policy is often wrong, and not the nodes. So nodeready drains
+    at most gate_drain_max nodes of a partition; further nodes stay in service and get jobs. A node
+    also stays in service if Slurm does not answer.
+    """
+    check = "gate.drain"
+    if not (policy.gate and policy.gate_drain):
+        return na(check, "gate_drain is False" if policy.gate else OFF)
+    expected = f"drained when not ready, at most {policy.gate_drain_max} of a partition"
+    if observed.held:
+        return fail(check, expected, f"not ready, and not drained: {observed.held}", "", _FIX_HELD)
+    return ok(check, expected)
+
+
 SUBJECT = Subject(
     "gate",
     __doc__,
-    checks=(leftover, python, bundle, policy, timer, slurm_scripts, slurm_conf, verdict),
+    checks=(leftover, python, bundle, policy, timer, slurm_scripts, slurm_conf, verdict, drain),
     probe=PROBE,
     # Without the bundle, which is no text.
     files=(
@@ -304,7 +332,7 @@ SUBJECT = Subject(
     # The control machine judges whether the node's own check is installed rightly.
     judged_on_node=False,
     kinds=FactKinds(
-        volatile="age_s since_s",
+        volatile="age_s since_s held",
         versions="digests python old magic note",
         # Each node has its own copy of its own policy.
         unique="digests",

@@ -37,6 +37,14 @@ WANTED = "/etc/systemd/system/timers.target.wants/nodeready.timer"
 CRON = "/etc/cron.d/nodeready"
 #: The verdict of `record`; /run is empty after a boot, and a verdict holds for one boot.
 VERDICT = "/run/nodeready/verdict.json"
+#: Why the node stays in service although it is not ready, on one line: a `Hold`.
+HELD = "/run/nodeready/held"
+#: The first word of nodeready's drain reasons. A drain with another reason is never changed or
+#: ended.
+PREFIX = "nodeready:"
+#: The beginning of the reason of a drain that a second look has not confirmed
+#: (healthcheck/drain.py).
+PENDING = f"{PREFIX} (pending) "
 
 #: In the order in which they are removed: first the files that start the check.
 FILES = (
@@ -88,6 +96,7 @@ _WITH_GATE = rf"""{PYTHONS_SCRIPT}
         stat -Lc 'file=%Y %u %a %n' -- {" ".join(ROOTS)} {VERDICT} 2>/dev/null
     fi
     if [ -f {NOTE} ] && read -r nr_note <{NOTE}; then printf 'note=%s\n' "$nr_note"; fi
+    if [ -f {HELD} ] && read -r nr_held <{HELD}; then printf 'held=%s\n' "$nr_held"; fi
 """
 
 
@@ -96,6 +105,46 @@ def _script(policy: Policy) -> str:
         return f"{_LOOK}{_WITH_GATE}{_SLURM_CONF}:\n"
     # Of an earlier policy's files, a program that slurm.conf names must stay.
     return f"{_LOOK}if [ -e {PROLOG} ] || [ -e {HEALTH_CHECK} ]; then\n:\n{_SLURM_CONF}fi\n:\n"
+
+
+#: Maximum questions about all nodes, per second, of the nodes that gate_drain_max holds: an answer
+#: about 10,000 nodes has 10 MB.
+_LOOKS_PER_S = 4
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A node that is not ready, and that the gate did not drain.
+
+    time_s:        when Slurm was asked, in whole seconds since 1970
+    nodes:         the nodes of the partition that has its share; 0: Slurm could not be asked
+    policy_digest: of the policy by which the node is not ready
+    reason:        why it was not drained, one line
+    """
+
+    time_s: int
+    nodes: int
+    policy_digest: str
+    reason: str
+
+    def line(self) -> str:
+        return f"{self.time_s} {self.nodes} {self.policy_digest} {self.reason}\n"
+
+    @classmethod
+    def parse(cls, line: str) -> Hold | None:
+        """The hold on this line; None: it is none."""
+        match = re.fullmatch(r"(\d{1,11}) (\d{1,6}) ([0-9a-f]+) (.+)", line.strip())
+        return cls(int(match[1]), int(match[2]), match[3], match[4]) if match else None
+
+    def is_valid(self, now_s: float, policy_digest: str, trusted_s: float) -> bool:
+        """Whether Slurm need not be asked again: all nodes of the partition together ask for it at
+        most `_LOOKS_PER_S` times a second.
+
+        trusted_s: minimum seconds for which it is valid
+        """
+        limit_s = max(trusted_s, self.nodes / _LOOKS_PER_S)
+        is_same = bool(self.nodes) and self.policy_digest == policy_digest
+        return is_same and 0 <= now_s - self.time_s < limit_s
 
 
 @dataclass(frozen=True)
@@ -140,6 +189,7 @@ class Gate:
     exposed:    files that root runs and other users can write
     age_s:      seconds since the last verdict; None: no verdict yet
     since_s:    seconds since the bundle was installed; None: it is not installed
+    held:       why the gate did not drain the node though it is not ready, or ""
     """
 
     JSON_KEYS: ClassVar = {"existing": "there"}
@@ -158,6 +208,7 @@ class Gate:
     exposed: tuple[str, ...] = ()
     age_s: int | None = None
     since_s: int | None = None
+    held: str = ""
 
 
 def _slurm_conf(path: str, lines: Iterable[Line]) -> SlurmConf:
@@ -224,6 +275,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
     if policy.gate and not now_s:
         raise ProbeError("date +%s printed no time", text)
     conf = values.get("slurm", "")
+    hold = Hold.parse(values.get("held", ""))
     return Gate(
         existing=tuple(path for path in FILES if path in existing),
         digests=digests if policy.gate else None,
@@ -239,6 +291,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
         exposed=tuple(exposed),
         age_s=max(0, now_s - written[VERDICT]) if VERDICT in written else None,
         since_s=max(0, now_s - written[BUNDLE]) if BUNDLE in written else None,
+        held=hold.reason if hold else "",
     )
 
 

@@ -31,7 +31,7 @@ from nodeready.subjects.templates import render
 #: (healthcheck/here.py) and that of a file server (audit/verdict.py).
 RECORD_S = 85
 #: Seconds of the health check for Slurm's commands.
-SLURM_S = 10
+SLURM_S = 20
 #: Slurm ends a health check after 60 s, also with a longer HealthCheckTimeout in newer versions.
 MOST_S = 58
 
@@ -69,7 +69,7 @@ def contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
 
 
 def _values(policy: Policy) -> dict[str, Any]:
-    limit_s = policy.gate_budget_s + 2
+    limit_s = policy.gate_budget_s + 5
     return {
         "pythons": " ".join(PYTHONS),
         "oldest": str(OLDEST),

@@ -42,12 +42,20 @@ def test_a_drain_of_somebody_else_is_never_touched(why):
 
 def test_the_output_of_scontrol_is_read_by_its_lines():
     for text, node in (
-        (shown("IDLE+DRAIN", "a [b] c"), SlurmNode(("IDLE", "DRAIN"), "a [b] c")),
-        (shown("IDLE").replace("Weight", "Reason=nodeready: no Weight"), SlurmNode(("IDLE",), "")),
+        (
+            shown("IDLE+DRAIN", "a [b] c").replace("batch", "batch,long "),
+            SlurmNode(
+                *(("IDLE", "DRAIN"), "a [b] c", "2026-11-21T01:00:00", "n1", ("batch", "long"))
+            ),
+        ),
+        (
+            shown("IDLE").replace("Weight", "Reason=nodeready: no Weight"),
+            SlurmNode(("IDLE",), "", "", "n1", ("batch",)),
+        ),
         ("   State=DOWN\n   Reason=no time\n", SlurmNode(("DOWN",), "no time")),
         (
             "   State=IDLE\n   Reason=x [u@t]\n   Comment=Reason=y [u@t]\n",
-            SlurmNode(("IDLE",), "x"),
+            SlurmNode(("IDLE",), "x", "t"),
         ),
     ):
         assert parse(text) == node
@@ -92,8 +100,8 @@ def test_a_slurm_that_does_not_answer_is_one_line(tmp_path, monkeypatch, script,
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(drain, "SCONTROL_S", limit_s)
     with pytest.raises(DrainError) as error:
-        drain.drain_or_undrain(["ptrace.scope: 1"], False, time.monotonic() + 60)
+        drain.drain_or_undrain(["ptrace.scope: 1"], False, "10%", time.monotonic() + 60)
     assert words in str(error.value)
     assert str(error.value).isprintable()
     with pytest.raises(DrainError, match="no time left"):
-        drain.drain_or_undrain([], True, time.monotonic())
+        drain.drain_or_undrain([], True, "10%", time.monotonic())

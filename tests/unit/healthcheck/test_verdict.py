@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import syslog
 from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,8 @@ from nodeready.healthcheck import drain, gate, here
 from nodeready.healthcheck.drain import DrainError
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError
+from nodeready.subjects.gate import facts
+from nodeready.subjects.gate.facts import Hold
 from nodeready.subjects.result import fail, unknown
 from tests.builders.fleets import MEMLOCK, RCMD, SCOPE, audit, node, rated
 from tests.cases import cases
@@ -79,35 +82,128 @@ def test_a_text_that_is_no_verdict_is_none():
         assert gate.parse(text) is None
 
 
-def test_the_commands_keep_the_verdict_and_report_it(monkeypatch, capsys):
-    def drain_or_undrain(reasons, is_ready, until, before):
-        raise DrainError(f"{reasons[0]}: no controller, {is_ready}")
+@pytest.fixture
+def slurm(monkeypatch, tmp_path) -> Iterator[list[DrainError | str]]:
+    """What Slurm makes of each drain or undrain to come; the node has no verdict yet."""
+    answers: list[DrainError | str] = []
 
+    def drain_or_undrain(reasons, is_ready, maximum, until, before):
+        # What keeps the node in service is no reason to drain it.
+        assert not any("gate.drain" in reason for reason in reasons)
+        answer = answers.pop(0)
+        if isinstance(answer, DrainError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(drain, "drain_or_undrain", drain_or_undrain)
+    monkeypatch.setattr(drain, "HELD", str(tmp_path / "run/held"))
+    monkeypatch.setattr(syslog, "syslog", lambda *words: None)
+    monkeypatch.setattr(gate, "read", lambda *given: None)
+    yield answers
+    assert answers == []
+
+
+DRAINS = Policy(gate=True, gate_textfile="", gate_drain=True)
+NO_GO = "nodeready: no-go: hides cause, deploy: ptrace.scope: 1\n"
+SILENT, FULL = DrainError("no controller"), DrainError("20 of 200 nodes", 200)
+
+
+def test_the_commands_keep_the_verdict_and_report_it(monkeypatch, capsys, slurm):
     written: list[NodeVerdict] = []
-    policy = Policy(gate=True, gate_textfile="", gate_drain=True)
     monkeypatch.setattr(here, "audit", lambda *given: audit(node("n1", SCOPE)))
     monkeypatch.setattr(gate, "write", written.append)
-    monkeypatch.setattr(gate, "read", lambda *given: None)
-    monkeypatch.setattr(drain, "drain_or_undrain", drain_or_undrain)
-    monkeypatch.setattr(syslog, "syslog", lambda *words: None)
-    (line,) = [
-        f"nodeready: no-go: hides cause, deploy: {reason}\n"
-        for reason in gate.node_verdict(here.audit(), policy).reasons
-    ]
-    for command, code, err in (
-        (gate.record, 3, ""),
-        (gate.healthcheck, 1, "no controller, False"),
-        (gate.prolog, 3, "no controller, False"),
+    for command, answers, code, line in (
+        (gate.record, [], 3, NO_GO),
+        (gate.healthcheck, ["n1 state=drain"], 3, NO_GO),
+        (gate.prolog, ["n1 state=drain"], 3, NO_GO),
     ):
-        assert command(policy, Namespace()) == code
-        shown = capsys.readouterr()
-        assert shown.out == line
-        assert err in shown.err
-        assert bool(err) == bool(shown.err)
-    assert [(verdict.go, verdict.node) for verdict in written] == [(False, "n1")] * 2
+        slurm += answers
+        assert command(DRAINS, Namespace()) == code
+        assert capsys.readouterr() == (line, "")
+    assert {(verdict.go, verdict.node) for verdict in written} == {(False, "n1")}
     monkeypatch.setattr(gate, "read", lambda *given: GOOD)
-    assert gate.prolog(policy, Namespace()) == 0
+    assert gate.prolog(DRAINS, Namespace()) == 0
     assert capsys.readouterr() == ("nodeready: go\n", "")
+
+
+@pytest.mark.parametrize("held", [SILENT, FULL], ids=str)
+def test_a_node_that_is_kept_in_service_says_so_everywhere(
+    monkeypatch, capsys, tmp_path, slurm, held
+):
+    """In the log, the prolog's answer, the verdict, the metrics, until it is ready or drained."""
+    metrics, logged = tmp_path / "nodeready.prom", []
+    policy = replace(DRAINS, gate_textfile=str(metrics))
+    results = [SCOPE]
+    monkeypatch.setattr(here, "audit", lambda *given: audit(node("n1", *results)))
+    monkeypatch.setattr(gate, "PATH", str(tmp_path / "run/verdict.json"))
+    monkeypatch.setattr(gate.write, "__defaults__", (gate.PATH,))
+    monkeypatch.setattr(syslog, "syslog", lambda level, text: logged.append((level, text)))
+
+    def is_shown() -> bool:
+        verdict = gate.parse((tmp_path / "run/verdict.json").read_bytes())
+        assert verdict is not None
+        rows = {row["check"]: row for row in verdict.results}
+        assert ("gate.drain" in rows) is ('check="gate.drain"' in metrics.read_text())
+        assert "gate.drain" in {*rows, *verdict.ok}
+        return "gate.drain" in rows and f"not drained: {held}" in rows["gate.drain"]["actual"]
+
+    slurm.append(held)
+    assert gate.healthcheck(policy, Namespace()) == 1
+    assert f"not drained: {held}" in capsys.readouterr().err
+    words = "not ready: hides cause, deploy: ptrace.scope: 1"
+    assert logged == [(syslog.LOG_ERR, f"nodeready: not drained: {held}; {words}")]
+    assert is_shown()
+    assert gate.record(policy, Namespace()) == 3
+    assert is_shown()
+    # The prolog trusts that the share is filled, and asks again where Slurm did not answer. With
+    # another policy it asks in any case.
+    if held is SILENT:
+        slurm.append(held)
+    assert gate.prolog(policy, Namespace()) == 3
+    slurm.append(FULL)
+    other = replace(policy, gate_interval_s=99)
+    capsys.readouterr()
+    assert gate.prolog(other, Namespace()) == 3
+    assert capsys.readouterr().out == "nodeready: held: not drained: 20 of 200 nodes\n"
+    # It is drained, or ready. So few nodes may ask Slurm again at once.
+    monkeypatch.setattr(facts, "_LOOKS_PER_S", 1e9)
+    slurm += [held, "n1 state=drain"]
+    gate.healthcheck(policy, Namespace())
+    assert is_shown()
+    gate.healthcheck(policy, Namespace())
+    assert not is_shown()
+    slurm.append(held)
+    gate.healthcheck(policy, Namespace())
+    assert is_shown()
+    results.clear()
+    results.append(MEMLOCK)
+    assert gate.record(policy, Namespace()) == 0
+    assert not is_shown()
+
+
+HOLD = Hold(1000, 4000, "abc", "20 of 4000 nodes")
+
+
+@pytest.mark.parametrize(("hold", "now_s", "trusted_s", "is_valid"), [
+    # 4,000 nodes ask four times a second: each one every 1,000 s.
+    (HOLD, 1999.9, 0, True),
+    (HOLD, 2000, 0, False),
+    (HOLD, 2000, 1001, True),
+    (replace(HOLD, nodes=8), 1003, 0, False),
+    (replace(HOLD, nodes=8), 1003, 900, True),
+    # Slurm did not answer; another policy; the clock was set back.
+    (replace(HOLD, nodes=0), 1000, 900, False),
+    (replace(HOLD, policy_digest="abd"), 1000, 900, False),
+    (HOLD, 999, 900, False),
+])  # fmt: skip
+def test_how_long_a_filled_share_is_believed(hold, now_s, trusted_s, is_valid):
+    assert Hold.parse(hold.line()) == hold
+    assert hold.is_valid(now_s, "abc", trusted_s) is is_valid
+
+
+def test_a_line_that_is_no_hold_is_none():
+    for line in ("", "\n", "1 2 abc", "x 2 abc y", "1 2 xyz y", HOLD.line().replace(" ", "\n")):
+        assert Hold.parse(line) is None, line
 
 
 def test_the_options_of_the_nodes_own_ready_go_before_its_policy():

@@ -32,6 +32,7 @@ def test_drains_are_read_with_any_reason():
     """Recorded with Slurm 22.05: ``sacctmgr list event format=NodeName,Start,State,Reason``."""
     text = (
         "|2026-11-26T18:29:31||Cluster Registered TRES\n"
+        "vm|2026-11-26T18:29:50|DRAIN|nodeready: (pending) loses job, reset GPU: gpus.ecc|x\n"
         "vm|2026-11-26T18:29:52|DRAIN|nodeready: loses job, reset GPU: gpus.ecc|errors x\n"
         "vm|2026-11-26T18:29:56|MAINT|the first Tuesday\n"
     )

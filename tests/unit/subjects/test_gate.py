@@ -30,6 +30,7 @@ ON, OFF = Policy(gate=True), Policy()
 FLEET = FleetFacts(gate_files=gate_files.digests(ON, bundle.program))
 #: "alone": a node that judges itself does not know what its files should be.
 POLICIES = {"on": (ON, FLEET), "alone": (ON, ALONE), "off": (OFF, ALONE)}
+POLICIES["drains"] = (replace(ON, gate_drain=True), FLEET)
 CONTENTS = gate_files.contents(ON, bundle.program)
 DIGESTS = dict(FLEET.gate_files or ())
 STEPS = (steps.leftover, steps.program, steps.timer, steps.slurm)
@@ -231,6 +232,8 @@ def test_a_note_and_a_time_are_what_they_should_be_or_nothing():
     assert parse(f"note={A} {B} a70d0d0a").note == (A, B, "a70d0d0a")
     for text in (f"{A} {B}", f"{A} {B} a70d0d0a x", "", f"{A} /etc/shadow a70d0d0a"):
         assert parse(f"note={text}").note is None
+    assert parse("held=1900 3 abc 1 of 3 nodes").held == "1 of 3 nodes"
+    assert parse("held=soon 3 abc 1 of 3 nodes").held == ""
     for line, now in (("file=soon 0 644 /run/nodeready/verdict.json", "2000"), ("", "")):
         with pytest.raises(ProbeError):
             parse(line, now=now)
