@@ -58,7 +58,7 @@ class ConnectionOptions(TypedDict, total=False):
 
     limit:           only these nodes: ``gpu[001-004]``, a group, a glob, ``@last-failed``
     sudo:            become root with sudo on the nodes
-    trust_inventory: as root, run inventories and group_data that others can write
+    trust_inventory: run inventories and group_data that other users can write
     ssh_user:        log in as this user
     ssh_key:         log in with this key
     """

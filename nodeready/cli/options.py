@@ -349,7 +349,7 @@ srun_job_option = option("--job", metavar="ID", help="With --via srun: run insid
 trust_option = option(
     "--trust-inventory",
     is_flag=True,
-    help="As root, run inventories and group_data that others can write.",
+    help="Run inventories and group_data that other users can write.",
 )
 #: ``--notify URL``, for `notify`.
 notify_option = option(

@@ -91,7 +91,7 @@ def read(
 ) -> dict[str, int | None]:
     """`parse` of the file ``path``. Raises InventoryError, also when it cannot be read.
 
-    trusted: read it as root although others could have written it; see `nodeready.inventory.trust`
+    trusted: read it although others could have written it; see `nodeready.inventory.trust`
     remedy:  as for `trust.distrust`
     """
     reason = "" if trusted else trust.distrust(path, remedy=remedy)

@@ -12,7 +12,7 @@ import difflib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +97,14 @@ def load(
     data:       overrides the data of every host (``--data``, ``--ssh-user``)
     group_data: further folders of group data, after ``cwd``'s and the inventory file's own
     cwd:        where ``group_data`` is looked for; the current directory by default
-    trusted:    take files that others than root could have written, as root; see
-                `nodeready.inventory.trust`
+    trusted:    take files that other users could have written; see `nodeready.inventory.trust`
     Raises InventoryError, one line that says what to do, also when no node is left.
     """
     directory = Path(cwd) if cwd is not None else Path.cwd()
     places = [directory]
     path = _file(argument)
+    # Who names an inventory takes what its author has put beside it.
+    authors = set() if path is None else {path.stat().st_uid}
     if path is None:
         groups: dict[str, Group] = {"all": (list(_listed(argument)), {})}
     else:
@@ -113,9 +114,9 @@ def load(
     inventory = _make(groups, argument, dict(data or {}))
     folders = [place / "group_data" for place in places]
     inventory.file = "" if path is None else str(path.resolve())
-    _add_group_data(inventory, [*folders, *map(Path, group_data)], trusted)
+    _add_group_data(inventory, [*folders, *map(Path, group_data)], trusted, authors)
     _refuse_unused(inventory, path)
-    checks, problems = site_checks.read([place / FOLDER for place in places], trusted)
+    checks, problems = site_checks.read([place / FOLDER for place in places], trusted, authors)
     inventory.site_checks = checks
     inventory.check_problems = [*problems, *_check_problems(inventory, path)]
     for file in _ssh_files(inventory):
@@ -227,10 +228,12 @@ def _make(groups: dict[str, Group], argument: str, override: dict[str, Any]) -> 
     return inventory
 
 
-def _add_group_data(inventory: NodeInventory, folders: Iterable[Path], trusted: bool) -> None:
+def _add_group_data(
+    inventory: NodeInventory, folders: Iterable[Path], trusted: bool, authors: Collection[int]
+) -> None:
     """Add the folders' group data; a later folder wins, and files win over the inventory."""
     with ctx_inventory.use(inventory):
-        items = [item for folder in folders for item in group_data(folder, trusted)]
+        items = [item for folder in folders for item in group_data(folder, trusted, authors)]
     for group, file, settings in items:
         target = inventory.data if group == "all" else inventory.group_data[group]
         target.update(settings)
