@@ -23,7 +23,14 @@ from pyinfra.context import ctx_inventory
 from nodeready.inventory import hostfile, site_checks
 from nodeready.inventory.connectors import is_connector
 from nodeready.inventory.limit import group_members, sanitised
-from nodeready.inventory.nodeset import NodeSetError, expand_one, host_name, split, unique
+from nodeready.inventory.nodeset import (
+    NodeSetError,
+    expand_one,
+    host_name,
+    split,
+    too_many,
+    unique,
+)
 from nodeready.inventory.python_files import Group, group_data, read_groups, refuse_strangers
 from nodeready.inventory.ssh_config_lines import ssh_lines
 from nodeready.policy.site_checks import FOLDER, SiteCheck
@@ -175,13 +182,19 @@ def _similar_file(part: str) -> str:
 def _listed(argument: str) -> list[str]:
     """The nodes of a comma list, in the order in which they are written."""
     try:
-        return unique(
-            name
-            for part in split(argument)
-            for name in ([part] if is_connector(part) else group_members(part))
-        )
+        names: dict[str, None] = {}
+        for part in split(argument):
+            names |= dict.fromkeys([part] if is_connector(part) else group_members(part))
+            _refuse_many(names, argument)
+        return list(names)
     except NodeSetError as error:
         raise InventoryError(f"{error}; {_USAGE}") from None
+
+
+def _refuse_many(names: Collection[Any], argument: str) -> None:
+    """Raises InventoryError for more nodes than an inventory may have."""
+    if reason := too_many(len(names), f"inventory {sanitised(argument)}"):
+        raise InventoryError(reason)
 
 
 def _from_file(path: Path, trusted: bool) -> dict[str, Group]:
@@ -215,6 +228,7 @@ def _make(groups: dict[str, Group], argument: str, override: dict[str, Any]) -> 
         host_data = host[1] if isinstance(host, tuple) else {}
         every.setdefault(_name(host), {}).update(host_data)
     shown = sanitised(argument)
+    _refuse_many(every, argument)
     try:
         names_data = (list(every.items()), every_data)
         inventory = NodeInventory(names_data, override, **groups)  # type: ignore[no-untyped-call]
@@ -223,6 +237,8 @@ def _make(groups: dict[str, Group], argument: str, override: dict[str, Any]) -> 
     except (PyinfraError, NodeSetError, OSError, TypeError) as error:
         text = " ".join(str(error).split())
         raise InventoryError(f"inventory {shown}: {sanitised(text)}") from None
+    # A connector is one word for many nodes.
+    _refuse_many(inventory.hosts, argument)
     if not len(inventory):
         raise InventoryError(f"inventory {shown or repr('')} names no node: {_USAGE}")
     return inventory
