@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyinfra import logger
 from pyinfra.api import Host, Inventory, State, deploy
 from pyinfra.api.connect import connect_all
 from pyinfra.api.exceptions import PyinfraError
@@ -20,8 +21,11 @@ from nodeready.deploy import pyinfra
 from nodeready.operations import STEPS, core_dumps, gate, ptrace
 from nodeready.policy import Policy
 from nodeready.subjects import probe_script, snapshot
+from nodeready.subjects.context import Judged
 from nodeready.subjects.probe_answer import parse_answer
-from nodeready.subjects.registry import CHANGED
+from nodeready.subjects.registry import CHANGED, SUBJECTS
+from nodeready.subjects.result import fail, ok
+from nodeready.subjects.snapshot import Snapshot
 from tests import declared
 from tests.helpers import here
 from tests.paths import ROOT
@@ -137,6 +141,31 @@ def test_an_operation_is_for_pyinfra_what_its_own_operations_are():
 
 def test_every_subject_with_operations_is_a_deploy():
     assert {name for name in CHANGED if not getattr(deploys, name).__doc__} == set()
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+def test_an_operation_warns_once_of_what_a_person_has_to_do(step, monkeypatch):
+    """Also of the checks of its subject that no operation repairs; pyinfra calls it twice."""
+    checks = SUBJECTS[step.subject].checks
+    by_hand = [check.id for check in checks if check.fixed_by in ("", step.name)]
+    other = [check.id for check in checks if check.id not in by_hand]
+    results = [
+        *(fail(check, "2", "1\x1b", "/etc/x:3", f"repair {check}") for check in by_hand),
+        *(fail(check, "2", "1", fix=f"repair {check}") for check in other),
+        *(ok(check) for check in by_hand),
+    ]
+    node = Judged("@local", Policy(), snapshot=Snapshot({step.subject: None}), results=(*results,))
+    monkeypatch.setattr(pyinfra, "judged", lambda host, call: node)
+    lines = []
+    monkeypatch.setattr(Host, "log", lambda host, text, log_func: lines.append((text, log_func)))
+    with on_this_machine({}):
+        for _ in range(2):
+            assert list(step._inner()) == []
+    shown = [
+        (f"fail {check}: 1\\x1b (want 2)  [/etc/x:3]; fix: repair {check}", logger.warning)
+        for check in by_hand
+    ]
+    assert lines == shown
 
 
 #: Every setting on which a probe of an operation's subject depends has another value than usual.
