@@ -13,6 +13,7 @@ in the subjects whose probes depend on the difference.
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
@@ -75,8 +76,10 @@ def call_settings(
     words: arguments without a name, of which it takes none
     Raises PyinfraError, in one line, for a wrong setting, also one of the inventory.
     """
+    place = ""
     try:
         _run(host)
+        place = _deploy_line(host.state)
         for word in words:
             raise PolicyError(
                 [f"{operation}: {value_text(word)} has no name: {_known(setting_names)}"]
@@ -91,7 +94,17 @@ def call_settings(
         )
     except PolicyError as error:
         # pyinfra prints its own exceptions as one line, any other as a traceback.
-        raise PyinfraError(str(error)) from None
+        raise PyinfraError(f"{place}{error}") from None
+
+
+def _deploy_line(state: State) -> str:
+    """``deploy.py:3: ``, the line of the deploy file that pyinfra runs; "": it runs none."""
+    frame = sys._getframe() if state.current_exec_filename else None
+    while frame is not None:
+        if frame.f_code.co_filename == state.current_exec_filename:
+            return f"{state.current_exec_filename}:{frame.f_lineno}: "
+        frame = frame.f_back
+    return ""
 
 
 def _checked(data: Mapping[str, Any], source: str) -> _Settings:

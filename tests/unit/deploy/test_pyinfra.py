@@ -123,6 +123,28 @@ def test_a_wrong_key_of_the_inventory_is_one_line_of_pyinfras_own_command(tmp_pa
     )
 
 
+#: The lines of a deploy.py -> the line with the wrong word, and the rest of the message.
+WRONG_LINES = [
+    (["from nodeready.operations import ptrace", "ptrace.scope(", "    ptrace_scop=1)"], 2,
+     "ptrace.scope: unknown setting ptrace_scop: did you mean ptrace_scope?"),
+    (["from pyinfra.api import deploy", "from nodeready.deploys import limits",
+      "@deploy('mine')", "def mine():", "    limits(limit_nofil=1)", "mine()"], 5,
+     "limits: unknown setting limit_nofil: did you mean limit_nofile?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "number", "message"), WRONG_LINES)
+def test_a_wrong_key_of_a_deploy_file_names_the_file_and_its_line(
+    lines, number, message, tmp_path
+):
+    (tmp_path / "deploy.py").write_text("\n".join(lines))
+    argv = [str(Path(sys.executable).with_name("pyinfra")), "-y", "@local", "deploy.py"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    shown = [line for line in done.stderr.splitlines() if "unknown setting" in line]
+    assert (done.returncode, len(shown)) == (1, 1), done.stderr
+    assert shown[0].endswith(f" deploy.py:{number}: {message}"), done.stderr
+
+
 def test_an_operation_takes_the_settings_that_its_actions_read():
     """tests/declared.py compares them whenever a test plans a step; these have no check's own."""
     assert ptrace.scope.settings == ("ptrace_scope",)
