@@ -28,11 +28,23 @@ if TYPE_CHECKING:
     from nodeready.deploy.document import Deploy
     from nodeready.triage.stacks.document import Stacks
 
-__all__ = ["ConnectionOptions", "Error", "Path", "Words", "audit", "deploy", "ready", "stacks"]
+__all__ = [
+    "ConnectionOptions",
+    "Error",
+    "Path",
+    "Span",
+    "Words",
+    "audit",
+    "deploy",
+    "ready",
+    "stacks",
+]
 
 #: One word with commas, or several words.
 Words = str | Iterable[str]
 Path = str | os.PathLike[str]
+#: Seconds, or a text such as "20s", "5m", "2h".
+Span = float | str
 #: Seconds for an interrupted command to end what it runs on the nodes.
 _END_S = 20.0
 
@@ -58,7 +70,7 @@ class ConnectionOptions(TypedDict, total=False):
 
     limit:           only these nodes: ``gpu[001-004]``, a group, a glob, ``@last-failed``
     sudo:            become root with sudo on the nodes
-    trust_inventory: as root, run inventories and group_data that others can write
+    trust_inventory: run inventories and group_data that other users can write
     ssh_user:        log in as this user
     ssh_key:         log in with this key
     """
@@ -90,7 +102,7 @@ def audit(
     *,
     only: Words | None = None,
     skip: Words | None = None,
-    timeout: int | None = None,
+    timeout: Span | None = None,
     recorded: str | None = None,
     token_file: Path | None = None,
     job: str | None = None,
@@ -99,7 +111,7 @@ def audit(
     """What differs from the policy on every node, as `nodeready audit`. Never writes to a node.
 
     only, skip: check ids, subjects, globs
-    timeout:    maximum seconds per node, after it is connected
+    timeout:    maximum time per node, after it is connected
     recorded:   source of the nodes' last gate verdicts; no node is contacted
     token_file: with recorded: file with the bearer token for Prometheus
     job:        with via="srun": run inside this Slurm job
@@ -113,7 +125,7 @@ def ready(
     inventory: Path | None = None,
     *,
     local: bool = False,
-    budget: int | None = None,
+    budget: Span | None = None,
     user: str | None = None,
     ports: str | None = None,
     gpus: int | None = None,
@@ -127,7 +139,7 @@ def ready(
     """Which nodes may get a job, with proofs, as `nodeready ready`.
 
     local:        this machine, without any connection, in place of an inventory
-    budget:       maximum seconds in all
+    budget:       maximum time in all
     user:         run the proofs as this user, who will run the job
     ports:        port range of the job: ``29500-29510``
     gpus:         GPUs that every node must have
@@ -173,8 +185,8 @@ def stacks(
     ras: bool = False,
     all_threads: bool = False,
     samples: int | None = None,
-    interval: float | None = None,
-    timeout: int | None = None,
+    interval: Span | None = None,
+    timeout: Span | None = None,
     output: Path | None = None,
     **transport: Unpack[TransportOptions],
 ) -> Stacks:
@@ -189,8 +201,8 @@ def stacks(
     dump:        have the ranks write PyTorch's flight recorder now
     ras:         ask NCCL's RAS port even in versions in which that crashed jobs
     all_threads: group by the stacks of all threads
-    samples, interval: samples per rank, and the seconds between them
-    timeout:     maximum seconds per node, after it is connected
+    samples, interval: samples per rank, and the time between them
+    timeout:     maximum time per node, after it is connected
     output:      directory that keeps the traces and every form of the result
     Raises Error.
     """

@@ -60,6 +60,29 @@ def span(seconds: float) -> str:
     return f"{total // 86400} days"
 
 
+_SPAN = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([smhdw]?)")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def parse_span(words: str) -> float:
+    """The seconds of a span of time: ``90``, ``0.5``, ``20s``, ``10m``, ``2h``, ``3d``, ``1w``.
+
+    Raises ValueError with the forms.
+    """
+    match = _SPAN.fullmatch(words.strip())
+    if match is None:
+        raise ValueError(f"{words!a} is no span of time such as 20s, 5m, 2h or 3d")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def span_words(seconds: float) -> str:
+    """The seconds as an option takes them, in the largest unit that divides them: ``2h``."""
+    for unit in "dhm":
+        if seconds and seconds % _SECONDS[unit] == 0:
+            return f"{seconds // _SECONDS[unit]:g}{unit}"
+    return f"{seconds:g}s"
+
+
 def counted(number: int, noun: str, plural: str = "") -> str:
     """``1 node``, ``3 nodes``."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"

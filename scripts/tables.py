@@ -82,7 +82,7 @@ def variables() -> str:
     readers: dict[str, list[str]] = {}
     for words, command in leaves():
         for option in command.params:
-            if isinstance(option, Option):
+            if isinstance(option, Option) and not option.hidden:
                 readers.setdefault(option.variables[-1], []).append(f"`{words[0]}`")
     commands_of = sorted(readers.items())
     return markdown(("Variable", "Commands"), ((f"`{v}`", ", ".join(c)) for v, c in commands_of))

@@ -82,10 +82,12 @@ class Tool:
         self,
         *words: object,
         first: str = "",
+        prefix: Sequence[str] = (),
         env: dict[str, str] | None = None,
         **how: Any,
     ) -> subprocess.Popen[bytes]:
-        """first: code that runs before the command, in its process."""
+        """first: code that runs before the command, in its process.
+        prefix: words in front of the interpreter's, such as `setpriv ... --`."""
         argv = ["-c", _PATCH + first + _MAIN] if first else ["-m", "nodeready"]
         how = {
             "stdin": subprocess.DEVNULL,
@@ -95,7 +97,9 @@ class Tool:
             **how,
         }
         started = subprocess.Popen(
-            [sys.executable, *argv, *map(str, words)], env=self.environment(**(env or {})), **how
+            [*prefix, sys.executable, *argv, *map(str, words)],
+            env=self.environment(**(env or {})),
+            **how,
         )
         self.running.append(started)
         return started

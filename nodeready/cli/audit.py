@@ -17,6 +17,7 @@ from nodeready.cli.options import (
     option,
     report_options,
     skip_option,
+    span_option,
     srun_job_option,
     timeout_option,
     transport_options,
@@ -34,7 +35,7 @@ from nodeready.cli.options import (
     default="fail",
     help="Lowest status that exits with 3; 'warn' includes warnings and outliers.",
 )
-@timeout_option("Maximum seconds per node, after it is connected; with --recorded, for SOURCE.")
+@timeout_option("Maximum time per node, after it is connected; with --recorded, for SOURCE.")
 @option(
     "--recorded",
     metavar="SOURCE",
@@ -48,13 +49,13 @@ from nodeready.cli.options import (
     help="With --recorded: file with the bearer token for Prometheus.",
     general=False,
 )
-@option(
+@span_option(
     "--watch",
     "every",
-    type=click.FloatRange(1, 86400),
-    metavar="S",
+    minimum_s=1,
+    maximum_s=86400,
     general=False,
-    help="Repeat every S seconds until Ctrl-C, and print what changes.",
+    help="Repeat after this time until Ctrl-C, and print what changes.",
 )
 @notify_option
 @srun_job_option

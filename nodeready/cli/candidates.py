@@ -1,4 +1,4 @@
-"""The words that complete a command line. They are read from texts: nothing is imported or run.
+"""The words that complete a command line. They are read from texts and from the memory.
 
 Importing the subjects takes longer than a user waits after Tab; running an inventory to complete a
 word would run a stranger's file.
@@ -17,12 +17,15 @@ from click.shell_completion import CompletionItem
 import nodeready
 from nodeready.cli.default_inventory import default_inventory
 from nodeready.cli.last_failed import LAST_FAILED
+from nodeready.cli.options import Refused
 from nodeready.inventory import labs
+from nodeready.policy.site_checks import FOLDER
 
 #: Maximum bytes of an inventory that is read: one of 10,000 nodes has 200 kB.
 _MAX_BYTES = 1_000_000
 #: A name of a node, or a node set.
 _NODE = re.compile(r"[A-Za-z0-9][\w.,\[\]-]*")
+_SITE_CHECK = re.compile(r"""^\s*id\s*=\s*["']([a-z_0-9]+)["']""", re.M)
 _CHECK = re.compile(r'@check\(\s*"([a-z_0-9]+)\.([a-z_0-9]+)"')
 
 
@@ -34,18 +37,36 @@ def inventories(_: click.Context, incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(incomplete, type="file")]
 
 
-def checks(_: click.Context, incomplete: str) -> list[CompletionItem]:
-    """The checks and their subjects, after the last comma."""
-    return _listed(_check_words(), incomplete)
+def checks(context: click.Context, incomplete: str) -> list[CompletionItem]:
+    """The checks and their subjects, after the last comma, with those of the site."""
+    beside = Path(_inventory(context)).parent
+    folders = dict.fromkeys((Path(FOLDER), beside / FOLDER))
+    return _listed([*_check_words(), *_site_words(folders)], incomplete)
 
 
 def nodes(context: click.Context, incomplete: str) -> list[CompletionItem]:
     """The groups and nodes of the command's inventory, after the last comma."""
+    return _listed([LAST_FAILED, *_node_words(_inventory(context))], incomplete)
+
+
+def remembered(_: click.Context, incomplete: str) -> list[CompletionItem]:
+    """The nodes that the memory has."""
+    from nodeready.cli.kept_looks import open_memory
+
+    try:
+        with open_memory() as memory:
+            return _listed(memory.names(), incomplete)
+    except Refused:
+        return []
+
+
+def _inventory(context: click.Context) -> str:
+    """The command's inventory; "": it has none."""
     # click leaves the arguments unread where the last option has no value yet.
     inventory = context.params.get("inventory") or next(iter(context.args), None)
     if inventory is None and (default := default_inventory(context)):
         inventory, _ = default
-    return _listed([LAST_FAILED, *_node_words(inventory or "")], incomplete)
+    return inventory or ""
 
 
 def faults(_: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -73,6 +94,12 @@ def _check_words() -> list[str]:
     ]
     subjects = [file.parent.name for file in sorted(folder.glob("*/checks.py"))]
     return [*subjects, *map(".".join, pairs)]
+
+
+def _site_words(folders: Iterable[Path]) -> list[str]:
+    """The site's own checks in the files of these folders."""
+    files = [file for folder in folders for file in sorted(folder.glob("*.toml"))]
+    return [f"site.{name}" for file in files for name in _SITE_CHECK.findall(_text(file))]
 
 
 def _node_words(inventory: str) -> list[str]:

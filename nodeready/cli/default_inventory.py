@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import stat
 from typing import TYPE_CHECKING
 
 import click
 
 from nodeready.cli.options import Refused
+from nodeready.inventory.trust import distrust
+from nodeready.text import sanitise
 
 if TYPE_CHECKING:
     from nodeready.cli.targets import TargetOptions
@@ -26,7 +27,7 @@ def find_inventory(
     """INVENTORY; without one the default inventory, which is then printed; None: there is none.
 
     elsewhere: other words already name the nodes (``--local``, ``--from``)
-    Raises Refused for an inventory.py that another user may have put there.
+    Raises Refused for an inventory.py that another user could have written.
     """
     if inventory is not None or elsewhere:
         return inventory
@@ -35,7 +36,7 @@ def find_inventory(
         return None
     text, source = default
     if source == _HERE:
-        refuse_stranger(FILE, f"name it: ./{FILE}")
+        refuse_strangers(FILE, options)
     options.warn(f"inventory: {text} ({source})")
     return text
 
@@ -59,15 +60,9 @@ def require_inventory(inventory: str | None, options: TargetOptions) -> str:
     return word
 
 
-def refuse_stranger(path: str, remedy: str) -> None:
-    """Raises Refused unless the user or root alone could have put this here.
-
-    Nobody named it, and it runs with the user's rights. What root may run, `inventory.trust` says.
-    """
-    trusted = {0, os.geteuid()}
-    try:
-        entries = os.lstat(path), os.stat(path)
-    except OSError as error:
-        raise Refused(f"{path}: {error.strerror}") from None
-    if any(entry.st_uid not in trusted for entry in entries) or entries[1].st_mode & stat.S_IWOTH:
-        raise Refused(f"{path} of this directory may be another user's: to use it, {remedy}")
+def refuse_strangers(name: str, options: TargetOptions) -> None:
+    """Raises Refused for a file or directory of the current one, which nobody named, if another
+    user could have written it."""
+    reason = "" if options.trust_inventory else distrust(name, authors=())
+    if reason:
+        raise Refused(sanitise(reason))

@@ -118,7 +118,8 @@ def _declared(inventory: str | None) -> list[Policy]:
     # Imported only here, because it imports pyinfra.
     from nodeready.inventory.site_checks import read
 
-    checks, problems = read(folders)
+    authors = {Path(inventory).stat().st_uid} if inventory else ()
+    checks, problems = read(folders, authors=authors)
     if problems:
         raise Refused("\n".join(problems))
     return [Policy(site_checks=tuple(checks))]

@@ -6,6 +6,7 @@ import click
 
 from nodeready.cli.options import (
     Refused,
+    candidates_of,
     color_option,
     command,
     report_options,
@@ -15,7 +16,7 @@ from nodeready.policy.fields import closest_word
 
 
 @command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=candidates_of("remembered"))
 @since_option("what happened")
 @report_options("history")
 @color_option

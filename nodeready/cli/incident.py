@@ -159,7 +159,7 @@ JOB = option(
     "--job", metavar="ID", required=True, help="The job: of Slurm, torchrun, or ADDRESS:PORT."
 )
 USER = option("--user", metavar="NAME", help="Only ranks of this user.")
-TIMEOUT = timeout_option("Maximum seconds for the stacks of one node, after it is connected.")
+TIMEOUT = timeout_option("Maximum time for the stacks of one node, after it is connected.")
 
 
 @command()

@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 from click.types import StringParamType
 
 from nodeready.exit_codes import USAGE
+from nodeready.text import parse_span, span_words
 
 Callback = TypeVar("Callback", bound=Callable[..., Any])
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -130,9 +131,10 @@ class Option(click.Option):
 
     def get_help_extra(self, ctx: click.Context) -> Any:
         """What stands in brackets behind the help: the default, without the variables."""
-        return {
+        extra = {
             key: value for key, value in super().get_help_extra(ctx).items() if key != "envvars"
         }
+        return {**extra, "range": self.type.range} if isinstance(self.type, Span) else extra
 
     @property
     def _single(self) -> bool:
@@ -198,6 +200,51 @@ def format_option(
         # A word that no command knows is a mistake, which click reports.
         takes=lambda value: value in forms or value not in FORMS,
     )
+
+
+#: Maximum span of time: 100 years.
+MAX_SPAN_S = 100 * 366 * 86400
+
+
+class Span(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no argument
+    """A span of time within these seconds, as `text.parse_span` reads it; seconds without a unit.
+
+    is_whole: the value is an int
+    """
+
+    name = "span"
+
+    def __init__(self, minimum_s: float, maximum_s: float, *, is_whole: bool = False) -> None:
+        self.minimum_s, self.maximum_s, self.is_whole = minimum_s, maximum_s, is_whole
+        self.range = f"{span_words(minimum_s)} to {span_words(maximum_s)}"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            seconds = parse_span(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if not self.minimum_s <= seconds <= self.maximum_s:
+            self.fail(f"{value} is not in the range {self.range}", param, ctx)
+        if not self.is_whole:
+            return seconds
+        if seconds % 1:
+            self.fail(f"{value} is no whole number of seconds", param, ctx)
+        return int(seconds)
+
+
+def span_option(
+    *names: str,
+    help: str,
+    minimum_s: float,
+    maximum_s: float,
+    is_whole: bool = False,
+    **settings: Any,
+) -> Callable[[Callback], Callback]:
+    """An option that takes a span of time; see `Span`."""
+    kind = Span(minimum_s, maximum_s, is_whole=is_whole)
+    return option(*names, type=kind, metavar="TIME", help=help, **settings)
 
 
 def _is_directory(path: str) -> bool:
@@ -295,10 +342,12 @@ rank_pattern_option = option(
 
 
 def timeout_option(
-    help: str = "Maximum seconds per node, after it is connected.",
+    help: str = "Maximum time per node, after it is connected.",
 ) -> Callable[[Callback], Callback]:
-    """``--timeout S``, one minute by default."""
-    return option("--timeout", type=click.IntRange(1, 3600), default=60, metavar="S", help=help)
+    """``--timeout TIME``, one minute by default."""
+    return span_option(
+        "--timeout", minimum_s=1, maximum_s=3600, is_whole=True, default="60s", help=help
+    )
 
 
 def candidates_of(kind: str) -> Callable[..., Any]:
@@ -349,7 +398,7 @@ srun_job_option = option("--job", metavar="ID", help="With --via srun: run insid
 trust_option = option(
     "--trust-inventory",
     is_flag=True,
-    help="As root, run inventories and group_data that others can write.",
+    help="Run inventories and group_data that other users can write.",
 )
 #: ``--notify URL``, for `notify`.
 notify_option = option(

@@ -19,6 +19,7 @@ from nodeready.cli.options import (
     option,
     report_options,
     skip_option,
+    span_option,
     srun_job_option,
     transport_options,
 )
@@ -27,12 +28,13 @@ from nodeready.cli.options import (
 @command()
 @inventory_argument
 @local_option
-@option(
+@span_option(
     "--budget",
-    type=click.IntRange(1, 3600),
-    default=60,
-    metavar="S",
-    help="Maximum seconds in all.",
+    minimum_s=1,
+    maximum_s=3600,
+    is_whole=True,
+    default="60s",
+    help="Maximum time in all.",
 )
 @option("--user", metavar="NAME", help="Run the proofs as this user, who will run the job.")
 @option("--ports", metavar="FIRST-LAST", help="Port range of the job.")
@@ -43,14 +45,15 @@ from nodeready.cli.options import (
     metavar="N",
     help="Exit 0 when at least N nodes are ready; default: all nodes.",
 )
-@option(
+@span_option(
     "--wait",
     "wait_s",
-    type=click.IntRange(0, 7 * 86400),
+    minimum_s=0,
+    maximum_s=7 * 86400,
+    is_whole=True,
     default=0,
     show_default=False,
-    metavar="S",
-    help="Repeat until enough nodes are ready, for at most S seconds.",
+    help="Repeat until enough nodes are ready, for at most this time.",
 )
 @hostfile_options("ready")
 @option("--full-mesh", is_flag=True, help="Connect every pair of nodes, not a sample of them.")

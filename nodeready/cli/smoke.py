@@ -19,6 +19,7 @@ from nodeready.cli.options import (
     inventory_argument,
     option,
     report_options,
+    span_option,
     transport_options,
 )
 from nodeready.cli.outputs import read_outputs
@@ -122,13 +123,14 @@ def _good_slots(document: SmokeReport, declared_slots: dict[str, int]) -> dict[s
     metavar="N",
     help="Ranks per node without GPUs.",
 )
-@option(
+@span_option(
     "--budget",
-    type=click.IntRange(10, 86400),
-    default=300,
-    metavar="S",
+    minimum_s=10,
+    maximum_s=86400,
+    is_whole=True,
+    default="5m",
     general=False,
-    help="Maximum seconds in all.",
+    help="Maximum time in all.",
 )
 @option("--ports", metavar="FIRST-LAST", help="Port range of the ranks.")
 @option(

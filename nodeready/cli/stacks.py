@@ -21,6 +21,7 @@ from nodeready.cli.options import (
     local_option,
     option,
     output_directory,
+    span_option,
     timeout_option,
     transport_options,
 )
@@ -249,12 +250,12 @@ def _capture(nodes: Targets, config: StacksConfig, screen: Screen) -> Captured:
 )
 @option("--all-threads", is_flag=True, help="Group by the stacks of all threads.")
 @option("--samples", type=click.IntRange(1, 100), default=2, metavar="N", help="Samples per rank.")
-@option(
+@span_option(
     "--interval",
-    type=click.FloatRange(0.1, 60),
-    default=2.0,
-    metavar="S",
-    help="Seconds between two samples.",
+    minimum_s=0.1,
+    maximum_s=60,
+    default="2s",
+    help="Time between two samples.",
 )
 @timeout_option()
 @output_directory("Keep the traces and every form of the result.", general=False)

@@ -10,6 +10,7 @@ import click
 from nodeready.cli.conversations import converse, remember_errors
 from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.options import (
+    MAX_SPAN_S,
     Refused,
     candidates_of,
     command,
@@ -17,6 +18,7 @@ from nodeready.cli.options import (
     rank_pattern_option,
     report_options,
     since_option,
+    span_option,
     srun_job_option,
     transport_options,
 )
@@ -28,7 +30,6 @@ from nodeready.cli.values import (
     epoch_seconds,
     past,
     read_ranks,
-    span,
 )
 from nodeready.exit_codes import exit_code
 from nodeready.node.tail import TailConfig
@@ -37,14 +38,6 @@ from nodeready.reports.lines import node_set
 from nodeready.text import utc_now
 from nodeready.transport.base import Conversation, has_failed, new_nonce
 from nodeready.triage.logs import Fetched, Grouping, TailDocument, fetch_tail
-
-
-def _newer_s(text: str | None) -> int:
-    """The value of --newer in seconds, or 0. Raises Refused."""
-    try:
-        return span(text) if text is not None else 0
-    except ValueError as error:
-        raise Refused(f"--newer {text}: {error}") from None
 
 
 def _fetch(nodes: Targets, options: TargetOptions, config: TailConfig) -> TailDocument:
@@ -107,7 +100,13 @@ def _no_file_reason(tail: TailDocument) -> str:
 @option("--grep", metavar="REGEX", help="Only lines that match REGEX, and their number.")
 @option("--rank", metavar="RANKS", help="Only lines of these ranks: 3,5-7 or 0-504/8.")
 @rank_pattern_option
-@option("--newer", metavar="SPAN", help="Only files written in the last 90s, 10m, 2h, 3d.")
+@span_option(
+    *("--newer", "newer_s"),
+    minimum_s=1,
+    maximum_s=MAX_SPAN_S,
+    is_whole=True,
+    help="Only files written in the last 90s, 10m, 2h, 3d.",
+)
 @since_option("files written")
 @option(
     "--max-files",
@@ -127,7 +126,7 @@ def tail(
     grep: str | None,
     rank: str | None,
     rank_pattern: str | None,
-    newer: str | None,
+    newer_s: int | None,
     since: str | None,
     max_files: int,
     format: str,
@@ -172,7 +171,7 @@ def tail(
             checked_pattern(words[-1]),
             lines,
             checked_regex("--grep", grep),
-            _newer_s(newer),
+            newer_s or 0,
         ),
         since_s=past(since, epoch_seconds),
         max_files=max_files,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodeready.cli.default_inventory import refuse_stranger
+from nodeready.cli.default_inventory import refuse_strangers
 from nodeready.cli.interrupts import interrupt_on_signals
 from nodeready.cli.last_failed import LAST_FAILED, load_failed, save_failed
 from nodeready.cli.options import Refused
@@ -219,7 +219,7 @@ def local_policy(options: TargetOptions) -> Policy:
 
     directories = [name for name in ("group_data", FOLDER) if os.path.lexists(name)]
     for name in directories:
-        refuse_stranger(name, "name an INVENTORY: @local")
+        refuse_strangers(name, options)
     if directories:
         (policy,) = load_targets("@local", options)[2].values()
         return policy

@@ -8,25 +8,11 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from nodeready.cli.options import Refused
+from nodeready.cli.options import MAX_SPAN_S, Refused
+from nodeready.text import parse_span
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-#: Maximum span: 100 years.
-_MAX_SPAN_S = 100 * 366 * 86400
 #: Characters of a path on Linux (PATH_MAX).
 _PATH_MAX = 4096
-
-
-def span(words: str) -> int:
-    """The seconds of a span of time: ``90``, ``90s``, ``10m``, ``2h``, ``3d``, ``1w``.
-
-    Raises ValueError with the expected forms.
-    """
-    match = re.fullmatch(r"([0-9]{1,12})([smhdw]?)", words.strip())
-    seconds = int(match[1]) * _UNITS[match[2] or "s"] if match else 0
-    if not 0 < seconds <= _MAX_SPAN_S:
-        raise ValueError("must be a span of time, such as 90s, 10m, 2h, 3d or 1w")
-    return seconds
 
 
 def seconds_ago(words: str, present: datetime) -> float:
@@ -40,7 +26,10 @@ def seconds_ago(words: str, present: datetime) -> float:
     text = words.strip()
     try:
         if re.fullmatch(r"[0-9]+[smhdw]", text):
-            return span(text)
+            seconds = parse_span(text)
+            if not 0 < seconds <= MAX_SPAN_S:
+                raise ValueError
+            return seconds
         if re.fullmatch(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?", text):
             text = f"{present.date().isoformat()} {text:0>5}"
         # Before Python 3.11, fromisoformat does not know the Z.

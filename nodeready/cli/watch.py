@@ -25,6 +25,7 @@ from nodeready.cli.options import (
     local_option,
     option,
     output_directory,
+    span_option,
     transport_options,
 )
 from nodeready.cli.screen import Screen
@@ -202,19 +203,22 @@ class _Watcher:
 @JOB
 @USER
 @TIMEOUT
-@option(
-    "--every",
-    type=click.FloatRange(1, 3600),
-    default=60.0,
-    metavar="S",
-    help="Seconds between two samples.",
+@span_option(
+    "--interval",
+    minimum_s=1,
+    maximum_s=3600,
+    default="60s",
+    general=False,
+    help="Time between two samples.",
 )
-@option(
+# The name of --interval in earlier releases.
+@span_option("--every", minimum_s=1, maximum_s=3600, hidden=True, help="Time between two samples.")
+@span_option(
     "--confirm",
-    type=click.FloatRange(1, 86400),
-    default=180.0,
-    metavar="S",
-    help="Seconds without progress before an incident is taken.",
+    minimum_s=1,
+    maximum_s=86400,
+    default="3m",
+    help="Time without progress before an incident is taken.",
 )
 @option("--then", metavar="COMMAND", help="Command to run after an incident, once for each hang.")
 @option("--once", is_flag=True, help="End after the first incident, with exit status 3.")
@@ -227,7 +231,8 @@ def watch(
     job: str,
     user: str | None,
     timeout: int,
-    every: float,
+    interval: float,
+    every: float | None,
     confirm: float,
     then: str | None,
     once: bool,
@@ -277,7 +282,7 @@ def watch(
     )
     with nodes.transport:
         try:
-            return _watch_until_end(watcher, every, once)
+            return _watch_until_end(watcher, every or interval, once)
         except KeyboardInterrupt:
             return INTERRUPTED
 
@@ -291,7 +296,7 @@ def _ended(job: str) -> bool:
     return False
 
 
-def _watch_until_end(watcher: _Watcher, every: float, once: bool) -> int:
+def _watch_until_end(watcher: _Watcher, interval_s: float, once: bool) -> int:
     """Probe the job until it has ended, or --once ends it. Returns the exit code."""
     is_first = True
     while True:
@@ -322,7 +327,7 @@ def _watch_until_end(watcher: _Watcher, every: float, once: bool) -> int:
                 return INTERRUPTED
             if once and watcher.hangs:
                 return exit_code(failed=watcher.failed, check=True)
-        time.sleep(max(0.0, every - (time.monotonic() - began)))
+        time.sleep(max(0.0, interval_s - (time.monotonic() - began)))
 
 
 def _refuse_missing_job(watcher: _Watcher, snapshot: JobSnapshot) -> None:

@@ -13,6 +13,7 @@ in the subjects whose probes depend on the difference.
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
@@ -32,7 +33,9 @@ from nodeready.policy.fields import closest_word, value_text
 from nodeready.policy.policy import PolicyError, key_text
 from nodeready.subjects.context import FleetContext, Judged
 from nodeready.subjects.registry import CHANGED
+from nodeready.subjects.result import Result, fix_text, result_text
 from nodeready.subjects.snapshot import Snapshot, differently_probed
+from nodeready.text import sanitise
 from nodeready.transport.base import Conversation, Key, collect, node_of
 from nodeready.transport.fleet_context import addresses_of_replies, fleet_context
 from nodeready.transport.snapshots import SnapshotReply, snapshot_question, take_snapshot
@@ -73,8 +76,10 @@ def call_settings(
     words: arguments without a name, of which it takes none
     Raises PyinfraError, in one line, for a wrong setting, also one of the inventory.
     """
+    place = ""
     try:
         _run(host)
+        place = _deploy_line(host.state)
         for word in words:
             raise PolicyError(
                 [f"{operation}: {value_text(word)} has no name: {_known(setting_names)}"]
@@ -89,7 +94,17 @@ def call_settings(
         )
     except PolicyError as error:
         # pyinfra prints its own exceptions as one line, any other as a traceback.
-        raise PyinfraError(str(error)) from None
+        raise PyinfraError(f"{place}{error}") from None
+
+
+def _deploy_line(state: State) -> str:
+    """``deploy.py:3: ``, the line of the deploy file that pyinfra runs; "": it runs none."""
+    frame = sys._getframe() if state.current_exec_filename else None
+    while frame is not None:
+        if frame.f_code.co_filename == state.current_exec_filename:
+            return f"{state.current_exec_filename}:{frame.f_lineno}: "
+        frame = frame.f_back
+    return ""
 
 
 def _checked(data: Mapping[str, Any], source: str) -> _Settings:
@@ -117,6 +132,7 @@ class _PyinfraRun:
     contexts: settings of a call, subjects -> the context of the fleet
     nodes:    node -> policy -> the node with its latest results
     stale:    node -> policy -> the subjects that were changed since its last probe
+    warnings: (node, line) that were printed: pyinfra calls an operation to prepare and to execute
     """
 
     transport: ConnectedHosts
@@ -128,6 +144,7 @@ class _PyinfraRun:
     )
     nodes: dict[str, dict[Policy, Judged]] = field(default_factory=dict)
     stale: dict[str, dict[Policy, set[str]]] = field(default_factory=dict)
+    warnings: set[tuple[str, str]] = field(default_factory=set)
     # pyinfra runs a deploy file for all nodes at once. The first call probes; the others wait.
     lock: BoundedSemaphore = field(default_factory=BoundedSemaphore)
 
@@ -326,6 +343,18 @@ def _sudo_password(host: Host) -> str:
 def refuse(reason: str) -> StringCommand:
     """A command that fails with this reason: pyinfra then counts the node as failed."""
     return StringCommand(f"echo {shell.quote('nodeready: ' + reason)} >&2; exit 1")
+
+
+def warn(host: Host, results: Iterable[Result]) -> None:
+    """Print what a person has to repair on the node: a line for each result, once in a run."""
+    warnings, name = _run(host).warnings, str(host.name)
+    for result in results:
+        fix = fix_text(result)
+        text = f"{result.status} {result.check}: {result_text(result)}"
+        text = sanitise(f"{text}; fix: {fix}" if fix else text)
+        if (name, text) not in warnings:
+            warnings.add((name, text))
+            host.log(text, logger.warning)
 
 
 def show_differences(host: Host, change: StepChange) -> None:

@@ -141,6 +141,8 @@ def step(
         fixed = [check for check in checks if check.fixed_by == name]
         if not fixed:
             raise ValueError(f"no check of {subject} is fixed by {name}")
+        # No operation repairs some checks of the subject: each of its operations warns of them.
+        own = {check.id for check in checks if check.fixed_by in ("", name)}
         deciding = {*settings, *(key for check in fixed for key in check.settings)}
         setting_names = tuple(field.name for field in fields(Policy) if field.name in deciding)
 
@@ -152,6 +154,8 @@ def step(
             if isinstance(observation, Unknown):
                 yield pyinfra.refuse(f"{subject} could not be observed: {observation.reason}")
                 return
+            left = (row for row in node.results if row.check in own and row.bad)
+            pyinfra.warn(host, (row for row in left if not row.fixable))
             try:
                 change = deploy_step.plan(node.snapshot, node.policy, node.fleet, node.results)
             except PlanError as error:

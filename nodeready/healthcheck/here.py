@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, Sel
 from nodeready.subjects.result import Result, na
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client.facts import SshClient
-from nodeready.text import utc_now
+from nodeready.text import parse_span, utc_now
 from nodeready.transport.base import Answer, Conversation, Key, Request, collect, once, request
 from nodeready.transport.local import Local
 from nodeready.transport.snapshots import snapshot_question
@@ -224,6 +224,14 @@ def _settings(text: bytes, source: str) -> dict[str, Any]:
 # --- `audit`: what differs from the policy on this node.
 
 
+def _seconds(words: str) -> int:
+    """The type of an option that takes a span of time."""
+    try:
+        return int(parse_span(words))
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
 def arguments(parser: ArgumentParser) -> None:
     """The options of `audit`."""
     _report_arguments(parser, "audit", "print nothing on success")
@@ -236,7 +244,11 @@ def arguments(parser: ArgumentParser) -> None:
         help="lowest status that exits with 3",
     )
     parser.add_argument(
-        "--timeout", type=int, default=LIMIT_S, metavar="S", help="seconds; default %(default)s"
+        "--timeout",
+        type=_seconds,
+        default=LIMIT_S,
+        metavar="TIME",
+        help="maximum time, such as 20s or 5m; default %(default)s",
     )
 
 
@@ -281,10 +293,10 @@ def ready_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs that the node must have")
     parser.add_argument(
         "--budget",
-        type=int,
+        type=_seconds,
         default=60,
-        metavar="S",
-        help="maximum seconds in all; default %(default)s",
+        metavar="TIME",
+        help="maximum time in all, such as 20s or 5m; default %(default)s",
     )
     parser.add_argument("--no-proofs", action="store_true", help="audit only")
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nodeready.inventory import trust
-from nodeready.inventory.nodeset import NodeSetError, expand_one
+from nodeready.inventory.nodeset import NodeSetError, expand_one, too_many
 
 #: A hostfile of `nodeset.MAX_NODES` names of full length is 17 MB: more is another kind of file.
 MAX_BYTES = 32 * 1024 * 1024
@@ -81,6 +81,8 @@ def parse(text: str, source: str) -> dict[str, int | None]:
                 hosts[host] = (1 if before is None else before) + (1 if slots is None else slots)
             else:
                 hosts[host] = slots
+        if reason := too_many(len(hosts), source):
+            raise _refused(reason)
     if not hosts:
         raise _refused(f"{source} names no host: one host per line, as HOST or HOST slots=8")
     return hosts
@@ -91,7 +93,7 @@ def read(
 ) -> dict[str, int | None]:
     """`parse` of the file ``path``. Raises InventoryError, also when it cannot be read.
 
-    trusted: read it as root although others could have written it; see `nodeready.inventory.trust`
+    trusted: read it although others could have written it; see `nodeready.inventory.trust`
     remedy:  as for `trust.distrust`
     """
     reason = "" if trusted else trust.distrust(path, remedy=remedy)

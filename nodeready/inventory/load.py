@@ -12,7 +12,7 @@ import difflib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,14 @@ from pyinfra.context import ctx_inventory
 from nodeready.inventory import hostfile, site_checks
 from nodeready.inventory.connectors import is_connector
 from nodeready.inventory.limit import group_members, sanitised
-from nodeready.inventory.nodeset import NodeSetError, expand_one, host_name, split, unique
+from nodeready.inventory.nodeset import (
+    NodeSetError,
+    expand_one,
+    host_name,
+    split,
+    too_many,
+    unique,
+)
 from nodeready.inventory.python_files import Group, group_data, read_groups, refuse_strangers
 from nodeready.inventory.ssh_config_lines import ssh_lines
 from nodeready.policy.site_checks import FOLDER, SiteCheck
@@ -97,13 +104,14 @@ def load(
     data:       overrides the data of every host (``--data``, ``--ssh-user``)
     group_data: further folders of group data, after ``cwd``'s and the inventory file's own
     cwd:        where ``group_data`` is looked for; the current directory by default
-    trusted:    take files that others than root could have written, as root; see
-                `nodeready.inventory.trust`
+    trusted:    take files that other users could have written; see `nodeready.inventory.trust`
     Raises InventoryError, one line that says what to do, also when no node is left.
     """
     directory = Path(cwd) if cwd is not None else Path.cwd()
     places = [directory]
     path = _file(argument)
+    # Who names an inventory takes what its author has put beside it.
+    authors = set() if path is None else {path.stat().st_uid}
     if path is None:
         groups: dict[str, Group] = {"all": (list(_listed(argument)), {})}
     else:
@@ -113,9 +121,9 @@ def load(
     inventory = _make(groups, argument, dict(data or {}))
     folders = [place / "group_data" for place in places]
     inventory.file = "" if path is None else str(path.resolve())
-    _add_group_data(inventory, [*folders, *map(Path, group_data)], trusted)
+    _add_group_data(inventory, [*folders, *map(Path, group_data)], trusted, authors)
     _refuse_unused(inventory, path)
-    checks, problems = site_checks.read([place / FOLDER for place in places], trusted)
+    checks, problems = site_checks.read([place / FOLDER for place in places], trusted, authors)
     inventory.site_checks = checks
     inventory.check_problems = [*problems, *_check_problems(inventory, path)]
     for file in _ssh_files(inventory):
@@ -174,13 +182,19 @@ def _similar_file(part: str) -> str:
 def _listed(argument: str) -> list[str]:
     """The nodes of a comma list, in the order in which they are written."""
     try:
-        return unique(
-            name
-            for part in split(argument)
-            for name in ([part] if is_connector(part) else group_members(part))
-        )
+        names: dict[str, None] = {}
+        for part in split(argument):
+            names |= dict.fromkeys([part] if is_connector(part) else group_members(part))
+            _refuse_many(names, argument)
+        return list(names)
     except NodeSetError as error:
         raise InventoryError(f"{error}; {_USAGE}") from None
+
+
+def _refuse_many(names: Collection[Any], argument: str) -> None:
+    """Raises InventoryError for more nodes than an inventory may have."""
+    if reason := too_many(len(names), f"inventory {sanitised(argument)}"):
+        raise InventoryError(reason)
 
 
 def _from_file(path: Path, trusted: bool) -> dict[str, Group]:
@@ -214,6 +228,7 @@ def _make(groups: dict[str, Group], argument: str, override: dict[str, Any]) -> 
         host_data = host[1] if isinstance(host, tuple) else {}
         every.setdefault(_name(host), {}).update(host_data)
     shown = sanitised(argument)
+    _refuse_many(every, argument)
     try:
         names_data = (list(every.items()), every_data)
         inventory = NodeInventory(names_data, override, **groups)  # type: ignore[no-untyped-call]
@@ -222,15 +237,19 @@ def _make(groups: dict[str, Group], argument: str, override: dict[str, Any]) -> 
     except (PyinfraError, NodeSetError, OSError, TypeError) as error:
         text = " ".join(str(error).split())
         raise InventoryError(f"inventory {shown}: {sanitised(text)}") from None
+    # A connector is one word for many nodes.
+    _refuse_many(inventory.hosts, argument)
     if not len(inventory):
         raise InventoryError(f"inventory {shown or repr('')} names no node: {_USAGE}")
     return inventory
 
 
-def _add_group_data(inventory: NodeInventory, folders: Iterable[Path], trusted: bool) -> None:
+def _add_group_data(
+    inventory: NodeInventory, folders: Iterable[Path], trusted: bool, authors: Collection[int]
+) -> None:
     """Add the folders' group data; a later folder wins, and files win over the inventory."""
     with ctx_inventory.use(inventory):
-        items = [item for folder in folders for item in group_data(folder, trusted)]
+        items = [item for folder in folders for item in group_data(folder, trusted, authors)]
     for group, file, settings in items:
         target = inventory.data if group == "all" else inventory.group_data[group]
         target.update(settings)

@@ -51,6 +51,11 @@ def host_name(text: str) -> str:
     raise NodeSetError(f"{_shown(text)} is no host name{_hint(text)}")
 
 
+def too_many(count: int, shown: str) -> str:
+    """The problem of more than `MAX_NODES` nodes; "": there are no more. shown: what has them"""
+    return f"{shown} has more than {MAX_NODES:,} nodes" if count > MAX_NODES else ""
+
+
 def _is_plain(text: str) -> bool:
     if len(text) > MAX_NAME:
         return False
@@ -157,10 +162,8 @@ def expand_one(text: str, globs: bool = False) -> list[str]:
         except NodeSetError as error:
             reason = _hint(frame) or ": a node set is letters, digits, dots, dashes and ranges"
             raise NodeSetError(f"{_shown(text)} is no node set{reason}") from error
-    count = _count(text)
-    if count > MAX_NODES:
-        shown = _shown(text)
-        raise NodeSetError(f"node set {shown} has {count:,} nodes; the most is {MAX_NODES:,}")
+    if reason := too_many(_count(text), f"node set {_shown(text)}"):
+        raise NodeSetError(reason)
     try:
         return list(NodeSet(text, resolver=RESOLVER_NOGROUP))
     except NodeSetException as error:
@@ -201,8 +204,8 @@ def group(word: str) -> list[str] | None:
         ) from error
     if not names:
         raise NodeSetError(f"no group {_shown(word)} in ClusterShell's sources")
-    if len(names) > MAX_NODES:
-        raise NodeSetError(f"group {_shown(word)} has more than {MAX_NODES:,} nodes")
+    if reason := too_many(len(names), f"group {_shown(word)}"):
+        raise NodeSetError(reason)
     return sorted((host_name(name) for name in names), key=natural)
 
 
@@ -230,8 +233,8 @@ def expand(text: str) -> list[str]:
     names: set[str] = set()
     for part in split(text):
         names.update(expand_one(part))
-        if len(names) > MAX_NODES:
-            raise NodeSetError(f"{_shown(text)} has more than {MAX_NODES:,} nodes")
+        if reason := too_many(len(names), _shown(text)):
+            raise NodeSetError(reason)
     return sorted(names, key=natural)
 
 

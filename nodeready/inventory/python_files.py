@@ -11,9 +11,8 @@ import ast
 import contextlib
 import importlib.abc
 import os
-import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -59,43 +58,49 @@ def _parse(path: Path) -> ast.Module:
         raise InventoryError(f"{path}: {_one_line(error)}") from None
 
 
-def refuse_strangers(path: Path, trusted: bool) -> None:
-    """Raises InventoryError for a file that other users could have written for root to run.
+def refuse_strangers(path: Path, trusted: bool, authors: Collection[int] | None = None) -> None:
+    """Raises InventoryError for a file that another user could have written for us to run.
 
     trusted: accept any file
+    authors: as for `trust.distrust`
     """
-    reason = "" if trusted else trust.distrust(path)
+    reason = "" if trusted else trust.distrust(path, authors=authors)
     if reason:
         raise InventoryError(sanitise(reason))
 
 
-def execute(path: Path, trusted: bool = False) -> dict[str, Any]:
+def execute(
+    path: Path, trusted: bool = False, authors: Collection[int] | None = None
+) -> dict[str, Any]:
     """The names that the file ``path`` binds at its top level, without its imports.
 
-    The file can import from the current directory, as under pyinfra; root imports only files that
-    no other user could have written. Its prints go to standard error, since standard output is for
-    results. Raises InventoryError, one line.
+    The file can import from the current directory, as under pyinfra, and from its own where it
+    adds that to the path: only files that this user, root or the file's owner alone could have
+    written. Its prints go to standard error, since standard output is for results. Raises
+    InventoryError, one line.
 
     trusted: run it although others could have written it; see `nodeready.inventory.trust`
+    authors: as for `trust.distrust`
     """
-    refuse_strangers(path, trusted)
+    refuse_strangers(path, trusted, authors)
     tree = _parse(path)
     bound: dict[str, Any] = {"__file__": str(path)}
-    directory = os.getcwd()
-    if not trusted and trust.distrust(directory):
+    directory, owner = os.getcwd(), {path.stat().st_uid}
+    reason = "" if trusted else trust.distrust(directory, authors=owner)
+    if reason:
         _forget(directory)
-        added = False
-    else:
-        added = directory not in sys.path
+    added = not reason and directory not in sys.path
     if added:
         sys.path.append(directory)
+    guard = _Guard([directory, *_directories_of(path)], owner)
     try:
-        with contextlib.redirect_stdout(sys.stderr), _only_roots(directory, trusted):
+        with contextlib.redirect_stdout(sys.stderr), _no_strangers(guard, trusted):
             exec(compile(tree, str(path), "exec", dont_inherit=True), bound)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
         line = _line_in(path, error)
         place = f"{path}:{line}" if line else str(path)
-        raise InventoryError(f"{place}: {_one_line(error)}") from None
+        distrusted = f"; {reason}" if reason and isinstance(error, ImportError) else ""
+        raise InventoryError(f"{place}: {_one_line(error)}{sanitise(distrusted)}") from None
     finally:
         if added:
             with contextlib.suppress(ValueError):
@@ -107,22 +112,47 @@ def execute(path: Path, trusted: bool = False) -> dict[str, Any]:
     return {k: v for k, v in bound.items() if k in chosen and not k.startswith("__")}
 
 
+#: The directory of nodeready's own modules.
+_PACKAGE = str(Path(__file__).parents[1])
+
+
 def _forget(directory: str) -> None:
     """Import nothing more from this directory, unless nodeready itself is there.
 
     `python -m` and `python -c` begin with the current directory.
     """
-    nodeready_path = str(Path(__file__).parents[2])
+    nodeready_path = os.path.dirname(_PACKAGE)
     sys.path[:] = [
         place for place in sys.path if place == nodeready_path or (place or directory) != directory
     ]
 
 
-class _Guard(importlib.abc.MetaPathFinder):
-    """Finds nothing; refuses a module of the directory that other users could have written."""
+def _as_prefix(directory: str) -> str:
+    return os.path.abspath(directory).rstrip("/") + "/"
 
-    def __init__(self, directory: str) -> None:
-        self.directory = directory.rstrip("/") + "/"
+
+def _directories_of(path: Path) -> set[str]:
+    """The directory of a file by its name, and without links."""
+    return {os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path))}
+
+
+class _Guard(importlib.abc.MetaPathFinder):
+    """Finds nothing; refuses a module below the directories that another user could have written.
+
+    What is installed below them, on the import path, is the interpreter's.
+
+    owner: as `authors` of `trust.distrust`
+    """
+
+    def __init__(self, directories: Iterable[str], owner: Collection[int]) -> None:
+        self.directories = {_as_prefix(directory) for directory in directories}
+        self.installed = {_as_prefix(place) for place in [*sys.path, _PACKAGE] if place}
+        self.owner = owner
+
+    def _guards(self, place: str) -> bool:
+        """Whether the nearest directory above is one of ours."""
+        above = filter(place.startswith, self.directories | self.installed)
+        return max(above, key=len, default="") in self.directories
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -131,20 +161,19 @@ class _Guard(importlib.abc.MetaPathFinder):
         if spec is None:
             return None
         places = [spec.origin or "", *(spec.submodule_search_locations or ())]
-        if any(place.startswith(self.directory) for place in places):
+        if any(map(self._guards, places)):
             # Its compiled file is loaded instead if the times match.
             for place in filter(None, [*places, spec.cached]):
-                refuse_strangers(Path(place), trusted=False)
+                refuse_strangers(Path(place), trusted=False, authors=self.owner)
         return None
 
 
 @contextlib.contextmanager
-def _only_roots(directory: str, trusted: bool) -> Iterator[None]:
-    """Meanwhile, root imports from the directory only files that no other user could write."""
-    if trusted or os.geteuid() != 0:
+def _no_strangers(guard: _Guard, trusted: bool) -> Iterator[None]:
+    """Meanwhile, the guard looks at each import. trusted: it does not"""
+    if trusted:
         yield
         return
-    guard = _Guard(directory)
     sys.meta_path.insert(0, guard)
     try:
         yield
@@ -197,35 +226,15 @@ def _is_host(item: object) -> bool:
     return isinstance(item, str)
 
 
-def group_data(folder: Path, trusted: bool = False) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+def group_data(
+    folder: Path, trusted: bool = False, authors: Collection[int] = ()
+) -> Iterator[tuple[str, Path, dict[str, Any]]]:
     """Each group's name, file and data in ``folder``.
 
     Nothing when there is no such folder. Raises InventoryError, one line, for a file that fails,
-    and for a file of another user where everyone can write (/tmp/group_data), which would run with
-    this user's rights. trusted: as for `execute`.
+    and for one that another user could have written. trusted, authors: as for `execute`.
     """
     if not folder.is_dir():
         return
     for file in sorted(folder.glob("*.py")):
-        refuse_planted(file)
-        yield file.stem, file, execute(file, trusted)
-
-
-def refuse_planted(file: Path) -> None:
-    """Raises InventoryError for a file that a stranger could have put there for us to run."""
-    if _is_planted(file):
-        raise InventoryError(
-            f"{file} is not run: it is another user's, where everyone can write; "
-            "go to your project's directory"
-        )
-
-
-def _is_planted(file: Path) -> bool:
-    """Whether a stranger could have put ``file`` there for us to run."""
-    try:
-        places = [file.parent.stat(), file.parent.parent.stat()]
-        owners = {file.stat().st_uid, places[0].st_uid}
-    except OSError:
-        return False
-    trusted = {0, os.geteuid()}
-    return not owners <= trusted and any(place.st_mode & stat.S_IWOTH for place in places)
+        yield file.stem, file, execute(file, trusted, authors)

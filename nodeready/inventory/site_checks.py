@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 from pyinfra.api.exceptions import InventoryError
 
-from nodeready.inventory.python_files import refuse_planted, refuse_strangers
+from nodeready.inventory.python_files import refuse_strangers
 from nodeready.policy.fields import Invalid, closest_word
 from nodeready.policy.site_checks import SiteCheck, parse
 from nodeready.text import sanitise
@@ -25,12 +25,14 @@ _TABLE = "check"
 _MAX_BYTES = 1 << 20
 
 
-def read(folders: Iterable[Path], trusted: bool = False) -> tuple[list[SiteCheck], list[str]]:
+def read(
+    folders: Iterable[Path], trusted: bool = False, authors: Collection[int] = ()
+) -> tuple[list[SiteCheck], list[str]]:
     """The checks in the files of these folders, in the order of the files' names, and a line for
     each problem. A folder that does not exist has none.
 
-    trusted: take files that others than root could have written, as root; see
-             `nodeready.inventory.trust`
+    trusted: take files that other users could have written; see `nodeready.inventory.trust`
+    authors: as for `trust.distrust`
     """
     checks: dict[str, SiteCheck] = {}
     problems: list[str] = []
@@ -38,7 +40,7 @@ def read(folders: Iterable[Path], trusted: bool = False) -> tuple[list[SiteCheck
         for file in sorted(folder.glob("*.toml")):
             if file.name.startswith("."):
                 continue
-            for check, problem in _read_file(file, trusted):
+            for check, problem in _read_file(file, trusted, authors):
                 if check is None:
                     problems.append(problem)
                 elif check.name in checks:
@@ -49,12 +51,13 @@ def read(folders: Iterable[Path], trusted: bool = False) -> tuple[list[SiteCheck
     return list(checks.values()), problems
 
 
-def _read_file(file: Path, trusted: bool) -> Iterable[tuple[SiteCheck | None, str]]:
+def _read_file(
+    file: Path, trusted: bool, authors: Collection[int]
+) -> Iterable[tuple[SiteCheck | None, str]]:
     """Each check of the file, or None and what is wrong with it."""
     shown = sanitise(str(file))
     try:
-        refuse_planted(file)
-        refuse_strangers(file, trusted)
+        refuse_strangers(file, trusted, authors)
         if file.stat().st_size > _MAX_BYTES:
             raise InventoryError(f"{shown}: is larger than {_MAX_BYTES} bytes")
         text = file.read_text(encoding="utf-8-sig")

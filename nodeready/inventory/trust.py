@@ -1,4 +1,4 @@
-"""Whether root may read a file that names nodes: it may run code with root's rights."""
+"""Whether the user takes a file that runs with the user's rights, or decides what runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import grp
 import os
 import pwd
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
 from nodeready.files import MAX_LINKS, user_name
@@ -24,25 +25,34 @@ def trust_asked() -> bool:
     return os.environ.get(VARIABLE, "").lower() in ("1", "true", "t", "yes", "y", "on")
 
 
-def distrust(path: str | Path, *, remedy: str = USE_OPTION) -> str:
-    """Why root does not read this file, in one line with the remedy; "": root does.
+def distrust(
+    path: str | Path, *, remedy: str = USE_OPTION, authors: Collection[int] | None = None
+) -> str:
+    """Why the user does not take this file or directory, in one line with the remedy; "": taken.
 
-    Always "" for other users, who run the file with their own rights, and for a missing file.
+    Always "" for a missing file.
 
-    remedy: the words for taking the file nevertheless
+    remedy:  the words for taking the file nevertheless
+    authors: None: the user has named the file. A user other than root takes it then, whoever could
+             have written it. Otherwise nobody has named it: uids beside the user's own whose files
+             a user other than root takes, because the user runs code of theirs already.
     """
-    if os.geteuid() != 0 or trust_asked():
+    uid = os.geteuid()
+    if (uid != 0 and authors is None) or trust_asked():
         return ""
+    owners = _owners_for_root() if uid == 0 else frozenset({0, uid, *(authors or ())})
     try:
-        reason = _distrust_reason(str(path), _owners())
+        reason = _distrust_reason(str(path), owners)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
+        # A process can stand in a directory whose path it may not walk (sudo -u).
+        unreadable = (errno.EACCES,) if authors is None else ()
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, *unreadable):
             return ""
         reason = f"{error.strerror}: name the file itself"
-    return f"{path} is not taken by root: {reason}, or {remedy}" if reason else ""
+    return f"{path} is not taken by {user_name(uid)}: {reason}, or {remedy}" if reason else ""
 
 
-def _owners() -> frozenset[int]:
+def _owners_for_root() -> frozenset[int]:
     """The uids of root, and of the user who became root by sudo."""
     sudo = os.environ.get("SUDO_UID", "")
     return frozenset({0, int(sudo)} if sudo.isascii() and sudo.isdigit() else {0})
@@ -78,7 +88,8 @@ def _entry_problem(place: str, owners: frozenset[int]) -> str:
     """The problem of one file, directory or link, with its repair; "": none."""
     status = os.lstat(place)
     if status.st_uid not in owners:
-        return f"{place} belongs to {user_name(status.st_uid)}; chown root it"
+        repair = "copy it" if os.geteuid() else "chown root it"
+        return f"{place} belongs to {user_name(status.st_uid)}; {repair}"
     if stat.S_ISLNK(status.st_mode) or (
         stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     ):

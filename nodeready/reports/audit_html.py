@@ -24,11 +24,11 @@ from nodeready.reports.findings import (
     nodes_by_value,
 )
 from nodeready.reports.html_page import HtmlPage
-from nodeready.reports.lines import cost_text, fix_text, node_set, with_inventory
+from nodeready.reports.lines import cost_text, node_set, with_inventory
 from nodeready.reports.node_parts import PART_TABLES, observed_facts
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.subjects.registry import SUBJECTS
-from nodeready.subjects.result import Result
+from nodeready.subjects.result import Result, fix_text
 from nodeready.text import counted, sanitise
 
 #: Status of a node -> the letter on its square.

@@ -11,19 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from nodeready.deploy.document import Deploy, DeployedNode
-from nodeready.reports.lines import (
-    STYLES,
-    StyledLine,
-    fix_text,
-    line,
-    node_set_or_count,
-    result_text,
-    with_inventory,
-)
+from nodeready.reports.lines import STYLES, StyledLine, line, node_set_or_count, with_inventory
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import SimilarTexts, Texts, fold_similar
 from nodeready.reports.table_layout import NO_LIMIT, TableLayout
+from nodeready.subjects.result import fix_text, result_text
 from nodeready.text import counted
 
 #: Maximum plans, results and errors that are all shown whole.

@@ -17,11 +17,11 @@ from nodeready.audit.document import Audit, NodeReport
 from nodeready.memory.changes import REBOOT, RESULT
 from nodeready.memory.history import PART, HistoryEntry
 from nodeready.reports.html_page import HtmlPage
-from nodeready.reports.lines import fix_text, node_set
+from nodeready.reports.lines import node_set
 from nodeready.reports.node_parts import PART_TABLES, observed_facts
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.subjects.fact_kinds import COUNTER, HARDWARE, VERSION
-from nodeready.subjects.result import Result
+from nodeready.subjects.result import Result, fix_text
 
 #: The subjects of parts that have a vendor.
 _SUBJECTS = ("gpus", "rdma", "nics")

@@ -9,10 +9,10 @@ from functools import cache
 from typing import Any
 
 from nodeready.audit.document import Audit, Outlier
-from nodeready.reports.lines import cost_text, fix_text, grouped, node_set, result_text
+from nodeready.reports.lines import cost_text, grouped, node_set
 from nodeready.reports.similar_texts import SimilarTexts, Texts, fold_similar
 from nodeready.subjects.registry import OBSERVED, SUBJECTS
-from nodeready.subjects.result import Result
+from nodeready.subjects.result import Result, fix_text, result_text
 from nodeready.text import counted
 
 #: Maximum different reasons why nodes could not be probed; of more, an example is shown.

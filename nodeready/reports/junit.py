@@ -16,9 +16,9 @@ from xml.sax.saxutils import escape
 
 from nodeready.audit.document import Audit, NodeReport, Outlier
 from nodeready.reports.findings import differing
-from nodeready.reports.lines import cost_text, fix_text, result_text
+from nodeready.reports.lines import cost_text
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.subjects.result import Result
+from nodeready.subjects.result import Result, fix_text, result_text
 from nodeready.text import sanitise
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, Union
 
-from nodeready.subjects.result import Result
-from nodeready.subjects.severity import DISRUPTIVE, words
+from nodeready.subjects.severity import words
 from nodeready.text import counted, cut, sanitise
 
 STYLES = {
@@ -132,20 +131,3 @@ def cost_text(severity: str, status: str) -> str:
     if status not in ("fail", "unknown", "warn") or not severity:
         return ""
     return f"{words(severity)}?" if status == "unknown" else words(severity)
-
-
-def fix_text(result: Result) -> str:
-    """The fix; before it the first action where that takes the node or a part out of service, and
-    the fix does not name it: ``replace: open a case with the vendor``."""
-    action = result.actions[0] if result.actions else ""
-    if action not in DISRUPTIVE or action.partition("_")[0] in result.fix.lower():
-        return result.fix
-    return f"{words(action)}: {result.fix}" if result.fix else words(action)
-
-
-def result_text(result: Result) -> str:
-    """``1 (want 0)  [/etc/sysctl.conf:3]``: the observed and the expected value, the source."""
-    text = result.actual
-    if result.expected and result.status in ("fail", "warn") and result.expected != result.actual:
-        text = f"{text} (want {result.expected})"
-    return f"{text}  [{result.source}]" if result.source else text

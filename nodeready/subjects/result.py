@@ -14,11 +14,13 @@ from nodeready.subjects.fact_kinds import FactKinds
 from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.severity import (
     ACTIONS,
+    DISRUPTIVE,
     LOSES_JOB,
     SEVERITIES,
     UNDECLARED,
     Cost,
     severity_rank,
+    words,
 )
 
 #: The statuses, worst first. ``unknown`` may hide a failure, and stops a job like ``fail``.
@@ -84,6 +86,23 @@ class Result:
     def rank(self) -> tuple[int, int]:
         """The places of its status and of its severity, the worst first; "" is the worst."""
         return STATUSES.index(self.status), severity_rank(self.severity)
+
+
+def fix_text(result: Result) -> str:
+    """The fix; before it the first action where that takes the node or a part out of service, and
+    the fix does not name it: ``replace: open a case with the vendor``."""
+    action = result.actions[0] if result.actions else ""
+    if action not in DISRUPTIVE or action.partition("_")[0] in result.fix.lower():
+        return result.fix
+    return f"{words(action)}: {result.fix}" if result.fix else words(action)
+
+
+def result_text(result: Result) -> str:
+    """``1 (want 0)  [/etc/sysctl.conf:3]``: the observed and the expected value, the source."""
+    text = result.actual
+    if result.expected and result.status in ("fail", "warn") and result.expected != result.actual:
+        text = f"{text} (want {result.expected})"
+    return f"{text}  [{result.source}]" if result.source else text
 
 
 # Thousands of healthy nodes have the same results: equal results are one object.

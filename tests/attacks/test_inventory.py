@@ -1,7 +1,7 @@
-"""Root runs no inventory that another user of the control machine could have written.
+"""Nobody runs an inventory that another user of the control machine could have written.
 
-This machine is the control machine: here root runs the tool, and mallory is a user without a name.
-Whether her code ran as root is told by a file in a directory of root's.
+This machine is the control machine: here root or alice runs the tool, and mallory is a user
+without a name. Whether her code ran is told by a file in a directory of root's, or of alice's.
 """
 
 from __future__ import annotations
@@ -19,13 +19,20 @@ from pathlib import Path
 import pytest
 
 from nodeready.inventory import trust
-from tests.attacks.conftest import become, reached_by_all
+from tests.attacks.conftest import reached_by_all
 from tests.cases import read
 from tests.command import Tool
 from tests.lab.batch import Line, run_batch
 
 #: Her user and group on the control machine.
 MALLORY = 4001
+#: Who runs the tool where it is not root, and the group of a project of both.
+ALICE, TEAM = 4002, 5001
+#: Starts a program as alice. It reads what root can read: the interpreter may be in root's home.
+AS_ALICE = (
+    *("setpriv", f"--reuid={ALICE}", f"--regid={ALICE}", f"--groups={TEAM}"),
+    *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--"),
+)
 
 
 class Control:
@@ -49,9 +56,10 @@ class Control:
         path.chmod(0o644)
         return path
 
-    def mallory(self, script: str) -> None:
+    def mallory(self, script: str, groups: str = "--clear-groups") -> None:
         """A shell script with her rights; it begins where root's files are."""
-        subprocess.run([*become(MALLORY), "sh", "-euc", script], cwd=self.base, check=True)
+        become = ["setpriv", f"--reuid={MALLORY}", f"--regid={MALLORY}", groups, "--"]
+        subprocess.run([*become, "sh", "-euc", script], cwd=self.base, check=True)
 
     @property
     def owned(self) -> bool:
@@ -72,6 +80,13 @@ def control() -> Iterator[Control]:
 PLANTED = read(Path(__file__).with_name("planted.json"))
 
 
+def compile_payload(base: Path, module: Path) -> None:
+    """What Python would make of her code, and would take for the one of an empty module."""
+    code = compile((base / "payload").read_text(), str(module), "exec")
+    seen = b"".join(int(n).to_bytes(4, "little") for n in (0, module.stat().st_mtime, 0))
+    (base / "made.pyc").write_bytes(MAGIC_NUMBER + seen + marshal.dumps(code))
+
+
 def furnish(control: Control) -> None:
     """Root's files, which PLANTED names, and what Mallory can change of them."""
     for name in ("fleet.py", "open/fleet.py"):
@@ -88,10 +103,7 @@ def furnish(control: Control) -> None:
     control.write("packaged.py", "from places import names\ngpu = ['gpu001']\n")
     old = control.write("old.py", "")
     control.write("compiled.py", "import old\ngpu = ['gpu001']\n")
-    # What Python would make of her code, and would take for the one of root's module.
-    code = compile((control.base / "payload").read_text(), str(old), "exec")
-    seen = b"".join(int(n).to_bytes(4, "little") for n in (0, old.stat().st_mtime, 0))
-    (control.base / "made.pyc").write_bytes(MAGIC_NUMBER + seen + marshal.dumps(code))
+    compile_payload(control.base, old)
     (control.base / "__pycache__").mkdir()
     (control.base / "__pycache__").chmod(0o777)
     (control.base / "open").chmod(0o777)
@@ -131,6 +143,64 @@ LEADING = {
     "what was kept": ("", {"XDG_CACHE_HOME": "{hers}"}, "XDG_CACHE_HOME: "),
     "who failed": ("", {"XDG_STATE_HOME": "{hers}/state"}, "XDG_STATE_HOME: "),
 }
+
+
+#: What mallory does in a sticky directory that she shares with alice, where alice stands, the
+#: inventory and an option of her command ([]: she names none), and what the one line names; "":
+#: the inventory is read. taken: mallory's code runs, as alice asks for it.
+BESIDE = read(Path(__file__).with_name("beside.json"))
+
+
+def furnish_shared(base: Path) -> None:
+    """Alice's files, which BESIDE names, and where mallory can write beside them."""
+    home = base / "alice"
+    (home / "group_data").mkdir(parents=True)
+    (base / "open" / "project").mkdir(parents=True)
+    (base / "team").mkdir()
+    plain = "gpu = ['gpu001']\n"
+    (base / "own.py").write_text("")
+    (home / "plain.py").write_text(plain)
+    (home / "imports.py").write_text(f"import helper\n{plain}")
+    (home / "compiled.py").write_text(f"import own\n{plain}")
+    (home / "packaged.py").write_text(f"from places import names\n{plain}")
+    adds = "import os, sys\nsys.path.insert(0, os.path.dirname(__file__))\nimport helper\n"
+    (base / "team" / "adds.py").write_text(adds + plain)
+    (base / "team" / "plain.py").write_text(plain)
+    (home / "group_data" / "all.py").write_text("ptrace_scope = 1\n")
+    for path in (home, *home.rglob("*"), base / "own.py", *(base / "team").iterdir()):
+        os.chown(path, ALICE, ALICE)
+    os.chown(base / "open" / "project", ALICE, ALICE)
+    (base / "open").chmod(0o777)
+    os.chown(base / "team", 0, TEAM)
+    (base / "team").chmod(0o2775)
+    compile_payload(base, base / "own.py")
+
+
+def test_another_users_words_do_not_run_as_alice(tool: Tool) -> None:
+    """One rule for the inventory that nobody named, group_data, checks.d and each module."""
+    os.chown(tool.home, ALICE, ALICE)
+    with ExitStack() as places:
+        lines, controls = [], []
+        for case in BESIDE:
+            control = Control(places.enter_context(reached_by_all(0o1777)))
+            os.chown(control.secret, ALICE, ALICE)
+            furnish_shared(control.base)
+            script = case["script"].replace("{cache_tag}", str(sys.implementation.cache_tag))
+            control.mallory(f"umask 002; {script}", groups=f"--groups={TEAM}")
+            words = [word.replace("{base}", str(control.base)) for word in case["words"]]
+            command = ["bundle", "-o", control.base / "made"] if words else ["waivers"]
+            lines.append(Line([*command, *words], control.base / case["where"]))
+            controls.append(control)
+        ended = run_batch(tool, lines, prefix=AS_ALICE)
+        for case, done, control in zip(BESIDE, ended, controls, strict=True):
+            assert control.owned == case.get("taken", False), (case, done)
+            if named := case["named"]:
+                assert (done.status, done.out) == (2, ""), (case, done)
+                assert named in done.err, (case, done)
+                assert "is not taken by uid 4002" in done.err, (case, done)
+                assert "--trust-inventory" in done.err, (case, done)
+            else:
+                assert done.status == 0, (case, done)
 
 
 def test_no_home_of_hers_is_roots(tool: Tool, control: Control) -> None:

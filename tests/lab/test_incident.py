@@ -60,7 +60,7 @@ def test_a_hang_is_kept_once_whole_and_without_secrets(job, fleet, tool, tmp_pat
     then = tmp_path / "then"
     then.write_text(f'#!/bin/sh\necho "$1|$NODEREADY_JOB|$NODEREADY_INCIDENT" >>{told}\n')
     then.chmod(0o755)
-    words = ("watch", fleet(job.nodes), "--every", "1", "--confirm", "3", "--job")
+    words = ("watch", fleet(job.nodes), "--interval", "1s", "--confirm", "3", "--job")
     with said.open("wb") as file:
         more = ("-o", place, "--once", "--then", f"{then} 'two words'")
         watching = tool.start(*words, job.name, *more, stdout=file)

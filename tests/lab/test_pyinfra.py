@@ -80,6 +80,16 @@ def test_an_operation_on_the_command_line_shows_what_it_would_write(lab, fleet, 
     assert lab.nodes[0].run(f"test -e {path}", check=False).returncode
 
 
+def test_an_operation_says_what_a_person_has_to_do(lab, fleet, pyinfra):
+    """On the command line and as a deploy: pyinfra itself says "No changes"."""
+    where, install = fleet(lab.nodes[:1]), "fix: install the package systemd-coredump"
+    for call in ("nodeready.operations.core_dumps.pattern", "nodeready.deploys.core_dumps"):
+        done = pyinfra("--dry", where, call, "core_handler=systemd-coredump")
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count(f"[{lab.nodes[0].name}] fail core_dumps.pattern: ") == 1, done
+        assert install in done.stderr, done
+
+
 def test_an_operation_with_sudo_sees_what_root_sees(fresh_node, fleet, pyinfra):
     """The node's data has none: the first probe is that of a user who cannot read /root."""
     fresh_node.write("/etc/sudoers.d/ml", "ml ALL=(ALL) NOPASSWD: ALL\n", 0o440)

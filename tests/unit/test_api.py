@@ -65,6 +65,7 @@ def test_a_function_has_the_options_of_its_command(command):
             {"pids": (1, 2), "locals_": True, "source": Path("d")},
             "--pid=1 --pid=2 --locals --from=d",
         ),
+        ({"timeout": "5m", "budget": 20}, "--timeout=5m --budget=20"),
         ({"transport": {"ssh_user": "a b"}}, "--ssh-user=a b"),
     ],
 )

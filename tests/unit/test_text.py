@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.text import sanitise
+from nodeready.text import parse_span, sanitise, span_words
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,30 @@ from nodeready.text import sanitise
 )
 def test_what_is_not_seen_or_moves_the_rest_is_an_escape(text, shown):
     assert sanitise(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds", "shown"),
+    [
+        ("90", 90, "90s"),
+        (" 20s ", 20, "20s"),
+        ("0.5", 0.5, "0.5s"),
+        ("1.5m", 90, "90s"),
+        ("5m", 300, "5m"),
+        ("120m", 7200, "2h"),
+        ("2d", 172800, "2d"),
+        ("1w", 604800, "7d"),
+        ("0", 0, "0s"),
+    ],
+)
+def test_a_span_of_time_has_a_unit_or_is_in_seconds(words, seconds, shown):
+    assert (parse_span(words), span_words(seconds)) == (seconds, shown)
+
+
+@pytest.mark.parametrize("words", ["", "s", "-1", "5 m", "5min", "1h30m", "1e3", "nan", "\u0665s"])
+def test_another_text_is_no_span(words):
+    with pytest.raises(ValueError, match="is no span of time such as 20s"):
+        parse_span(words)
 
 
 def test_a_long_text_is_cut():

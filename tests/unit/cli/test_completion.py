@@ -11,6 +11,9 @@ import pytest
 from nodeready.cli import candidates, cli
 from nodeready.inventory import labs
 from nodeready.lab.faults import FAULTS
+from nodeready.memory.look import Look
+from nodeready.memory.sections import NodeSections
+from nodeready.memory.store import Memory
 from nodeready.subjects.registry import SUBJECTS, check_ids
 
 FILE = """
@@ -72,6 +75,34 @@ def test_an_inventory_is_a_file_this_machine_or_a_lab():
     assert words(candidates.inventories(NONE, "@l")) == ["@local", "@lab", "@lab/lab", "@lab/two"]
     (item,) = candidates.inventories(NONE, "inv")
     assert (item.value, item.type) == ("inv", "file")
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize("inventory", [None, "fleet/prod.py"])
+def test_the_sites_own_checks_are_read_from_the_files_here_and_beside_the_inventory(
+    inventory, tmp_path
+):
+    for place, name in ((tmp_path, "here"), (tmp_path / "fleet", "beside")):
+        (place / "checks.d").mkdir(parents=True)
+        text = f'[[check]]\nid = "{name}"\nrun = "true"\n[[check]]\n  id=\'$(x)\'\n'
+        (place / "checks.d/a.toml").write_text(text)
+    context = click.Context(cli)
+    context.args = [] if inventory is None else [inventory]
+    beside = ["ptrace,site.beside"] * bool(inventory)
+    assert words(candidates.checks(context, "ptrace,site.")) == ["ptrace,site.here", *beside]
+
+
+def test_history_is_completed_with_the_nodes_of_the_memory(monkeypatch, tmp_path):
+    file = tmp_path / "memory.db"
+    monkeypatch.setenv("NODEREADY_MEMORY", str(file))
+    (name,) = (param for param in cli.get_command(NONE, "history").params if param.name == "name")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert name.shell_complete(NONE, "gpu") == []
+    with Memory.open(file, make=True) as memory:
+        look = Look(0, 1.0, "audit", "", "", True, 0, {})
+        memory.keep(look, [NodeSections(name, b"", (), tuple) for name in ("gpu001", "login1")])
+    assert words(name.shell_complete(NONE, "gpu")) == ["gpu001"]
+    assert words(name.shell_complete(NONE, "")) == ["gpu001", "login1"]
 
 
 def test_every_check_and_subject_and_fault_is_offered():

@@ -10,7 +10,7 @@ import pytest
 
 from nodeready.cli import cli, config_file
 from nodeready.cli.default_inventory import KEY, find_inventory
-from nodeready.cli.options import FORMS, Option, Refused
+from nodeready.cli.options import FORMS, Option, Refused, Span
 from nodeready.cli.targets import TargetOptions, local_policy, select_targets
 from nodeready.exit_codes import USAGE
 from nodeready.healthcheck import here
@@ -55,6 +55,7 @@ def test_the_file_of_the_user_wins_over_that_of_the_system(write):
         ('env = ["NCCL_IB_HCA=mlx5_0,mlx5_1", "A=1"]', "smoke",
          {"env": ("NCCL_IB_HCA=mlx5_0,mlx5_1", "A=1")}),
         ('env = "A=1"', "smoke", {"env": ("A=1",)}),
+        ('budget = "2m"', "ready", {"budget": 120}),
     ],
 )  # fmt: skip
 def test_a_value_is_that_of_its_option(write, text, command, values):
@@ -133,7 +134,7 @@ def test_an_inventory_of_another_user_is_not_taken_unnamed(monkeypatch, tmp_path
     file.write_text("")
 
     def refuse() -> None:
-        with click.Context(cli).scope(), pytest.raises(Refused, match=r"name it: \./inventory"):
+        with click.Context(cli).scope(), pytest.raises(Refused, match="is not taken by"):
             find_inventory(None, TargetOptions())
 
     file.chmod(0o666)
@@ -167,7 +168,7 @@ def test_this_machine_has_the_policy_of_the_current_directory(monkeypatch, tmp_p
     policy = local_policy(TargetOptions())
     assert (policy.ptrace_scope, len(policy.site_checks)) == (1, 1)
     (tmp_path / "checks.d").chmod(0o777)
-    with pytest.raises(Refused, match=r"checks\.d of this directory may be another user's"):
+    with pytest.raises(Refused, match=r"checks\.d is not taken by"):
         local_policy(TargetOptions())
 
 
@@ -194,6 +195,35 @@ COMMAND_OPTIONS: list[tuple[str, Option]] = [
 ]
 
 
+def test_every_option_that_takes_seconds_takes_a_span_of_time():
+    spans = {option for _, option in COMMAND_OPTIONS if isinstance(option.type, Span)}
+    named = {option for _, option in COMMAND_OPTIONS if option.metavar in ("S", "SPAN", "TIME")}
+    in_help = {
+        option
+        for _, option in COMMAND_OPTIONS
+        if not option.is_flag and re.search("second|minute|[Tt]ime ", option.help or "")
+    }
+    assert named | in_help <= spans
+    for option in spans:
+        values = [option.type.convert(words, option, None) for words in ("1m", "60s", "60", 60)]
+        assert values == [60, 60, 60, 60], option.name
+    assert {option.name for option in spans} == {
+        *("timeout", "budget", "wait_s", "every", "interval", "confirm", "newer_s"),
+    }
+
+
+def test_a_span_is_within_the_options_range():
+    option = next(option for _, option in COMMAND_OPTIONS if option.name == "budget")
+    for words, reason in (
+        ("0", "0 is not in the range 1s to 1h"),
+        ("2h", "2h is not in the range 1s to 1h"),
+        ("1.5", "1.5 is no whole number of seconds"),
+        ("soon", "'soon' is no span of time such as 20s"),
+    ):
+        with pytest.raises(click.BadParameter, match=reason):
+            option.type.convert(words, option, None)
+
+
 def value(name: str, option: str) -> object:
     """The value of an option that is not on the command line."""
     words = {"tail": ["x", "/x"]}.get(name, ["x"] * (name in ("audit", "ready", "env", "learn")))
@@ -206,6 +236,7 @@ def value(name: str, option: str) -> object:
     [
         ("format", "prometheus", {"audit": "prometheus", "ready": "prometheus", "cores": "table"}),
         ("format", "json", {"audit": "json", "ready": "json", "cores": "json"}),
+        ("timeout", "5m", {"audit": 300, "stacks": 300}),
         ("format", "html", {"audit": "html", "ready": "html", "cores": "table"}),
         # The output of these commands is a program's input, or has a form of its own.
         ("format", "json", {"env": "sh", "stacks": "table", "tail": "table"}),
@@ -260,7 +291,7 @@ def test_every_option_is_in_the_help_once(tool):
     for name, command in COMMANDS.items():
         text = tool(name, "--help").out.partition("\nOptions:")[2]
         for param in command.params:
-            if isinstance(param, click.Option):
+            if isinstance(param, click.Option) and not param.hidden:
                 shown = re.findall(
                     rf"^  (?:-\w, )?{re.escape(param.opts[-1])}(?![\w-])", text, re.M
                 )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyinfra import logger
 from pyinfra.api import Host, Inventory, State, deploy
 from pyinfra.api.connect import connect_all
 from pyinfra.api.exceptions import PyinfraError
@@ -20,8 +21,11 @@ from nodeready.deploy import pyinfra
 from nodeready.operations import STEPS, core_dumps, gate, ptrace
 from nodeready.policy import Policy
 from nodeready.subjects import probe_script, snapshot
+from nodeready.subjects.context import Judged
 from nodeready.subjects.probe_answer import parse_answer
-from nodeready.subjects.registry import CHANGED
+from nodeready.subjects.registry import CHANGED, SUBJECTS
+from nodeready.subjects.result import fail, ok
+from nodeready.subjects.snapshot import Snapshot
 from tests import declared
 from tests.helpers import here
 from tests.paths import ROOT
@@ -119,6 +123,28 @@ def test_a_wrong_key_of_the_inventory_is_one_line_of_pyinfras_own_command(tmp_pa
     )
 
 
+#: The lines of a deploy.py -> the line with the wrong word, and the rest of the message.
+WRONG_LINES = [
+    (["from nodeready.operations import ptrace", "ptrace.scope(", "    ptrace_scop=1)"], 2,
+     "ptrace.scope: unknown setting ptrace_scop: did you mean ptrace_scope?"),
+    (["from pyinfra.api import deploy", "from nodeready.deploys import limits",
+      "@deploy('mine')", "def mine():", "    limits(limit_nofil=1)", "mine()"], 5,
+     "limits: unknown setting limit_nofil: did you mean limit_nofile?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "number", "message"), WRONG_LINES)
+def test_a_wrong_key_of_a_deploy_file_names_the_file_and_its_line(
+    lines, number, message, tmp_path
+):
+    (tmp_path / "deploy.py").write_text("\n".join(lines))
+    argv = [str(Path(sys.executable).with_name("pyinfra")), "-y", "@local", "deploy.py"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    shown = [line for line in done.stderr.splitlines() if "unknown setting" in line]
+    assert (done.returncode, len(shown)) == (1, 1), done.stderr
+    assert shown[0].endswith(f" deploy.py:{number}: {message}"), done.stderr
+
+
 def test_an_operation_takes_the_settings_that_its_actions_read():
     """tests/declared.py compares them whenever a test plans a step; these have no check's own."""
     assert ptrace.scope.settings == ("ptrace_scope",)
@@ -137,6 +163,31 @@ def test_an_operation_is_for_pyinfra_what_its_own_operations_are():
 
 def test_every_subject_with_operations_is_a_deploy():
     assert {name for name in CHANGED if not getattr(deploys, name).__doc__} == set()
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+def test_an_operation_warns_once_of_what_a_person_has_to_do(step, monkeypatch):
+    """Also of the checks of its subject that no operation repairs; pyinfra calls it twice."""
+    checks = SUBJECTS[step.subject].checks
+    by_hand = [check.id for check in checks if check.fixed_by in ("", step.name)]
+    other = [check.id for check in checks if check.id not in by_hand]
+    results = [
+        *(fail(check, "2", "1\x1b", "/etc/x:3", f"repair {check}") for check in by_hand),
+        *(fail(check, "2", "1", fix=f"repair {check}") for check in other),
+        *(ok(check) for check in by_hand),
+    ]
+    node = Judged("@local", Policy(), snapshot=Snapshot({step.subject: None}), results=(*results,))
+    monkeypatch.setattr(pyinfra, "judged", lambda host, call: node)
+    lines = []
+    monkeypatch.setattr(Host, "log", lambda host, text, log_func: lines.append((text, log_func)))
+    with on_this_machine({}):
+        for _ in range(2):
+            assert list(step._inner()) == []
+    shown = [
+        (f"fail {check}: 1\\x1b (want 2)  [/etc/x:3]; fix: repair {check}", logger.warning)
+        for check in by_hand
+    ]
+    assert lines == shown
 
 
 #: Every setting on which a probe of an operation's subject depends has another value than usual.

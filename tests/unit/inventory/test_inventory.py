@@ -78,6 +78,32 @@ print(json.dumps({host.name: [sorted(set(host.groups)), host.data.dict()] for ho
 """
 
 
+#: Each kind of inventory, with five nodes.
+FIVE = {
+    "hosts": "n1\nn2\nn3\nn4\nn5\n",
+    "sets": "n[1-3]\nn[4-5]\n",
+    "x.py": "gpu = ['n1', 'n2']\nlogin = [f'n{number}' for number in range(3, 6)]\n",
+    "c.py": "gpu = ['@nodeset/n[1-3]', '@nodeset/n[4-5]']\n",
+    "n1,n[2-5]": "",
+    "n[1-5]": "",
+    "@nodeset/n[1-3],@nodeset/n[4-5]": "",
+    "@hostfile/hosts": "",
+}
+
+
+@pytest.mark.parametrize("argument", FIVE)
+def test_every_kind_of_inventory_has_the_same_bound(argument, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in {argument, "hosts"}:
+        if FIVE[name]:
+            (tmp_path / name).write_text(FIVE[name])
+    monkeypatch.setattr(nodeset, "MAX_NODES", 5)
+    assert len(load(argument)) == 5
+    monkeypatch.setattr(nodeset, "MAX_NODES", 4)
+    with pytest.raises(InventoryError, match="has more than 4 nodes"):
+        load(argument)
+
+
 def test_a_file_loads_as_under_pyinfra(cluster, monkeypatch):
     root = cluster.parent.parent
     monkeypatch.chdir(root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import pwd
@@ -111,6 +112,32 @@ def test_a_user_may_take_the_file_nevertheless(file, monkeypatch):
     monkeypatch.setenv(trust.VARIABLE, "0")
     with pytest.raises(InventoryError):
         load(str(file))
-    # Another user's rights are no more than those of the file's owner.
+    # Another user names a file, and takes it.
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert trust.distrust(file) == ""
+
+
+def test_an_ordinary_user_takes_what_the_author_of_the_named_inventory_has_written(
+    file, monkeypatch
+):
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    above = {os.getuid()}
+    for owner, authors, is_taken in (
+        (54321, above, True),
+        (54322, above, False),
+        (54322, {*above, 54322}, True),
+        (54322, None, True),
+    ):
+        with monkeypatch.context() as patch:
+            shows(patch, file, st_uid=owner)
+            reason = trust.distrust(file, authors=authors)
+            assert reason == "" if is_taken else "uid 54322; copy it, or use" in reason
+
+
+def test_a_directory_that_the_user_may_not_walk_is_not_taken(file, monkeypatch):
+    def lstat(place):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), place)
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    assert trust.distrust(file) == ""
+    assert "Permission denied" in trust.distrust(file, authors=())
