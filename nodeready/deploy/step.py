@@ -140,7 +140,7 @@ def step(
         checks = SUBJECTS[subject].checks if subject in SUBJECTS else ()
         fixed = [check for check in checks if check.fixed_by == name]
         if not fixed:
-            raise ValueError(f"no check of {subject} is fixed by {name}")
+            raise ValueError(f"no check of {subject} in subjects/registry.py is fixed by {name}")
         deciding = {*settings, *(key for check in fixed for key in check.settings)}
         setting_names = tuple(field.name for field in fields(Policy) if field.name in deciding)
 
