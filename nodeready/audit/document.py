@@ -200,8 +200,6 @@ class Audit:
 
 #: The statuses with which a node gets no job.
 STOPPING: tuple[str, ...] = ("fail", "unknown")
-#: Maximum characters of one reason: Slurm and a prolog's log show all reasons in one line.
-_LENGTH = 160
 
 
 def go(results: Iterable[Result]) -> bool:
@@ -211,7 +209,7 @@ def go(results: Iterable[Result]) -> bool:
 
 
 def reasons(results: Iterable[Result]) -> list[str]:
-    """A short line ``check: actual`` for each result that stops a job, in their order."""
+    """A line ``check: actual`` for each result that stops a job, in their order."""
     results = list(results)
     if not results:
         return ["nothing was looked at"]
@@ -226,8 +224,7 @@ def _stopping(results: Iterable[Result]) -> list[Result]:
 
 def _line(result: Result) -> str:
     actual = " ".join(sanitise(result.actual).split()) or result.status
-    text = f"{result.check}: {actual}"
-    return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 3]}..."
+    return f"{result.check}: {actual}"
 
 
 # --- The document of `nodeready ready`: which nodes may get the job.

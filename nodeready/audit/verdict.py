@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SCHEMA = "nodeready.verdict/1"
 #: Statuses whose results a verdict has with texts, the worst first. Of others it has the ids.
 LISTED = ("fail", "unknown", "warn", "waived")
-#: Maximum characters of one text, and bytes of all results with their texts.
+#: Maximum characters of one text but a fix, and bytes of all results with their texts.
 _TEXT, _MAX_RESULT_BYTES = 400, 40 << 10
 #: Replaces the texts that exceed the maximum.
 LEFT_OUT = "(left out: the verdict is full)"
@@ -155,7 +155,9 @@ def listed_fields(results: Iterable[Result]) -> dict[str, tuple[Any, ...]]:
             fields[result.status].append(result.check)
             continue
         row: dict[str, Any] = {
-            key: sanitise(text, _TEXT) for key in _ROW if (text := getattr(result, key))
+            key: sanitise(text) if key == "fix" else sanitise(text, _TEXT)
+            for key in _ROW
+            if (text := getattr(result, key))
         }
         row |= {"actions": list(result.actions)} if result.actions else {}
         size = len(json.dumps(row))

@@ -23,6 +23,8 @@ from nodeready.text import sanitise
 _READERS = {"nhc": nhc.read, "goss": goss.read}
 #: Maximum bytes of a file.
 _MAX_BYTES = 1 << 20
+#: Maximum characters of a line of the file in a message.
+_MAX_LINE = 200
 
 
 @click.command(name="import")
@@ -57,8 +59,8 @@ def import_checks(tool: str, file: str, output: str) -> int:
         raise Refused(str(error)) from None
     for line in lines:
         nodes = f" (only nodes {line.nodes}: commented out)" if line.nodes and line.checks else ""
-        text = f"{line.outcome:9} {line.place}: {line.text}: {line.detail}{nodes}"
-        click.echo(sanitise(text, 400), err=True)
+        origin = f"{line.place}: {sanitise(line.text, _MAX_LINE)}"
+        click.echo(sanitise(f"{line.outcome:9} {origin}: {line.detail}{nodes}"), err=True)
     numbers = counts(lines)
     if not numbers[CONVERTED] + numbers[COVERED]:
         raise Refused(f"{file}: no check of {tool} could be imported")

@@ -157,7 +157,7 @@ class _Watcher:
         summary = f"{self.watch.judgement.kind} {text.partition(': ')[2].partition(':')[0]}"
         if summary != self._last_summary:
             self._last_summary = summary
-            click.echo(sanitise(f"{utc_now()} job {self.job}: {text}", 1000))
+            click.echo(sanitise(f"{utc_now()} job {self.job}: {text}"))
 
     def take_incident(self) -> Incident | None:
         """Take an incident and run the user's command. None: its directory cannot be made."""
@@ -185,7 +185,7 @@ class _Watcher:
         verdict = incident.verdict
         summary = f"{verdict.kind}: {verdict.text}" if verdict else "no verdict"
         text = f"{utc_now()} job {self.job}: incident {incident.archive or path}: {summary}"
-        click.echo(sanitise(text, 2000))
+        click.echo(sanitise(text))
         self.failed = self.failed or not incident.archive
         if verdict is not None and verdict.kind == "not-stuck":
             # The stacks show more than the counters, and overrule them.

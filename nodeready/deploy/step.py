@@ -140,7 +140,7 @@ def step(
         checks = SUBJECTS[subject].checks if subject in SUBJECTS else ()
         fixed = [check for check in checks if check.fixed_by == name]
         if not fixed:
-            raise ValueError(f"no check of {subject} is fixed by {name}")
+            raise ValueError(f"no check of {subject} in subjects/registry.py is fixed by {name}")
         # No operation repairs some checks of the subject: each of its operations warns of them.
         own = {check.id for check in checks if check.fixed_by in ("", name)}
         deciding = {*settings, *(key for check in fixed for key in check.settings)}

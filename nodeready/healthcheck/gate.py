@@ -103,8 +103,8 @@ def write(verdict: NodeVerdict, path: str = PATH) -> None:
 
 # --- The commands.
 
-#: Characters of all reasons together: a log has them on one line.
-_LENGTH = 1000
+#: Characters of one reason, and of all together: Slurm and a log show them on one line.
+_REASON, _LENGTH = 160, 1000
 #: Seconds of the prolog's budget that are for scontrol, at most a fourth of the budget.
 _SLURM_S = 2.5
 #: Seconds that scontrol may take beyond the budget; slurm-prolog ends this program 5 s after the
@@ -128,7 +128,7 @@ def node_verdict(audit: Audit, policy: Policy) -> NodeVerdict:
         boot_id(),
         digest([policy]),
         document.go(node.results),
-        tuple(document.reasons(node.results)),
+        tuple(sanitise(reason, _REASON) for reason in document.reasons(node.results)),
         node=node.name,
         version=__version__,
         **listed_fields(node.results),

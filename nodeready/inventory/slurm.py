@@ -184,7 +184,7 @@ def _partitions(out: str) -> dict[str, list[str]]:
 
 def _no_partition(partition: str, partitions: Mapping[str, object]) -> str:
     hint = suggestion(partition, partitions)
-    return sanitise(f"NODEREADY_PARTITION: no partition {partition}; {hint}", 300)
+    return f"NODEREADY_PARTITION: no partition {sanitise(partition, 80)}; {hint}"
 
 
 def ask(command: list[str], path: str, timeout_s: float) -> str:

@@ -110,9 +110,9 @@ class _AuditTable(TableLayout):
         yield self.named(finding.status, finding.title, finding.names, note=finding.cost)
         yield from self.finding_texts(finding)
         if finding.status == "waived":
-            yield self.detail((finding.fix, "dim"))
+            yield self.sentence((finding.fix, "dim"))
         elif finding.fix:
-            yield self.detail("fix: ", (with_inventory(finding.fix, self.inventory), "cyan"))
+            yield self.sentence("fix: ", (with_inventory(finding.fix, self.inventory), "cyan"))
 
     def finding_texts(self, finding: AuditFinding) -> Iterator[StyledLine]:
         if finding.text:

@@ -8,7 +8,7 @@ from nodeready.reports.lines import STYLES, StyledLine, line, node_set
 from nodeready.reports.rank_groups import ranks
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.similar_texts import reasons
-from nodeready.reports.table_layout import MAX_TEXT, NO_LIMIT
+from nodeready.reports.table_layout import NO_LIMIT
 from nodeready.text import counted, sanitise
 from nodeready.triage.stacks.debuggable import Debuggable
 
@@ -34,11 +34,9 @@ def debuggable(document: Debuggable, options: Options = PLAIN) -> Iterator[Style
             )
             owner = f"{members} on {node_set(finding.nodes, limit)}: "
         result = (f"{finding.result:<9}", STYLES[finding.result])
-        yield line(result, f"{finding.item:<13}{owner}{sanitise(finding.found)[:MAX_TEXT]}")
+        yield line(result, f"{finding.item:<13}{owner}{finding.found}")
         if finding.fix and finding.result != "ok":
-            yield line(" " * 22, sanitise(finding.fix)[:MAX_TEXT])
+            yield line(" " * 22, finding.fix)
     for reason, names in reasons(document.errors.items(), options.verbose):
         names_text = node_set(names, NO_LIMIT if options.verbose or not options.lines else _NODES)
-        yield line(
-            ("unknown  ", STYLES["unknown"]), f"{names_text}: {sanitise(reason)[:MAX_TEXT]}"
-        )
+        yield line(("unknown  ", STYLES["unknown"]), f"{names_text}: {reason}")

@@ -70,7 +70,7 @@ def _unit(lemon: Lemon, options: Options) -> Iterator[StyledLine]:
     shown = lemon.incidents if options.verbose else lemon.incidents[:_MAX_INCIDENTS]
     for incident in shown:
         place = f"{incident.node}  " if lemon.kind == "gpu" else ""
-        text = sanitise(incident.text)[:MAX_TEXT]
+        text = sanitise(incident.text, MAX_TEXT)
         yield line(f"  {incident.time[:16].replace('T', ' ')}  {place}{incident.kind}  {text}")
     if len(lemon.incidents) > len(shown):
         yield line(f"  and {len(lemon.incidents) - len(shown)} earlier: -v")

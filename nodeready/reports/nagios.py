@@ -19,8 +19,8 @@ from nodeready.text import counted, sanitise
 STATES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 #: Maximum bytes of the whole output; the rest of the 8 KiB is left to a command around the plugin.
 _MAX_BYTES = 7000
-#: Maximum bytes of one line.
-_MAX_LINE_BYTES = 400
+#: Maximum bytes of one line, and of an observed value that stands before a long fix.
+_MAX_LINE_BYTES, _SHORT_BYTES = 400, 120
 
 
 def nagios_code(audit: Audit) -> int:
@@ -38,12 +38,16 @@ def nagios_code(audit: Audit) -> int:
     return 1 if results["warn"] else 0
 
 
-def _line(text: str) -> str:
-    """The text as one line of at most _MAX_LINE_BYTES, without the ``|`` of performance data."""
-    safe = sanitise(text).replace("|", "\\x7c")
-    if len(safe.encode()) <= _MAX_LINE_BYTES:
-        return safe
-    return safe.encode()[: _MAX_LINE_BYTES - 3].decode(errors="ignore") + "..."
+def _line(text: str, end: str = "") -> str:
+    """The text as one line of at most _MAX_LINE_BYTES, without the ``|`` of performance data.
+
+    end: what the line ends with, and what is never cut: the text before it is
+    """
+    safe, safe_end = (sanitise(part).replace("|", "\\x7c") for part in (text, end))
+    room = max(_SHORT_BYTES, _MAX_LINE_BYTES - len(safe_end.encode()))
+    if len(safe.encode()) > room:
+        safe = safe.encode()[: room - 3].decode(errors="ignore") + "..."
+    return f"{safe}{safe_end}"
 
 
 def _headline(audit: Audit) -> str:
@@ -82,17 +86,16 @@ def _finding_line(finding: AuditFinding) -> str:
     notes = [finding.cost, f"fix: {finding.fix}" if finding.fix else ""]
     note = "; ".join(filter(None, notes))
     word = f"{finding.status.upper()} {finding.title}"
-    return f"{word} {node_set(finding.names)}: {_finding_text(finding)}" + (
-        f" ({note})" if note else ""
-    )
+    text = f"{word} {node_set(finding.names)}: {_finding_text(finding)}"
+    return _line(text, f" ({note})" if note else "")
 
 
 def _detail_lines(audit: Audit) -> Iterator[str]:
     for error in errors(audit):
-        yield f"{error.status.upper()} {node_set(error.names)}: {_finding_text(error)}"
+        yield _line(f"{error.status.upper()} {node_set(error.names)}: {_finding_text(error)}")
     statuses = ("fail", "unknown", "warn", "waived")
     yield from (_finding_line(finding) for finding in findings(audit, statuses))
-    yield from (f"DIFFERS {outlier_line(outlier)}" for outlier in audit.outliers)
+    yield from (_line(f"DIFFERS {outlier_line(outlier)}") for outlier in audit.outliers)
 
 
 def nagios(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
@@ -102,7 +105,7 @@ def nagios(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     yield first
     room, rows = _MAX_BYTES - len(first.encode()), list(_detail_lines(audit))
     for count, row in enumerate(rows):
-        text = _line(row) + "\n"
+        text = f"{row}\n"
         room -= len(text.encode())
         if room < 0:
             yield f"and {len(rows) - count} more\n"

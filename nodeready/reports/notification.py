@@ -16,8 +16,8 @@ from nodeready.text import sanitise
 
 #: Maximum bytes of a body: chat servers and alert routers refuse larger ones.
 MAX_BYTES = 64 << 10
-#: Maximum characters of a node set, of a text, and of the sentence.
-_NODES, _TEXT, _SENTENCE = 600, 400, 500
+#: Maximum characters of a node set, of one in the sentence, and of a text from a node.
+_NODES, _FEW_NODES, _TEXT = 600, 60, 400
 #: Statuses of a node for which nobody acts are one status here.
 _GOOD = ("ok", "na", "waived")
 _OK = "ok"
@@ -120,12 +120,13 @@ def notification(
     changed = {name for _, name in pairs}
     shown = replace(audit, nodes=tuple(node for node in audit.nodes if node.name in changed))
     rows = [*errors(shown), *findings(shown, ("fail", "unknown", "warn"))]
+    rows_of_change = sorted(grouped(pairs), key=lambda row: _rank(row[0]))
     changes = tuple(
         StatusChange(*change, node_set(names, _NODES), len(names))
-        for change, names in sorted(grouped(pairs), key=lambda row: _rank(row[0]))
+        for change, names in rows_of_change
     )
     return Notification(
-        _sentence(command, changes),
+        _sentence(command, rows_of_change),
         command,
         sanitise(inventory, _TEXT),
         audit.finished,
@@ -140,14 +141,16 @@ def _rank(change: tuple[str, str]) -> tuple[int, int]:
     return NODE_STATUSES.index(after), NODE_STATUSES.index(before)
 
 
-def _sentence(command: str, changes: Iterable[StatusChange]) -> str:
+def _sentence(command: str, changes: Iterable[tuple[tuple[str, str], list[str]]]) -> str:
     """``nodeready audit: gpu[001-004]: ok -> fail; gpu009: fail -> ok``."""
-    texts = (f"{change.nodes}: {change.before} -> {change.after}" for change in changes)
-    return sanitise(f"nodeready {command}: {'; '.join(texts)}", _SENTENCE)
+    texts = (
+        f"{node_set(names, _FEW_NODES)}: {before} -> {after}" for (before, after), names in changes
+    )
+    return f"nodeready {command}: {'; '.join(texts)}"
 
 
 def _finding(row: AuditFinding, inventory: str) -> NotifiedFinding:
     names = node_set(row.names, _NODES)
     text = sanitise(row.text or row.example, _TEXT)
-    fix = sanitise(with_inventory(row.fix, inventory), _TEXT)
+    fix = sanitise(with_inventory(row.fix, inventory))
     return NotifiedFinding(row.status, row.title, names, len(row.names), text, fix, row.severity)

@@ -15,8 +15,6 @@ from nodeready.triage.postmortem.document import FailureGroup, Postmortem
 
 #: Maximum groups, ranks of one group in words, sources and reasons without -v.
 _MAX_GROUPS, _RANKS, _MAX_ROWS = 8, 30, 4
-#: Characters of a victim's text.
-_TEXT = 160
 #: Role -> its style.
 _STYLES = {"failed": "fail", "lost": "victim", "waited": "blocked", "ended": "na", "report": "na"}
 #: Offsets of clocks from which on they are shown, in seconds.
@@ -42,9 +40,9 @@ class _PostmortemTable(TableLayout):
                 yield self.detail((word, "dim"), (subject, "bold"))
             for word, texts in (("for", suspect.for_), ("against", suspect.against)):
                 for text in texts:
-                    yield self.detail((f"{word:<8}", "dim"), text)
+                    yield self.sentence((f"{word:<8}", "dim"), text)
         for text in dict.fromkeys(cause.missing):
-            yield self.detail(("missing ", "dim"), text)
+            yield self.sentence(("missing ", "dim"), text)
 
     def subject(self, numbers: tuple[int, ...], nodes: tuple[str, ...]) -> str:
         limit = NO_LIMIT if self.is_whole else _RANKS
@@ -58,8 +56,7 @@ class _PostmortemTable(TableLayout):
         subject = self.subject(group.ranks, group.nodes) or "unknown ranks"
         count = f", {group.count} times" if group.count > max(1, len(group.ranks)) else ""
         yield self.head(group.role, _STYLES[group.role], (subject, "bold"), count)
-        text = group.text or group.kind
-        yield self.detail(text if self.is_whole or len(text) <= _TEXT else f"{text[:_TEXT]}...")
+        yield self.detail(group.text or group.kind)
         yield self.detail(("e.g. " if group.count > 1 else "", "dim"), (group.example, "dim"))
 
 

@@ -20,7 +20,7 @@ from nodeready.reports.prometheus import duration_s
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import fold_similar, reasons
-from nodeready.reports.table_layout import MAX_TEXT, MAX_WIDTH, NO_LIMIT, TableLayout
+from nodeready.reports.table_layout import MAX_WIDTH, NO_LIMIT, TableLayout
 from nodeready.shell import quote
 from nodeready.smoke.document import UNREACHABLE, UNTESTED, LinkBandwidth, SmokeReport
 from nodeready.smoke.knowledge import NODE, PAIR, SCALE, SmokeSuspect
@@ -118,7 +118,7 @@ class _SmokeTable(TableLayout):
             style = "fail" if finding.weight > 1 else "warn"
             yield self.head("variable", style, finding.text)
             columns = self.indent + len(finding.advice) + 2
-            yield self.detail(f"{finding.advice}  ", self.names_beside(finding.nodes, columns))
+            yield self.sentence(f"{finding.advice}  ", self.names_beside(finding.nodes, columns))
 
     def suspect(self, row: tuple[SmokeSuspect, tuple[str, ...]]) -> Iterator[StyledLine]:
         """A suspect: its kind and names, then the evidence."""
@@ -137,7 +137,7 @@ class _SmokeTable(TableLayout):
         yield self.head(suspect.kind, "suspect", *names_part)
         maximum = len(suspect.evidence) if self.is_whole else _MAX_EVIDENCE
         for text in suspect.evidence[:maximum]:
-            yield self.detail(text)
+            yield self.sentence(text)
         if suspect.evidence[maximum:]:
             yield self.count_line(len(suspect.evidence) - maximum)
 
@@ -163,7 +163,7 @@ class _SmokeTable(TableLayout):
 
         def full(row: tuple[str, list[str]]) -> Iterator[StyledLine]:
             yield self.head("warn", "warn", self.names_beside(row[1]))
-            yield self.detail(row[0])
+            yield self.sentence(row[0])
 
         def short(row: tuple[str, list[str]]) -> StyledLine:
             return self.head(
@@ -182,12 +182,11 @@ class _SmokeTable(TableLayout):
         def row_line(row: tuple[str, list[str]]) -> StyledLine:
             reason, names = row
             columns = len(word) + min(len(reason) + 2, self.width // 2)
-            text = line(
+            return line(
                 (word, STYLES[style]),
                 self.names_beside(names, columns),
                 f"  {reason}" if reason else "",
             )
-            return text if self.is_whole else text.cut(MAX_TEXT)
 
         pairs = [(node.name, node.reason) for node in self.smoke.nodes if node.status == status]
         rows = reasons(pairs, self.verbose)

@@ -169,7 +169,7 @@ class _StacksTable(TableLayout):
         """A group in full: its ranks and nodes, the reason, the path, the hint."""
         yield self.group_head(group, number)
         for text in filter(None, group.reason.split("; ")):
-            yield self.detail((text, STYLES[group.role] if group.role else "dim"))
+            yield self.sentence((text, STYLES[group.role] if group.role else "dim"))
         if group.no_stack_reason:
             yield self.detail(group.no_stack_reason)
         yield from self.frames(group, number)
@@ -191,7 +191,7 @@ class _StacksTable(TableLayout):
         yield from self.children(group)
         yield from self.locals(group)
         if group.hint:
-            yield self.detail("hint: ", (with_inventory(group.hint, self.inventory), "cyan"))
+            yield self.sentence("hint: ", (with_inventory(group.hint, self.inventory), "cyan"))
 
     def children(self, group: Group) -> Iterator[StyledLine]:
         """The kinds of child processes of the ranks, a line each."""
@@ -224,7 +224,7 @@ class _StacksTable(TableLayout):
                 yield self.detail(("  ", ""), (sanitise(child.command, MAX_TEXT), "dim"))
             if child.hint and (self.verbose or child is first):
                 hint = with_inventory(child.hint, self.inventory)
-                yield self.detail("  hint: ", (hint, "cyan"))
+                yield self.sentence("  hint: ", (hint, "cyan"))
         if group.children[maximum:] and maximum:
             hidden = counted(len(group.children) - maximum, "more sort", "more sorts")
             yield self.detail((f"{hidden} below (-v shows them)", "dim"))
@@ -384,15 +384,15 @@ def _verdict(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
         ]
         for word, statements in rows:
             if statements:
-                yield table.fit(table.detail((word, "dim"), "; ".join(statements)))
+                yield table.sentence((word, "dim"), "; ".join(statements))
         return
     for suspect in verdict.suspects:
         name = ranks(suspect.ranks) or node_set(suspect.nodes)
         for word, texts in (("for", suspect.for_), ("against", suspect.against)):
             for text in texts:
-                yield table.detail((f"{name}, {word}: ", "dim"), text)
+                yield table.sentence((f"{name}, {word}: ", "dim"), text)
     for text in verdict.missing:
-        yield table.detail(("missing: ", "dim"), text)
+        yield table.sentence(("missing: ", "dim"), text)
 
 
 def _witnesses(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
@@ -424,4 +424,4 @@ def _witnesses(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
     for name, text, style in rows:
         shown = "" if name == before else name
         before = name
-        yield table.fit(line((f"{shown:<{_WITNESS}}", style or "bold"), (text, style)))
+        yield line((f"{shown:<{_WITNESS}}", style or "bold"), (text, style))

@@ -12,7 +12,7 @@ from nodeready.reports.sections import RowSection
 NO_LIMIT = 1_000_000
 #: Columns beyond which a node set is cut even where nothing wraps.
 MAX_WIDTH = 160
-#: Characters of a text that are shown without -v.
+#: Characters of a text from a node that are shown without -v.
 MAX_TEXT = 500
 #: Columns of a node set in a short line.
 _SHORT_NODES = 30
@@ -43,9 +43,13 @@ class TableLayout:
         """The first line of a row: its word on the left, in a style of STYLES or ""."""
         return line((f"{word:<{self.indent}}", STYLES.get(style, "")), *parts)
 
+    def sentence(self, *parts: Part) -> StyledLine:
+        """A further line of a row in nodeready's words, such as a repair, which is never cut."""
+        return line(" " * self.indent, *parts)
+
     def detail(self, *parts: Part) -> StyledLine:
         """A further line of a row."""
-        text = line(" " * self.indent, *parts)
+        text = self.sentence(*parts)
         return text if self.is_whole else text.cut(MAX_TEXT)
 
     def count_line(self, count: int) -> StyledLine:
@@ -56,7 +60,7 @@ class TableLayout:
         """Nodes without a complete answer, a row for each reason."""
 
         def full(row: Reason) -> Iterable[StyledLine]:
-            return self.head(word, style, self.names(row[1])), self.detail(row[0])
+            return self.head(word, style, self.names(row[1])), self.sentence(row[0])
 
         def short(row: Reason) -> StyledLine:
             return self.head(

@@ -44,14 +44,14 @@ class _WaiverTable(TableLayout):
         names = self.names(row.nodes) if row.nodes else row.waiver.nodes
         yield self.head(row.state, _STYLES[row.state], (row.waiver.check, "bold"), "  ", names)
         owner = f", {row.waiver.owner}" if row.waiver.owner else ""
-        yield self.detail(f"{_end(row)}{owner}: {row.waiver.reason}")
+        yield self.sentence(f"{_end(row)}{owner}: {row.waiver.reason}")
         for finding in row.findings:
             yield self.detail(
                 (finding.status, STYLES[finding.status]), "  ", self.names(finding.nodes), "  ",
                 finding.actual,
             )  # fmt: skip
         if row.state in _ADVICE:
-            yield self.detail(_ADVICE[row.state])
+            yield self.sentence(_ADVICE[row.state])
 
 
 def show(document: WaiverList, options: Options = PLAIN) -> Iterator[StyledLine]:

@@ -10,13 +10,15 @@ nr_trap() {
 }
 
 # nr_value NAME FILE: "NAME=first line of FILE", or nothing when it cannot be read. An empty line is
-# a value. Not for a number in /proc/sys, which must be read at once: dash reads byte by byte, and
-# would see "1" of "1024". (A text there, and a single digit, are readable.)
+# a value. The read of dash and busybox takes single bytes, and a number in /proc/sys ends after its
+# first: "1" of "1024". So a line without an end is read again, at once, by a process.
 nr_value() {
     nr_line=
-    if { IFS= read -r nr_line <"$2"; } 2>/dev/null || [ -n "$nr_line" ]; then
-        nr_say "$1" "$nr_line"
+    if ! { IFS= read -r nr_line <"$2"; } 2>/dev/null; then
+        if [ -z "$nr_line" ]; then return; fi
+        nr_line=$(cat -- "$2")
     fi
+    nr_say "$1" "$nr_line"
 }
 
 # nr_say NAME TEXT: "NAME=first line of TEXT".

@@ -299,8 +299,8 @@ def pair_outcome(
         cause = f"{source} answers with figures that cannot be"
         return SmokeOutcome(False, cause, culprits=(source,))
     if owners.of(mesh.address(answer.address)) != target:
-        cause = mesh.name_cause(owners, source, target, answer.resolved, answer.error)
-        return SmokeOutcome(False, f"on {source} {sanitise(cause, 2 * _MESSAGE_LENGTH)}")
+        cause = mesh.name_cause(owners, source, target, answer.resolved, _line(answer.error))
+        return SmokeOutcome(False, f"on {source} {cause}")
     tries = [attempt for attempt in answer.tries if attempt.port in ports]
     are_skipped = any(attempt.outcome == SKIPPED for attempt in tries)
     failing: dict[str, list[int]] = {}

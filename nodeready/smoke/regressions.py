@@ -77,7 +77,7 @@ def regressions(before: Snapshot, after: Snapshot) -> tuple[str, ...]:
             sentences += _ports(counters(old, ALONE), counters(new, ALONE))
         else:
             sentences += _gpus(old, new)
-    return tuple(sanitise(sentence, 400) for sentence in sentences)
+    return tuple(sanitise(sentence) for sentence in sentences)
 
 
 def _gpus(before: Gpus, after: Gpus) -> Iterator[str]:

@@ -8,7 +8,7 @@ for others apply to a user who is neither the owner nor in the group (path_resol
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
@@ -66,6 +66,8 @@ UNLOADED = "error while loading shared libraries: "
 
 #: Permission bits of others.
 READ, EXECUTE = 0o4, 0o1
+#: Bits of a mode: others may write; in a directory only owners rename and remove.
+OTHERS_WRITE, STICKY = 0o2, 0o1000
 
 
 def _access_script(policy: Policy) -> str:
@@ -192,6 +194,22 @@ class Access:
         inode = self.inodes.get(path)
         if inode is not None and not inode.is_directory and inode.mode & bits != bits:
             yield _closed(path, inode, bits, "run" if bits & EXECUTE else "read")
+
+    def insecure(self, path: str, owners: Collection[int]) -> tuple[str, Inode] | None:
+        """The first of a file and the directories above it that others could have changed, with
+        its inode: another user owns it, or all may write to it and it is not sticky.
+
+        owners: user numbers that are trusted
+        """
+        real = self.links.get(path) or path
+        for place in dict.fromkeys((*parents(path), *parents(real), path)):
+            inode = self.inodes.get(place)
+            sticky = inode is not None and inode.is_directory and inode.mode & STICKY
+            if inode is not None and (
+                inode.uid not in owners or (inode.mode & OTHERS_WRITE and not sticky)
+            ):
+                return place, inode
+        return None
 
     def programs(self, name: str) -> list[str]:
         """The programs of this name in the order of PATH, and then the links that lead nowhere."""

@@ -154,7 +154,9 @@ def load(built_in: Mapping[str, Subject]) -> dict[str, Subject]:
 
 def load_operations(name: str) -> Any:
     """The module of a plugin's operations. Raises PluginError."""
-    plugin = next(plugin for plugin in installed() if plugin.name == name)
+    plugin = next((plugin for plugin in installed() if plugin.name == name), None)
+    if plugin is None:
+        raise LookupError(f"operations/__init__.py: a line is missing for {name}")
     module = _import(plugin, plugin.operations)
     steps = getattr(module, "STEPS", None)
     if not isinstance(steps, tuple) or not all(hasattr(step, "fixes") for step in steps):

@@ -19,7 +19,7 @@ from nodeready.inventory.nodeset import folded
 from nodeready.node.witnesses import motion
 from nodeready.node.witnesses.motion import Motion, MotionEnd, PortBytes
 from nodeready.subjects.base import ProbeError
-from nodeready.text import counted, sanitise
+from nodeready.text import counted
 from nodeready.transport.base import (
     INTERRUPTED,
     UNREACHED,
@@ -400,7 +400,7 @@ class Watch:
 
 
 def _reasons(signs: Iterable[Sign], moves: bool) -> str:
-    return "; ".join(sanitise(sign.text, 100) for sign in signs if sign.moves is moves)
+    return "; ".join(sign.text for sign in signs if sign.moves is moves)
 
 
 # --- Asking.

@@ -57,6 +57,34 @@ def test_pdsh_uses_ssh_in_every_kind_of_shell(fresh_nodes, wrapper):
         assert deploy(node, POLICY, STEPS, "pdsh") == []
 
 
+#: Changes of the module's directory DIR, and whether pdsh still loads its ssh module.
+MODULES = {
+    "chown 2000 DIR": False,
+    "chmod 777 DIR": False,
+    "chmod 1777 DIR": True,
+    "chgrp 2000 DIR; chmod 775 DIR": True,
+    "chown 2000 DIR/sshcmd.so": False,
+    "chmod 666 DIR/sshcmd.so": False,
+    "chown 2000 /usr/lib": False,
+}
+
+
+def test_a_module_that_pdsh_refuses_is_a_failure_with_its_repair(fresh_node):
+    folder = fresh_node.run("dirname /usr/lib/*/pdsh/sshcmd.so").stdout.strip()
+    deploy(fresh_node, POLICY, STEPS, "pdsh")
+
+    def has_ssh() -> bool:
+        return "ssh" in fresh_node.run("pdsh -V", check=False).stdout.partition("rcmd modules")[2]
+
+    for change, is_loaded in MODULES.items():
+        fresh_node.run(change.replace("DIR", folder))
+        result = judged(fresh_node, POLICY, "pdsh")["pdsh.installed"]
+        assert (result.status, has_ssh()) == ("ok" if is_loaded else "fail", is_loaded), change
+        fresh_node.run(result.fix or f"chmod 755 {folder}")
+        assert has_ssh()
+        assert statuses(fresh_node, POLICY, "pdsh")["pdsh.installed"] == "ok"
+
+
 #: /etc/environment before a deploy.
 ENVIRONMENTS = (
     b"PATH=/usr/bin:/bin\r\nLANG=C\r\n",

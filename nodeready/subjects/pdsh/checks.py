@@ -53,12 +53,18 @@ _SETS = re.compile(
         "install pdsh's ssh module (RHEL, SLES: pdsh-rcmd-ssh)",
         "chmod a+rx PATH",
         "install pdsh again the way this distribution does",
+        "chown root PATH",
+        "chmod o-w PATH",
         deploy(_DEPLOY_PACKAGES),
     ),
 )
 def installed(observed: Pdsh, policy: Policy) -> Result:
     """pdsh and its ssh module (a separate package on RHEL and SLES) are installed, and every user
-    can run pdsh."""
+    can run pdsh.
+
+    pdsh loads no module that, or whose directory, belongs to another user than root or pdsh's own
+    owner, or that all may write to (pdsh, src/pdsh/mod.c).
+    """
     check = "pdsh.installed"
     programs = ("pdsh", *COMPANIONS["pdsh"])
     troubles = (unusable_program(observed.access, program) for program in programs)
@@ -79,7 +85,24 @@ def installed(observed: Pdsh, policy: Policy) -> Result:
     if not observed.module:
         fix = "install pdsh's ssh module (RHEL, SLES: pdsh-rcmd-ssh)"
         return warn(check, "installed, with ssh", "no sshcmd.so found", fix=fix)
-    return ok(check, "installed, with ssh", source=observed.module)
+    return _insecure_module(observed) or ok(check, "installed, with ssh", source=observed.module)
+
+
+def _insecure_module(observed: Pdsh) -> Result | None:
+    """The result for a module that pdsh refuses to load; None: it loads the module."""
+    access = observed.access
+    pdsh = next((path for name in ("pdsh.bin", "pdsh") for path in access.programs(name)), "")
+    owners = {0, access.inodes[pdsh].uid} if pdsh in access.inodes else {0}
+    insecure = access.insecure(observed.module, owners)
+    if insecure is None:
+        return None
+    path, inode = insecure
+    fault, repair = f"belongs to uid {inode.uid}", "chown root"
+    if inode.uid in owners:
+        fault, repair = f"has mode {inode.mode & 0o7777:o}, all may write to it", "chmod o-w"
+    actual = f"pdsh refuses its ssh module: {path} {fault}"
+    fix = f"{repair} {shell.quote(path)}"
+    return fail("pdsh.installed", "installed, with ssh", actual, path, fix)
 
 
 def assigned(line: Line) -> str | None:

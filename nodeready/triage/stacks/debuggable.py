@@ -252,7 +252,7 @@ def _judge_environment(
     for finding in judge_environments(evidence, places):
         result = "fail" if finding.weight > 1 else "warn"
         for rank in finding.ranks:
-            row = result, finding.text[:200], finding.advice
+            row = result, finding.text, finding.advice
             judged_by_rank.setdefault(rank, []).append(row)
     for place in places:
         number = evidence.environments.get((place.node, place.pid))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import natural
 from nodeready.node.stacks.ranks import CLAIMS, ELSEWHERE, claimed_job
+from nodeready.text import sanitise
 from nodeready.triage.stacks import (
     advise,
     evidence,
@@ -792,7 +793,11 @@ def _with_stray_reason(lost: Group, job: TracedJob, jobs: Iterable[TracedJob]) -
             continue
         if other.users & job.users and other.worlds.keys() == job.worlds.keys():
             nodes = tuple(sorted(other.nodes, key=natural))
-            reason = f"{verdict.OTHER_JOB_START} {other.name or 'another job'}, not {job.name}"
+            names = (
+                sanitise(name, evidence.MAX_LINE)
+                for name in (other.name or "another job", job.name)
+            )
+            reason = f"{verdict.OTHER_JOB_START} {', not '.join(names)}"
             return dataclasses.replace(lost, nodes=nodes, no_stack_reason=reason)
     return lost
 

@@ -28,10 +28,12 @@ from nodeready.triage.stacks.document import (
     Verdict,
     fold_ranks,
 )
+from nodeready.triage.stacks.evidence import MAX_LINE
 from nodeready.triage.stacks.statements import Lag, WitnessReport
 
-#: Maximum characters of the verdict's text, of a set of ranks or nodes, and of a place in it.
-_MAX_TEXT, _MAX_SET, _MAX_PLACE = 160, 32, 44
+#: Maximum characters of a set of ranks or nodes, and of a name from a process. Only what a node
+#: names is cut, each name by itself, so that the line number and the advice behind it remain.
+_MAX_SET, _MAX_NAME = 32, 60
 #: Maximum statements for and against a suspect; and suspects.
 _MAX_STATEMENTS, _MAX_SUSPECTS = 8, 8
 #: Wait channels and files of file systems and block devices (Linux: fs/, net/sunrpc, block/; the
@@ -121,10 +123,9 @@ def _cut(text: str, limit: int) -> str:
 
 
 def _place(frame: Frame) -> str:
-    file = frame.file.rpartition("/")[2]
-    return _cut(
-        f"{frame.function} {file}:{frame.line}" if frame.line else frame.function, _MAX_PLACE
-    )
+    function = _cut(frame.function, _MAX_NAME)
+    file = _cut(frame.file.rpartition("/")[2], _MAX_NAME)
+    return f"{function} {file}:{frame.line}" if frame.line else function
 
 
 def _position(group: Group) -> str:
@@ -147,7 +148,9 @@ def _child_cause(group: Group, at: str) -> _RankCause | None:
     """
     activity = group.activity
     if stopped := _held_child(group):
-        name = stopped.kind if stopped.kind == "loader worker" else stopped.command[:30]
+        name = (
+            stopped.kind if stopped.kind == "loader worker" else _cut(stopped.command, _MAX_NAME)
+        )
         action = f"waits for its child process that {_HELD_STATES[stopped.state[:1]]}: {name}"
         return _RankCause("late", action, "find the cause in its last output")
     inner = next((child for child in group.children if child.frames), None)
@@ -161,13 +164,14 @@ def _child_cause(group: Group, at: str) -> _RankCause | None:
     for child in group.children if activity == "data" or not group.frames else ():
         if child.kind == "loader worker" and not hints.is_idle_worker(child.hint):
             frame_text = _place(child.frames[-1]) if child.frames else ""
-            held = f"state {child.state[:1]} in {child.wait_channel}" if child.wait_channel else ""
+            channel = _cut(child.wait_channel, _MAX_NAME)
+            held = f"state {child.state[:1]} in {channel}" if channel else ""
             fs = child.state.startswith("D") or _STORAGE.search(
                 f"{child.wait_channel} {child.waits_on}"
             )
             place = held if fs and held else frame_text or held
             action = f"waits for {counted(child.processes, 'loader worker')}"
-            action += f" ({_cut(place, _MAX_PLACE)})" if place else ""
+            action += f" ({place})" if place else ""
             if fs:
                 return _RankCause("storage", action, "look at the workers' file system")
             return _RankCause("loader", action, "look at the workers' stacks")
@@ -192,9 +196,9 @@ def _cause(group: Group) -> _RankCause:
     at = _position(group)
     if group.kind == "uninterruptible":
         reason = group.no_stack_reason
-        place = reason.rpartition(" in ")[2] if ", in " in reason else ""
+        place = _cut(reason.rpartition(" in ")[2], _MAX_NAME) if ", in " in reason else ""
         action = f"state D{f' in {place}' if place else ''}{f' at {at}' if at else ''}"
-        return _RankCause("storage", _cut(action, 80), "look at its mounts, devices and dmesg")
+        return _RankCause("storage", action, "look at its mounts, devices and dmesg")
     activity = group.activity
     child_cause = _child_cause(group, at)
     if child_cause:
@@ -213,9 +217,7 @@ def _cause(group: Group) -> _RankCause:
     action, advice = _ACTIVITY_TEXTS.get(activity, ("stands in", "look there"))
     # A group with different waits has no common one.
     held = _COUNT_SUFFIX.sub("", group.waits_on[0]) if len(group.waits_on) == 1 else ""
-    waits = (
-        f", waiting for {_cut(held, _MAX_PLACE)}" if held and held not in _TRIVIAL_WAITS else ""
-    )
+    waits = f", waiting for {_cut(held, MAX_LINE)}" if held and held not in _TRIVIAL_WAITS else ""
     return _RankCause("late", f"{action} {at}{waits}", advice)
 
 
@@ -490,12 +492,14 @@ class _VerdictBuilder:
             place = f" on {fold(statement.nodes)}" if is_elsewhere else ""
             text = f"{name} {'is' if is_single else 'are'} gone: {statement.text}{place}{wait}"
         elif silent or group.no_stack_reason.endswith("without an answer"):
-            reason = _cut(self.groups[silent[0]].no_stack_reason, 60) if silent else "no answer"
+            reason = (
+                _cut(self.groups[silent[0]].no_stack_reason, MAX_LINE) if silent else "no answer"
+            )
             text = f"{name}: no answer of the node ({reason}){wait}: see whether it is alive"
         elif len(gone) == len(self.groups):
             text = f"{name} {_has(ranks)} ended: nodeready postmortem shows who failed first"
         elif group.kind == "dead":
-            why_ended = _cut(group.no_stack_reason, 50)
+            why_ended = _cut(group.no_stack_reason, MAX_LINE)
             text = f"{name} has ended ({why_ended}){wait}: see `nodeready cores` and dmesg"
         else:
             text = (
@@ -518,7 +522,7 @@ class _VerdictBuilder:
         """A rank has raised an error, and other ranks have ended: those are its victims."""
         self.reorder = True
         ended = sorted({rank for at in gone for rank in self.groups[at].ranks})
-        error = _cut(self.report.raised[rank], 70)
+        error = self.report.raised[rank]
         at = self.at[rank]
         action = _cause(self.groups[at]).action
         for other in gone:
@@ -553,7 +557,7 @@ class _VerdictBuilder:
         standing = [at for at in groups if not set(ranks).isdisjoint(self.groups[at].ranks)]
         standing = standing or sorted({self.at[rank] for rank in ranks if rank in self.at})
         name = ranks_text(ranks, self.nodes_of(ranks))
-        site = f" ({_cut(lag.site, _MAX_PLACE)})" if lag.site else ""
+        site = f" ({lag.site})" if lag.site else ""
         count = counted(len(lag.waiting), "rank")
         wait = "waits" if len(lag.waiting) == 1 else "wait"
         # An unreadable process does not show where the rank stands.
@@ -671,9 +675,10 @@ class _VerdictBuilder:
             return self.nobody_waits(unknown)
         if unknown:
             first = self.groups[unknown[0]]
-            position = first.no_stack_reason or first.reason or f"stands in {_position(first)}"
+            unread = _cut(first.no_stack_reason, MAX_LINE)
+            position = unread or first.reason or f"stands in {_position(first)}"
             name = ranks_text(first.ranks, first.nodes)
-            text = f"{name}: {_cut(position, 80)}: its part is unclear"
+            text = f"{name}: {position}: its part is unclear"
             still = any(advise.stands_still(self.groups[at]) for at in self.victims)
             moves = first.verdict == "progressing" or (
                 first.verdict in _ACTIVE_VERDICTS and not still
@@ -786,10 +791,10 @@ class _VerdictBuilder:
         """All wait in the same call: evidence of network, GPUs and kernel about single nodes."""
         first = self.groups[self.victims[0]] if self.victims else self.groups[0]
         call = self.report.common or _called(first)
-        summary = f"all {self.total} ranks wait in {_cut(call, 70)}"
+        summary = f"all {self.total} ranks wait in {call}"
         stuck = sum(rank_call == call for rank_call in self.report.called.values())
         if 0 < stuck < self.total:
-            summary = f"all {self.total} ranks wait, {stuck} in {_cut(call, 70)} with all of it"
+            summary = f"all {self.total} ranks wait, {stuck} in {call} with all of it"
         rate = self.report.bytes_per_s
         moves = rate is not None and rate >= witness_reader.MOVING_BYTES_PER_S
         signs = self._signs()
@@ -798,7 +803,7 @@ class _VerdictBuilder:
             self.reorder = strength > 1
             suspect = self.suspect(ranks, nodes)
             name = ranks_text(ranks, tuple(nodes))
-            quoted = _cut(texts[0], 70)
+            quoted = texts[0]
             if strength < 2:
                 suspect = replace(suspect, against=(*suspect.against, "this is one weak sign"))
                 text = f"{summary}; the only sign: {name}: {quoted}"
@@ -831,7 +836,7 @@ class _VerdictBuilder:
             text = f"{summary}, and wake up there: slow, or hung: look again, longer (--interval)"
             return self.build("unclear", text, missing=("flight_recorder", "network"))
         if self.total == 1 and not self.report.common:
-            text = f"the only rank that was found waits in {_cut(call, 70)}: find the others"
+            text = f"the only rank that was found waits in {call}: find the others"
             return self.build("unclear", text, missing=("flight_recorder", "nccl_ras"))
         quiet = " and no bytes move" if rate is not None else ""
         if not self.report.common and all(_RECEIVES.match(_call(self.groups[at]))
@@ -893,8 +898,7 @@ class _VerdictBuilder:
         unasked = ""
         if self.odd.unasked:
             unasked = f"; {ranks_text(self.odd.unasked)} not looked at ({self.odd.part})"
-        text = f"{_cut(text, _MAX_TEXT - len(unasked))}{unasked}"
-        return Verdict(kind, text, tuple(suspects)[:_MAX_SUSPECTS], absent)
+        return Verdict(kind, f"{text}{unasked}", tuple(suspects)[:_MAX_SUSPECTS], absent)
 
 
 #: A reason that names its remedy, or has none.
@@ -916,8 +920,8 @@ def call_of(frames: Sequence[Frame]) -> str:
     """The collective that a stack waits in: the outermost call of a library, else its leaf."""
     for frame in frames:
         if frame.file.endswith(_LIBRARIES) and not frame.function.startswith("_"):
-            return frame.function.rpartition(".")[2]
-    return frames[-1].function if frames else ""
+            return _cut(frame.function.rpartition(".")[2], _MAX_NAME)
+    return _cut(frames[-1].function, _MAX_NAME) if frames else ""
 
 
 _LIBRARIES = (

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import checks_page
 import click
 import pytest
 
@@ -13,8 +14,9 @@ from nodeready.cli import cli
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
 from nodeready.subjects import judging
-from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, check_ids
+from nodeready.subjects.registry import CHANGED, LOOKED_AT, SUBJECTS, check_ids
 from tests.helpers import here, observe
+from tests.paths import PACKAGE
 from tests.unit.docs.pages import DOCS, PAGES, ROOT, anchors, commands, without_code
 
 
@@ -27,7 +29,7 @@ def test_generated_pages_are_what_the_generators_make():
 
     files = make_docs.generated_files()
     stale = [of(path) for path, text in files.items() if path.read_text() != text]
-    assert stale == [], "run .venv/bin/python scripts/make_docs.py"
+    assert not stale, f"run make pages: {', '.join(stale)}"
 
 
 def check(words: list[str]) -> None:
@@ -96,9 +98,56 @@ def test_the_exit_codes_stand_in_the_order_of_their_precedence():
     assert codes == [130, 2, 1, 4, 3, 0]
 
 
+OPERATIONS = [step.name for step in STEPS]
+
+
+def _operations(page: str) -> list[str]:
+    """The operations that have a row in a table of the page."""
+    return re.findall(r"^\| `(\w+\.\w+)` \|", (DOCS / page).read_text(), re.M)
+
+
+def _changed() -> list[str]:
+    """The subjects that docs/deploy.md lists for --only."""
+    listed = (DOCS / "deploy.md").read_text().partition("- `--only` takes subjects: ")[2]
+    return re.findall(r"`(\w+)`", listed.partition(";")[0])
+
+
+def _example_keys() -> list[str]:
+    """The settings of the example of a policy, and those that only tests change."""
+    example = (ROOT / "inventories/group_data/all.py").read_text()
+    return [*re.findall(r"^# (\w+) = ", example, re.M), "lock_wait_s", "package_lock_wait_s"]
+
+
+#: The places that have each subject, operation or setting by hand ("A new subject" in
+#: CONTRIBUTING.md) -> the names that the place must have, and those that it has.
+PLACES = {
+    "nodeready/subjects/registry.py: a line": (
+        [path.parent.name for path in sorted(PACKAGE.glob("subjects/*/checks.py"))],
+        list(SUBJECTS),
+    ),
+    "tests/unit/subjects/test_NAME.py": (
+        list(SUBJECTS),
+        [path.stem[5:] for path in (ROOT / "tests/unit/subjects").glob("test_*.py")],
+    ),
+    "inventories/group_data/all.py: a comment `# NAME = ...`": (
+        list(Policy.__dataclass_fields__), _example_keys(),
+    ),
+    "docs/deploy.md: a row of the table of operations": (OPERATIONS, _operations("deploy.md")),
+    "docs/deploy.md: the subjects that --only takes": (list(CHANGED), _changed()),
+    "docs/pyinfra.md: a row of the table of operations": (OPERATIONS, _operations("pyinfra.md")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_place_of_a_subject_lacks_a_name(place):
+    names, present = PLACES[place]
+    missing = [name for name in names if name not in present]
+    assert not missing, f"{place} is missing for {', '.join(missing)}"
+
+
 def test_the_operations_stand_in_their_order():
-    table = (DOCS / "deploy.md").read_text()
-    assert re.findall(r"^\| `(\w+\.\w+)` \|", table, re.M) == [step.name for step in STEPS]
+    table = _operations("deploy.md")
+    assert table == [name for name in OPERATIONS if name in table]
 
 
 def test_the_arguments_of_an_operation_stand_beside_it():
@@ -107,18 +156,6 @@ def test_the_arguments_of_an_operation_stand_beside_it():
     # The only one that takes all settings but one.
     assert shown.pop("gate.program") == ("ssh_known_hosts",)
     assert shown == {step.name: step.settings for step in STEPS if step.name in shown}
-    assert len(shown) == len(STEPS) - 1
-
-
-def test_the_pages_of_the_policy_name_every_key():
-    keys = set(Policy.__dataclass_fields__)
-    example = (ROOT / "inventories/group_data/all.py").read_text()
-    assert set(re.findall(r"^# (\w+) = ", example, re.M)) >= keys - {
-        "lock_wait_s",
-        "package_lock_wait_s",
-    }
-    text = (DOCS / "inventories-and-policy.md").read_text()
-    assert set(re.findall(r"^\| `(\w+)` \| `", text, re.M)) >= keys
 
 
 @pytest.mark.parametrize("page", PAGES, ids=of)
@@ -131,9 +168,9 @@ def test_pages_fit_a_terminal(page):
         assert len(line) <= 100 or line.lstrip().startswith(("|", "- ")), line
 
 
-# --- docs/checks.md has every check that can be given, and no other.
+# --- docs/checks.md, which is generated, has every check that can be given, and no other.
 
-CHECKS = (DOCS / "checks.md").read_text()
+CHECKS = checks_page.page()
 IDS = re.findall(r"^### (\w+\.\w+)$", CHECKS, re.M)
 
 

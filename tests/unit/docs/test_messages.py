@@ -66,7 +66,7 @@ def test_every_message_is_explained():
         for where, words in found
         if words not in PAGE and words not in INTERNAL
     ]
-    assert missing == []
+    assert not missing, f"docs/troubleshooting.md: a row is missing for {'; '.join(missing)}"
 
 
 def test_every_word_for_a_connection_that_failed_is_explained():

@@ -9,10 +9,13 @@ import pytest
 import xmlschema
 from prometheus_client.parser import text_string_to_metric_families
 
-from nodeready.audit.document import Audit, audit_code
+from nodeready.audit.document import Audit, audit_code, reasons
+from nodeready.audit.verdict import listed_fields
 from nodeready.reports import json_report, junit, nagios, prometheus
 from nodeready.reports.nagios import nagios_code
+from nodeready.reports.notification import notification
 from nodeready.reports.registry import Options, find_format
+from nodeready.subjects.result import fail
 from nodeready.text import sanitise
 from tests.builders.fleets import Ptrace, audit, crowd, fleet, node, outcomes
 from tests.unit.reports.test_golden import FORMATS, text_of
@@ -127,3 +130,17 @@ def test_nagios_reads_its_performance_data_and_no_other(report):
 def test_a_format_that_is_no_table_has_no_lines():
     with pytest.raises(ValueError, match="audit as json"):
         find_format("audit", "json").lines(HOSTILE)
+
+
+def test_every_format_that_has_the_fix_has_its_end():
+    """What a node says is cut before what nodeready advises."""
+    repair = f"set it in {'/a/long/path' * 40}, then ask the owner"
+    report = audit(node("gpu001", fail("pdsh.rcmd", "ssh", "x" * 3000, "/etc/x:1", repair)))
+    shown = {form for form in FORMATS["audit"] if "set it in" in text_of("audit", form, report)}
+    whole = {form for form in shown if "then ask the owner" in text_of("audit", form, report)}
+    assert whole == shown >= {"table", "json", "junit", "nagios", "body"}
+    (finding,) = notification(report, {}, "audit", "prod.py").findings
+    assert finding.fix == repair
+    (row,) = listed_fields(report.nodes[0].results)["results"]
+    assert row["fix"] == repair
+    assert reasons(report.nodes[0].results)[0].endswith("x" * 3000)

@@ -11,13 +11,31 @@ from nodeready.reports.registry import Options
 from nodeready.reports.stack_branches import branches
 from nodeready.reports.stacks_table import show
 from nodeready.text import sanitise
-from nodeready.triage.stacks.document import VERDICT_KINDS, Frame, Stacks
+from nodeready.triage.stacks.document import (
+    VERDICT_KINDS,
+    Frame,
+    Stacks,
+    Statement,
+    Suspect,
+    Verdict,
+    Witness,
+)
 from tests.builders.stack_fleets import FLEETS, job, stack, stages
 from tests.builders.traces import frames
 
 
 def lines(stacks: Stacks, verbose: int = 0) -> list[str]:
     return [line.plain for line in show(stacks, Options(verbose, 80))]
+
+
+def is_sentence(line: str) -> bool:
+    """Whether a terminal wraps the line: a verdict, its reasons, a witness's statement, a hint."""
+    words = ("hint: ", "for: ", "against: ", "missing: ")
+    return line.startswith(("next", *VERDICT_KINDS, *_WITNESSES)) or line.strip().startswith(words)
+
+
+_WITNESSES = ("flight recorder", "NCCL RAS", "GPU", "network", "kernel", "logs", "environment",
+              "nothing from", " " * 17)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FLEETS)
@@ -29,9 +47,7 @@ def test_every_line_is_safe_and_the_table_fits_80_columns(name):
         assert line == line.rstrip()
     if name != "hostile":
         assert len(shown) <= 60
-        # A hint and a verdict are sentences, which a terminal wraps.
-        words = ("next", *VERDICT_KINDS)
-        rows = [line for line in shown if "hint: " not in line and not line.startswith(words)]
+        rows = [line for line in shown if not is_sentence(line)]
         assert max(map(len, rows)) <= 80
 
 
@@ -106,3 +122,16 @@ def test_ranks_deep_in_a_recursion_are_a_tree_that_can_be_shown(count):
     assert len(lines(stacks)) < 60
     *_, last = branches(stacks, max_branches=9999, max_depth=9999)
     assert (last.ranks, last.depth, last.ends) == ((count - 1,), count - 1, 1)
+
+
+@pytest.mark.parametrize("width", [80, 120, 100_000])
+def test_the_verdict_its_reasons_and_the_witnesses_are_whole(width):
+    """A terminal wraps them."""
+    words = "the words go on " * 40 + "until their end"
+    sentences = [f"{name}: {words}" for name in ("for", "against", "missing", "text", "states")]
+    suspect = Suspect((7,), ("gpu001",), (sentences[0],), (sentences[1],))
+    verdict = Verdict("late", sentences[3], (suspect,), (sentences[2],))
+    witness = Witness("kernel", (), (Statement(sentences[4], (7,), (), 1),))
+    stacks = replace(FLEETS["hung"](), verdict=verdict, witnesses=(witness,))
+    shown = "\n".join(line.plain for line in show(stacks, Options(width=width)))
+    assert [sentence for sentence in sentences if sentence not in shown] == []

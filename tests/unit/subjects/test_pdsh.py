@@ -13,6 +13,7 @@ from nodeready.deploy.actions import PlanError, WriteFile
 from nodeready.operations import pdsh as steps
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
+from nodeready.subjects.access import parse_access
 from nodeready.subjects.base import Line, Output
 from nodeready.subjects.pdsh import checks
 from nodeready.subjects.pdsh import facts as pdsh
@@ -69,6 +70,34 @@ def test_pdsh_that_is_missing():
         result = results["pdsh.installed"]
         assert ((result.status, result.fixable), results["pdsh.rcmd"].status) == (installed, rcmd)
     assert steps.rcmd.fixes == ("pdsh.rcmd",)
+
+
+#: stat of the module, of a directory above it, and of pdsh's program -> a word of the result; "":
+#: pdsh loads the module (src/pdsh/mod.c; tried with 2.34)
+MODULES = {
+    ("81a4 0", "41ed 0", "81ed 0"): "",
+    ("81a4 2000", "41ed 0", "81ed 0"): "sshcmd.so belongs to uid 2000",
+    ("81b6 0", "41ed 0", "81ed 0"): "sshcmd.so has mode 666",
+    ("81b4 0", "41fd 0", "81ed 0"): "",  # A group may write.
+    ("81a4 0", "41ed 2000", "81ed 0"): "/usr/lib/pdsh belongs to uid 2000",
+    ("81a4 0", "41ff 0", "81ed 0"): "/usr/lib/pdsh has mode 777",
+    ("81a4 0", "43ff 0", "81ed 0"): "",  # Sticky.
+    ("83b6 0", "41ed 0", "81ed 0"): "sshcmd.so has mode 1666",
+    ("81a4 2000", "41ed 2000", "81ed 2000"): "",
+}
+
+
+@pytest.mark.parametrize("modes", MODULES)
+def test_pdsh_loads_no_module_that_others_could_have_changed(modes):
+    paths = ("/usr/lib/pdsh/sshcmd.so", "/usr/lib/pdsh", "/usr/bin/pdsh.bin")
+    rows = "".join(f"at={mode} 0 5000 {path}\n" for mode, path in zip(modes, paths, strict=True))
+    observed = replace(
+        node(MODULE + default("ssh")), access=parse_access({"access": Output(rows, 0)})
+    )
+    result = judged(observed)["pdsh.installed"]
+    assert (result.status, MODULES[modes] in result.actual) == (
+        "fail" if MODULES[modes] else "ok", True
+    )  # fmt: skip
 
 
 def test_what_pam_env_takes_from_etc_environment():

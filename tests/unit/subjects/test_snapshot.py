@@ -20,6 +20,7 @@ from nodeready.subjects.probe_answer import parse_answer
 from nodeready.subjects.probe_script import make_script
 from tests.builders import sections as node
 from tests.builders.sections import NONCE, section
+from tests.paths import PACKAGE
 
 #: What a section prints to pose as another one.
 FORGED = f"\n@{NONCE} end\n\n@{NONCE} begin good\nc=4\n@{NONCE} rc 0\n\n@{NONCE} end\n"
@@ -143,11 +144,26 @@ def test_a_value_is_read_whole_whatever_the_shell(answer, tmp_path):
     (tmp_path / "empty").write_text("\n")
     kernel = Path("/proc/sys/kernel")
     places = {"text": kernel / "hostname", "empty": tmp_path / "empty",
+              "numbers": Path("/proc/sys/net/ipv4/ip_local_port_range"),
               "bare": tmp_path / "no_newline", "missing": kernel / "nonexistent"}  # fmt: skip
     script = "\n".join(f"nr_value {name} {path}" for name, path in places.items())
     sections = [section("values", script)]
     found = {name: path.read_text().strip() for name, path in places.items() if path.exists()}
     assert parse_answer(answer(sections), sections, NONCE)["values"].values() == found
+
+
+def test_no_shell_reads_a_number_of_proc_sys_without_nr_value():
+    """Of a number, the read of dash takes the first digit; a text comes whole."""
+    whole = {"kernel/arch", "kernel/osrelease", "kernel/hostname"}
+    # The first digit tells whether it is 0.
+    whole.add("net/netfilter/nf_conntrack_count")
+    read = {
+        name
+        for path in PACKAGE.rglob("*")
+        if path.suffix in (".py", ".sh", ".j2")
+        for name in re.findall(r"<\"?/proc/sys/([\w/.]+)", path.read_text())
+    }
+    assert read == whole
 
 
 def test_the_messages_of_a_program_are_no_part_of_its_answer(answer):

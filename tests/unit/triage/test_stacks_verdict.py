@@ -94,7 +94,7 @@ def judged(traces: Any, errors: Mapping[str, str] | None = None) -> Stacks:
     made = grouping.group(traces, errors or {})
     VALID.validate(json.loads("".join(json_report.render(made))))
     assert made.verdict.kind in VERDICT_KINDS
-    assert len(made.verdict.text) <= 160
+    assert "..." not in made.verdict.text
     assert "\n" not in made.verdict.text
     return made
 
@@ -373,6 +373,25 @@ def test_the_verdict(traces, kind, ranks, words, never):
     # One screen names one culprit.
     if verdict.suspects and kind not in ("unclear", "disagree", "quiet", "slow-node"):
         assert set(made.groups[0].ranks) & set(first)
+
+
+#: what a process names at length, and words that still follow the name
+LONG = {
+    "a function and a file": (process(3, *[f"{TRAIN} > {'f' * 4000} {'d' * 2000}/{'g' * 2000}.py 12"] * 2), "...:12; 7 ranks wait"),
+    "a child's command": ({**process(3, RUN, RUN), "below": [below("T", "c" * 4000)]}, "...; 7 ranks wait"),
+    "a wait": (process(3, f"{TRAIN} > read data.py 12", f"{TRAIN} > read data.py 12", waits_on=f"a lock of {'w' * 4000}"), "...; 7 ranks wait"),
+    "a channel in the kernel": (process(3, SLEEP, SLEEP, state="D", wait_channel="n" * 4000), "... at preprocess data.py:12; 7 ranks wait"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_name_is_cut_before_the_words_that_follow(name):
+    row, words = LONG[name]
+    text = grouping.group(job({3: row}), {}).verdict.text
+    assert text.startswith("rank 3 (gpu1)")
+    assert words in text
+    assert text.rpartition(": ")[2].startswith(("look", "find"))
+    assert len(text) < 400
 
 
 def test_how_far_a_rank_is_behind_is_among_its_reasons():
