@@ -6,7 +6,6 @@ word would run a stranger's file.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from click.shell_completion import CompletionItem
 import nodeready
 from nodeready.cli.default_inventory import default_inventory
 from nodeready.cli.last_failed import LAST_FAILED
+from nodeready.files import only_regular
 from nodeready.inventory import labs
 
 #: Maximum bytes of an inventory that is read: one of 10,000 nodes has 200 kB.
@@ -130,12 +130,8 @@ def _python_words(text: str) -> Iterator[str]:
 
 def _text(file: Path) -> str:
     """The beginning of a file; "" where it cannot be read. A pipe is not waited for."""
-
-    def open_now(path: str, flags: int) -> int:
-        return os.open(path, flags | os.O_NONBLOCK)
-
     try:
-        with open(file, "rb", opener=open_now) as opened:
+        with open(file, "rb", opener=only_regular) as opened:
             return opened.read(_MAX_BYTES).decode("utf-8", "replace")
     except (OSError, ValueError):
         return ""
