@@ -1,5 +1,7 @@
 """Write a file on this machine atomically, and follow only links of root and of this user.
 
+A file that a user names is read with `only_regular` as its opener.
+
 A path is walked from the root, one component at a time, each opened without following a link and
 relative to its parent: a component that is replaced meanwhile redirects nothing. A link
 is followed only where only root or this user could have made it: it and every parent directory
@@ -21,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 #: Descriptors that were handed to us: no path is looked up for them.
-_GIVEN = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d+)")
-_NAMED = {"stdout": 1, "stderr": 2}
+_GIVEN = re.compile(r"/dev/(stdin|stdout|stderr)|/(?:dev|proc/self)/fd/(\d+)")
+_NAMED = {"stdin": 0, "stdout": 1, "stderr": 2}
 #: Seconds after which a temporary file is that of a killed run: no run writes that long.
 _LEFT_S = 3600
 #: Maximum links in a path, as in the kernel (path_resolution(7)).
@@ -242,6 +244,32 @@ def remove(path: Path) -> None:
     """Remove a file that may be there. Raises NotFollowed, and OSError."""
     with _named(path), _walk(path.parent) as end, contextlib.suppress(FileNotFoundError):
         os.unlink(path.name, dir_fd=end.directory.number)
+
+
+def only_regular(path: str, flags: int) -> int:
+    """Open a regular file, or a descriptor that was handed to us; the opener of `open`.
+
+    Raises IsADirectoryError for a directory, and OSError for a file of another kind: a pipe
+    blocks, and a device acts when it is opened.
+    """
+    if _GIVEN.fullmatch(os.fspath(path)):
+        return os.open(path, flags)
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "is no regular file", path)
+        return os.open(f"/proc/self/fd/{descriptor}", flags)
+    finally:
+        os.close(descriptor)
+
+
+def read_regular(path: str | Path) -> bytes:
+    """The content of a file, opened by `only_regular`. Raises OSError."""
+    with open(path, "rb", opener=only_regular) as file:
+        return file.read()
 
 
 def check(path: Path) -> None:

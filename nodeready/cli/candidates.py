@@ -6,7 +6,6 @@ word would run a stranger's file.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import nodeready
 from nodeready.cli.default_inventory import default_inventory
 from nodeready.cli.last_failed import LAST_FAILED
 from nodeready.cli.options import Refused
+from nodeready.files import only_regular
 from nodeready.inventory import labs
 from nodeready.policy.site_checks import FOLDER
 
@@ -157,12 +157,8 @@ def _python_words(text: str) -> Iterator[str]:
 
 def _text(file: Path) -> str:
     """The beginning of a file; "" where it cannot be read. A pipe is not waited for."""
-
-    def open_now(path: str, flags: int) -> int:
-        return os.open(path, flags | os.O_NONBLOCK)
-
     try:
-        with open(file, "rb", opener=open_now) as opened:
+        with open(file, "rb", opener=only_regular) as opened:
             return opened.read(_MAX_BYTES).decode("utf-8", "replace")
     except (OSError, ValueError):
         return ""

@@ -12,6 +12,7 @@ import click
 
 from nodeready.cli.default_inventory import KEY
 from nodeready.cli.options import Refused, shared_option_names
+from nodeready.files import read_regular
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -102,11 +103,13 @@ def _refuse_unsafe_directories() -> None:
 def _read(path: Path) -> dict[str, Any]:
     _refuse_unsafe(path)
     try:
-        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        data: dict[str, Any] = tomllib.loads(read_regular(path).decode("utf-8"))
         return data
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise Refused(f"{path}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise Refused(f"{path}: {error}") from None
 
 

@@ -9,7 +9,7 @@ import click
 from nodeready.cli.options import Refused, output_file
 from nodeready.cli.screen import refuse_unwritable
 from nodeready.exit_codes import OK
-from nodeready.files import write_atomically
+from nodeready.files import only_regular, write_atomically
 from nodeready.inventory.imports import goss, nhc
 from nodeready.inventory.imports.converted import (
     CONVERTED,
@@ -47,7 +47,7 @@ def import_checks(tool: str, file: str, output: str) -> int:
     if output != "-":
         refuse_unwritable(output)
     try:
-        with open(file, "rb") as source:
+        with open(file, "rb", opener=only_regular) as source:
             data = source.read(_MAX_BYTES + 1)
     except OSError as error:
         raise Refused(f"{file}: {error.strerror or error}") from None

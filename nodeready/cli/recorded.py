@@ -24,6 +24,7 @@ from nodeready.audit.verdict_source import NO_TEXT, Source, source
 from nodeready.cli.interrupts import interrupt_on_signals
 from nodeready.cli.options import Refused
 from nodeready.cli.targets import TargetOptions, Targets, load_targets
+from nodeready.files import only_regular
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.policy.site_checks import GATE
@@ -68,7 +69,7 @@ def _token(path: str | None) -> str:
     if path is None:
         return ""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=only_regular) as file:
             token = file.read(_MAX_TOKEN_BYTES + 1).decode("ascii").strip()
     except OSError as error:
         raise Refused(f"--token-file {path}: {error.strerror}") from None

@@ -63,6 +63,8 @@ def plan(node: Judged, subjects: tuple[str, ...]) -> NodePlan:
 MAX_PASSES = 3
 #: The error of nr_lock (sh/change.sh) for a user who is not root.
 NOT_ROOT = "not root: add --sudo, or log in as root (-u root)"
+#: The end of nr_write's error for a file that another run wrote since the probe: it held the lock.
+_CHANGED = "since it was looked at; run again"
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,10 @@ def run_plan(
     subjects: that may be changed
     """
     plan_run, todo = PlanRun(node, failed=dict(first.refused)), first
-    for _ in range(MAX_PASSES):
+    for number in range(MAX_PASSES):
         plan_run = replace(plan_run, failed={**plan_run.failed, **todo.refused})
-        plan_run, touched, may_continue = yield from _make_changes(plan_run, todo, run)
+        is_last = number + 1 == MAX_PASSES
+        plan_run, touched, may_continue = yield from _make_changes(plan_run, todo, run, is_last)
         if not may_continue:
             return plan_run
         if not touched:
@@ -125,9 +128,12 @@ def run_plan(
 
 
 def _make_changes(
-    plan_run: PlanRun, todo: NodePlan, run: str
+    plan_run: PlanRun, todo: NodePlan, run: str, is_last: bool
 ) -> Generator[Request, Answer, tuple[PlanRun, set[str], bool]]:
-    """Make these changes. Returns the run, the touched subjects, and whether to continue."""
+    """Make these changes. Returns the run, the touched subjects, and whether to continue.
+
+    is_last: a file that changed since the probe is a failure; otherwise, the next plan has it
+    """
     touched: set[str] = set()
     node = plan_run.node
     for change in todo.changes:
@@ -143,6 +149,8 @@ def _make_changes(
                     unreachable=answer.kind in (*UNREACHED, HUNG),
                 )
             return replace(plan_run, node=node, interrupted_step=change.step), touched, False
+        if not answer.ok and answer.reason().endswith(_CHANGED) and not is_last:
+            continue
         if not answer.ok:
             failed = {**plan_run.failed, change.step: answer.reason()}
             plan_run = replace(plan_run, failed=failed)

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from nodeready.files import make_directory, write_atomically
+from nodeready.files import make_directory, only_regular, write_atomically
 from nodeready.inventory import trust
 from nodeready.node.run import private_directory
 from nodeready.subjects.debug_tools.facts import DIGESTS
@@ -150,7 +150,7 @@ def _installed(version: str, machine: str) -> bytes | None:
 def _from_wheel(wheel: Path, version: str) -> bytes:
     """The program inside a wheel. Raises PySpyError."""
     try:
-        with zipfile.ZipFile(wheel) as archive:
+        with open(wheel, "rb", opener=only_regular) as file, zipfile.ZipFile(file) as archive:
             return archive.read(f"py_spy-{version}.data/scripts/py-spy")
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise PySpyError(f"{wheel}: no wheel of py-spy {version}: {error}") from None

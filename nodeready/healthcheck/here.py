@@ -181,9 +181,10 @@ def _embedded() -> bytes:
 
 def _read(path: str, is_required: bool = True) -> Any:
     """The bytes of a file; None: it is missing and not required. Raises PolicyError."""
+    from nodeready.files import read_regular
+
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return read_regular(path)
     except FileNotFoundError:
         if is_required:
             raise PolicyError([f"{path}: there is no such file"]) from None

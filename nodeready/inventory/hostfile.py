@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from nodeready.files import only_regular
 from nodeready.inventory import trust
 from nodeready.inventory.nodeset import NodeSetError, expand_one, too_many
 
@@ -100,7 +101,7 @@ def read(
     if reason:
         raise _refused(reason)
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=only_regular) as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise _refused(f"cannot read the hostfile {path}: {error.strerror}") from None

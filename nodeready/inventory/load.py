@@ -20,6 +20,7 @@ from pyinfra.api import Host, Inventory, State
 from pyinfra.api.exceptions import InventoryError, PyinfraError
 from pyinfra.context import ctx_inventory
 
+from nodeready.files import read_regular
 from nodeready.inventory import hostfile, site_checks
 from nodeready.inventory.connectors import is_connector
 from nodeready.inventory.limit import group_members, sanitised
@@ -309,7 +310,7 @@ def _group_problem(inventory: NodeInventory, group: str, places: set[Path]) -> s
 def _text(file: Path) -> str:
     """The file's text; "" where it cannot be read."""
     try:
-        return file.read_text(errors="replace")
+        return read_regular(file).decode("utf-8", "replace")
     except OSError:
         return ""
 

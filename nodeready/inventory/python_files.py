@@ -21,6 +21,7 @@ from typing import Any
 from pyinfra import logger
 from pyinfra.api.exceptions import InventoryError, PyinfraError
 
+from nodeready.files import read_regular
 from nodeready.inventory import trust
 from nodeready.text import sanitise
 
@@ -49,7 +50,7 @@ def _line_in(path: Path, error: BaseException) -> int | None:
 
 def _parse(path: Path) -> ast.Module:
     try:
-        return ast.parse(path.read_bytes(), filename=str(path))
+        return ast.parse(read_regular(path), filename=str(path))
     except OSError as error:
         raise InventoryError(f"cannot read {path}: {error.strerror}") from None
     except SyntaxError as error:

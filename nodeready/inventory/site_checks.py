@@ -10,6 +10,7 @@ from typing import Any
 
 from pyinfra.api.exceptions import InventoryError
 
+from nodeready.files import read_regular
 from nodeready.inventory.python_files import refuse_strangers
 from nodeready.policy.fields import Invalid, closest_word
 from nodeready.policy.site_checks import SiteCheck, parse
@@ -60,7 +61,7 @@ def _read_file(
         refuse_strangers(file, trusted, authors)
         if file.stat().st_size > _MAX_BYTES:
             raise InventoryError(f"{shown}: is larger than {_MAX_BYTES} bytes")
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_regular(file).decode("utf-8-sig")
         tables = _tables(tomllib.loads(text))
     except InventoryError as error:
         return [(None, str(error))]

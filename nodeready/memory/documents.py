@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from nodeready.files import only_regular
 from nodeready.memory.facts import compared_facts
 from nodeready.memory.look import NodeLook, Value
 from nodeready.subjects import wire
@@ -59,7 +60,7 @@ class AuditFile:
     def read(cls, path: Path) -> AuditFile:
         """The document of this file. Raises DocumentError."""
         try:
-            with path.open("rb") as file:
+            with open(path, "rb", opener=only_regular) as file:
                 data = file.read(_MAX_FILE + 1)
         except OSError as error:
             raise DocumentError(f"{path}: {error.strerror}") from None

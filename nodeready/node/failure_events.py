@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import zip_longest
 
 from nodeready.node.failure_rules import (
@@ -112,6 +113,7 @@ class FileFailures:
     path:    "": not set yet
     mtime_s: of its last change; 0: not known
     skipped: bytes in its middle that were not read
+    left_out: number of events beyond the maximum of a file or of a rank
     reports: of PyTorch's watchdog
     facts:   of the ranks' environments
     recording: a dump of the flight recorder, in place of lines
@@ -126,6 +128,12 @@ class FileFailures:
     reports: tuple[WatchdogReport, ...] = ()
     facts: LogFacts = LogFacts()
     recording: Recording | None = None
+    left_out: wire.Number = 0
+
+    @cached_property
+    def ranks(self) -> frozenset[int]:
+        """The ranks that its lines name."""
+        return frozenset(stream.rank for stream in self.streams if stream.rank is not None)
 
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -249,6 +257,7 @@ class FailureReader:
         self.number = 0
         self.candidates: list[str] = []
         self.room = MAX_RANKS
+        self.left_out = 0
 
     def feed(self, line: str, moment: str = "") -> None:
         """Read one line. moment: its time, if the line does not have it"""
@@ -621,6 +630,7 @@ class FailureReader:
         stream.events.append(event)
         if len(stream.events) > 2 * _MAX_OF_STREAM:
             del stream.events[_MAX_OF_STREAM]
+            self.left_out += 1
 
     def failures(self) -> FileFailures:
         """What the lines so far report."""
@@ -660,6 +670,7 @@ class FailureReader:
         events.sort(key=lambda event: event.line)
         half = _MAX_EVENTS // 2
         if len(events) > _MAX_EVENTS:
+            self.left_out += len(events) - _MAX_EVENTS
             events = events[:half] + events[-half:]
         streams = tuple(
             LogStream(
@@ -669,8 +680,9 @@ class FailureReader:
             for stream in self.streams.values()
         )
         return FileFailures(
-            "", events=tuple(events), streams=streams, reports=reports(self.candidates)
-        )
+            "", events=tuple(events), streams=streams, reports=reports(self.candidates),
+            left_out=self.left_out,
+        )  # fmt: skip
 
 
 #: The file of torch.distributed with its collectives.

@@ -142,8 +142,11 @@ def file_failures(
         return None
     on_read()
     rows += end
+    skipped = 0 if is_whole else size - head_bytes - end_bytes
     if len(rows) > MAX_ROWS:
-        rows[MAX_ROWS // 10 : -MAX_ROWS * 9 // 10] = []
+        middle = slice(MAX_ROWS // 10, len(rows) - MAX_ROWS * 9 // 10)
+        skipped += sum(len(row) + 1 for row in rows[middle])
+        rows[middle] = []
     lines = [row.decode("utf-8", "replace") for row in rows]
     try:
         year = time.gmtime(status.st_mtime).tm_year
@@ -159,7 +162,7 @@ def file_failures(
         path=path,
         size_bytes=size,
         mtime_s=status.st_mtime,
-        skipped=0 if is_whole else size - head_bytes - end_bytes,
+        skipped=skipped,
     )
 
 

@@ -17,7 +17,7 @@ nr_reason() {
 }
 
 nr_me='' nr_group=''
-nr_tmp=
+nr_tmp='' nr_locked=''
 nr_cleanup() {
     if [ -n "$nr_tmp" ]; then rm -f -- "$nr_tmp"; fi
     nr_tmp=
@@ -265,6 +265,9 @@ nr_lock() {
             sleep 1
             continue
         fi
+        # The last change may have been killed before it could remove its temporary files.
+        nr_left=
+        if ! nr_lives "$nr_worker" "$nr_wstart"; then nr_left=$(tail -n +2 "./$nr_name"); fi
         if [ "$nr_run" != "$1" ]; then
             nr_holder=$(nr_anchor)
             nr_hstart=$(nr_start "$nr_holder")
@@ -274,9 +277,18 @@ nr_lock() {
         printf '%s %s %s %s %s %s %s\n' "$1" "$nr_holder" "${nr_hstart:--}" "$$" \
             "$(nr_start $$)" "$nr_holder_user" "$nr_since" >"./$nr_name" || nr_fail "no space left on $nr_file"
         exec 9>&-
+        nr_locked=1
+        if [ -n "$nr_left" ]; then nr_sweep "$nr_left"; fi
         cd -P / || nr_fail 'cannot enter /'
         return
     done
+}
+
+# nr_sweep PATHS: remove these temporary files, which nr_write has noted in the lock file.
+nr_sweep() {
+    printf '%s\n' "$1" | while IFS= read -r nr_x; do
+        case ${nr_x##*/} in .nodeready.??????) nr_remove "$nr_x" ;; esac
+    done 2>/dev/null || :
 }
 
 # nr_renew: replace a lock file that other users could open by a new file with the same content,
@@ -320,6 +332,7 @@ nr_write() {
     rm -f -- ./.nodeready.??????
     nr_out=$(nr_answer mktemp ./.nodeready.XXXXXX) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
     nr_tmp=$nr_out
+    if [ -n "$nr_locked" ]; then printf '%s\n' "$nr_at/${nr_tmp#./}" >>"$nr_file"; fi
     nr_there=
     if [ -e "$nr_target" ]; then
         nr_there=1

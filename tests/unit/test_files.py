@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from nodeready.files import NotFollowed, check, make_directory, remove, write_atomically
+from nodeready.files import (
+    NotFollowed,
+    check,
+    make_directory,
+    read_regular,
+    remove,
+    write_atomically,
+)
 
 
 def mode(path: Path) -> int:
@@ -169,3 +176,16 @@ def test_a_directory_that_another_process_makes_meanwhile_is_entered(tmp_path, m
     monkeypatch.setattr(os, "open", open_late)
     make_directory(tmp_path / "made" / "below")
     assert (tmp_path / "made" / "below").is_dir()
+
+
+def test_only_regular_files_and_descriptors_that_were_handed_to_us_are_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name, reason in (("pipe", "regular file"), ("device", "regular file"), (".", "directory")):
+        with pytest.raises(OSError, match=reason):
+            read_regular(tmp_path / name)
+    reader, writer = os.pipe()
+    os.write(writer, b"text")
+    os.close(writer)
+    assert read_regular(f"/dev/fd/{reader}") == b"text"
+    os.close(reader)

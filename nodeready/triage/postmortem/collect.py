@@ -29,6 +29,7 @@ from nodeready.triage.postmortem.evidence import (
     NodeClock,
     NodeFault,
     NodeRecord,
+    left_out,
 )
 from nodeready.triage.postmortem.first_failure import FirstFailureFinder
 
@@ -207,7 +208,7 @@ def postmortem_of(
     return Postmortem(
         *(started, utc_now(), job, source, cause, finder.groups(cause), len(evidence.files)),
         sources=evidence.sources,
-        missing=evidence.missing,
+        missing={**evidence.missing, **left_out(evidence.files)},
         nodes=finder.node_events(),
         clocks=clocks,
         unreachable=unreachable or {},

@@ -36,8 +36,9 @@ from nodeready.triage.stacks.statements import RankPlace
 from nodeready.triage.stacks.trace import TraceError, load
 from nodeready.triage.stacks.witness_reader import judge_environments
 
-#: Maximum files, and maximum bytes of all logs.
-_MAX_FILES, _MAX_BYTES = 20_000, 512 << 20
+#: Maximum files, and maximum bytes of all logs; bytes of memory that an event of a rank, or the
+#: state of a rank's lines, takes (measured: 300 to 900).
+_MAX_FILES, _MAX_BYTES, _EVENT_BYTES = 20_000, 512 << 20, 1024
 #: Names of directories that are no nodes.
 _NO_NODES = re.compile(
     r"(?i)kernel|logs?|errors?|stacks|cores|audit|out|output|attempt_\d+|\d+|run\w*"
@@ -71,7 +72,7 @@ def read_directory(path: Path, rank_pattern: str = "") -> JobEvidence:
     root = os.path.realpath(path)
     if not os.path.exists(root):
         raise NoEvidenceError(f"{path}: does not exist")
-    evidence, room = JobEvidence(), _MAX_BYTES
+    evidence, room, read = JobEvidence(), _MAX_BYTES, 0
     names: Iterable[str] = _files(root, evidence.missing)
     if not os.path.isdir(root):
         root, name = os.path.split(root)
@@ -95,6 +96,10 @@ def read_directory(path: Path, rank_pattern: str = "") -> JobEvidence:
             _add_file(evidence, handle, name, status, rank_pattern)
         finally:
             os.close(handle)
+        for failures in (file.failures for file in evidence.files[read:]):
+            ranks = sum(max(1, len(event.ranks)) for event in failures.events)
+            room -= _EVENT_BYTES * (ranks + len(failures.streams))
+        read = len(evidence.files)
     logs = len(evidence.files)
     if not (logs or evidence.steps or evidence.kernel):
         raise NoEvidenceError(f"{path}: no log in it")

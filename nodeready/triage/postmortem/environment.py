@@ -79,10 +79,11 @@ def explaining_faults(
             re.match(variable, finding.variable) and re.search(pattern, words)
             for variable, pattern in _EXPLAINED
         ):
+            ranks_named, nodes_named = set(finding.ranks), set(finding.nodes)
             origins = [
                 environment.origins.get(finding.variable, "")
                 for (node, rank), environment in environments.items()
-                if (rank in finding.ranks if finding.ranks else node in finding.nodes)
+                if (rank in ranks_named if ranks_named else node in nodes_named)
             ]
             yield EnvironmentFault(finding, tuple(dict.fromkeys(filter(None, origins)))[:3])
 

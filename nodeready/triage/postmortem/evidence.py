@@ -178,6 +178,21 @@ class RankFailure(NamedTuple):
         return place_text(self.node, self.path, self.event.line)
 
 
+def left_out(files: Iterable[JobFile]) -> dict[str, str]:
+    """What was not read of these files -> why."""
+    failures = [file.failures for file in files]
+    skipped, count = (sum(f.skipped for f in failures), sum(f.left_out for f in failures))
+    texts = {}
+    if skipped:
+        logs = counted(sum(f.skipped > 0 for f in failures), "log")
+        texts[f"the middle of {logs}"] = f"{skipped:,} bytes, beyond the first and the last lines"
+    if count:
+        logs = counted(sum(f.left_out > 0 for f in failures), "log")
+        reason = "beyond the first and the last of a rank and of a log"
+        texts[f"{counted(count, 'failure')} in {logs}"] = reason
+    return texts
+
+
 def place_text(node: str, path: str, line: int) -> str:
     """``NODE:PATH:LINE``; without a node that the path begins with. line: 0: of a core file"""
     prefix = f"{node}:" if node and not path.startswith(f"{node}/") else ""
@@ -253,18 +268,17 @@ class RankFinder:
         end_s, is_last = file.failures.mtime_s, event.lines_after == 0
         after_s = end_s if event.after_s is None else event.after_s
         is_copy = not -_AFTER_S < end_s - after_s < _COPIED_S
-        writers = {stream.rank for stream in file.failures.streams} - {None}
-        if end_s and is_last and not is_copy and len(writers) < 2:
+        if end_s and is_last and not is_copy and len(file.failures.ranks) < 2:
             # A rank's log ends with its error.
             return end_s, _END_S
         return event.after_s, _AFTER_S
 
     def file_rank(self, file: JobFile) -> int | None:
         """The rank that writes a file; None: several, or not known."""
-        ranks = {stream.rank for stream in file.failures.streams} - {None}
+        ranks = file.failures.ranks
         by_path = self.by_path[file.node, file.failures.path]
         if by_path.rank is None and ranks:
-            return ranks.pop() if len(ranks) == 1 else None
+            return next(iter(ranks)) if len(ranks) == 1 else None
         return self._by_path(file.node, by_path)
 
     def _by_path(self, node: str, by_path: FileRanks) -> int | None:

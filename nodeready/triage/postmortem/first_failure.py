@@ -6,6 +6,7 @@ lost connection. Times decide between own errors only beyond the uncertainty of 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -99,6 +100,8 @@ _NO_ROUTE = re.compile(r"No route to host|Network is unreachable|errno: (?:101|1
 #: Order of the groups of failures.
 _ROLE_ORDER = {role: order for order, role in enumerate((FAILED, WAITED, LOST, ENDED, REPORT))}
 _JOINED = re.compile(r"(\d{1,5})/(\d{1,5}) clients joined")
+#: The words of an error about a worker of a data loader.
+_KILLED_WORKER = "is killed by signal: Killed"
 #: Python's own errors of a connection, which no library of collectives raised.
 _OWN_CONNECTION = re.compile(
     r"^(?:ConnectionResetError|ConnectionRefusedError|BrokenPipeError|ConnectionAbortedError)\b"
@@ -147,6 +150,7 @@ class FirstFailureFinder:
         last_errors = [f for f in self.own_errors if f.file in self.last_files]
         self.own_errors = last_errors or self.own_errors
         self.reports = [f for f in self.all if f.event.role == REPORT and f.event.code]
+        self.roots = [f for f in self.reports if f.event.source == "torchrun-root"]
         self.lost = [f for f in self.all if f.event.role == LOST]
         self.waited = [f for f in self.all if f.event.role == WAITED]
         self.final = deadly(
@@ -222,10 +226,11 @@ class FirstFailureFinder:
         else:
             cause = self._unclear()
         cause = self._by_environment(cause) or replace(cause, missing=tuple(self.missing))
+        ranks, nodes = set(cause.ranks), set(cause.nodes)
         records = [
             f"{record.kind} of {record.node}: {record.text}"
             for record, rank in self._ranked_records()
-            if (rank in cause.ranks if rank is not None else record.node in cause.nodes)
+            if (rank in ranks if rank is not None else record.node in nodes)
         ]
         if not records or not cause.suspects:
             return cause
@@ -268,21 +273,25 @@ class FirstFailureFinder:
         if not (faults or slurm_events or steps or srun):
             return None
         killed = [f for f in self.reports if signal_of(f.event.code) == 9]
-        workers = [f for f in self.own_errors if "is killed by signal: Killed" in f.event.text]
+        workers = [f for f in self.own_errors if _KILLED_WORKER in f.event.text]
         nodes = {fault.node for fault in faults if fault.node} | {
             f.node for f in slurm_events if f.node
         }
         ranks: set[int] = {f.rank for f in srun if f.rank is not None}
         against: list[str] = []
+        ended_ranks = {
+            pid: f.rank
+            for f in (*killed, *workers)
+            for pid in (f.event.pid, _worker(f.event.text))
+        }
         for fault in faults:
             rank = self.rank_by_pid.get((fault.node, fault.pid))
             task = re.search(r"/step_\S*?/task_(\d{1,6})", fault.text)
             if rank is None and task and not srun:
                 # Slurm counts the tasks of its cgroups on each node.
                 rank = self.finder.global_rank(fault.node, int(task[1]))
-            for failure in (*killed, *workers):
-                if fault.pid and fault.pid in (failure.event.pid, _worker(failure.event.text)):
-                    rank = failure.rank
+            if fault.pid:
+                rank = ended_ranks.get(fault.pid, rank)
             ranks |= {rank} if rank is not None else set()
         if not ranks:
             # A rank that SIGKILL ended there, or whose log just ends.
@@ -293,7 +302,9 @@ class FirstFailureFinder:
             ranks = {rank for rank in ended if rank is not None}
             if faults and not (slurm_events or steps):
                 against.append("no log has the number of the process that the kernel killed")
-        other_errors = [f for f in self.final if f.event.kind != "oom" and f not in workers]
+        other_errors = [
+            f for f in self.final if f.event.kind != "oom" and _KILLED_WORKER not in f.event.text
+        ]
         # Otherwise the kernel may have killed a process of another job.
         if not ranks and (other_errors or not (slurm_events or steps or srun)):
             return None
@@ -349,11 +360,17 @@ class FirstFailureFinder:
         if len(sides) < 2:
             return None
         usual = max(sides, key=lambda call: len(sides[call]))
+        by_rank = {f.rank: f for f in reversed(failures) if f.rank in calls}
         suspects = []
         for call, ranks in sides.items():
             if call != usual or 2 * len(ranks) <= len(calls):
                 nodes = {self.node_of[rank] for rank in ranks if rank in self.node_of}
-                places = [f"in {f.example}" for f in failures if f.rank in ranks][:1]
+                first = min(
+                    (by_rank[rank] for rank in ranks if rank in by_rank),
+                    key=lambda f: (f.file, f.event.line),
+                    default=None,
+                )
+                places = (f"in {first.example}",) if first else ()
                 evidence = f"{ranks_of(ranks)} called {call}", *places
                 names = tuple(sorted(nodes, key=natural))
                 suspects.append(Suspect(tuple(sorted(ranks)), names, evidence, ()))
@@ -361,7 +378,7 @@ class FirstFailureFinder:
             return self._undecided(suspects)
         odd = {rank for suspect in suspects for rank in suspect.ranks}
         nodes = {node for suspect in suspects for node in suspect.nodes}
-        words = " and ".join(call for call in sides if call != usual)
+        words = " and ".join(call for call in sides if call != usual)[:_TEXT]
         text = f"{self._subject(odd, nodes)} called {words}, {ranks_of(sides[usual])} {usual}"
         cause = self._cause(kind, f"{text}: the calls must agree", odd, nodes, failures=failures)
         frame = next((f.event.frame for f in failures if f.rank in odd), "")
@@ -494,19 +511,15 @@ class FirstFailureFinder:
             evidence.append(reason)
         asserts = [f for f in self.own_errors if f.event.text.startswith(ASSERT)]
         evidence += [f.event.text for f in asserts[:1] if f is not group.first]
-        for failure in self.reports:
-            if failure.rank in group.ranks and failure.event.source == "torchrun-root":
-                evidence.append(self._report_text(failure))
-                break
+        for failure in self._roots(set(group.ranks)):
+            evidence.append(self._report_text(failure))
         for fault in self._xids(set(group.nodes)) if group.first.event.kind == "gpu" else ():
             evidence.append(f"the kernel of {fault.node}: {fault.text}")
         return evidence
 
     def _contrary_reports(self, ranks: set[int]) -> list[str]:
         """Launchers that name another rank as the first."""
-        roots = [
-            f for f in self.reports if f.event.source == "torchrun-root" and f.rank is not None
-        ]
+        roots = [f for f in self.roots if f.rank is not None]
         return [
             f"torchrun names rank {f.rank} as its first observed failure, which only says that "
             "its end was seen first"
@@ -527,13 +540,13 @@ class FirstFailureFinder:
             if gap_s > earlier.slack_s + two.slack_s:
                 ordered = [row[1] for row in timed]
                 return ordered, f"{gap_s:.1f} s before the next error"
-        for failure in self.reports:
-            is_root = failure.event.source == "torchrun-root" and self._has_one_agent
-            if is_root and is_clear_root(failure, self.reports):
-                for group in groups:
-                    if failure.rank is not None and failure.rank in group.ranks:
-                        remaining = [other for other in groups if other is not group]
-                        return [group, *remaining], "torchrun saw its end first"
+        # Of several torchruns, each sees only its node's ranks.
+        root = self.roots[0] if len(self.roots) == 1 else None
+        if root is not None and root.rank is not None and is_clear_root(root, self.reports):
+            for group in groups:
+                if root.rank in group.ranks:
+                    remaining = [other for other in groups if other is not group]
+                    return [group, *remaining], "torchrun saw its end first"
         paths = {f.file for group in groups for f in group.failures}
         if len(paths) == 1:
             groups = sorted(groups, key=lambda group: group.first.event.line)
@@ -543,11 +556,6 @@ class FirstFailureFinder:
         if few < len(by_size[1].ranks) and 2 * many > len(self.ranks):
             return by_size, f"{counted(many, 'other rank')} share one error, as victims do"
         return by_size, ""
-
-    @property
-    def _has_one_agent(self) -> bool:
-        """Whether one torchrun reports all: each node's own sees only its ranks."""
-        return sum(f.event.source == "torchrun-root" for f in self.reports) == 1
 
     def _scheduler(self) -> FirstFailure | None:
         """Slurm ended the job by its limit."""
@@ -652,11 +660,8 @@ class FirstFailureFinder:
             event.line,
         )
 
-    def _roots(self, ranks: set[int], first: RankFailure) -> list[RankFailure]:
-        return [
-            f for f in self.reports
-            if f.event.source == "torchrun-root" and f.rank in ranks and f is not first
-        ][:1]  # fmt: skip
+    def _roots(self, ranks: set[int], first: RankFailure | None = None) -> list[RankFailure]:
+        return [f for f in self.roots if f.rank in ranks and f is not first][:1]
 
     def _no_oom_text(self, nodes: set[str]) -> str:
         reasons = [reason for name, reason in self.evidence.missing.items() if "kernel" in name]
@@ -726,10 +731,11 @@ class FirstFailureFinder:
     def _late_ranks(self, waiting: set[int]) -> set[int]:
         """The few ranks that came when the timeout of the others was over."""
         ends = [f.time_s + f.slack_s for f in self.waited if f.time_s is not None]
+        end_s = max(ends, default=math.inf)
         late = {
             f.rank for f in self.lost
             if f.rank is not None and f.rank not in waiting and f.time_s is not None
-            and f.time_s - f.slack_s > max(ends, default=f.time_s)
+            and f.time_s - f.slack_s > end_s
         }  # fmt: skip
         return late if len(late) < len(waiting) else set()
 
@@ -961,8 +967,10 @@ class FirstFailureFinder:
             for group in equal_failures(self.all)
         ]
 
+        cause_ranks = set(cause.ranks)
+
         def order(group: FailureGroup) -> tuple[object, ...]:
-            is_cause = group.role == FAILED and set(group.ranks) <= set(cause.ranks)
+            is_cause = group.role == FAILED and cause_ranks.issuperset(group.ranks)
             return _ROLE_ORDER[group.role], not is_cause, len(group.ranks)
 
         return tuple(sorted(groups, key=order))

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from nodeready.inventory.nodeset import natural
 from nodeready.node.failure_rules import FAILED, REPORT, WAITED, signal_of
@@ -20,7 +21,7 @@ _SHAPE = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)*|\b[0-9a-f]{8,}\b")
 
 @dataclass
 class EqualFailures:
-    """Failures with the same text, but for numbers."""
+    """Failures with the same text, but for numbers. The list is complete before it is asked."""
 
     failures: list[RankFailure] = field(default_factory=list)
 
@@ -28,7 +29,7 @@ class EqualFailures:
     def first(self) -> RankFailure:
         return self.failures[0]
 
-    @property
+    @cached_property
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted({f.rank for f in self.failures if f.rank is not None}))
 
@@ -129,9 +130,12 @@ def once_per_rank(failures: Iterable[RankFailure]) -> list[RankFailure]:
 
 def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
     """The failures; an error in a shared log gets the rank whose end a launcher reports there."""
-    by_file: dict[int, list[RankFailure]] = defaultdict(list)
+    #: The index of a file, and the node of a line of a file of several nodes -> failures.
+    by_place: dict[tuple[int, str | None], list[RankFailure]] = defaultdict(list)
     for failure in failures:
-        by_file[failure.file].append(failure)
+        by_place[failure.file, None].append(failure)
+        by_place[failure.file, failure.node].append(failure)
+    reported = {place: _reported(placed) for place, placed in by_place.items()}
     copies: dict[str, set[int]] = defaultdict(set)
     for failure in failures:
         if failure.event.source in _COPIES and failure.event.role != REPORT:
@@ -143,20 +147,18 @@ def with_reported_ranks(failures: list[RankFailure]) -> list[RankFailure]:
             barrier = _BARRIER.search(event.text)
             ranks = {int(barrier[1])} if barrier else set()
         elif failure.rank is None and event.role == FAILED and not event.source:
-            ranks = set(copies.get(_shape(event.text), ())) or _reported(
-                failure, by_file[failure.file]
-            )
-        attributed.append(failure._replace(rank=ranks.pop()) if len(ranks) == 1 else failure)
+            place = failure.file, failure.node if event.host else None
+            ranks = copies.get(_shape(event.text)) or reported[place]
+        is_clear = len(ranks) == 1
+        attributed.append(failure._replace(rank=next(iter(ranks))) if is_clear else failure)
     return attributed
 
 
 _COPIES = ("torchrun", "torchrun-root", "error-file")
 
 
-def _reported(failure: RankFailure, failures: Sequence[RankFailure]) -> set[int]:
+def _reported(failures: Sequence[RankFailure]) -> set[int]:
     """The rank of the only own error in a log, by a launcher's reports in it; more: not known."""
-    if failure.event.host:
-        failures = [f for f in failures if f.node == failure.node]
     own_errors = [
         f for f in failures
         if f.rank is None and f.event.role == FAILED

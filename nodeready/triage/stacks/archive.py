@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nodeready.files import own_directory, remove, write_atomically
+from nodeready.files import only_regular, own_directory, remove, write_atomically
 from nodeready.text import sanitise
 from nodeready.triage.stacks.document import Stacks
 from nodeready.triage.stacks.trace import (
@@ -20,7 +20,6 @@ from nodeready.triage.stacks.trace import (
     Trace,
     TraceError,
     load,
-    only_regular,
     parse,
 )
 from nodeready.triage.stacks.trace import read as checked
@@ -359,7 +358,7 @@ def _from_texts(texts: Iterable[Path], errors: dict[str, str], is_single: bool) 
         # As `srun --output=trace-%N.out` names it, or like a trace of nodeready.
         node = path.stem.removeprefix("trace-")
         try:
-            data = _content(path, is_single)
+            data = _content(path)
             if path.suffix == ".json":
                 yield parse(data, path.name)
             else:
@@ -371,10 +370,9 @@ def _from_texts(texts: Iterable[Path], errors: dict[str, str], is_single: bool) 
             errors[node] = str(problem)
 
 
-def _content(path: Path, is_single: bool) -> bytes:
+def _content(path: Path) -> bytes:
     try:
-        # The named file itself may be a pipe of the caller.
-        with open(path, "rb", opener=None if is_single else only_regular) as file:
+        with open(path, "rb", opener=only_regular) as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as problem:
         raise TraceError(f"{path}: {problem.strerror}") from None

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from nodeready.files import only_regular
 from nodeready.inventory.nodeset import MAX_NAME, natural
 from nodeready.node.stacks.program import MAX_COST
 from nodeready.subjects import wire
@@ -351,25 +350,6 @@ def load(directory: Path) -> tuple[Iterator[Trace], dict[str, str]]:
         raise TraceError(f"{directory}: there is no trace-NODE.json: was it written by -o?")
     errors: dict[str, str] = {}
     return _load_each(sorted(paths, key=lambda path: natural(path.name)), errors), errors
-
-
-def only_regular(path: str, flags: int) -> int:
-    """Open a regular file; to be passed to `open` as its opener.
-
-    Raises IsADirectoryError for a directory, and OSError for a file of another kind: any user who
-    can write to the directory may have put a pipe there, which blocks, or a link to a device,
-    which acts when it is opened.
-    """
-    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "is no regular file", path)
-        return os.open(f"/proc/self/fd/{descriptor}", flags)
-    finally:
-        os.close(descriptor)
 
 
 def _load_each(paths: list[Path], errors: dict[str, str]) -> Iterator[Trace]:

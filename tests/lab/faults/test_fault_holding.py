@@ -46,6 +46,20 @@ def test_two_runs_at_once(fresh_node, fleet, tool):
     assert last.status == 0, last
 
 
+def test_the_second_of_two_runs_plans_from_what_the_first_has_left(fresh_node, fleet, tool):
+    """It was planned before the first wrote, and waited for the lock since then."""
+    hang(fresh_node, 'sleep 600\nexec /usr/sbin/sysctl "$@"')
+    words = ("deploy", fleet([fresh_node], lock_wait_s=60), "--yes", "--only", "ptrace,ssh_client")
+    first = tool.start(*words)
+    wait_for(lambda: hangs(fresh_node))
+    second = tool.start(*words)
+    wait_for(lambda: len(set(re.findall(r"nodeready:\w+", "".join(ours(fresh_node))))) == 2)
+    release(fresh_node)
+    for run in (first, second):
+        done = tool.end(run)
+        assert done.status == 0, done
+
+
 def test_a_command_hangs(fresh_nodes, fleet, tool):
     """A change: that operation failed. A probe: that subject is unknown. No orphan stays."""
     good, slow, deaf, probed = fresh_nodes(4)

@@ -163,3 +163,13 @@ def test_a_full_disk_of_this_machine_is_one_line_and_the_old_report_stays(tmp_pa
         assert {*files} - {"last-failed", "memory.db"} == {"fill", "old"}
     finally:
         subprocess.run(["umount", str(place)], check=True)
+
+
+def test_what_a_killed_change_left_goes_with_the_next_change_of_any_file(fresh_node):
+    run = on(fresh_node)
+    killed = WriteFile("/usr/local/bin/tool", b"x", None, validator=("sh", "-c", "kill -9 0"))
+    with pytest.raises(AssertionError):
+        apply(run, [StepChange("test.write", (), (killed,))])
+    assert len(ours(fresh_node)) == 1
+    apply(run, [StepChange("test.write", (), (WriteFile("/etc/other", b"x", None),))])
+    assert ours(fresh_node) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -38,3 +39,29 @@ def test_every_problem_of_a_policy_is_a_line(tool, tmp_path):
     for problem in ("all.py: ptrace_scope = 7: ", "core_pattern = 'core': ", "limit_core = -1: "):
         assert sum(problem in line for line in done.lines) == 1, (problem, done)
     assert all(line.startswith("nodeready: ") for line in done.lines), done
+
+
+#: Words of a command -> the file, beside an inventory, that they make it read.
+READ_FILES = {
+    "stacks --from x.txt": "x.txt",
+    "postmortem --from x.log": "x.log",
+    "audit x": "x",
+    "audit x.py --": "group_data/all.py",
+    "audit x.py --only site": "checks.d/x.toml",
+    "audit x.py --recorded http://127.0.0.1:9 --token-file x": "x",
+    "audit @local": "../.config/nodeready/config.toml",
+    "import nhc x.conf": "x.conf",
+    "diff x.json x.json": "x.json",
+}
+
+
+@pytest.mark.parametrize("words", READ_FILES)
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(words, tool, tmp_path):
+    (tmp_path / "x.py").write_text(GOOD)
+    name = READ_FILES[words]
+    path = tool.home / name[3:] if name.startswith("../") else tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+    done = tool(*words.split(), cwd=tmp_path)
+    assert (done.status, done.out, len(done.lines)) == (2, "", 1), done
+    assert path.name in done.err

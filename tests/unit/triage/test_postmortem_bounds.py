@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
 
 from nodeready.node.failure_events import read_lines
 from nodeready.node.failure_rules import MAX_RANKS
+from nodeready.text import utc_now
+from nodeready.triage.postmortem.collect import postmortem_of
 from nodeready.triage.postmortem.directory import read_directory
 
 
@@ -29,3 +37,67 @@ def test_a_long_line_in_a_kernel_log_and_what_is_no_log_leave_the_other_logs(
     assert evidence.missing == {
         "rank_0.log": "is no text", "rank_2.log": "is a link", "rank_3.log.gz": "is compressed"
     }  # fmt: skip
+
+
+#: A log of many ranks -> its n-th line.
+MANY_RANKS: Mapping[str, Callable[[int], str]] = {
+    "an error of each rank": lambda n: f"[rank{n}]: RuntimeError: bad",
+    "an error that names no rank": lambda n: f"(W pid={n}, ip=10.0.0.1) RuntimeError: bad",
+    "two collectives": lambda n: f"[rank{n}]: RuntimeError: Detected mismatch between collectives "
+    f"on ranks. Rank {n} is running collective: CollectiveFingerPrint(SequenceNumber=1, "
+    f"OpType=ALLREDUCE, TensorShape=[{n}]), but Rank {n + 1} is running collective: "
+    f"CollectiveFingerPrint(SequenceNumber=1, OpType=BROADCAST, TensorShape=[{n}]).",
+    "ranks without a word": lambda n: f"[rank{n}]: "
+    + ("step 1", "RuntimeError: Broken pipe", "RuntimeError: Broken pipe")[n % 3],
+    "errors, each another": lambda n: f"[rank{n}]: RuntimeError: "
+    + "".join(chr(97 + n // 26**place % 26) for place in range(4)),
+    "killed workers": lambda n: f"[rank{n}]: RuntimeError: DataLoader worker (pid {n}) is killed "
+    "by signal: Killed.",
+}  # fmt: skip
+
+
+def executed_lines(function: Callable[[], object]) -> int:
+    """The number of lines of Python that a call executes: its work, whatever the machine."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(None)
+    return count
+
+
+@pytest.mark.parametrize("line", MANY_RANKS.values(), ids=list(MANY_RANKS))
+def test_ten_times_the_ranks_are_ten_times_the_work(tmp_path: Path, line: Callable[[int], str]):
+    work = []
+    for count in (100, 1000):
+        (tmp_path / "log").write_text("\n".join(map(line, range(count))))
+        work.append(executed_lines(lambda: postmortem_of(
+            read_directory(tmp_path), started=utc_now(), source="log"
+        )))  # fmt: skip
+    assert work[1] < 12 * work[0]
+
+
+def test_the_answer_says_which_lines_and_failures_were_left_out(tmp_path: Path):
+    (tmp_path / "rank_0.log").write_text(f"{'x' * 1000}\n" * 5000)
+    (tmp_path / "rank_1.log").write_text("RuntimeError: bad\nstep 1\n" * 30)
+    document = postmortem_of(read_directory(tmp_path), started=utc_now(), source="logs")
+    assert document.missing == {
+        "kernel's log": "none in the directory",
+        "the middle of 1 log": "810,696 bytes, beyond the first and the last lines",
+        "6 failures in 1 log": "beyond the first and the last of a rank and of a log",
+    }
+
+
+def test_small_files_that_name_many_ranks_end_with_a_part_of_the_files(tmp_path: Path):
+    for number in range(12):
+        (tmp_path / f"{number}.log").write_text("srun: error: gpu1: tasks 0-99999: Killed\n")
+    evidence = read_directory(tmp_path)
+    assert len(evidence.files) == 6
+    assert evidence.missing["logs"] == "only 6 files read: the rest is too much"
