@@ -31,8 +31,9 @@ from nodeready.memory.sections import (
     node_sections,
     results_text,
 )
-from nodeready.memory.store import Memory, MemoryUnavailable
+from nodeready.memory.store import Clock, Memory, MemoryUnavailable
 from nodeready.subjects.proof.facts import ProvedHistory
+from nodeready.text import span
 from nodeready.transport.base import INTERRUPTED
 from nodeready.transport.snapshots import NOT_PROBED
 
@@ -239,7 +240,14 @@ class LookKeeper:
         try:
             with Memory.open(settings.path, make=True) as memory:
                 memory.keep(look, nodes, events)
-                memory.trim(time.time(), settings.days, settings.megabytes * 1_000_000)
+                jump_s = memory.trim(Clock.now(), settings.days, settings.megabytes * 1_000_000)
+            if jump_s:
+                place = "ahead of" if jump_s > 0 else "behind"
+                self._screen.say(
+                    f"this machine's clock is {span(abs(jump_s))} {place} that of the last look: "
+                    "is it right? (timedatectl) No look is removed in the next "
+                    f"{settings.days} days"
+                )
         except MemoryUnavailable as error:
             self._screen.say(f"this look was not kept: {error}")
 

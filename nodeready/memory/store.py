@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nodeready.files import private_file
 from nodeready.memory.look import Event, Look, NodeLook, PartSpan, Value
@@ -57,8 +58,19 @@ BUSY_S = 10.0
 _MAX_CACHED = 4096
 #: Seconds between two removals of old looks.
 _TRIM_EVERY_S = 86400.0
-#: A node with more times the mean size of its past loses its own past before other nodes do.
-_LOUD = 10
+#: Seconds of one boot by which the clock may be wrong: NTP has then corrected it.
+_MAX_DRIFT_S = 3600.0
+#: Seconds without a look across a boot, such as holidays. More are a clock that jumped.
+_MAX_GAP_S = 7 * 86400.0
+#: Bytes of the file that each node has at least: twice the newest state of a node with 8 GPUs.
+_MIN_SHARE = 40_000
+#: The part of the maximum size that the nodes share, so that not every look removes something.
+_SHARED = 0.9
+#: Bytes of a section in the file beside its text: its rows, and its digest in an index.
+_ROW_BYTES = 250
+#: Maximum former and present parts of a node that are remembered. A node has some 20, and all of
+#: them can be replaced every week for 90 days.
+MAX_PARTS = 256
 
 # looks.time, events.time: seconds since 1970. looks.is_old: the states of that time were removed;
 # the look is only the beginning of a later state.
@@ -86,6 +98,40 @@ CREATE TABLE events(time REAL, look INTEGER, node TEXT, serial TEXT, kind TEXT, 
 CREATE INDEX events_node ON events(node);
 CREATE INDEX events_serial ON events(serial);
 """
+# One row: the clock at the last look, and the time and the look from which it has run without a
+# jump. Not in _SCHEMA: older files are without it.
+_CLOCK = """CREATE TABLE IF NOT EXISTS clock(time REAL, boot TEXT, uptime REAL, since REAL,
+    since_look INTEGER)"""
+
+
+class Clock(NamedTuple):
+    """The clock of the control machine.
+
+    time_s:   seconds since 1970
+    boot_id:  of the machine's boot; "": not known
+    uptime_s: seconds since the boot, which no setting of the clock changes
+    """
+
+    time_s: float
+    boot_id: str
+    uptime_s: float
+
+    @classmethod
+    def now(cls) -> Clock:
+        try:
+            boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+            uptime_s = float(Path("/proc/uptime").read_text("ascii").split()[0])
+        except (OSError, ValueError):
+            boot_id, uptime_s = "", 0.0
+        return cls(time.time(), boot_id, uptime_s)
+
+    def jump_s(self, earlier: Clock) -> float:
+        """Seconds by which the clock was set since then; 0: it was not."""
+        passed_s = self.time_s - earlier.time_s
+        if self.boot_id and self.boot_id == earlier.boot_id:
+            jump_s = passed_s - (self.uptime_s - earlier.uptime_s)
+            return jump_s if abs(jump_s) > _MAX_DRIFT_S else 0.0
+        return 0.0 if -_MAX_DRIFT_S <= passed_s <= _MAX_GAP_S else passed_s
 
 
 class MemoryUnavailable(Exception):
@@ -305,36 +351,50 @@ class Memory:
             if section.name.endswith(PARTS):
                 _change_parts(connection, look, node, self.load(content))
 
-    def trim(self, now_s: float, days: float, max_bytes: int) -> None:
-        """Remove looks that are older than these days, and the oldest of a file that is larger.
+    def trim(self, clock: Clock, days: float, max_bytes: int) -> float:
+        """Remove looks that are older than these days, and of a file that is larger the oldest
+        past of each node with more than its share.
 
-        The newest state of a node stays as long as the node was looked at within the days.
+        The newest state of a node stays as long as the node was looked at within the days. Nothing
+        is too old until the clock has run for the days without a jump.
+
+        Returns the seconds by which the clock has jumped since the last look; 0: it has not.
         """
+        jump_s, since_s, since_look = self._follow(clock)
+        limit_s = clock.time_s - days * 86400
         oldest = self._rows("SELECT time FROM looks WHERE NOT is_old ORDER BY id LIMIT 1")
-        limit_s = now_s - days * 86400
-        if oldest and oldest[0][0] < limit_s - _TRIM_EVERY_S:
-            self._forget(limit_s)
-        if self.size_bytes <= max_bytes:
-            return
-        self._forget_loud()
-        while self.size_bytes > max_bytes:
-            times = self._rows(
-                "SELECT min(first.time), max(first.time) FROM past"
-                " JOIN looks AS first ON first.id=until_look"
-            )[0]
-            if times[0] is None:
-                return
-            # A tenth at a time.
-            self._forget(times[0] + (times[1] - times[0]) / 10 + 1)
+        if since_s <= limit_s and oldest and oldest[0][0] < limit_s - _TRIM_EVERY_S:
+            self._forget(limit_s, since_look)
+        if self.size_bytes > max_bytes:
+            self._keep_shares(max_bytes)
+        return jump_s
 
-    def _forget(self, limit_s: float) -> None:
-        """Remove what ended before this time, and the nodes that were not looked at since."""
+    def _follow(self, clock: Clock) -> tuple[float, float, int]:
+        """The seconds by which the clock has jumped since the last look, and the time and the look
+        from which it has run without a jump."""
         with self._transaction() as connection:
-            # The looks before the first one that stays: a clock may have been wrong meanwhile.
+            connection.execute(_CLOCK)
+            row = connection.execute("SELECT * FROM clock").fetchone()
+            jump_s = clock.jump_s(Clock(*row[:3])) if row else 0.0
+            if row is None or jump_s:
+                (look,) = connection.execute("SELECT coalesce(max(id), 0) FROM looks").fetchone()
+                since = clock.time_s, look
+            else:
+                since = row[3:]
+            connection.execute("DELETE FROM clock")
+            connection.execute("INSERT INTO clock VALUES(?,?,?,?,?)", (*clock, *since))
+        return jump_s, *since
+
+    def _forget(self, limit_s: float, since_look: int) -> None:
+        """Remove what ended before this time, and the nodes that were not looked at since.
+
+        since_look: from which the clock is right: earlier looks are older, whatever their times
+        """
+        with self._transaction() as connection:
             (look,) = connection.execute(
-                "SELECT coalesce((SELECT min(id) - 1 FROM looks WHERE time >= ?), max(id), 0)"
-                " FROM looks",
-                (limit_s,),
+                "SELECT coalesce((SELECT min(id) - 1 FROM looks WHERE id >= ? AND time >= ?),"
+                " max(id), 0) FROM looks",
+                (since_look, limit_s),
             ).fetchone()
             connection.execute("DELETE FROM past WHERE until_look <= ?", (look,))
             for table in ("current", "past", "parts"):
@@ -344,7 +404,7 @@ class Memory:
                 )
             connection.execute("DELETE FROM nodes WHERE last_look <= ?", (look,))
             connection.execute("DELETE FROM parts WHERE until_look <= ?", (look,))
-            connection.execute("DELETE FROM events WHERE time < ?", (limit_s,))
+            connection.execute("DELETE FROM events WHERE look <= ?", (look,))
             connection.execute(
                 "DELETE FROM looks WHERE id <= ? AND id NOT IN (SELECT first_look FROM current"
                 " UNION SELECT first_look FROM past UNION SELECT first_look FROM parts"
@@ -355,18 +415,28 @@ class Memory:
             _remove_unused(connection)
         self._vacuum()
 
-    def _forget_loud(self) -> None:
-        """Remove the past, and the former parts, of nodes with many times the mean past."""
+    def _keep_shares(self, max_bytes: int) -> None:
+        """Remove the oldest past of each node with more than its share of this size."""
         sizes = self._rows(
-            "SELECT node, sum(length(data)) FROM past JOIN contents ON id=content GROUP BY node"
+            f"SELECT node, sum(length(data) + {_ROW_BYTES})"
+            " FROM (SELECT node, content FROM current UNION ALL SELECT node, content FROM past)"
+            " JOIN contents ON id=content GROUP BY node"
         )
-        mean = sum(size for _, size in sizes) / max(1, len(sizes))
-        loud = [(node,) for node, size in sizes if size > _LOUD * mean]
+        # The file is larger than its sections, by the room that is unused in its pages.
+        packing = min(1.0, sum(size for _, size in sizes) / self.size_bytes)
+        share = max(_MIN_SHARE, _SHARED * max_bytes * packing / max(1, len(sizes)))
         with self._transaction() as connection:
-            connection.executemany("DELETE FROM past WHERE node=?", loud)
-            connection.executemany(
-                "DELETE FROM parts WHERE node=? AND until_look IS NOT NULL", loud
-            )
+            for node, size in sizes:
+                look, excess = 0, size - share
+                for until_look, section_bytes in connection.execute(
+                    f"SELECT until_look, length(data) + {_ROW_BYTES} FROM past"
+                    " JOIN contents ON id=content WHERE node=? ORDER BY until_look",
+                    (node,),
+                ).fetchall():
+                    if excess <= 0:
+                        break
+                    look, excess = until_look, excess - section_bytes
+                connection.execute("DELETE FROM past WHERE node=? AND until_look<=?", (node, look))
             _remove_unused(connection)
         self._vacuum()
 
@@ -443,10 +513,11 @@ class Memory:
         return [name for (name,) in self._rows("SELECT name FROM nodes ORDER BY id")]
 
     def _look_at(self, time_s: float) -> int:
-        """The id of the last look until this time; 0: there is none."""
+        """The id of the last look until this time; 0: there is none. Until ever: the newest look,
+        also where an earlier look had a wrong clock."""
+        order = "id" if time_s == float("inf") else "time DESC, id"
         rows = self._rows(
-            "SELECT id FROM looks WHERE time<=? AND NOT is_old"
-            " ORDER BY time DESC, id DESC LIMIT 1",
+            f"SELECT id FROM looks WHERE time<=? AND NOT is_old ORDER BY {order} DESC LIMIT 1",
             time_s,
         )
         return rows[0][0] if rows else 0
@@ -693,6 +764,11 @@ def _change_parts(
     connection.executemany(
         "INSERT INTO parts VALUES(?,?,?,?,?,?,NULL)",
         [(serial, kind, uuid, node, slot, look) for kind, serial, uuid, slot in sorted(new)],
+    )
+    connection.execute(
+        "DELETE FROM parts WHERE node=?1 AND rowid NOT IN (SELECT rowid FROM parts WHERE node=?1"
+        " ORDER BY until_look IS NOT NULL, until_look DESC, first_look DESC, rowid LIMIT ?2)",
+        (node, MAX_PARTS),
     )
 
 

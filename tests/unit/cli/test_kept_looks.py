@@ -183,6 +183,23 @@ def test_watch_keeps_changed_looks_alone(run, memory, monkeypatch):
         assert len(kept.looks()) == 2
 
 
+@pytest.mark.parametrize(
+    ("days", "words"), [(3650.5, "3650 days ahead of"), (-3650.5, "3650 days behind")]
+)
+def test_a_clock_that_was_set_is_named_and_removes_nothing(run, memory, monkeypatch, days, words):
+    assert "clock" not in run({"gpu1": SOUND}, "audit").err + run({"gpu1": SMALLER}, "audit").err
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + days * 86400)
+    done = run({"gpu1": SOUND}, "audit", "-q")
+    (line,) = [line for line in done.err.splitlines() if "clock" in line]
+    assert line == (
+        f"nodeready: this machine's clock is {words} that of the last look: is it right? "
+        "(timedatectl) No look is removed in the next 90 days"
+    )
+    assert "clock" not in run({"gpu1": SOUND}, "audit").err
+    with memory() as kept:
+        assert len(kept.looks()) == 4
+
+
 SETTINGS: dict[str, tuple[dict[str, str], str, Any]] = {
     "a file": ({"": "/var/m.db", "_DAYS": "3"}, "", (Path("/var/m.db"), 3, 2000)),
     "off": ({"": "off"}, "", (None, 90, 2000)),
