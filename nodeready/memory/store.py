@@ -17,6 +17,7 @@ import json
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,10 +31,13 @@ from nodeready.memory.sections import (
     ERROR,
     FACTS,
     GATE,
+    MISSED,
     PARTS,
+    POLICY,
     RESULTS,
     NodeSections,
     SectionText,
+    digest,
     dump,
     parse_results,
 )
@@ -74,7 +78,8 @@ MAX_PARTS = 256
 
 # looks.time, events.time: seconds since 1970. looks.is_old: the states of that time were removed;
 # the look is only the beginning of a later state.
-# nodes.counted: JSON, subject -> the time of its newest counters.
+# nodes.counted: JSON, subject -> the time of its newest counters; and of looks at some checks:
+# "missed" -> as the section; "missing" -> the owners of results that the last look did not make.
 # current, past: a section from first_look on, which was the look number `number` at the node; it
 # was replaced by until_look, the look until_number at the node.
 _SCHEMA = """
@@ -256,9 +261,20 @@ class Memory:
         rows = self._rows("SELECT digest FROM contents WHERE id IN (SELECT content FROM current)")
         return frozenset(value for (value,) in rows)
 
-    def keep(self, look: Look, nodes: Iterable[NodeSections], events: Iterable[Event] = ()) -> int:
-        """Keep a look at these nodes and its events; returns the id of the look."""
+    def keep(
+        self,
+        look: Look,
+        nodes: Iterable[NodeSections],
+        events: Iterable[Event] = (),
+        declared: Collection[str] = (),
+    ) -> int:
+        """Keep a look at these nodes and its events; returns the id of the look.
+
+        declared: the checks that the nodes' policies declare: the result of another one ends
+        """
         unchanged = []
+        # A check that is declared no more is a change of a node whose sections are equal.
+        checks = digest(dump(sorted(declared))) if declared else b""
         with self._transaction() as connection:
             look_id = connection.execute(
                 "INSERT INTO looks VALUES(NULL,?,?,?,?,?,?,?,0)",
@@ -285,12 +301,27 @@ class Memory:
                     ).lastrowid
                     row = (node_id, None, "{}", 0)
                 node_id, state, counted, count = row
-                if state != node.digest:
-                    self._change(connection, look_id, node_id, count + 1, node.read())
-                if node.counted:
-                    times = {**json.loads(counted), **dict.fromkeys(node.counted, look.time_s)}
-                    counted = json.dumps(times)
-                unchanged.append((node.digest, counted, look_id, node_id))
+                times = json.loads(counted)
+                new_state = digest(node.digest + checks) if checks else node.digest
+                if state != new_state:
+                    missing = self._change(
+                        connection,
+                        look_id,
+                        node_id,
+                        count + 1,
+                        node.read(),
+                        missed=times.get("missed", {}),
+                        declared=declared,
+                    )
+                    times.pop("missing", None)
+                    if missing:
+                        times["missing"] = missing
+                for owner in times.get("missing", ()):
+                    missed = times.setdefault("missed", {})
+                    missed[owner] = missed.get(owner, 0) + 1
+                times.update(dict.fromkeys(node.counted, look.time_s))
+                counted = json.dumps(times)
+                unchanged.append((new_state, counted, look_id, node_id))
             connection.executemany(
                 "UPDATE nodes SET state=?, counted=?, last_look=?, looks=looks+1 WHERE id=?",
                 unchanged,
@@ -319,8 +350,14 @@ class Memory:
         node: int,
         number: int,
         sections: Iterable[SectionText],
-    ) -> None:
-        """Keep the sections of a node that differ from its current ones."""
+        *,
+        missed: Mapping[str, int],
+        declared: Collection[str],
+    ) -> list[str]:
+        """Keep the sections of a node that differ from its current ones.
+
+        Returns the owners of the results that this look did not make.
+        """
         current = dict(
             connection.execute(
                 "SELECT section, digest FROM current JOIN contents ON id=content WHERE node=?",
@@ -333,6 +370,22 @@ class Memory:
         if any(section.name == BOOT for section in changed):
             # A total of another boot.
             ended += [name for name in current if name.endswith(COUNTERS) and name not in new]
+        missing = []
+        if any(name.endswith(RESULTS) for name in new):
+            owners = {name[: -len(RESULTS)]: name for name in current if name.endswith(RESULTS)}
+            for owner, name in owners.items():
+                if name in new or name in ended:
+                    continue
+                # SUBJECT.CHECK: a policy declares the check.
+                if "." in owner and owner not in declared:
+                    ended.append(name)
+                else:
+                    missing.append(owner)
+        if (changed or ended) and missed:
+            text = dump(missed)
+            section = SectionText(MISSED, digest(text), partial(zlib.compress, text))
+            if current.get(MISSED) != section.digest:
+                changed.append(section)
         replaced = [*ended, *(section.name for section in changed if section.name in current)]
         connection.executemany(
             "INSERT INTO past SELECT node, section, first_look, ?, content, number, ?"
@@ -350,6 +403,7 @@ class Memory:
             )
             if section.name.endswith(PARTS):
                 _change_parts(connection, look, node, self.load(content))
+        return missing
 
     def trim(self, clock: Clock, days: float, max_bytes: int) -> float:
         """Remove looks that are older than these days, and of a file that is larger the oldest
@@ -522,6 +576,11 @@ class Memory:
         )
         return rows[0][0] if rows else 0
 
+    def time_s(self, until_s: float) -> float:
+        """The time of the last look until this time; 0: there is none."""
+        rows = self._rows("SELECT time FROM looks WHERE id=?", self._look_at(until_s))
+        return float(rows[0][0]) if rows else 0.0
+
     def node(self, name: str, time_s: float) -> NodeLook | None:
         """The node as the last look until this time knows it; None: no look has seen it yet."""
         return next(self.nodes([name], time_s), None)
@@ -559,13 +618,15 @@ class Memory:
         )
         return {name for (name,) in rows}
 
-    def last_seen(self, name: str) -> tuple[float, int] | None:
-        """The time of the last look at the node, and the number of the looks at it."""
+    def last_seen(self, name: str) -> tuple[float, int, Mapping[str, int]] | None:
+        """The time of the last look at the node, the number of the looks at it, and owner of
+        results -> the number of these that did not make them."""
         rows = self._rows(
-            "SELECT time, looks FROM nodes JOIN looks ON looks.id=last_look WHERE name=?",
+            "SELECT time, looks, counted FROM nodes JOIN looks ON looks.id=last_look WHERE name=?",
             _text(name),
         )
-        return rows[0] if rows else None
+        with _named(self.path):
+            return (*rows[0][:2], json.loads(rows[0][2]).get("missed", {})) if rows else None
 
     def spans(self) -> dict[str, tuple[float, float]]:
         """Each node's times of the first and the last look at it."""
@@ -672,6 +733,8 @@ class Memory:
             self._shared(tuple(results), self._results),
             unreachable,
             number,
+            self._shared(tuple(results), self._policies),
+            self.load(contents[MISSED]) if MISSED in contents else {},
         )
 
     def _shared(
@@ -690,6 +753,13 @@ class Memory:
             f"{section[: -len(COUNTERS)]}.{key}": value
             for section, content in sections
             for key, value in self.load(content).items()
+        }
+
+    def _policies(self, sections: _Sections) -> dict[str, str]:
+        return {
+            section[: -len(RESULTS)]: self.load(content)[POLICY]
+            for section, content in sections
+            if POLICY in self.load(content)
         }
 
     def _results(self, sections: _Sections) -> dict[str, Result]:

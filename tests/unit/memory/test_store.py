@@ -119,7 +119,7 @@ def test_a_life_has_each_change_once(memory):
         (4, 4, "no answer in 15 s", True, FAIL),
         (6, 6, "", False, brief),
     ]
-    assert memory.last_seen("gpu1") == (7 * DAY, 7)
+    assert memory.last_seen("gpu1") == (7 * DAY, 7, {})
     assert [*memory.life("gpu9")] == []
 
 
