@@ -48,8 +48,10 @@ NUMBER_OF = {name: number for number, name in enumerate(SUBJECTS)}
 FactsText = Callable[[Any], str]
 
 #: Makes the sections of a node's state that the memory keeps, of (subject, its observation, its
-#: shown facts, its results): (name, digest, packed text; None: the memory has the text).
-SectionTexts = Callable[[str, Any, Any, list[Result]], list[tuple[str, bytes, bytes | None]]]
+#: shown facts, its results, its policy): (name, digest, packed text; None: the memory has it).
+SectionTexts = Callable[
+    [str, Any, Any, list[Result], Policy], list[tuple[str, bytes, bytes | None]]
+]
 
 #: Start and size in a judge's file.
 Place = tuple[int, int]
@@ -283,7 +285,7 @@ class AnswerJudge:
             self._codes(results),
             self._compared_code(observed, subject, ALONE),
             self._text(observed, subject, ALONE),
-            self._sections(observed, subject, ALONE, results),
+            self._sections(observed, subject, ALONE, results, policy),
         )
         if not observed.refused:
             if len(self._judged) >= _MAX_JUDGED:
@@ -307,7 +309,12 @@ class AnswerJudge:
         return self.facts_text(shown_facts(subject, observed.subjects[subject], fleet))
 
     def _sections(
-        self, observed: Snapshot, subject: str, fleet: FleetFacts, results: list[Result]
+        self,
+        observed: Snapshot,
+        subject: str,
+        fleet: FleetFacts,
+        results: list[Result],
+        policy: int,
     ) -> list[_KeptSection]:
         """The sections of the node's state for the memory, with their texts in the file."""
         if self.section_texts is None:
@@ -316,7 +323,9 @@ class AnswerJudge:
         shown = shown_facts(subject, observation, fleet)
         return [
             (name, digest, None if text is None else SharedPart(self.number, *self._write(text)))
-            for name, digest, text in self.section_texts(subject, observation, shown, results)
+            for name, digest, text in self.section_texts(
+                subject, observation, shown, results, self.policies[policy]
+            )
         ]
 
     def _state(self, sections: list[_KeptSection], boot_id: str) -> StateRecord:
@@ -409,7 +418,7 @@ class AnswerJudge:
             number = NUMBER_OF[subject]
             judged = judge(observed, policy, fleet, (subject,))
             results.append((self.number, number, self._codes(judged)))
-            sections += self._sections(observed, subject, fleet, judged)
+            sections += self._sections(observed, subject, fleet, judged, node.policy)
             code = self._compared_code(observed, subject, fleet)
             if code is not None:
                 facts.append((self.number, number, code))

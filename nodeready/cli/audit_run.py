@@ -190,7 +190,7 @@ def run_audit(
             from nodeready.audit.workers import AuditWorkers
 
             # Of a subject that was probed, the memory has all results.
-            checks = selection.results | select(nodes.policies.values(), None, skip).results
+            checks = selection.results | select(nodes.gate_policies.values(), None, skip).results
             # The workers are forked before any connection is made.
             workers = exit_stack.enter_context(
                 AuditWorkers(

@@ -54,10 +54,12 @@ def diff(
     """Report what changed on the nodes of INVENTORY, or between two files. Never writes to a node.
 
     What changed on the failing nodes and not on healthy nodes comes first. The nodes are asked as
-    by an audit, and compared with what the memory has kept.
+    by an audit, and compared with what the memory has kept. Without an option, the last two looks
+    are compared, and no node is asked.
 
     \b
     Examples:
+      nodeready diff prod.py
       nodeready diff prod.py --since yesterday
       nodeready diff prod.py --since last-good
       nodeready diff prod.py --since 2026-11-02 --until 2026-11-09

@@ -20,10 +20,11 @@ from nodeready.cli.values import epoch_seconds
 from nodeready.memory import baselines
 from nodeready.memory.diff import Diff, Side, compare, diff_code
 from nodeready.memory.documents import AuditFile, DocumentError
+from nodeready.memory.look import Look
 from nodeready.memory.store import Memory, MemoryUnavailable
 from nodeready.policy.site_checks import AUDIT
 from nodeready.reports.lines import node_set
-from nodeready.text import utc_moment, utc_now
+from nodeready.text import counted, utc_moment, utc_now
 
 LAST_GOOD = "last-good"
 _FOREVER = float("inf")
@@ -64,7 +65,7 @@ class _Nodes:
         nodes = self.targets(limit).at(AUDIT)
         selection = select(nodes.policies.values())
         nodes = nodes.chosen(selection)
-        writer = keeper.section_writer(selection.results)
+        writer = keeper.section_writer(select(nodes.gate_policies.values()).results)
         with AuditWorkers(nodes.policies, None, None, writer) as workers:
             audit = look_at_nodes(
                 nodes, self.screen, selection, self.timeout_s, workers, keeper=keeper
@@ -113,29 +114,58 @@ def _moment(name: str, words: str, memory: Memory) -> float:
         raise Refused(f"{name} {words}: {error}") from None
 
 
+def _has_nodes(look: Look) -> bool:
+    """Whether the look was one at nodes, and not of events alone."""
+    return any(look.summary.get("nodes", {}).values())
+
+
+def _last_two(inventory: str) -> tuple[str, str]:
+    """The numbers of the last two looks at this inventory. Raises Refused."""
+    with open_memory() as memory:
+        looks = [
+            str(look.id)
+            for look in memory.looks()
+            if _has_nodes(look) and look.inventory == inventory
+        ]
+    if len(looks) < 2:
+        raise Refused(
+            f"diff {inventory}: the memory has {counted(len(looks), 'look')} at it and compares "
+            f"two: nodeready audit {inventory} keeps one"
+        )
+    return looks[1], looks[0]
+
+
 def _since(memory: Memory, names: list[str], since: str, until_s: float, after: Side) -> Diff:
     """What changed on these nodes since a time. Raises Refused."""
+    spans = memory.spans()
+    begin_s = max(
+        min((look.time_s for look in memory.looks() if _has_nodes(look)), default=0.0),
+        min((spans[name][0] for name in names if name in spans), default=0.0),
+    )
+    source = f"the memory, {since}"
     if since == LAST_GOOD:
         from nodeready.memory.accounting import last_job_ends
 
-        since_s = min((look.time_s for look in memory.looks()), default=0.0)
+        since_s = begin_s
         ends, _ = last_job_ends(names, since_s)
         looks = [*baselines.looks_since_good(memory, names, until_s, ends)]
     else:
         since_s = _moment("--since", since, memory)
         if since_s > until_s:
             raise Refused(f"--since {since}: is later than --until")
+        if since_s < begin_s:
+            since_s, source = begin_s, f"the first look that the memory has, after {since}"
         looks = [*baselines.looks_since(memory, names, since_s, until_s)]
     if looks and all(before is None for before, _ in looks):
-        begin = utc_moment(min((look.time_s for look in memory.looks()), default=0.0))
         was_good = " without a failure" if since == LAST_GOOD else ""
         raise Refused(
-            f"--since {since}: no node has such a look{was_good}: the memory begins at {begin}"
+            f"--since {since}: no node has such a look{was_good}: the memory begins at "
+            f"{utc_moment(begin_s)}"
         )
     oldest_s = min((before.time_s for before, _ in looks if before is not None), default=since_s)
     diff = compare(
         baselines.since_changes(looks),
-        Side(f"the memory, {since}", utc_moment(oldest_s)),
+        Side(source, utc_moment(oldest_s)),
         after,
         only_before=(),
         only_after=tuple(look.node for before, look in looks if before is None),
@@ -177,7 +207,7 @@ def _of_memory(nodes: _Nodes, since: str | None, until: str | None, against: str
     try:
         with open_memory() as memory:
             until_s = _FOREVER if until is None else _moment("--until", until, memory)
-            newest_s = max((look.time_s for look in memory.looks(0.0, until_s)), default=0.0)
+            newest_s = memory.time_s(until_s)
             source = "the nodes now" if until is None else f"the memory, {until}"
             after = Side(source, utc_moment(newest_s))
             if against:
@@ -237,10 +267,22 @@ def run_diff(
     screen = options.screen()
     if len(sides) == 2 and not (since or until or against):
         document = _of_files(*sides)
-    elif len(sides) > 1 or bool(since) == bool(against):
-        raise Refused("name two files alone, or an INVENTORY with --since or with --against")
+    elif len(sides) > 1:
+        raise Refused(
+            "compares one INVENTORY, or two files without --since, --until and --against: "
+            "nodeready diff monday.json today.json"
+        )
+    elif since and against:
+        raise Refused("--since and --against: compare with one of them: remove the other")
     else:
         inventory = require_inventory(sides[0] if sides else None, options)
+        if until and not (since or against):
+            raise Refused(
+                f"--until {until}: needs --since: nodeready diff {options.words(inventory)} "
+                f"--since yesterday --until {until}"
+            )
+        if not (since or against):
+            since, until = _last_two(inventory)
         nodes = _Nodes(inventory, options, screen, job, timeout)
         if against and Path(against).is_file():
             if until:

@@ -30,10 +30,12 @@ from nodeready.memory.sections import (
     node_sections,
     results_text,
 )
-from nodeready.memory.store import Memory, MemoryUnavailable
+from nodeready.memory.store import Clock, Memory, MemoryUnavailable
 from nodeready.memory.witnesses import WITNESSES
 from nodeready.smoke.knowledge import PAIR
 from nodeready.subjects.proof.facts import ProvedHistory
+from nodeready.subjects.result import OBSERVED
+from nodeready.text import span
 from nodeready.transport.base import INTERRUPTED
 from nodeready.transport.snapshots import NOT_PROBED
 from nodeready.triage.postmortem.document import KERNEL, LOG
@@ -113,6 +115,7 @@ class LookKeeper:
     def __init__(self, screen: Screen, command: str = "", inventory: str = "") -> None:
         self._screen, self._command, self._inventory = screen, command, inventory
         self._settings = MemorySettings.load()
+        self._checks: frozenset[str] = frozenset()
 
     @cached_property
     def _earlier(self) -> Memory | None:
@@ -130,6 +133,7 @@ class LookKeeper:
 
         checks: the ids of the results to keep
         """
+        self._checks = frozenset(checks)
         if self._settings.path is None:
             return None
         digests: frozenset[bytes] = frozenset()
@@ -140,7 +144,7 @@ class LookKeeper:
                     digests = memory.digests()
             except MemoryUnavailable:
                 pass  # `keep` says why
-        return SectionWriter(frozenset(checks), digests)
+        return SectionWriter(self._checks, digests)
 
     def earlier_counters(self, name: str) -> str:
         """The counters of the last look at the node, as JSON; "": there are none."""
@@ -245,8 +249,16 @@ class LookKeeper:
             return
         try:
             with Memory.open(settings.path, make=True) as memory:
-                memory.keep(look, nodes, events)
-                memory.trim(time.time(), settings.days, settings.megabytes * 1_000_000)
+                declared = {check for check in self._checks if not check.endswith(f".{OBSERVED}")}
+                memory.keep(look, nodes, events, declared)
+                jump_s = memory.trim(Clock.now(), settings.days, settings.megabytes * 1_000_000)
+            if jump_s:
+                place = "ahead of" if jump_s > 0 else "behind"
+                self._screen.say(
+                    f"this machine's clock is {span(abs(jump_s))} {place} that of the last look: "
+                    "is it right? (timedatectl) No look is removed in the next "
+                    f"{settings.days} days"
+                )
         except MemoryUnavailable as error:
             self._screen.say(f"this look was not kept: {error}")
 

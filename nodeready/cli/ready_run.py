@@ -236,7 +236,7 @@ def run_ready(
             selection = _select_checks(targets.policies.values(), only, skip)
             targets = targets.chosen(selection)
             # Of a subject that was probed, the memory has all results. Not each proof was made.
-            probed = _select_checks(targets.policies.values(), None, skip).results
+            probed = _select_checks(targets.gate_policies.values(), None, skip).results
             checks = selection.results | {check for check in probed if check[:6] != "proof."}
             last_look = exit_stack.enter_context(ExitStack())
             workers: AuditWorkers

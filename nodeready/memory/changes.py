@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nodeready.audit.document import STOPPING
-from nodeready.memory.facts import is_unique, kind_of
+from nodeready.memory.facts import is_unique, kind_of, shown_value
 from nodeready.memory.look import NodeLook, Value
-from nodeready.memory.sections import FACTS_END
+from nodeready.memory.sections import ASKED, FACTS_END, WAIVERS, changed_words
 from nodeready.memory.store import StoredFacts
 from nodeready.subjects.fact_kinds import COUNTER, HARDWARE, SETTING, VERSION
+from nodeready.subjects.registry import page
+from nodeready.subjects.result import join_first
 
-RESULT, REBOOT = "result", "reboot"
+RESULT, REBOOT, POLICY = "result", "reboot", "policy"
 #: The kinds of changes, in the order of reports.
-KINDS = (RESULT, HARDWARE, VERSION, SETTING, COUNTER, REBOOT)
+KINDS = (RESULT, HARDWARE, VERSION, SETTING, COUNTER, REBOOT, POLICY)
 #: The key of a node's answer, in place of a check's id.
 ANSWER = "answer"
 
@@ -45,6 +47,7 @@ _UUID = re.compile(r"[0-9a-fA-F]{4,8}(-[0-9a-fA-F]{4,12}){1,4}")
 #: GRUB's name of the kernel's file, which repeats the kernel's release.
 _BOOT_IMAGE = re.compile(r"BOOT_IMAGE=\S*")
 _MAX_ALSO = 4
+_MAX_SETTINGS = 3
 #: The ends of the keys with which parts, and renamed parts, are recognised.
 _IDENTIFYING = ("].serial", "].uuid", "].mac", "].node_guid", "].pci_address", "].kind")
 
@@ -73,14 +76,22 @@ class Change:
 
 
 def changes(before: NodeLook, after: NodeLook) -> tuple[Change, ...]:
-    """The changes of one node from one look to a later one, in the order of KINDS."""
+    """The changes of one node from one look to a later one, in the order of KINDS.
+
+    What another policy asks or expects is no change of the node: it is one change of the policy.
+    """
     every: list[Change] = []
+    settings, asked = _policy_differences(before, after)
     if before.error or after.error:
         if bool(before.error) != bool(after.error):
             values = ("no answer", "answered") if before.error else ("answered", "no answer")
             every.append(Change(RESULT, ANSWER, *values, after.error))
     else:
-        every += _results(before, after)
+        results = [*_results(before, after)]
+        expected = [change for change in results if _is_of_policy(change, settings)]
+        every += [change for change in results if change not in expected]
+        if expected:
+            every.append(_policy_change(settings, expected))
         old, new = _different(before.facts, after.facts)
         names = _renames(old, new)
         if any(names.values()):
@@ -88,7 +99,7 @@ def changes(before: NodeLook, after: NodeLook) -> tuple[Change, ...]:
             words = {name: word for renamed in names.values() for name, word in renamed.items()}
             before = _renamed(replace(before, facts=old), words)
             old = before.facts
-        every += _fact_changes(old, new)
+        every += _fact_changes(old, new, asked)
         is_same_boot = before.boot_id == after.boot_id
         if before.boot_id and after.boot_id and not is_same_boot:
             every.append(Change(REBOOT, "host.boot_id", None, None, "rebooted"))
@@ -104,7 +115,8 @@ def differences(peer: NodeLook, node: NodeLook) -> tuple[Change, ...]:
     if peer.error or node.error:
         return ()
     old, new = map(_shared, _different(peer.facts, node.facts))
-    every = [*_results(peer, node), *_fact_changes(old, new)]
+    _, asked = _policy_differences(peer, node)
+    every = [*_results(peer, node), *_fact_changes(old, new, asked)]
     return tuple(sorted(every, key=lambda change: KINDS.index(change.kind)))
 
 
@@ -159,11 +171,50 @@ def _results(before: NodeLook, after: NodeLook) -> Iterator[Change]:
             yield Change(RESULT, check, earlier.status, result.status, result.actual)
 
 
+# --- The policy.
+
+
+def _policy_differences(before: NodeLook, after: NodeLook) -> tuple[set[str], set[str]]:
+    """The settings that differ between the policies of two looks, and the subjects of which the
+    two looks have asked different things."""
+    settings, asked = set[str](), set[str]()
+    for owner, words in after.policies.items():
+        changed = changed_words(before.policies.get(owner, words), words)
+        if ASKED in changed:
+            asked.add(owner)
+        settings |= changed - {ASKED}
+    return settings, asked
+
+
+def _is_of_policy(change: Change, settings: Collection[str]) -> bool:
+    """Whether a result has another status because the policy has one of these other settings."""
+    if not settings or change.key == ANSWER:
+        return False
+    if WAIVERS in settings and "waived" in (change.before, change.after):
+        return True
+    try:
+        deciding = page(change.key).settings
+    except KeyError:
+        deciding = ()
+    return not {change.key, *deciding}.isdisjoint(settings)
+
+
+def _policy_change(settings: Collection[str], expected: Sequence[Change]) -> Change:
+    """The change of these settings, and the number of the results that follow from it."""
+    names = join_first(sorted(settings), ", ", _MAX_SETTINGS)
+    follow = "result follows" if len(expected) == 1 else "results follow"
+    return Change(POLICY, names, None, None, f"{len(expected)} {follow}")
+
+
 # --- Facts.
 
 
-def _fact_changes(before: Facts, after: Facts) -> Iterator[Change]:
-    """The changes of parts, of elements that came or went, and of single facts."""
+def _fact_changes(before: Facts, after: Facts, asked: Collection[str] = ()) -> Iterator[Change]:
+    """The changes of parts, of elements that came or went, and of single facts.
+
+    asked: the subjects of which the two looks have asked different things: a fact of one look
+           alone is no change
+    """
     keys = [key for key, value in after.items() if before.get(key) != value]
     keys += [key for key in before if key not in after]
     one_sided = any(key not in before or key not in after for key in keys)
@@ -176,6 +227,8 @@ def _fact_changes(before: Facts, after: Facts) -> Iterator[Change]:
         kind, identities = kind_of(owner), _identities(owner, before, after)
         if identities is not None:
             yield _part_change(owner, changed, identities, before, after)
+        elif owner.partition(".")[0] in asked and not (owner in before and owner in after):
+            continue
         elif owner != changed[0]:
             if not _is_slot_of_part(owner, owners):
                 was_there = changed[0] in before
@@ -265,7 +318,8 @@ def _part_change(
         note = "new" if identities[0] is None else "gone"
     else:
         differing = [
-            f"{key[len(part) + 1 :]} {_shown(before.get(key))} -> {_shown(after.get(key))}"
+            f"{key[len(part) + 1 :]} {shown_value(key, before.get(key))}"
+            f" -> {shown_value(key, after.get(key))}"
             for key in keys
             if not is_unique(key)
         ]
@@ -273,10 +327,6 @@ def _part_change(
         if len(differing) > _MAX_ALSO:
             note += f" and {len(differing) - _MAX_ALSO} more"
     return Change(HARDWARE, part, *identities, note, noun)
-
-
-def _shown(value: Value) -> str:
-    return "nothing" if value is None else str(value)
 
 
 def _is_slot_of_part(element: str, owners: Iterable[str]) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 from nodeready.exit_codes import exit_code
-from nodeready.memory.changes import KINDS, RESULT, Change, is_failing
+from nodeready.memory.changes import KINDS, POLICY, RESULT, Change, is_failing
 from nodeready.memory.look import NodeLook, Value
 from nodeready.subjects.fact_kinds import COUNTER, HARDWARE
 from nodeready.subjects.json_types import Count, MomentOrEmpty, Name, Names
@@ -42,9 +42,11 @@ class NodeChanges:
 class FleetChange:
     """One change, and the nodes that have it.
 
-    kind:    of the change: the status of a check; hardware, version, setting, counter; reboot
+    kind:    of the change: the status of a check; hardware, version, setting, counter; reboot;
+             policy: what the nodes are compared with, no change of a node
     key:     the fact, ``SUBJECT.PATH``, with the names of elements in brackets; of several
-             elements with the same change ``[*]``; the check; ``answer``: the node answered or not
+             elements with the same change ``[*]``; the check; ``answer``: the node answered or
+             not; the settings of the policy
     elements: the names that ``[*]`` stands for
     before:  value or status; null: it was not there, or it differs among the nodes
     after:   as before
@@ -121,7 +123,7 @@ def diff_code(diff: Diff, *, is_strict: bool) -> int:
         interrupted=not diff.complete,
         usage=not diff.compared,
         unreachable=diff.unreachable > 0,
-        check=is_strict and bool(diff.changes),
+        check=is_strict and any(change.kind != POLICY for change in diff.changes),
     )
 
 

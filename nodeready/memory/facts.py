@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from nodeready.memory.look import Value
 from nodeready.subjects.fact_kinds import COUNTER, VOLATILE, FactKinds
+from nodeready.subjects.limits.limits_conf import UNLIMITED
 from nodeready.subjects.registry import SUBJECTS
 
 #: Maximum characters of a value and of an element's name. A longer text ends with its digest, so
@@ -60,6 +61,21 @@ def is_unique(key: str) -> bool:
     return _kinds_of(key.partition(".")[0]).is_unique(_path(key))
 
 
+def shown_value(key: str, value: Value) -> str:
+    """The value of a fact in words: a mode in octal, no limit as a word.
+
+    >>> shown_value("core_dumps.directory_mode", 0o1777)
+    '1777'
+    """
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and key.endswith("mode"):
+        return f"{value & 0o7777:04o}"
+    return str(value).replace(str(UNLIMITED), "unlimited")
+
+
 def _path(key: str) -> str:
     return _ELEMENT.sub("", key).partition(".")[2]
 
@@ -76,7 +92,7 @@ class _Place:
 
     def __init__(self, kinds: FactKinds, path: str) -> None:
         self._kinds, self._path = kinds, path
-        self.kind = kinds.kind(path)
+        self.kind, self.is_counted = kinds.kind(path), kinds.is_counted(path)
         names = kinds.elements.get(path)
         self.identity = None if names is None else names.split()
         self._inner: dict[str, _Place] = {}
@@ -133,6 +149,9 @@ class _Walk:
                 self._counters[name] = self._counters.get(name, 0) + value
         elif not isinstance(value, (list, str)):
             self._stable[key] = value
+        elif place.is_counted:
+            text = json.dumps(value).encode()
+            self._stable[key] = f"{len(value)} ({hashlib.sha256(text).hexdigest()[:8]})"
         elif value:
             self._stable[key] = _bounded(_text(place, value), _LONGEST_VALUE)
 

@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar
 
 from nodeready.audit.document import FAILED, UNREACHABLE
 from nodeready.memory.accounting import NodeJob, node_drains, node_jobs
-from nodeready.memory.changes import ANSWER, RESULT, Change, changes
+from nodeready.memory.changes import ANSWER, POLICY, RESULT, Change, changes
+from nodeready.memory.facts import shown_value
 from nodeready.memory.look import Event, Look, NodeLook, PartSpan
 from nodeready.memory.store import Memory
 from nodeready.subjects.json_types import Count, Moment, MomentOrEmpty, Name
@@ -32,11 +33,11 @@ class HistoryEntry:
     time:   UTC; of a span, its beginning
     kind:   ``status``: a span of looks with one status; ``part``: a span in one place; ``event``;
             ``job``: of Slurm; else a change: ``result``, ``hardware``, ``version``, ``setting``,
-            ``counter``, ``reboot``
+            ``counter``, ``reboot``; or ``policy``: other settings, and the results that follow
     text:   one line
     until:  the end of a span, UTC; "": no span, or it lasts
     status: of the node, for ``status``; of the check, for ``result``; "": another kind
-    looks:  number of looks at the node in the span
+    looks:  number of looks at the node in the span that made one of these checks
     checks: that cause the status; of a result: its check
     node:   of a part's entry, and of its events
     serial: of the part; "": the node itself
@@ -113,11 +114,12 @@ def read_history(memory: Memory, name: str, since_s: float = 0.0) -> History | N
         return History("", "", first, last, len(rows), memory.size_bytes, looks=rows)
     life = [*memory.life(name)]
     if life:
-        last_s, count = memory.last_seen(name) or (life[-1].time_s, life[-1].number)
+        last_look = memory.last_seen(name) or (life[-1].time_s, life[-1].number, {})
+        last_s, count, _ = last_look
         begin_s = max(since_s, life[0].time_s)
         jobs, problem = node_jobs(name, begin_s)
         events = [*memory.events(name), *node_drains(begin_s, [name])[0]]
-        entries = node_entries(life, last_s, count, events, jobs)
+        entries = node_entries(life, last_look, events, jobs)
         first_s, about = life[0].time_s, ""
         missing = {"jobs": problem} if problem else {}
         if len(entries) > MAX_ENTRIES:
@@ -144,7 +146,7 @@ def read_parts_history(memory: Memory, name: str) -> list[HistoryEntry]:
     Raises MemoryUnavailable.
     """
     life, newest = [*memory.life(name)], memory.last_seen(name)
-    entries = node_entries(life, *newest, memory.events(name)) if newest else []
+    entries = node_entries(life, newest, memory.events(name)) if newest else []
     for part in memory.parts_of(name):
         if part.is_there:
             spans = memory.parts(part.serial or part.uuid)
@@ -177,18 +179,16 @@ def causes(look: NodeLook) -> tuple[str, ...]:
 
 def node_entries(
     life: Sequence[NodeLook],
-    last_s: float,
-    count: int,
+    newest: tuple[float, int, Mapping[str, int]],
     events: Iterable[Event] = (),
     jobs: Iterable[NodeJob] = (),
 ) -> list[HistoryEntry]:
     """The entries of a node, the newest first.
 
     life:   the node at each look at which something changed, the oldest first
-    last_s: time of the last look at it
-    count:  number of looks at it
+    newest: `Memory.last_seen` of it
     """
-    entries = [*_spans(life, last_s, count), *map(_event, events), *map(_job, jobs)]
+    entries = [*_spans(life, *newest), *map(_event, events), *map(_job, jobs)]
     for after, before in pairwise(reversed(life)):
         if len(entries) > MAX_ENTRIES:
             break
@@ -226,7 +226,9 @@ def kept_look(look: Look) -> KeptLook:
     return KeptLook(look.id, moment, look.command, inventory, look.complete, look.code, nodes)
 
 
-def _spans(life: Sequence[NodeLook], last_s: float, count: int) -> Iterator[HistoryEntry]:
+def _spans(
+    life: Sequence[NodeLook], last_s: float, count: int, missed: Mapping[str, int]
+) -> Iterator[HistoryEntry]:
     """The spans of looks with one status, by the same checks."""
     start = 0
     for index in range(1, len(life) + 1):
@@ -234,7 +236,8 @@ def _spans(life: Sequence[NodeLook], last_s: float, count: int) -> Iterator[Hist
         if not is_last and _cause(life[index]) == _cause(life[start]):
             continue
         first = life[start]
-        status, checks = _cause(first)
+        status, checks = status_of(first), causes(first)
+        end = (count + 1, missed) if is_last else (life[index].number, life[index].missed)
         texts = [first.results[check].actual for check in checks[:1]] or [first.error]
         yield HistoryEntry(
             utc_moment(first.time_s),
@@ -242,25 +245,41 @@ def _spans(life: Sequence[NodeLook], last_s: float, count: int) -> Iterator[Hist
             sanitise(texts[0]),
             utc_moment(last_s if is_last else life[index].time_s),
             status,
-            (count + 1 if is_last else life[index].number) - first.number,
+            _look_count(first, *end),
             checks,
         )
         start = index
 
 
-def _cause(look: NodeLook) -> tuple[str, tuple[str, ...]]:
-    return status_of(look), causes(look)
+def _cause(look: NodeLook) -> tuple[str, frozenset[str]]:
+    return status_of(look), frozenset(causes(look))
+
+
+def _look_count(first: NodeLook, number: int, missed: Mapping[str, int]) -> int:
+    """The number of looks from the first one to the one before ``number`` that made one of the
+    checks that cause the status of the first one.
+
+    missed: as `NodeLook.missed`, of the look with this number
+    """
+    owners = {check if check in missed else check.partition(".")[0] for check in causes(first)}
+    misses = [missed.get(owner, 0) - first.missed.get(owner, 0) for owner in owners]
+    return number - first.number - min(misses, default=0)
 
 
 def _change(change: Change, time_s: float) -> HistoryEntry:
-    values = [None if value is None else str(value) for value in (change.before, change.after)]
+    values = [
+        None if value is None else shown_value(change.key, value)
+        for value in (change.before, change.after)
+    ]
     text = {
         (True, True): change.note,
         (True, False): f"{change.key}: {values[1]}, new",
         (False, True): f"{change.key}: {values[0]}, gone",
         (False, False): f"{change.key}: {values[0]} -> {values[1]}",
     }[values[0] is None, values[1] is None]
-    if change.note and text != change.note:
+    if change.kind == POLICY:
+        text = f"{change.key}: {change.note}"
+    elif change.note and text != change.note:
         text = f"{text}: {change.note}"
     if change.part:
         text = f"{change.part} {text}"

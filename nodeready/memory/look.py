@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nodeready.subjects.result import Result
 
@@ -23,6 +23,9 @@ class NodeLook:
     results:  check id -> its result; ok and na have no texts
     unreachable: the error is that the node was not reached
     number:   of the node's newest change or look, among the looks at it; 0: of a JSON file
+    policies: owner of results (a subject, or a check that a policy declares) -> the words of the
+              policy that decided them (`sections.policy_words`)
+    missed:   owner of results -> the number of earlier looks at the node that did not make them
     """
 
     node: str
@@ -35,6 +38,8 @@ class NodeLook:
     results: Mapping[str, Result]
     unreachable: bool = False
     number: int = 0
+    policies: Mapping[str, str] = field(default_factory=dict)
+    missed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

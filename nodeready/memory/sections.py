@@ -1,7 +1,8 @@
 """The sections of a node's state: texts, which the memory keeps once for all nodes.
 
 A section is JSON. Its name is ``SUBJECT.facts``, ``SUBJECT.results``, ``SUBJECT.counters``,
-``SUBJECT.parts``, or one of the names below.
+``SUBJECT.parts``, or one of the names below. The result of a check that a policy declares has a
+section of its own, ``CHECK.results``: a look may make one of them alone.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
 from nodeready.memory.facts import compared_facts
 from nodeready.memory.look import Value
+from nodeready.policy import Policy
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.gpus.gpu import Gpus
 from nodeready.subjects.host.facts import Host
 from nodeready.subjects.rdma.facts import Rdma
+from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import STATUSES, Result
 from nodeready.subjects.wire import plain
 
@@ -28,8 +32,11 @@ BOOT = "boot"
 ERROR = "error"
 #: The results of the node's own gate.
 GATE = "gate"
-#: The next look at the node ends these: a proof is an act of its moment.
-ENDED_BY_LOOK = (ERROR, GATE, "proof.results")
+#: Owner of results -> the number of looks at the node that did not make them.
+MISSED = "missed"
+#: The next look at the node ends these: a proof is an act of its moment, and an older nodeready
+#: kept the results of the site's checks together.
+ENDED_BY_LOOK = (ERROR, GATE, "proof.results", "site.results")
 FACTS, RESULTS, COUNTERS, PARTS = ".facts", ".results", ".counters", ".parts"
 
 #: Ends the line of a fact; a text in JSON has no such end.
@@ -40,6 +47,12 @@ MAX_BYTES = 256 << 10
 #: Maximum characters of a serial number or UUID, which have at most 40.
 _MAX_SERIAL = 100
 _BRIEF = ("ok", "na")
+#: Not a check's id: the key of the words of the policy among results.
+POLICY = "@policy"
+#: The setting that changes results of any check.
+WAIVERS = "waivers"
+#: The word of the policy for the text of the probe.
+ASKED = "asked"
 
 
 class SectionText(NamedTuple):
@@ -97,9 +110,39 @@ def error_text(error: str, unreachable: bool) -> bytes:
     return dump([error, unreachable])
 
 
-def results_text(results: Iterable[Result], checks: Collection[str]) -> bytes:
-    """The results of these checks: ok and na only as a word."""
-    data: dict[str, Any] = {}
+def policy_words(subject: str, policy: Policy) -> dict[str, str]:
+    """Owner of results -> the settings that decide them, and the probe, each with its digest.
+
+    A setting with its default value has no word: ``gate=5f1e0c2a asked=77c0aa12``.
+    """
+    values, defaults = asdict(policy), asdict(Policy())
+
+    def words(settings: Mapping[str, Any]) -> str:
+        return " ".join(
+            f"{key}={digest(json.dumps(value, sort_keys=True).encode())[:4].hex()}"
+            for key, value in settings.items()
+        )
+
+    declared = SUBJECTS[subject]
+    if not declared.checks:
+        checks = {check.id: check.table() for check in policy.site_checks}
+        return {check: words({check: table}) for check, table in checks.items()}
+    keys = dict.fromkeys(key for check in declared.checks for key in check.settings)
+    settings = {key: values[key] for key in (*keys, WAIVERS) if values[key] != defaults[key]}
+    probe = declared.probe
+    asked = [section.script(policy) for section in probe.sections] if probe else []
+    return {subject: words({**settings, ASKED: asked})}
+
+
+def changed_words(before: str, after: str) -> set[str]:
+    """The settings that differ between two texts of `policy_words`."""
+    old, new = ({*text.split()} for text in (before, after))
+    return {word.partition("=")[0] for word in old ^ new}
+
+
+def results_text(results: Iterable[Result], checks: Collection[str], words: str = "") -> bytes:
+    """The results of these checks: ok and na only as a word. words: of `policy_words`"""
+    data: dict[str, Any] = {POLICY: words} if words else {}
     for result in results:
         if result.check in checks:
             data[result.check] = result.status
@@ -139,10 +182,24 @@ def _parts(observation: Any) -> list[tuple[str, str, str, str]]:
 
 
 def _subject_texts(
-    subject: str, observation: Any, shown: Any, results: Iterable[Result], checks: Collection[str]
+    subject: str,
+    observation: Any,
+    shown: Any,
+    results: Iterable[Result],
+    *,
+    checks: Collection[str],
+    words: Mapping[str, str],
 ) -> dict[str, bytes]:
     """Section -> its text, of one subject of a node; of an Unknown, only the results."""
-    texts = {f"{subject}{RESULTS}": results_text(results, checks)}
+    by_owner = {subject: [*results]}
+    if not SUBJECTS[subject].checks:
+        by_owner = {
+            result.check: [result] for result in by_owner[subject] if result.check in checks
+        }
+    texts = {
+        f"{owner}{RESULTS}": results_text(owned, checks, words.get(owner, ""))
+        for owner, owned in by_owner.items()
+    }
     if not isinstance(observation, Unknown):
         stable, totals = compared_facts(subject, plain(shown))
         texts[f"{subject}{FACTS}"] = facts_text(stable)
@@ -166,17 +223,27 @@ class SectionWriter:
 
     def __init__(self, checks: Collection[str], digests: Collection[bytes]) -> None:
         self._checks, self._digests = checks, digests
+        self._words: dict[tuple[str, int], tuple[Policy, dict[str, str]]] = {}
 
     def __call__(
-        self, subject: str, observation: Any, shown: Any, results: Iterable[Result]
+        self,
+        subject: str,
+        observation: Any,
+        shown: Any,
+        results: Iterable[Result],
+        policy: Policy,
     ) -> list[tuple[str, bytes, bytes | None]]:
         """(name, digest, packed text or None) of each section.
 
         shown: the observation as the documents show it (`snapshot.shown_facts`)
         """
+        key = subject, id(policy)
+        if key not in self._words:
+            self._words[key] = policy, policy_words(subject, policy)
+        words = self._words[key][1]
         sections = []
         for name, text in _subject_texts(
-            subject, observation, shown, results, self._checks
+            subject, observation, shown, results, checks=self._checks, words=words
         ).items():
             text_digest = digest(text)
             packed = None if text_digest in self._digests else zlib.compress(text)

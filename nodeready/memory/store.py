@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nodeready.files import private_file
 from nodeready.memory.look import Event, Look, NodeLook, PartSpan, Value
@@ -29,10 +31,13 @@ from nodeready.memory.sections import (
     ERROR,
     FACTS,
     GATE,
+    MISSED,
     PARTS,
+    POLICY,
     RESULTS,
     NodeSections,
     SectionText,
+    digest,
     dump,
     parse_results,
 )
@@ -57,12 +62,24 @@ BUSY_S = 10.0
 _MAX_CACHED = 4096
 #: Seconds between two removals of old looks.
 _TRIM_EVERY_S = 86400.0
-#: A node with more times the mean size of its past loses its own past before other nodes do.
-_LOUD = 10
+#: Seconds of one boot by which the clock may be wrong: NTP has then corrected it.
+_MAX_DRIFT_S = 3600.0
+#: Seconds without a look across a boot, such as holidays. More are a clock that jumped.
+_MAX_GAP_S = 7 * 86400.0
+#: Bytes of the file that each node has at least: twice the newest state of a node with 8 GPUs.
+_MIN_SHARE = 40_000
+#: The part of the maximum size that the nodes share, so that not every look removes something.
+_SHARED = 0.9
+#: Bytes of a section in the file beside its text: its rows, and its digest in an index.
+_ROW_BYTES = 250
+#: Maximum former and present parts of a node that are remembered. A node has some 20, and all of
+#: them can be replaced every week for 90 days.
+MAX_PARTS = 256
 
 # looks.time, events.time: seconds since 1970. looks.is_old: the states of that time were removed;
 # the look is only the beginning of a later state.
-# nodes.counted: JSON, subject -> the time of its newest counters.
+# nodes.counted: JSON, subject -> the time of its newest counters; and of looks at some checks:
+# "missed" -> as the section; "missing" -> the owners of results that the last look did not make.
 # current, past: a section from first_look on, which was the look number `number` at the node; it
 # was replaced by until_look, the look until_number at the node.
 _SCHEMA = """
@@ -86,6 +103,40 @@ CREATE TABLE events(time REAL, look INTEGER, node TEXT, serial TEXT, kind TEXT, 
 CREATE INDEX events_node ON events(node);
 CREATE INDEX events_serial ON events(serial);
 """
+# One row: the clock at the last look, and the time and the look from which it has run without a
+# jump. Not in _SCHEMA: older files are without it.
+_CLOCK = """CREATE TABLE IF NOT EXISTS clock(time REAL, boot TEXT, uptime REAL, since REAL,
+    since_look INTEGER)"""
+
+
+class Clock(NamedTuple):
+    """The clock of the control machine.
+
+    time_s:   seconds since 1970
+    boot_id:  of the machine's boot; "": not known
+    uptime_s: seconds since the boot, which no setting of the clock changes
+    """
+
+    time_s: float
+    boot_id: str
+    uptime_s: float
+
+    @classmethod
+    def now(cls) -> Clock:
+        try:
+            boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+            uptime_s = float(Path("/proc/uptime").read_text("ascii").split()[0])
+        except (OSError, ValueError):
+            boot_id, uptime_s = "", 0.0
+        return cls(time.time(), boot_id, uptime_s)
+
+    def jump_s(self, earlier: Clock) -> float:
+        """Seconds by which the clock was set since then; 0: it was not."""
+        passed_s = self.time_s - earlier.time_s
+        if self.boot_id and self.boot_id == earlier.boot_id:
+            jump_s = passed_s - (self.uptime_s - earlier.uptime_s)
+            return jump_s if abs(jump_s) > _MAX_DRIFT_S else 0.0
+        return 0.0 if -_MAX_DRIFT_S <= passed_s <= _MAX_GAP_S else passed_s
 
 
 class MemoryUnavailable(Exception):
@@ -210,9 +261,20 @@ class Memory:
         rows = self._rows("SELECT digest FROM contents WHERE id IN (SELECT content FROM current)")
         return frozenset(value for (value,) in rows)
 
-    def keep(self, look: Look, nodes: Iterable[NodeSections], events: Iterable[Event] = ()) -> int:
-        """Keep a look at these nodes and its events; returns the id of the look."""
+    def keep(
+        self,
+        look: Look,
+        nodes: Iterable[NodeSections],
+        events: Iterable[Event] = (),
+        declared: Collection[str] = (),
+    ) -> int:
+        """Keep a look at these nodes and its events; returns the id of the look.
+
+        declared: the checks that the nodes' policies declare: the result of another one ends
+        """
         unchanged = []
+        # A check that is declared no more is a change of a node whose sections are equal.
+        checks = digest(dump(sorted(declared))) if declared else b""
         with self._transaction() as connection:
             look_id = connection.execute(
                 "INSERT INTO looks VALUES(NULL,?,?,?,?,?,?,?,0)",
@@ -239,12 +301,27 @@ class Memory:
                     ).lastrowid
                     row = (node_id, None, "{}", 0)
                 node_id, state, counted, count = row
-                if state != node.digest:
-                    self._change(connection, look_id, node_id, count + 1, node.read())
-                if node.counted:
-                    times = {**json.loads(counted), **dict.fromkeys(node.counted, look.time_s)}
-                    counted = json.dumps(times)
-                unchanged.append((node.digest, counted, look_id, node_id))
+                times = json.loads(counted)
+                new_state = digest(node.digest + checks) if checks else node.digest
+                if state != new_state:
+                    missing = self._change(
+                        connection,
+                        look_id,
+                        node_id,
+                        count + 1,
+                        node.read(),
+                        missed=times.get("missed", {}),
+                        declared=declared,
+                    )
+                    times.pop("missing", None)
+                    if missing:
+                        times["missing"] = missing
+                for owner in times.get("missing", ()):
+                    missed = times.setdefault("missed", {})
+                    missed[owner] = missed.get(owner, 0) + 1
+                times.update(dict.fromkeys(node.counted, look.time_s))
+                counted = json.dumps(times)
+                unchanged.append((new_state, counted, look_id, node_id))
             connection.executemany(
                 "UPDATE nodes SET state=?, counted=?, last_look=?, looks=looks+1 WHERE id=?",
                 unchanged,
@@ -273,8 +350,14 @@ class Memory:
         node: int,
         number: int,
         sections: Iterable[SectionText],
-    ) -> None:
-        """Keep the sections of a node that differ from its current ones."""
+        *,
+        missed: Mapping[str, int],
+        declared: Collection[str],
+    ) -> list[str]:
+        """Keep the sections of a node that differ from its current ones.
+
+        Returns the owners of the results that this look did not make.
+        """
         current = dict(
             connection.execute(
                 "SELECT section, digest FROM current JOIN contents ON id=content WHERE node=?",
@@ -287,6 +370,22 @@ class Memory:
         if any(section.name == BOOT for section in changed):
             # A total of another boot.
             ended += [name for name in current if name.endswith(COUNTERS) and name not in new]
+        missing = []
+        if any(name.endswith(RESULTS) for name in new):
+            owners = {name[: -len(RESULTS)]: name for name in current if name.endswith(RESULTS)}
+            for owner, name in owners.items():
+                if name in new or name in ended:
+                    continue
+                # SUBJECT.CHECK: a policy declares the check.
+                if "." in owner and owner not in declared:
+                    ended.append(name)
+                else:
+                    missing.append(owner)
+        if (changed or ended) and missed:
+            text = dump(missed)
+            section = SectionText(MISSED, digest(text), partial(zlib.compress, text))
+            if current.get(MISSED) != section.digest:
+                changed.append(section)
         replaced = [*ended, *(section.name for section in changed if section.name in current)]
         connection.executemany(
             "INSERT INTO past SELECT node, section, first_look, ?, content, number, ?"
@@ -304,37 +403,52 @@ class Memory:
             )
             if section.name.endswith(PARTS):
                 _change_parts(connection, look, node, self.load(content))
+        return missing
 
-    def trim(self, now_s: float, days: float, max_bytes: int) -> None:
-        """Remove looks that are older than these days, and the oldest of a file that is larger.
+    def trim(self, clock: Clock, days: float, max_bytes: int) -> float:
+        """Remove looks that are older than these days, and of a file that is larger the oldest
+        past of each node with more than its share.
 
-        The newest state of a node stays as long as the node was looked at within the days.
+        The newest state of a node stays as long as the node was looked at within the days. Nothing
+        is too old until the clock has run for the days without a jump.
+
+        Returns the seconds by which the clock has jumped since the last look; 0: it has not.
         """
+        jump_s, since_s, since_look = self._follow(clock)
+        limit_s = clock.time_s - days * 86400
         oldest = self._rows("SELECT time FROM looks WHERE NOT is_old ORDER BY id LIMIT 1")
-        limit_s = now_s - days * 86400
-        if oldest and oldest[0][0] < limit_s - _TRIM_EVERY_S:
-            self._forget(limit_s)
-        if self.size_bytes <= max_bytes:
-            return
-        self._forget_loud()
-        while self.size_bytes > max_bytes:
-            times = self._rows(
-                "SELECT min(first.time), max(first.time) FROM past"
-                " JOIN looks AS first ON first.id=until_look"
-            )[0]
-            if times[0] is None:
-                return
-            # A tenth at a time.
-            self._forget(times[0] + (times[1] - times[0]) / 10 + 1)
+        if since_s <= limit_s and oldest and oldest[0][0] < limit_s - _TRIM_EVERY_S:
+            self._forget(limit_s, since_look)
+        if self.size_bytes > max_bytes:
+            self._keep_shares(max_bytes)
+        return jump_s
 
-    def _forget(self, limit_s: float) -> None:
-        """Remove what ended before this time, and the nodes that were not looked at since."""
+    def _follow(self, clock: Clock) -> tuple[float, float, int]:
+        """The seconds by which the clock has jumped since the last look, and the time and the look
+        from which it has run without a jump."""
         with self._transaction() as connection:
-            # The looks before the first one that stays: a clock may have been wrong meanwhile.
+            connection.execute(_CLOCK)
+            row = connection.execute("SELECT * FROM clock").fetchone()
+            jump_s = clock.jump_s(Clock(*row[:3])) if row else 0.0
+            if row is None or jump_s:
+                (look,) = connection.execute("SELECT coalesce(max(id), 0) FROM looks").fetchone()
+                since = clock.time_s, look
+            else:
+                since = row[3:]
+            connection.execute("DELETE FROM clock")
+            connection.execute("INSERT INTO clock VALUES(?,?,?,?,?)", (*clock, *since))
+        return jump_s, *since
+
+    def _forget(self, limit_s: float, since_look: int) -> None:
+        """Remove what ended before this time, and the nodes that were not looked at since.
+
+        since_look: from which the clock is right: earlier looks are older, whatever their times
+        """
+        with self._transaction() as connection:
             (look,) = connection.execute(
-                "SELECT coalesce((SELECT min(id) - 1 FROM looks WHERE time >= ?), max(id), 0)"
-                " FROM looks",
-                (limit_s,),
+                "SELECT coalesce((SELECT min(id) - 1 FROM looks WHERE id >= ? AND time >= ?),"
+                " max(id), 0) FROM looks",
+                (since_look, limit_s),
             ).fetchone()
             connection.execute("DELETE FROM past WHERE until_look <= ?", (look,))
             for table in ("current", "past", "parts"):
@@ -344,7 +458,7 @@ class Memory:
                 )
             connection.execute("DELETE FROM nodes WHERE last_look <= ?", (look,))
             connection.execute("DELETE FROM parts WHERE until_look <= ?", (look,))
-            connection.execute("DELETE FROM events WHERE time < ?", (limit_s,))
+            connection.execute("DELETE FROM events WHERE look <= ?", (look,))
             connection.execute(
                 "DELETE FROM looks WHERE id <= ? AND id NOT IN (SELECT first_look FROM current"
                 " UNION SELECT first_look FROM past UNION SELECT first_look FROM parts"
@@ -355,18 +469,28 @@ class Memory:
             _remove_unused(connection)
         self._vacuum()
 
-    def _forget_loud(self) -> None:
-        """Remove the past, and the former parts, of nodes with many times the mean past."""
+    def _keep_shares(self, max_bytes: int) -> None:
+        """Remove the oldest past of each node with more than its share of this size."""
         sizes = self._rows(
-            "SELECT node, sum(length(data)) FROM past JOIN contents ON id=content GROUP BY node"
+            f"SELECT node, sum(length(data) + {_ROW_BYTES})"
+            " FROM (SELECT node, content FROM current UNION ALL SELECT node, content FROM past)"
+            " JOIN contents ON id=content GROUP BY node"
         )
-        mean = sum(size for _, size in sizes) / max(1, len(sizes))
-        loud = [(node,) for node, size in sizes if size > _LOUD * mean]
+        # The file is larger than its sections, by the room that is unused in its pages.
+        packing = min(1.0, sum(size for _, size in sizes) / self.size_bytes)
+        share = max(_MIN_SHARE, _SHARED * max_bytes * packing / max(1, len(sizes)))
         with self._transaction() as connection:
-            connection.executemany("DELETE FROM past WHERE node=?", loud)
-            connection.executemany(
-                "DELETE FROM parts WHERE node=? AND until_look IS NOT NULL", loud
-            )
+            for node, size in sizes:
+                look, excess = 0, size - share
+                for until_look, section_bytes in connection.execute(
+                    f"SELECT until_look, length(data) + {_ROW_BYTES} FROM past"
+                    " JOIN contents ON id=content WHERE node=? ORDER BY until_look",
+                    (node,),
+                ).fetchall():
+                    if excess <= 0:
+                        break
+                    look, excess = until_look, excess - section_bytes
+                connection.execute("DELETE FROM past WHERE node=? AND until_look<=?", (node, look))
             _remove_unused(connection)
         self._vacuum()
 
@@ -443,13 +567,19 @@ class Memory:
         return [name for (name,) in self._rows("SELECT name FROM nodes ORDER BY id")]
 
     def _look_at(self, time_s: float) -> int:
-        """The id of the last look until this time; 0: there is none."""
+        """The id of the last look until this time; 0: there is none. Until ever: the newest look,
+        also where an earlier look had a wrong clock."""
+        order = "id" if time_s == float("inf") else "time DESC, id"
         rows = self._rows(
-            "SELECT id FROM looks WHERE time<=? AND NOT is_old"
-            " ORDER BY time DESC, id DESC LIMIT 1",
+            f"SELECT id FROM looks WHERE time<=? AND NOT is_old ORDER BY {order} DESC LIMIT 1",
             time_s,
         )
         return rows[0][0] if rows else 0
+
+    def time_s(self, until_s: float) -> float:
+        """The time of the last look until this time; 0: there is none."""
+        rows = self._rows("SELECT time FROM looks WHERE id=?", self._look_at(until_s))
+        return float(rows[0][0]) if rows else 0.0
 
     def node(self, name: str, time_s: float) -> NodeLook | None:
         """The node as the last look until this time knows it; None: no look has seen it yet."""
@@ -488,13 +618,15 @@ class Memory:
         )
         return {name for (name,) in rows}
 
-    def last_seen(self, name: str) -> tuple[float, int] | None:
-        """The time of the last look at the node, and the number of the looks at it."""
+    def last_seen(self, name: str) -> tuple[float, int, Mapping[str, int]] | None:
+        """The time of the last look at the node, the number of the looks at it, and owner of
+        results -> the number of these that did not make them."""
         rows = self._rows(
-            "SELECT time, looks FROM nodes JOIN looks ON looks.id=last_look WHERE name=?",
+            "SELECT time, looks, counted FROM nodes JOIN looks ON looks.id=last_look WHERE name=?",
             _text(name),
         )
-        return rows[0] if rows else None
+        with _named(self.path):
+            return (*rows[0][:2], json.loads(rows[0][2]).get("missed", {})) if rows else None
 
     def spans(self) -> dict[str, tuple[float, float]]:
         """Each node's times of the first and the last look at it."""
@@ -601,6 +733,8 @@ class Memory:
             self._shared(tuple(results), self._results),
             unreachable,
             number,
+            self._shared(tuple(results), self._policies),
+            self.load(contents[MISSED]) if MISSED in contents else {},
         )
 
     def _shared(
@@ -619,6 +753,13 @@ class Memory:
             f"{section[: -len(COUNTERS)]}.{key}": value
             for section, content in sections
             for key, value in self.load(content).items()
+        }
+
+    def _policies(self, sections: _Sections) -> dict[str, str]:
+        return {
+            section[: -len(RESULTS)]: self.load(content)[POLICY]
+            for section, content in sections
+            if POLICY in self.load(content)
         }
 
     def _results(self, sections: _Sections) -> dict[str, Result]:
@@ -693,6 +834,11 @@ def _change_parts(
     connection.executemany(
         "INSERT INTO parts VALUES(?,?,?,?,?,?,NULL)",
         [(serial, kind, uuid, node, slot, look) for kind, serial, uuid, slot in sorted(new)],
+    )
+    connection.execute(
+        "DELETE FROM parts WHERE node=?1 AND rowid NOT IN (SELECT rowid FROM parts WHERE node=?1"
+        " ORDER BY until_look IS NOT NULL, until_look DESC, first_look DESC, rowid LIMIT ?2)",
+        (node, MAX_PARTS),
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from nodeready.memory.changes import ANSWER, REBOOT, RESULT
+from nodeready.memory.changes import ANSWER, POLICY, REBOOT, RESULT
 from nodeready.memory.diff import Diff, FleetChange, Side
-from nodeready.memory.look import Value
+from nodeready.memory.facts import shown_value
 from nodeready.reports.lines import STYLES, StyledLine, line, node_set_or_count
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
@@ -64,16 +64,11 @@ def _subject(change: FleetChange) -> str:
 
 def _values(change: FleetChange) -> str:
     """``  9000 -> 1500  (why)``; of different values only what they have in common."""
-    if change.kind in (COUNTER, REBOOT) and change.after is None:
+    if change.kind in (COUNTER, REBOOT, POLICY) and change.after is None:
         return f"  {change.note}"
-    text = f"  {_shown(change.before)} -> {_shown(change.after)}"
+    before, after = (shown_value(change.key, value) for value in (change.before, change.after))
+    text = f"  {before} -> {after}"
     return f"{text}  ({change.note})" if change.note else text
-
-
-def _shown(value: Value) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "nothing" if value is None else str(value)
 
 
 def _side(side: Side) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import groupby
+from textwrap import wrap
 
 from nodeready.memory.changes import RESULT
 from nodeready.memory.history import EVENT, JOB, STATUS, History, HistoryEntry, KeptLook
@@ -17,6 +18,8 @@ _MAX_EQUAL = 5
 #: Checks that are named without -v.
 _MAX_CHECKS = 3
 _WORD = 11
+#: The column of the text.
+_TEXT = 31
 
 
 def show(document: History, options: Options = PLAIN) -> Iterator[StyledLine]:
@@ -56,9 +59,10 @@ def _life(document: History, options: Options) -> Iterator[StyledLine]:
             if kind != RESULT or any((moment, check) not in causes for check in entry.checks)
         ]
         shown = equal if is_whole else equal[:_MAX_EQUAL]
-        yield from (_entry(entry, document.name, options.verbose) for entry in shown)
+        for entry in shown:
+            yield from _entry(entry, document.name, options)
         if len(equal) > len(shown):
-            yield line(" " * 31, f"and {len(equal) - len(shown)} more (-v shows them)")
+            yield line(" " * _TEXT, f"and {len(equal) - len(shown)} more (-v shows them)")
     if len(document.entries) > len(entries):
         yield line(f"and {len(document.entries) - len(entries)} earlier ones (-v shows them)")
     if options.verbose:
@@ -66,12 +70,13 @@ def _life(document: History, options: Options) -> Iterator[StyledLine]:
             yield line((f"no {source}: {reason}", "dim"))
 
 
-def _entry(entry: HistoryEntry, name: str, verbose: int) -> StyledLine:
+def _entry(entry: HistoryEntry, name: str, options: Options) -> Iterator[StyledLine]:
+    """The entry in a line; on a terminal that is too narrow, in several below its text."""
     word, text = entry.kind, entry.text
     if entry.kind == STATUS:
         word = entry.status
         looks = counted(entry.looks, "look")
-        text = f"for {_span(entry.time, entry.until)}, {looks}{_cause(entry, verbose)}"
+        text = f"for {_span(entry.time, entry.until)}, {looks}{_cause(entry, options.verbose)}"
     elif entry.kind == JOB and entry.until:
         text = f"{text}, {_span(entry.time, entry.until)}"
     elif entry.until:
@@ -79,7 +84,10 @@ def _entry(entry: HistoryEntry, name: str, verbose: int) -> StyledLine:
     if entry.kind == EVENT and entry.serial:
         text += f" (GPU {entry.serial})" if entry.node == name else f" (on {entry.node})"
     style = STYLES.get(entry.status, "")
-    return line(f"{_minute(entry.time)}  ", (f"{word:<{_WORD}}", style), f"  {text}")
+    parts = wrap(text, options.width - _TEXT, break_on_hyphens=False) if options.lines else [text]
+    for number, part in enumerate(parts):
+        head = (f"{_minute(entry.time)}  ", (f"{word:<{_WORD}}", style), "  ")
+        yield line(*(head if not number else (" " * _TEXT,)), part)
 
 
 def _cause(entry: HistoryEntry, verbose: int) -> str:

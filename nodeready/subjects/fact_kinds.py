@@ -24,6 +24,7 @@ class FactKinds:
     counters: totals that grow until the node boots
     hardware: what a machine consists of
     versions: of software and firmware
+    counted:  long lists, of which the number of elements and a digest are compared
     unique:   hardware or settings that differ on healthy peers: serial numbers, addresses
     elements: path of a list -> the keys that identify an element, with spaces between; path of a
               mapping of names -> ""
@@ -33,6 +34,7 @@ class FactKinds:
     counters: str = ""
     hardware: str = ""
     versions: str = ""
+    counted: str = ""
     unique: str = ""
     elements: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -43,6 +45,10 @@ class FactKinds:
         'version'
         """
         return _nearest(_kinds(self.volatile, self.counters, self.hardware, self.versions), path)
+
+    def is_counted(self, path: str) -> bool:
+        """Whether only the number of the elements is shown of the list with this path."""
+        return bool(_nearest(_kinds(self.counted), path, ""))
 
     def is_unique(self, path: str) -> bool:
         """Whether healthy peers differ in the fact with this path."""

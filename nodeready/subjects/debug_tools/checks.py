@@ -207,7 +207,8 @@ SUBJECT = Subject(
     checks=(packages, py_spy, python, run),
     probe=PROBE,
     kinds=FactKinds(
-        volatile="size_bytes",
+        # Which of the policy's packages there are, the result and the subject host say.
+        volatile="size_bytes missing registered",
         hardware="machine",
         versions="py_spy python old_python sha256",
         elements={

@@ -617,7 +617,8 @@ SUBJECT = Subject(
     files=("/etc/ssh/ssh_config.d/*nodeready*.conf",),
     kinds=FactKinds(
         # A program's size changes with its version.
-        volatile="number size_bytes",
+        volatile="number size_bytes known_hosts.content known_hosts.size known_hosts.digest",
+        counted="known_hosts.lines",
         versions="version package",
         unique="identity",
         elements={

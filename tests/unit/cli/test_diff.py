@@ -11,6 +11,7 @@ import pytest
 
 from nodeready.cli import diff_run
 from nodeready.cli.options import Refused
+from nodeready.policy import Policy
 from tests.builders.hostile import recorded, shows
 from tests.fake import one_by_one
 from tests.unit.commands import AWAY, SOUND
@@ -125,8 +126,10 @@ def test_a_file_that_is_no_audit_is_one_line(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "name two files"),
-        (("--since", "1", "--against", "gpu1"), "name two files"),
+        ((), "no look was kept yet"),
+        (("--since", "1", "--against", "gpu1"), "compare with one of them"),
+        (("--until", "2"), "needs --since: nodeready diff nodes --since yesterday --until 2"),
+        (("b", "c"), "nodeready diff monday.json today.json"),
         (("--since", "1"), "no look was kept yet"),
         (("--against", __file__), "is no file of learn"),
     ],
@@ -144,7 +147,39 @@ def test_a_time_after_the_later_look_is_refused(run, compared):
         compared({"gpu1": SOUND}, "--since", "2", "--until", "1")
 
 
-@pytest.mark.parametrize("since", ["2001-02-03", "last-good", "7"])
+def test_without_an_option_the_last_two_looks_are_compared(run, compared):
+    nodes = {"gpu1": one_by_one(SOUND, OTHER_MTU)}
+    run(nodes, "audit")
+    with pytest.raises(Refused, match="has 1 look at it and compares two: nodeready audit nodes"):
+        compared(nodes)
+    run(nodes, "audit")
+    code, document = compared(nodes)
+    assert (code, rows(document)) == (0, [(*MTU, ["gpu1"])])
+    assert (document["before"]["source"], document["after"]["source"]) == (
+        "the memory, 1",
+        "the memory, 2",
+    )
+
+
+def test_a_time_before_the_memory_is_its_first_look(run, compared):
+    nodes = {"gpu1": one_by_one(SOUND, OTHER_MTU)}
+    run(nodes, "audit")
+    code, document = compared(nodes, "--since", "2001-02-03")
+    assert (code, rows(document)) == (0, [(*MTU, ["gpu1"])])
+    assert document["before"]["source"] == "the first look that the memory has, after 2001-02-03"
+
+
+def test_another_policy_alone_is_no_finding(run, compared):
+    run({"gpu1": SOUND}, "audit")
+    run({"gpu1": SOUND}, "audit", policy=Policy(gpu_count=7))
+    code, document = compared({"gpu1": SOUND}, "--exit-code")
+    assert code == 0
+    (change,) = document["changes"]
+    assert (change["kind"], change["key"]) == ("policy", "gpu_count")
+    assert change["note"] == "1 result follows"
+
+
+@pytest.mark.parametrize("since", ["last-good", "7"])
 def test_a_look_that_the_memory_does_not_have_is_refused(run, compared, since):
     run({"gpu1": AWAY}, "audit")
     with pytest.raises(Refused, match=f"--since {since}: "):

@@ -21,6 +21,8 @@ from nodeready.cli.kept_looks import LookKeeper, MemorySettings
 from nodeready.cli.options import Refused
 from nodeready.cli.screen import Screen
 from nodeready.memory.store import Memory
+from nodeready.policy import Policy
+from nodeready.policy.site_checks import SiteCheck
 from nodeready.smoke.document import SmokeReport
 from nodeready.smoke.knowledge import SmokeSuspect
 from nodeready.subjects.registry import SUBJECTS
@@ -45,6 +47,8 @@ SMALLER = shows(
         for name, text in recorded("h100").items()
     }
 )
+#: The end of each of the site's checks, by its place among those that a look makes.
+SITE = "".join(f"{number} r 0\n" for number in range(3))
 MEMORY_MB = "host.memory_total_mb"
 
 
@@ -132,6 +136,47 @@ def test_a_look_at_some_checks_keeps_the_rest(run, memory):
     assert before.counters == after.counters != {}
 
 
+HELLO, WORLD, LATER = (
+    SiteCheck(
+        name, run="true", file="", json="", comparator="status", expected=expected, moments=m
+    )
+    for name, expected, m in (
+        ("hello", 0, ("audit", "ready")),
+        ("world", 7, ("audit", "ready")),
+        ("later", 7, ("ready",)),
+    )
+)
+
+
+def test_the_checks_of_a_site_are_kept_each_on_its_own(run, memory):
+    """What a look did not make stays; what no policy declares any more leaves."""
+
+    def statuses() -> dict[str, str]:
+        with memory() as kept:
+            results = kept.node("gpu1", time.time()).results
+        return {name: result.status for name, result in results.items() if name[:5] == "site."}
+
+    nodes = {"gpu1": shows({**recorded("h100"), "site": SITE})}
+    every = Policy(site_checks=(HELLO, WORLD, LATER))
+    both = {"site.hello": "ok", "site.world": "fail"}
+    run(nodes, "audit", policy=every)
+    assert statuses() == both
+    run(nodes, "audit", "--only", "site.hello", policy=every)
+    run(nodes, "audit", "--only", "host", policy=every)
+    assert statuses() == both
+    run(nodes, "ready", "--only", "site", "--budget", "5", policy=every)
+    assert statuses() == {**both, "site.later": "fail"}
+    run(nodes, "audit", policy=every)
+    assert statuses() == {**both, "site.later": "fail"}
+    run(nodes, "audit", "--skip", "site.world", policy=every)
+    assert statuses() == {"site.hello": "ok", "site.later": "fail"}
+    run(nodes, "audit", policy=Policy(site_checks=(HELLO,)))
+    assert statuses() == {"site.hello": "ok"}
+    with memory() as kept:
+        facts = kept.node("gpu1", time.time()).facts
+        assert not [key for key in facts if key.startswith("site.")]
+
+
 def test_an_interrupted_look_keeps_what_it_has_seen(run, memory):
     nodes: dict[str, Does] = {"a": SOUND, "b": interrupts, "c": SOUND}
     assert run(nodes, "audit").code == 130
@@ -188,6 +233,23 @@ def test_watch_keeps_changed_looks_alone(run, memory, monkeypatch):
     assert run(nodes, "audit", "--watch", "1").code == 130
     with memory() as kept:
         assert len(kept.looks()) == 2
+
+
+@pytest.mark.parametrize(
+    ("days", "words"), [(3650.5, "3650 days ahead of"), (-3650.5, "3650 days behind")]
+)
+def test_a_clock_that_was_set_is_named_and_removes_nothing(run, memory, monkeypatch, days, words):
+    assert "clock" not in run({"gpu1": SOUND}, "audit").err + run({"gpu1": SMALLER}, "audit").err
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + days * 86400)
+    done = run({"gpu1": SOUND}, "audit", "-q")
+    (line,) = [line for line in done.err.splitlines() if "clock" in line]
+    assert line == (
+        f"nodeready: this machine's clock is {words} that of the last look: is it right? "
+        "(timedatectl) No look is removed in the next 90 days"
+    )
+    assert "clock" not in run({"gpu1": SOUND}, "audit").err
+    with memory() as kept:
+        assert len(kept.looks()) == 4
 
 
 SETTINGS: dict[str, tuple[dict[str, str], str, Any]] = {

@@ -9,6 +9,8 @@ import pytest
 from nodeready.memory.changes import Change, changes, differences
 from nodeready.memory.diff import NodeChanges, Side, compare
 from nodeready.memory.look import NodeLook
+from nodeready.memory.sections import changed_words, policy_words
+from nodeready.policy import Policy
 from nodeready.subjects.result import Result
 
 
@@ -204,6 +206,74 @@ ROWS = {
 def test_changes(row):
     before, after, expected = ROWS[row]
     assert list(changes(before, after)) == expected
+
+
+def of_policy(words, facts=BASE, **results):
+    """A look by a policy; words: as `sections.policy_words` makes them, for every subject."""
+    return replace(look(facts, **results), policies=dict.fromkeys(("gpus", "host", "nics"), words))
+
+
+OLD, NEW = "gpu_count=aa asked=11", "gpu_count=bb asked=11"
+MOUNT = {"host.mounts[/scratch].path": "/scratch", "host.mounts[/scratch].device": "x"}
+POLICY_ROWS = {
+    "a result by another setting": (
+        of_policy(OLD, gpus__count="ok", gpus__ecc="ok"),
+        of_policy(NEW, gpus__count="fail", gpus__ecc="fail"),
+        [
+            Change("result", "gpus.ecc", "ok", "fail"),
+            Change("policy", "gpu_count", None, None, "1 result follows"),
+        ],
+    ),
+    "a setting that is the default again": (
+        of_policy("gpu_count=aa gpu_ecc=cc", gpus__count="fail", gpus__driver="ok"),
+        of_policy("gpu_ecc=cc", gpus__count="na", gpus__driver="ok"),
+        [Change("policy", "gpu_count", None, None, "1 result follows")],
+    ),
+    "a waiver": (
+        of_policy("", gpus__ecc="fail"),
+        of_policy("waivers=aa", gpus__ecc="waived"),
+        [Change("policy", "waivers", None, None, "1 result follows")],
+    ),
+    "no result follows": (of_policy(OLD, gpus__ecc="ok"), of_policy(NEW, gpus__ecc="ok"), []),
+    "other questions": (of_policy("asked=11"), of_policy("asked=22", BASE | MOUNT), []),
+    "the same questions": (
+        of_policy(OLD),
+        of_policy(NEW, BASE | MOUNT),
+        [Change("setting", "host.mounts[/scratch]", "absent", "present")],
+    ),
+    "a value, and a part, whatever was asked": (
+        of_policy("asked=11", without("gpus.pci[0000:3b", without("gpus.nvidia[0000:3b"))),
+        of_policy("asked=22", BASE | {"gpus.driver": "580"}),
+        [
+            Change("hardware", "gpus.nvidia[0000:3b:00.0]", None, "S2", "new", "GPU"),
+            Change("version", "gpus.driver", "570.1", "580"),
+        ],
+    ),
+    "a memory without policies": (look(gpus__count="ok"), of_policy(NEW, gpus__count="fail"),
+        [Change("result", "gpus.count", "ok", "fail")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", POLICY_ROWS)
+def test_another_policy_is_no_change_of_the_node(row):
+    before, after, expected = POLICY_ROWS[row]
+    assert list(changes(before, after)) == expected
+
+
+def test_a_policy_has_words_for_what_it_asks_and_decides():
+    new = Policy(packages=("gdb", "htop"), gpu_count=8)
+    differing = {
+        subject: changed_words(
+            policy_words(subject, Policy())[subject], policy_words(subject, new)[subject]
+        )
+        for subject in ("gpus", "nics", "pdsh", "debug_tools")
+    }
+    assert differing == {
+        "gpus": {"gpu_count"},
+        "nics": set(),
+        "pdsh": {"packages", "asked"},
+        "debug_tools": {"packages", "asked"},
+    }
 
 
 def test_a_peer_differs_by_no_serial_number():

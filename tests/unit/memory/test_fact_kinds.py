@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.memory.facts import compared_facts, is_unique, kind_of
+from nodeready.memory.facts import compared_facts, is_unique, kind_of, shown_value
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.wire import shown_keys
 from tests.unit.subjects.test_json_keys import derived_facts, observed_type
@@ -87,6 +87,34 @@ FACTS = {
     "driver": "9" * 500,
     "nvidia_tool": {"name": "nvidia-smi", "state": "ok", "detail": "580.65.06"},
 }
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("core_dumps.directory_mode", 0o1777, "1777"),
+        ("ssh_client.access.seen[/etc].mode", 0o40755, "0755"),
+        ("gpus.nvidia[a].compute_mode", "default", "default"),
+        ("limits.units[ssh].limits[core].soft", 2**64 - 1, "unlimited"),
+        ("limits.running[sshd].limits[core]", f"0, {2**64 - 1}", "0, unlimited"),
+        ("limits.nr_open", 1048576, "1048576"),
+        ("nics.interfaces[eth0].carrier", False, "no"),
+        ("gpus.driver", None, "nothing"),
+    ],
+)
+def test_a_value_is_shown_as_administrators_write_it(key, value, words):
+    assert shown_value(key, value) == words
+
+
+def test_known_hosts_are_a_count():
+    def value(*keys):
+        lines = [f"gpu{number} ssh-ed25519 {key}" for number, key in enumerate(keys)]
+        facts = {"known_hosts": {"lines": lines, "digest": "".join(keys), "content": "9 bytes"}}
+        ((key, text),) = compared_facts("ssh_client", facts).stable.items()
+        assert (key, text[:3]) == ("ssh_client.known_hosts.lines", f"{len(keys)} (")
+        return text
+
+    assert value("A", "B") == value("A", "B") != value("A", "C")
 
 
 def test_the_facts_have_stable_names():

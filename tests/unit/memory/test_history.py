@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from nodeready.cli import cli
 from nodeready.memory import history
 from nodeready.memory.accounting import NodeJob, parse_jobs
 from nodeready.memory.look import Event
-from nodeready.memory.sections import dump
+from nodeready.memory.sections import dump, node_sections, results_text
 from nodeready.memory.store import Memory
 from nodeready.reports.registry import Options, find_format
 from nodeready.reports.schema import schema
@@ -84,6 +85,59 @@ def test_a_life_names_each_change_once(memory, monkeypatch):
     # A span that has begun before is shown, as it lasted.
     kinds = [entry.kind for entry in since.entries]
     assert kinds == ["event", "job", "status", "result", "setting"]
+
+
+def test_one_state_is_one_row_whatever_the_order_of_its_findings(tmp_path):
+    with Memory.open(tmp_path / "nodeready" / "memory.db", make=True) as kept:
+        # The section that changed last comes last.
+        for hour, (errors, port) in enumerate(((7, 1), (8, 1), (8, 2))):
+            ecc = replace(ECC, actual=f"{errors} errors")
+            link = replace(LINK, status="fail", actual=f"eth{port} is down")
+            kept.keep(look(hour * HOUR), [state("gpu1", results=(ecc,), **{
+                "nics.results": results_text([link], {LINK.check})
+            })])  # fmt: skip
+        (entry,) = history.read_history(kept, "gpu1").entries
+    assert ({*entry.checks}, entry.looks) == ({ECC.check, LINK.check}, 3)
+
+
+def test_looks_that_did_not_make_a_check_do_not_count_for_it(tmp_path):
+    def results(*found: Result) -> bytes:
+        return results_text(found, {result.check for result in found})
+
+    fine = Result("nics.link", "ok")
+    whole = {"gpus.results": results(ECC), "nics.results": results(fine)}
+    with Memory.open(tmp_path / "nodeready" / "memory.db", make=True) as kept:
+        for hour, texts in enumerate(
+            (
+                whole,
+                *[{"nics.results": results(fine)}] * 3,
+                whole,
+                {"gpus.results": results(ECC)},
+                # Begins a span; the looks at gpus alone are none of this check.
+                {"nics.results": results(replace(LINK, status="fail"))},
+                *[{"gpus.results": results(Result("gpus.ecc", "ok"))}] * 4,
+            )
+        ):
+            kept.keep(look(hour * HOUR), [node_sections("gpu1", {"boot": dump("b1"), **texts})])
+        spans = [
+            (entry.checks, entry.looks)
+            for entry in history.read_history(kept, "gpu1").entries
+            if entry.kind == "status"
+        ]
+    assert spans == [
+        (("nics.link",), 0),
+        (("gpus.ecc", "nics.link"), 1),
+        (("gpus.ecc",), 3),
+    ]
+
+
+def test_a_long_row_continues_below_its_text(memory):
+    document = history.read_history(memory, "gpu1")
+    change = replace(document.entries[0], text="host.cmdline: " + " ".join(["word"] * 20))
+    rows = lines(replace(document, entries=(change,)), lines=40, width=80)[1:]
+    assert len(rows) == 3
+    assert all(len(row) <= 80 for row in rows)
+    assert [row[:31].strip() for row in rows[1:]] == ["", ""]
 
 
 def test_a_part_is_known_in_every_node(memory):

@@ -79,7 +79,7 @@ class SimulatedNode:
             SectionText(section, text_digest, lambda packed=packed: packed)
             for subject, observation in snapshot.subjects.items()
             for section, text_digest, packed in SectionWriter(CHECKS, ())(
-                subject, observation, shown_facts(subject, observation), results[subject]
+                subject, observation, shown_facts(subject, observation), results[subject], POLICY
             )
         ]
         state = digest(b"".join(section.digest for section in sections))

@@ -19,7 +19,7 @@ import pytest
 from nodeready.memory import store
 from nodeready.memory.look import Event, Look
 from nodeready.memory.sections import NodeSections, dump, error_text, node_sections, results_text
-from nodeready.memory.store import Memory, MemoryUnavailable
+from nodeready.memory.store import Clock, Memory, MemoryUnavailable
 from nodeready.subjects.result import Result
 
 DAY = 86400.0
@@ -119,7 +119,7 @@ def test_a_life_has_each_change_once(memory):
         (4, 4, "no answer in 15 s", True, FAIL),
         (6, 6, "", False, brief),
     ]
-    assert memory.last_seen("gpu1") == (7 * DAY, 7)
+    assert memory.last_seen("gpu1") == (7 * DAY, 7, {})
     assert [*memory.life("gpu9")] == []
 
 
@@ -182,33 +182,109 @@ def test_names_are_data(memory):
     assert [node.node for node in memory.nodes(names, DAY)] == names
 
 
+def at(days: float, uptime_days: float | None = None, boot: str = "b1") -> Clock:
+    """The control machine's clock; uptime_days: None: it has counted the days truly."""
+    return Clock(days * DAY, boot, (days if uptime_days is None else uptime_days) * DAY)
+
+
 def test_old_looks_go_and_newest_states_stay(memory):
-    keep(memory, *([state("gpu1", mtu=day), state("gpu2")] for day in range(30)))
+    for day in range(1, 31):
+        event = Event(day * DAY, 0, "gpu1", "", "drain", "by hand", "smoke")
+        memory.keep(look(day * DAY), [state("gpu1", mtu=day), state("gpu2")], [event])
+        memory.trim(at(day), 10, 1 << 30)
     memory.keep(look(31 * DAY), [state("gpu1", mtu=1)])
-    memory.keep(look(9 * DAY), [state("gpu1", mtu=2)])  # a wrong clock
-    memory.trim(31 * DAY, 10, 1 << 30)
+    memory.trim(at(31), 10, 1 << 30)
     assert memory.node("gpu1", 8 * DAY) is None
     assert next(memory.life("gpu1")).time_s == DAY
-    assert memory.node("gpu1", 22 * DAY).facts["nics.interfaces[eth0].mtu"] == 21
+    assert memory.node("gpu1", 22 * DAY).facts["nics.interfaces[eth0].mtu"] == 22
     assert memory.node("gpu2", 31 * DAY).time_s == 30 * DAY
-    assert len(memory.looks()) < 15
-    memory.trim(40.5 * DAY, 10, 1 << 30)
+    assert len(memory.looks()) == len(memory.events()) + 1 < 14
+    memory.trim(at(36), 10, 1 << 30)
+    memory.trim(at(40.5), 10, 1 << 30)
     assert memory.names() == ["gpu1"]
 
 
-def test_a_file_that_is_too_large_loses_the_past_of_the_loudest_first(memory):
-    noise = random.Random(0).randbytes
+JUMPS = {
+    "ten years ahead": (at(3690, 31),),
+    "ten years ahead, and back": (at(3690, 31), at(33, 33)),
+    "ten years ahead for a month": (*(at(3690 + day, 31 + day) for day in range(30)),),
+    "to 1970": (at(0, 31), at(1, 32)),
+    "to 1970, and back": (at(0, 31), at(32, 32), at(41, 41)),
+    "at a boot": (at(3690, 0, "b2"), at(3691, 1, "b2")),
+    "of the second of two machines": (at(3690, 5, "b2"), at(32), at(3691, 6, "b2"), at(33)),
+    "on a machine without such files": (at(3690, 0, ""), at(3690.1, 0, "")),
+}
+
+
+@pytest.mark.parametrize("name", JUMPS)
+def test_a_clock_that_jumps_removes_nothing(memory, name):
+    for day in range(1, 31):
+        event = Event(day * DAY, 0, "gpu1", "", "drain", "by hand", "smoke")
+        memory.keep(look(day * DAY), [state("gpu1", mtu=day), state("gpu2")], [event])
+        memory.trim(at(day), 50, 1 << 30)
+    moved_s = []
+    for clock in JUMPS[name]:
+        memory.keep(look(clock.time_s), [state("gpu1", mtu=0)])
+        moved_s.append(memory.trim(clock, 50, 1 << 30))
+    assert abs(moved_s[0]) > 29 * DAY
+    assert len(memory.looks()) == 30 + len(JUMPS[name])
+    assert len(memory.events()) == 30
+    assert memory.node("gpu1", 2 * DAY).facts["nics.interfaces[eth0].mtu"] == 2
+    # The newest look is the last that was kept, whatever its time.
+    assert memory.node("gpu1", float("inf")).facts["nics.interfaces[eth0].mtu"] == 0
+
+
+def test_looks_of_a_wrong_clock_go_when_the_right_clock_has_passed_them(memory):
+    for clock in (at(1), at(2), at(3690, 3), at(4), *map(at, range(5, 40))):
+        memory.keep(look(clock.time_s), [state("gpu1", mtu=int(clock.uptime_s))])
+        memory.trim(clock, 20, 1 << 30)
+    assert sorted(kept.time_s / DAY for kept in memory.looks()) == list(range(18, 40))
+
+
+@pytest.mark.parametrize("fleet", [2, 5, 10])
+def test_a_loud_node_loses_its_own_looks_alone(memory, fleet):
+    noise, bound = random.Random(0).randbytes, 4_000_000
+    for day in range(1, 25):
+        quiet = [state(f"gpu{number}", mtu=day) for number in range(1, fleet)]
+        facts = {f"{subject}.facts": dump(noise(120_000).hex()) for subject in "wxyz"}
+        memory.keep(look(day * DAY), [*quiet, state("loud", mtu=day, **facts)])
+        # Its newest state alone is more than a tenth of the bound.
+        memory.trim(at(day), 90, bound)
+        assert memory.size_bytes <= bound
+    for number in range(1, fleet):
+        life = [node.facts["nics.interfaces[eth0].mtu"] for node in memory.life(f"gpu{number}")]
+        assert life == list(range(1, 25))
+    # It keeps its newest looks.
+    assert memory.node("loud", 23 * DAY).facts["nics.interfaces[eth0].mtu"] == 23
+    assert "w.facts" not in memory.node("loud", DAY).facts.contents
+
+
+def test_a_file_of_half_empty_pages_gets_smaller_too(memory):
+    """A row of 2.1 kB fills a page of 4 kB, so that the file is twice as large as its texts."""
+    noise, bound = random.Random(0).randbytes, 1_000_000
+    for day in range(1, 300):
+        facts = {"x.facts": dump(noise(2100).hex())}
+        memory.keep(look(day * DAY), [state("gpu1", **facts)])
+    memory.trim(at(300), 900, bound)
+    assert bound / 2 < memory.size_bytes <= bound
+
+
+def test_every_node_has_some_room_whatever_the_bound(memory):
     for day in range(1, 60):
-        quiet = [state(f"gpu{number}", mtu=day // 20) for number in range(15)]
-        loud = state("loud", gpus={str(day): "0"}, **{"x.facts": dump(noise(4000).hex())})
-        memory.keep(look(day * DAY), [*quiet, loud])
-    memory.trim(60 * DAY, 90, 100_000)
-    assert memory.size_bytes <= 100_000
-    assert memory.node("gpu1", DAY).facts["nics.interfaces[eth0].mtu"] == 0
-    assert [part.serial for part in memory.parts_of("loud")] == ["59"]
-    memory.trim(60 * DAY, 90, 1)
-    assert memory.node("gpu1", 60 * DAY).facts["nics.interfaces[eth0].mtu"] == 2
-    assert memory.node("loud", 60 * DAY) is not None
+        memory.keep(look(day * DAY), [state(mtu=day), state("gpu2")])
+        memory.trim(at(day), 90, 1)
+    assert len([*memory.life("gpu1")]) == 59
+
+
+def test_a_node_has_a_bounded_number_of_former_parts(memory):
+    for day in range(1, 12):
+        gpus = {f"{day}-{slot}": f"{slot:03}" for slot in range(100)}
+        memory.keep(look(day * DAY), [state("loud", gpus=gpus), state(gpus={str(day): "0"})])
+    serials = {part.serial for part in memory.parts_of("loud")}
+    assert len(memory.parts_of_kind("gpu")) == store.MAX_PARTS + 11
+    # The newest of them stay.
+    assert serials >= {f"{day}-{slot}" for day in (10, 11) for slot in range(100)}
+    assert [part.serial for part in memory.parts_of("gpu1")] == [*map(str, range(11, 0, -1))]
 
 
 # --- Trouble.
