@@ -4,12 +4,14 @@ log, shows nothing that she could not read, and bob's log is there all the same.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 
 import pytest
 
 from nodeready.lab import LabNode
 from nodeready.lab.processes import nsenter
+from nodeready.triage.postmortem.directory import NoEvidenceError, read_directory
 from tests.attacks.conftest import Person
 from tests.attacks.opens import opened
 from tests.builders.proof import put_py_spy
@@ -127,3 +129,23 @@ def test_no_incident_keeps_what_the_ranks_user_could_not_read(node, mallory, bob
     assert [path.name for path in files if SECRET in path.read_text()] == [], done
     logs = {path.name[4:]: path.read_text() for path in (tool.home / "hang/logs").iterdir()}
     assert sorted(text.count("step 4711") for text in logs.values()) == [1, 1, 1], logs
+
+
+def test_a_link_of_hers_above_logs_that_root_reads_here_leads_where_she_may_read(tmp_path):
+    """`postmortem --from` on the control machine: her link to root's directory, and to her own."""
+    for directory in (tmp_path, *tmp_path.parents[:2]):
+        directory.chmod(0o755)
+    roots, hers = tmp_path / "root", tmp_path / "hers"
+    for directory, mode in ((roots, 0o700), (hers, 0o755)):
+        (directory / "run").mkdir(parents=True)
+        (directory / "run" / "rank_0.log").write_text(f"RuntimeError: of {directory.name}\n")
+        directory.chmod(mode)
+    (hers / "latest").symlink_to("run")
+    (hers / "stolen").symlink_to(roots / "run")
+    for path in (hers, *hers.rglob("*")):
+        os.chown(path, 4001, 4001, follow_symlinks=False)
+    (file,) = read_directory(hers / "latest").files
+    assert [event.text for event in file.failures.events] == ["RuntimeError: of hers"]
+    for path in (hers / "stolen", hers / "stolen" / "rank_0.log"):
+        with pytest.raises(NoEvidenceError, match=f"^{roots}.*: permission denied$"):
+            read_directory(path)

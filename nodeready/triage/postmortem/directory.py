@@ -67,11 +67,24 @@ class NoEvidenceError(Exception):
 def read_directory(path: Path, rank_pattern: str = "") -> JobEvidence:
     """The evidence in this directory, or in one file. Raises NoEvidenceError, OSError.
 
+    Where a user's link leads to it, root reads it with the rights of that user.
+
     rank_pattern: as of `nodeready.node.tail.TailConfig`
     """
-    root = os.path.realpath(path)
-    if not os.path.exists(root):
-        raise NoEvidenceError(f"{path}: does not exist")
+    try:
+        place = users_file.follow(users_file.ROOT, os.path.join(os.getcwd(), path))
+    except FileNotFoundError:
+        raise NoEvidenceError(f"{path}: does not exist") from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise NoEvidenceError(f"{error.filename or path}: {reason}") from None
+    rights = None if place.owner is None else users_file.rights_of(place.owner)
+    with users_file.with_rights(rights):
+        return _read(path, place.path, rank_pattern)
+
+
+def _read(path: Path, root: str, rank_pattern: str) -> JobEvidence:
+    """As `read_directory`. root: the path without links"""
     evidence, room, read = JobEvidence(), _MAX_BYTES, 0
     names: Iterable[str] = _files(root, evidence.missing)
     if not os.path.isdir(root):
