@@ -142,8 +142,8 @@ def spec(
 def nsenter(pid: int) -> list[str]:
     """The words before a command that runs as root on the node whose process 1 this is.
 
-    Where the lab is in a chroot, the root of the node's mount namespace is the machine's: `-r` enters
-    the node's root.
+    Where the lab is in a chroot, the root of the node's mount namespace is the machine's: `-r`
+    enters the node's root.
     """
     return ["nsenter", "-t", str(pid), "-m", "-u", "-i", "-n", "-p", "-r", "-w", "--"]
 

@@ -223,8 +223,8 @@ def firewall(observed: Ports, policy: Policy, fleet: FleetFacts) -> Result:
     its port; or they allow fewer than 20 new connections per second, or 16 at a time. Then `ready`
     decides: proof.mesh tries the connections. A rule that counts, measures or draws lots stays a
     warning: a few connections do not show the fate of many. Time to live, length, class of service
-    and TCP options count as Linux sends them. The check does not cover XDP and other eBPF programs,
-    filters of bridges and ARP, NAT of more than 64 KiB, and filters outside the node.
+    and TCP options count as Linux sends them. The check does not cover XDP and other eBPF
+    programs, filters of bridges and ARP, NAT of more than 64 KiB, and filters outside the node.
 
     Without nft the check asks the kernel whether it has rules. Where it has, this is unknown;
     where it has none, the range is open. Where the kernel cannot be asked, a sign of rules makes
