@@ -16,7 +16,6 @@ from nodeready.subjects.severity import (
     ACTIONS,
     LOSES_JOB,
     SEVERITIES,
-    UNDECLARED,
     Cost,
     severity_rank,
 )
@@ -285,7 +284,7 @@ class Check(Page):
 
 def check(
     id: str,
-    cost: Cost = UNDECLARED,
+    cost: Cost,
     *,
     settings: tuple[str, ...] = (),
     fleet: tuple[str, ...] = (),
