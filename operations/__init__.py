@@ -3,7 +3,6 @@
 An operation does not judge: it asks the check. A line per subject that has operations.
 STEPS is the order in which `nodeready deploy` runs them: the registry's order of subjects, and
 within a subject the order of its STEPS; `nodeready.deploys` takes the same for pyinfra.
-The operations of other packages (`nodeready.subjects.plugins`) are found by their entry points.
 """
 
 from __future__ import annotations
@@ -17,11 +16,6 @@ from nodeready.operations import limits as limits
 from nodeready.operations import pdsh as pdsh
 from nodeready.operations import ptrace as ptrace
 from nodeready.operations import ssh_client as ssh_client
-from nodeready.subjects import plugins
 from nodeready.subjects.registry import CHANGED
 
-STEPS: tuple[DeployStep, ...] = tuple(
-    step
-    for name in CHANGED
-    for step in (globals().get(name) or plugins.load_operations(name)).STEPS
-)
+STEPS: tuple[DeployStep, ...] = tuple(step for name in CHANGED for step in globals()[name].STEPS)

@@ -45,15 +45,12 @@ _COMMANDS = {
     "history": "The life of a node or a GPU: what earlier looks have shown.",
     "explain": "What a check means, and what repairs it.",
     "tail": "The last lines of every rank's log, over all nodes, grouped.",
-    "import": "Checks of NHC or goss, as checks of the site's own.",
     "lab": "A cluster of real SSH nodes on this machine.",
 }
 #: The commands that contact nodes.
 _CONTACT_NODES = frozenset(_COMMANDS) - {
-    *("completion", "run", "bundle", "history", "explain", "import", "lab")
+    *("completion", "run", "bundle", "history", "explain", "lab")
 }
-#: Subcommand -> its module, where the name is a keyword of Python.
-_MODULES = {"import": "import_checks"}
 
 
 @functools.cache
@@ -112,9 +109,8 @@ class _Commands(click.Group):
             return completion
         if cmd_name not in _COMMANDS:
             return None
-        module_name = _MODULES.get(cmd_name, cmd_name)
-        module = importlib.import_module(f"nodeready.cli.{module_name}")
-        command: click.Command = getattr(module, module_name)
+        module = importlib.import_module(f"nodeready.cli.{cmd_name}")
+        command: click.Command = getattr(module, cmd_name)
         return command
 
     def resolve_command(
@@ -241,10 +237,9 @@ def main(arguments: list[str] | None = None) -> Any:
         sys.exit(exit_code(failed=True))
     except Exception as error:
         # Imported only here, because the imports are slow and --help must be quick.
-        from nodeready.subjects.plugins import PluginError
         from nodeready.transport.base import TransportUnavailable
 
-        if not isinstance(error, (PluginError, TransportUnavailable)):
+        if not isinstance(error, TransportUnavailable):
             raise
         complain(str(error))
         sys.exit(exit_code(usage=True))

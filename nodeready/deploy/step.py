@@ -22,7 +22,6 @@ from pyinfra.api.arguments import all_argument_meta
 from nodeready.deploy import pyinfra
 from nodeready.deploy.actions import Action, PlanError, StepChange
 from nodeready.policy import Policy
-from nodeready.subjects import plugins
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.judging import judge
@@ -135,7 +134,7 @@ def step(
     """
 
     def wrap(make_actions: MakeActions) -> DeployStep:
-        subject = plugins.subject_of_operations(make_actions.__module__)
+        subject = make_actions.__module__.rpartition(".")[2]
         name = f"{subject}.{make_actions.__name__}"
         checks = SUBJECTS[subject].checks if subject in SUBJECTS else ()
         fixed = [check for check in checks if check.fixed_by == name]

@@ -13,10 +13,9 @@ import dataclasses
 import json
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from importlib import resources
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nodeready.shell import KILL_AFTER_S, join, quote
@@ -95,29 +94,21 @@ def _parents(name: str) -> Iterator[str]:
     return (".".join(words[:count]) for count in range(1, len(words) + 1))
 
 
-def closure(
-    roots: Iterable[str],
-    without: Iterable[str] = (),
-    packages: Iterable[str] = (),
-    replaced: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, str]:
+def closure(roots: Iterable[str], without: Iterable[str] = ()) -> dict[str, str]:
     """The modules of nodeready that these (dotted names) need, each with its source.
 
-    without:  modules that are left out, with the modules that only they import
-    packages: other packages (top-level) whose modules are included, too
-    replaced: module -> the source that it has instead of its file's
+    without: modules that are left out, with the modules that only they import
     """
     sources: dict[str, str] = {}
-    included = {"nodeready", *packages}
     todo, left_out = list(roots), frozenset(without)
     while todo:
         root = todo.pop()
         if left_out.intersection(_parents(root)):
             continue
         for name in _parents(root):
-            if name.partition(".")[0] not in included or name in sources:
+            if name.partition(".")[0] != "nodeready" or name in sources:
                 continue
-            source = replaced.get(name) or _source(name)
+            source = _source(name)
             if source is not None:
                 sources[name] = source
                 package = name if is_package(name) else name.rpartition(".")[0]

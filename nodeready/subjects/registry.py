@@ -3,8 +3,7 @@
 A subject declares itself (`Subject`, in its checks), and no other list names it. The order of the
 lines is that of the reports and of a deploy. In a deploy, debug_tools comes after the subjects
 that need no network, so that a package mirror that is down stops nothing else. The gate comes
-last: a node judges itself when all other subjects are in place. The subjects of other packages
-(`plugins`) follow the lines.
+last: a node judges itself when all other subjects are in place.
 """
 
 # ruff: noqa: F401, I001, PLC0414 - the imports are the registry, and their order is its order
@@ -35,7 +34,6 @@ from functools import cached_property
 from nodeready.subjects.result import OBSERVED as OBSERVED, Page, Subject
 from nodeready.policy import Policy
 from nodeready.policy.fields import closest_word
-from nodeready.subjects import plugins
 from nodeready.subjects.base import Probe
 from nodeready.subjects.own_files import own_files
 from nodeready.subjects.result import Result
@@ -43,7 +41,6 @@ from nodeready.subjects.result import Result
 SUBJECTS: dict[str, Subject] = {
     subject.name: subject for subject in list(vars().values()) if isinstance(subject, Subject)
 }
-SUBJECTS.update(plugins.load(SUBJECTS))
 
 #: The subjects that a snapshot observes; proofs need actions.
 LOOKED_AT = tuple(name for name, subject in SUBJECTS.items() if subject.probe)

@@ -17,7 +17,6 @@ from nodeready.subjects.severity import (
     DISRUPTIVE,
     LOSES_JOB,
     SEVERITIES,
-    UNDECLARED,
     Cost,
     severity_rank,
     words,
@@ -304,7 +303,7 @@ class Check(Page):
 
 def check(
     id: str,
-    cost: Cost = UNDECLARED,
+    cost: Cost,
     *,
     settings: tuple[str, ...] = (),
     fleet: tuple[str, ...] = (),

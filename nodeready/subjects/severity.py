@@ -64,22 +64,18 @@ CABLES = "Cornelis, diagnosing bad cables: reseat, swap, replace"
 class Cost(NamedTuple):
     """What a failure costs, and what repairs it.
 
-    severity: one of SEVERITIES; "": the check of a plugin declares none
+    severity: one of SEVERITIES
     actions:  some of ACTIONS, in their order: each is for a finding that the one before left
     source:   who names these actions; "" for software, where the check itself knows
     """
 
-    severity: str = ""
-    actions: tuple[str, ...] = ()
+    severity: str
+    actions: tuple[str, ...]
     source: str = ""
 
     def since(self, action: str) -> tuple[str, ...]:
         """The ladder from this action on, for a finding that needs no milder one."""
         return self.actions[self.actions.index(action) :]
-
-
-#: Of a plugin's check that declares nothing.
-UNDECLARED = Cost()
 
 
 def _cost(severity: str, *actions: str, source: str = "") -> Cost:

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
 from nodeready.node import payload
 from nodeready.policy import Policy
 from nodeready.policy.policy import as_data
-from nodeready.subjects.plugins import Plugin, PluginError, installed, plugin_error
-from nodeready.subjects.registry import SUBJECTS
 
 _PACKAGE = Path(__file__).parents[1]
 #: Packages that are included whole: their modules are imported by name.
@@ -44,41 +41,7 @@ def modules() -> dict[str, str]:
     )
     reports = (f"nodeready.reports.{name}" for name in _REPORTS)
     programs = (*roots, *reports, _SUPERVISOR)
-    plugins = [plugin for plugin in installed() if SUBJECTS[plugin.name].judged_on_node]
-    packages = {plugin.package for plugin in plugins}
-    replaced = {"nodeready.subjects.plugins": _plugin_source(plugins)}
-    try:
-        sources = payload.closure(programs, _LEFT_OUT, packages, replaced)
-    except SyntaxError as error:
-        raise _unusable(plugins, f"a module is no Python 3.9: {error}") from error
-    if plugins:
-        _check_imports(plugins, sources, {"nodeready", *packages, *sys.stdlib_module_names})
-    return sources
-
-
-def _check_imports(plugins: list[Plugin], sources: Mapping[str, str], available: set[str]) -> None:
-    """Raise PluginError where a module imports a package that a node does not have."""
-    for name, source in sources.items():
-        package = name if payload.is_package(name) else name.rpartition(".")[0]
-        foreign = {word.partition(".")[0] for word in payload.imports(source, package)} - available
-        if foreign:
-            raise _unusable(plugins, f"{name} imports {', '.join(sorted(foreign))}")
-
-
-def _unusable(plugins: list[Plugin], problem: str) -> PluginError:
-    return plugin_error(
-        f"{', '.join(plugin.distribution for plugin in plugins)}: {problem}; a node's own program "
-        "is Python 3.9 with its standard library: a Subject with judged_on_node=False stays out "
-        "of it"
-    )
-
-
-def _plugin_source(plugins: Iterable[Plugin]) -> str:
-    """The module that loads these plugins on a node, where they are no distributions."""
-    places = [(plugin.name, *plugin.subject.split(":")) for plugin in plugins]
-    imports = [f"import {module}" for _, module, _ in places]
-    rows = [f"{name!r}: {module}.{attribute}" for name, module, attribute in places]
-    return "\n".join([*imports, f"def load(built_in):\n    return {{{', '.join(rows)}}}\n"])
+    return payload.closure(programs, _LEFT_OUT)
 
 
 def _path(name: str) -> str:

@@ -120,8 +120,8 @@ def test_policy_and_subjects_import_only_the_standard_library():
     for room in ("policy", "subjects"):
         for path in (PACKAGE / room).rglob("*.py"):
             other = packages(path) - sys.stdlib_module_names - {"nodeready"}
-            # On the control machine alone: a deploy's files, the versions of plugins.
-            may = {"templates.py": {"jinja2"}, "plugins.py": {"packaging", "pyinfra"}}
+            # On the control machine alone: a deploy's files.
+            may = {"templates.py": {"jinja2"}}
             assert other <= may.get(path.name, set()), path
 
 
@@ -149,8 +149,7 @@ def test_a_module_of_the_node_is_python_3_9_of_the_standard_library():
     assert reports
     assert sent <= {*ON_A_NODE} | reached(reports)
     assert not sent & NEVER_ON_A_NODE
-    # A node has another module in the place of `plugins`.
-    for module in ({*ON_A_NODE} | sent) - {"subjects.plugins"}:
+    for module in {*ON_A_NODE} | sent:
         ast.parse(FILES[module].read_text(), feature_version=(3, 9))
         assert packages(FILES[module]) <= {*sys.stdlib_module_names, "nodeready"}, module
 

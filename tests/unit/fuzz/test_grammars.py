@@ -359,8 +359,7 @@ ELSEWHERE = {
     "a file of /proc": "node/cores/gcore.py:_read node/proofs/mesh.py:_read "
     "node/witnesses/nccl_ras.py:_read node/stacks/processes.py:_read",
     "a path of ours": "healthcheck/here.py:_read healthcheck/gate.py:read",
-    "a text of ours or of the user": "inventory/labs.py:read inventory/imports/goss.py:read "
-    "inventory/imports/nhc.py:read node/cores/core_pattern.py:expand "
+    "a text of ours or of the user": "inventory/labs.py:read node/cores/core_pattern.py:expand "
     "subjects/own_files.py:_parse_own_files transport/ssh_config.py:expand "
     "transport/ssh_config.py:parse_jump_host",
     "values that were decoded": "ready/reach.py:_answers",

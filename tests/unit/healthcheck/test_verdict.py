@@ -17,7 +17,7 @@ from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError
 from nodeready.subjects.gate import facts
 from nodeready.subjects.gate.facts import Hold
-from nodeready.subjects.result import fail, unknown
+from nodeready.subjects.result import unknown
 from tests.builders.fleets import MEMLOCK, RCMD, SCOPE, audit, node, rated
 from tests.cases import cases
 
@@ -40,11 +40,9 @@ def test_a_written_verdict_is_read(verdict):
         ([SCOPE, LATE], ["loses job? inspect: gpus.tool: late", "ptrace.scope: 1"]),
         ([RCMD, LATE], ["loses job, configure: pdsh.rcmd: rsh", "gpus.tool: late"]),
         ([SCOPE, MEMLOCK], ["hides cause, deploy: ptrace.scope: 1"]),
-        # The check of a plugin, which declares nothing, can be the worst.
-        ([SCOPE, fail("a.b", "", "x")], ["a.b: x", "ptrace.scope: 1"]),
         ([MEMLOCK], []),
     ],
-    ids=["two failures", "the worst is unknown", "as bad", "a warning", "undeclared", "go"],
+    ids=["two failures", "the worst is unknown", "as bad", "a warning", "go"],
 )
 def test_the_reasons_begin_with_the_worst_cost_and_its_first_action(results, reasons):
     verdict = gate.node_verdict(audit(node("n1", *results)), Policy())

@@ -6,7 +6,7 @@ import pytest
 
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import DEPLOY, Check, fail, fixable, ok, unknown, warn
-from nodeready.subjects.severity import ACTIONS, HARDWARE, SEVERITIES, UNDECLARED, loses_job
+from nodeready.subjects.severity import ACTIONS, HARDWARE, SEVERITIES, loses_job
 
 CHECKS = [check for subject in SUBJECTS.values() for check in subject.checks]
 
@@ -43,8 +43,3 @@ LADDER = Check(
 def test_a_result_begins_on_the_rung_that_can_repair_it(result, severity, actions):
     rated = LADDER.rated(result)
     assert (rated.severity, rated.actions) == (severity, actions)
-
-
-def test_a_check_of_a_plugin_need_not_declare_them():
-    plugin = Check("a.b", UNDECLARED, "", (), "", (), lambda *_: None)
-    assert plugin.rated(fail("a.b", "", "x")) == fail("a.b", "", "x")

@@ -1,1 +1,0 @@
-"""Checks of other tools, as checks of a site's own (`checks.d`)."""
