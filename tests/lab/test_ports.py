@@ -98,7 +98,7 @@ def test_another_user_sees_the_port_but_not_its_process(node: LabNode) -> None:
 # The rules of a table inet t -> the status of ports.firewall, and its words.
 RULES = {
     "ip saddr 203.0.113.0/24 drop": ("na", "not known: inet t in: ip saddr 203.0.113.0/24 drop; "),
-    "tcp dport { 22, 29000-29600 } drop": ("warn", "29500-29510 dropped by the text of inet t in"),
+    "tcp dport { 23, 29000-29600 } drop": ("warn", "29500-29510 dropped by the text of inet t in"),
 }
 
 

@@ -195,7 +195,7 @@ def firewall(observed: Ports, policy: Policy) -> Result:
     - na otherwise: not known. `nodeready ready` proves the ports by connections (proof.mesh).
     """
     check, rules = "ports.firewall", observed.firewall
-    expected = f"no rule drops {_port_range_text(policy)}"
+    expected = f"no rule that drops {_port_range_text(policy)}"
     if rules.verdict == "unknown":
         return unknown(check, rules.reason)
     if rules.verdict == "no drop":
