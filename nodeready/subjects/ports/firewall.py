@@ -49,8 +49,8 @@ hook == "forward" {{ next }}
 {{
     bare = $0
     gsub(/"[^"]*"/, "", bare)
-    drops = bare ~ /(^| )(drop|reject)([ ;]|$)/ || bare ~ / -j (DROP|REJECT)( |$)/
-    accepts = hook != "output" && (bare ~ / accept( |$)/ || bare ~ / -j ACCEPT( |$)/)
+    drops = bare ~ /(^| )(drop|reject)([ ;]|$)/ || bare ~ /(^| )-j (DROP|REJECT)( |$)/
+    accepts = hook != "output" && bare ~ / (accept|-j ACCEPT)( |$)/
     if (!drops && !accepts) next
     text = /^(type|policy) / ? "policy drop" : substr($0, 1, {_MOST_CHARACTERS})
     rule = table " " chain ": " text
@@ -161,9 +161,9 @@ class _PortRule:
     ports: tuple[Range, ...]
 
 
-#: The ports of a rule; not in a set with a name, and not of other ports ("!", "!=", ">=").
+#: The ports of a rule; not in a set with a name, and not of other ports ("!=", ">=").
 _NAMED_PORTS = re.compile(
-    r"(?<!!) (?:(?:tcp|th) ([sd])port|--([sd]?)ports?) (\{[\d, -]+\}|[\d:,-]+)(?= )"
+    r" (?:(?:tcp|th) ([sd])port|--([sd]?)ports?) (\{[\d, -]+\}|[\d:,-]+)(?= )"
 )
 #: What adds no condition to a rule about ports of TCP.
 _NEUTRAL = re.compile(
