@@ -23,7 +23,6 @@ from nodeready.subjects.context import (
     boot_id_of,
     earlier_counters,
     identity_of,
-    mesh_passed,
 )
 from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.judging import judge
@@ -262,8 +261,7 @@ class AnswerJudge:
                 texts.append((number, judged.text))
                 sections += judged.sections
         refused = dict(observed.refused)
-        boot_id, passed = boot_id_of(observed), mesh_passed(observed)
-        record = (results, facts, texts, sections, unjudged, refused, boot_id, passed)
+        record = (results, facts, texts, sections, unjudged, refused, boot_id_of(observed))
         needs_identity = self.policies[policy].ssh_client_mode == "known_hosts"
         return AnswerSummary(
             self._write(pickle.dumps(record, 5)),
@@ -402,7 +400,7 @@ class AnswerJudge:
         """Judge what needs the fleet, and keep the texts of the facts and of the state."""
         start, size = node.place
         data = os.pread(self.files[node.file], size, start)
-        results, facts, texts, sections, packed, refused, boot_id, passed = pickle.loads(data)
+        results, facts, texts, sections, packed, refused, boot_id = pickle.loads(data)
         unjudged = {subject: self._unpack(value) for subject, value in packed.items()}
         observed = Snapshot(unjudged, refused=refused)
         policy = self.policies[node.policy]
@@ -412,7 +410,6 @@ class AnswerJudge:
             host_key=node.host_key,
             gate_files=None if node.gate_files is None else self.shared[node.gate_files],
             counters=earlier_counters(CounterSample.parse(node.earlier), boot_id, self.moment),
-            mesh_passed=passed,
         )
         for subject in unjudged:
             number = NUMBER_OF[subject]

@@ -288,14 +288,12 @@ def _is_shareable(text: str) -> bool:
     return not (address.is_link_local or address.is_loopback or address.is_unspecified)
 
 
-def _port(
-    snapshots: Mapping[str, Snapshot], policies: Mapping[str, Policy], fleet: FleetFacts
-) -> JobVariable:
+def _port(snapshots: Mapping[str, Snapshot], policies: Mapping[str, Policy]) -> JobVariable:
     observed: dict[str, Ports | Unknown] = {}
     for node, snapshot in snapshots.items():
         ports = snapshot.subjects.get("ports")
         observed[node] = ports if isinstance(ports, (Ports, Unknown)) else Unknown("not looked at")
-    choice = choose(observed, {node: policies[node].port_range for node in snapshots}, fleet)
+    choice = choose(observed, {node: policies[node].port_range for node in snapshots})
     value = None if choice.port is None else str(choice.port)
     tested = tuple(node for node in snapshots if node not in choice.unknown)
     return JobVariable(
@@ -325,5 +323,5 @@ def variables(
         _variable("NCCL_IB_HCA", _hca, snapshots, fleet),
         _variable("PDSH_RCMD_TYPE", _pdsh, snapshots, fleet, harmless=True),
         _master_address(snapshots, policies, fleet),
-        _port(snapshots, policies, fleet),
+        _port(snapshots, policies),
     )

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from nodeready.inventory.nodeset import fold
 from nodeready.subjects.base import Unknown
-from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.ports import facts as ports_facts
-from nodeready.subjects.ports.facts import Ports, Socket, fleet_firewall
+from nodeready.subjects.ports.facts import Ports, Socket
 from nodeready.subjects.ports.port_ranges import (
     Range,
     join_ranges,
@@ -49,7 +48,7 @@ def _holder(socket: Socket) -> str:
     return f"{holder} listens" if socket.state == "listening" else f"a connection of {holder}"
 
 
-def _taken(observed: Ports, fleet: FleetFacts, first: int, last: int) -> dict[str, Ranges]:
+def _taken(observed: Ports, first: int, last: int) -> dict[str, Ranges]:
     """Reason -> the ports of the range that a job of any user cannot use on this node."""
     held: dict[int, str] = {}
     for socket in (*(observed.listeners or ()), *(observed.connections or ())):
@@ -64,10 +63,9 @@ def _taken(observed: Ports, fleet: FleetFacts, first: int, last: int) -> dict[st
     }
     if observed.privileged_below > 0:
         taken["for root alone"] = overlap(((0, observed.privileged_below - 1),), first, last)
-    rules = fleet_firewall(observed, fleet)
-    if rules.verdict == "dropped":
-        dropped = parse_ranges(rules.ports) or ()
-        taken["the firewall drops it"] = overlap(dropped, first, last)
+    if observed.firewall.verdict == "drop":
+        dropped = parse_ranges(observed.firewall.ports) or ()
+        taken["a rule of the packet filter drops it"] = overlap(dropped, first, last)
     return {reason: ranges for reason, ranges in taken.items() if ranges}
 
 
@@ -100,18 +98,16 @@ def _objection_lines(groups: Objections, first: int, last: int) -> tuple[str, ..
     return (*texts[:_MAX_NOTES], remainder) if len(texts) > _MAX_NOTES else tuple(texts)
 
 
-def choose(
-    observed: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range], fleet: FleetFacts = ALONE
-) -> PortChoice:
+def choose(observed: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range]) -> PortChoice:
     """The first port that is free on every node. A port that the kernel may give to an outgoing
     connection is the second choice.
 
     observed: node -> its ports, probed with its range
     ranges:   node -> the range of its policy; a port must be in all of them
-    fleet:    the addresses of the nodes
 
-    A free port has no listener, is no connection's local port, is open to any user, and is not
-    dropped by the packet filter. A node that could not be probed is named, and excludes no port.
+    A free port has no listener, is no connection's local port, is open to any user, and no rule of
+    the packet filter drops it by its text. A node that could not be probed is named, and excludes
+    no port.
     """
     first, last = max(r[0] for r in ranges.values()), min(r[1] for r in ranges.values())
     if first > last:
@@ -133,7 +129,7 @@ def choose(
     for name, observation in observed.items():
         if isinstance(observation, Unknown):
             continue
-        for reason, ports in _taken(observation, fleet, first, last).items():
+        for reason, ports in _taken(observation, first, last).items():
             taken.setdefault((reason, ports), []).append(name)
         ephemeral = observation.ephemeral
         sources = without(ephemeral, observation.reserved or ()) if ephemeral else ()

@@ -18,8 +18,6 @@ from nodeready.subjects.access import Access
 from nodeready.subjects.fleet import ALONE, Counters, FleetFacts
 from nodeready.subjects.judging import judge
 from nodeready.subjects.nics.facts import Nics
-from nodeready.subjects.proof.facts import Proved
-from nodeready.subjects.proof.mesh_facts import Mesh
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client import known_hosts
@@ -91,15 +89,6 @@ def identity_of(snapshot: Snapshot) -> SshClient | None:
     if not isinstance(observation, SshClient):
         return None
     return replace(observation, config={}, files={}, root_lines=(), effective=(), access=Access())
-
-
-def mesh_passed(snapshot: Snapshot) -> bool:
-    """Whether all tried peers reached the node on the job's ports, and it reached them."""
-    proved = snapshot.subjects.get("proof")
-    mesh = proved.mesh if isinstance(proved, Proved) else None
-    if not isinstance(mesh, Mesh) or mesh.blocked or not mesh.to or not mesh.by:
-        return False
-    return mesh.reached == mesh.to and mesh.reached_by == mesh.by
 
 
 # --- The fleet's context, and the judging of snapshots.

@@ -30,7 +30,6 @@ class FleetFacts:
     host_key:    the key with which the node's sshd answered this run, ``type base64``; "": unknown
     gate_files:  (path, sha256) of every file of the node's gate; None: unknown, as on the node
     counters:    subject -> its counters in an earlier snapshot
-    mesh_passed: all tried peers reached the node on the job's ports, and it reached them
     """
 
     addresses: tuple[str, ...] | None = None
@@ -38,7 +37,6 @@ class FleetFacts:
     host_key: str = ""
     gate_files: tuple[tuple[str, str], ...] | None = None
     counters: Mapping[str, Counters] = field(default_factory=dict)
-    mesh_passed: bool = False
 
 
 #: For a node that is judged without its fleet.

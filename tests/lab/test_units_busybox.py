@@ -13,26 +13,37 @@ import pytest
 
 from tests.cases import cases
 from tests.unit.subjects import test_gpus_kernel_log as kernel_log
-from tests.unit.subjects import test_gpus_nvidia, test_gpus_pci, test_rdma_script, test_site
+from tests.unit.subjects import (
+    test_gpus_nvidia,
+    test_gpus_pci,
+    test_ports_firewall,
+    test_rdma_script,
+    test_site,
+)
 
 pytestmark = pytest.mark.skipif(not shutil.which("busybox"), reason="no busybox here")
 
 
 def questions(word: str) -> list[Callable[..., None]]:
     """The unit tests that take this."""
-    modules = (kernel_log, test_gpus_nvidia, test_gpus_pci, test_rdma_script)
+    modules = (kernel_log, test_gpus_nvidia, test_gpus_pci, test_ports_firewall, test_rdma_script)
     functions = {name: one for module in modules for name, one in vars(module).items()}
     tests = [one for name, one in functions.items() if name.startswith("test_")]
     return [one for one in tests if word in inspect.signature(one).parameters]
 
 
-for function in questions("scan"):
+for function in [*questions("scan"), *questions("awk")]:
     globals()[function.__name__] = function
 
 
 @pytest.fixture
 def scan(tmp_path: Path) -> Any:
     return kernel_log.scanner(tmp_path, "busybox awk")
+
+
+@pytest.fixture
+def awk() -> list[str]:
+    return ["busybox", "awk"]
 
 
 @pytest.mark.parametrize("question", questions("shell"))

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from nodeready.policy import Policy
 from nodeready.subjects.fact_kinds import FactKinds
-from nodeready.subjects.fleet import FleetFacts
 from nodeready.subjects.ports.facts import (
     EPHEMERAL,
     PROBE,
@@ -14,12 +13,9 @@ from nodeready.subjects.ports.facts import (
     Ports,
     Socket,
     compared,
-    derived,
-    fleet_firewall,
     parse_range,
     ranges_text,
 )
-from nodeready.subjects.ports.firewall import Firewall
 from nodeready.subjects.ports.port_ranges import (
     KERNEL_EPHEMERAL,
     join_ranges,
@@ -28,7 +24,17 @@ from nodeready.subjects.ports.port_ranges import (
     range_text,
     without,
 )
-from nodeready.subjects.result import Result, Subject, check, fail, join_first, ok, unknown, warn
+from nodeready.subjects.result import (
+    Result,
+    Subject,
+    check,
+    fail,
+    join_first,
+    na,
+    ok,
+    unknown,
+    warn,
+)
 from nodeready.subjects.severity import loses_job
 
 #: Maximum of ranges of ports that are named.
@@ -163,104 +169,48 @@ def ephemeral(observed: Ports, policy: Policy) -> Result:
     return ok(check, expected, f"ephemeral {range_text(*observed.ephemeral)}", source)
 
 
-def _opening(observed: Firewall, ports: str) -> str:
-    """How to open the ports to the cluster's network with the tool that made the rules."""
-    first, _, last = ports.partition("-")
-    colon_range, manager = f"{first}:{last or first}", observed.manager
-    if observed.how != "dropped by":
-        return f"take {ports} out of that rule, or give jobs another port_range"
-    if any(word in observed.packets_text for word in ("answers", "later packets")):
-        if manager == "iptables":
-            chain = "OUTPUT" if observed.chain.endswith(" OUTPUT") else "INPUT"
-            return f"iptables -I {chain} -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT"
-        return "in front of that rule: ct state established,related accept"
-    if "connections" in observed.packets_text:
-        if manager == "ufw":
-            return f"ufw allow out proto tcp to CLUSTER_NETWORK port {colon_range}"
-        if manager == "iptables":
-            return f"iptables -I OUTPUT -p tcp -d CLUSTER_NETWORK --dport {colon_range} -j ACCEPT"
-        return f"in front of that rule: ip daddr CLUSTER_NETWORK tcp dport {ports} accept"
-    if manager == "firewalld":
-        return f"firewall-cmd --permanent --add-port={ports}/tcp; firewall-cmd --reload"
-    if manager == "ufw":
-        return f"ufw allow proto tcp from CLUSTER_NETWORK to any port {colon_range}"
-    if manager == "iptables":
-        return f"iptables -I INPUT -p tcp -s CLUSTER_NETWORK --dport {colon_range} -j ACCEPT"
-    return f"in front of that rule: ip saddr CLUSTER_NETWORK tcp dport {ports} accept"
+_FIREWALL_FIX = (
+    "take the range out of that rule (nft list ruleset, iptables-save), or give jobs another "
+    "port_range; `nodeready ready` proves the ports"
+)
 
 
 @check(
     "ports.firewall",
     loses_job("configure"),
     settings=("port_range",),
-    fleet=("addresses", "mesh_passed"),
-    fix=(
-        "in front of that rule: ip saddr CLUSTER_NETWORK tcp dport PORTS accept",
-        "firewall-cmd --permanent --add-port=PORTS/tcp; firewall-cmd --reload",
-        "ufw allow proto tcp from CLUSTER_NETWORK to any port BOTH",
-        "iptables -I INPUT -p tcp -s CLUSTER_NETWORK --dport BOTH -j ACCEPT",
-        "in front of that rule: ct state established,related accept",
-        "iptables -I CHAIN -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT",
-        "in front of that rule: ip daddr CLUSTER_NETWORK tcp dport PORTS accept",
-        "ufw allow out proto tcp to CLUSTER_NETWORK port BOTH",
-        "iptables -I OUTPUT -p tcp -d CLUSTER_NETWORK --dport BOTH -j ACCEPT",
-        "take PORTS out of that rule, or give jobs another port_range",
-        "`nodeready ready` tries it (proof.mesh); where that fails: FIX",
-    ),
+    fix=(_FIREWALL_FIX,),
 )
-def firewall(observed: Ports, policy: Policy, fleet: FleetFacts) -> Result:
-    """The node's packet filter accepts peers' connections to the range, and the node's to theirs.
+def firewall(observed: Ports, policy: Policy) -> Result:
+    """No rule of the node's packet filter drops the range by its text.
 
-    The check follows the packets of such connections, first packets and answers, in and out,
-    through the rules in force. A reject counts as a drop, and so does NAT that leads a port
-    elsewhere. Connections come from ports of ip_local_port_range without ip_local_reserved_ports.
-    The peers are the run's nodes; else the hosts of /etc/hosts in the node's networks; else all
-    hosts in these networks.
+    Rules with a drop or reject, or such a policy of a chain, can drop a job's connections. The
+    check reads each rule's text alone, and says nothing about what the rules together do: a rule
+    may stand behind one that accepts, or in a chain that a job's packets do not reach. It is:
 
-    This is a warning where the rules alone do not decide: they accept one network of the node and
-    not another; they drop a host of the network that may be no node; another program decides
-    (queue, synproxy), or the time, a user or a counter does; old nft prints a service instead of
-    its port; or they allow fewer than 20 new connections per second, or 16 at a time. Then `ready`
-    decides: proof.mesh tries the connections. A rule that counts, measures or draws lots stays a
-    warning: a few connections do not show the fate of many. Time to live, length, class of service
-    and TCP options count as Linux sends them. The check does not cover XDP and other eBPF
-    programs, filters of bridges and ARP, NAT of more than 64 KiB, and filters outside the node.
-
-    Without nft the check asks the kernel whether it has rules. Where it has, this is unknown;
-    where it has none, the range is open. Where the kernel cannot be asked, a sign of rules makes
-    this unknown. Signs: the module nf_tables is loaded, connections are tracked
-    (nf_conntrack_count), nftables, firewalld, iptables, netfilter-persistent, shorewall, ferm or
-    ufw is enabled; and a table in /proc/net/ip_tables_names, without iptables-save.
+    - ok where nothing drops or rejects, chains of forwarded packets aside; and where rules accept
+      all ports of the range, without another condition than TCP and a new connection;
+    - a warning where a rule drops or rejects a port of the range, without another condition, and
+      no rule accepts one;
+    - na otherwise: not known. `nodeready ready` proves the ports by connections (proof.mesh).
     """
-    check, rules = "ports.firewall", fleet_firewall(observed, fleet)
-    expected = f"{_port_range_text(policy)} open to other nodes"
+    check, rules = "ports.firewall", observed.firewall
+    expected = f"no rule that drops {_port_range_text(policy)}"
     if rules.verdict == "unknown":
         return unknown(check, rules.reason)
-    source = f"{rules.chain} ({rules.manager})"
-    fix = _opening(rules, _port_range_text(policy))
-    ports = rules.packets_text.format(rules.ports)
-    if rules.verdict == "dropped":
-        peers = f" for {rules.peers} known nodes" if rules.peers else ""
-        other_rule = f"; for others: {rules.other_rule}" if rules.other_rule else ""
-        return fail(
-            check, expected, f"{ports} {rules.how} {rules.rule}{peers}{other_rule}", source, fix
-        )
-    if rules.verdict == "cannot tell":
-        open_networks = f", open to {', '.join(rules.networks)}" if rules.networks else ""
-        actual = f"{ports} depends on {rules.rule}{open_networks}"
-        if rules.varies:
-            tried = "passed, but they do" if rules.tried else "do"
-            actual += f": a few connections (proof.mesh) {tried} not show what it does to a job's"
-        else:
-            fix = f"`nodeready ready` tries it (proof.mesh); where that fails: {fix}"
-        return warn(check, expected, actual, source, fix)
-    if rules.tried:
-        return ok(check, expected, f"open to all that tried (proof.mesh): {rules.rule}", source)
-    by = rules.manager
-    to = f" to {', '.join(rules.networks)}" if rules.networks else ""
-    unseen = any(tool.state == "no sign of rules" for tool in rules.tools)
-    none = "open, no sign of rules" if unseen else "open, no rules"
-    return ok(check, expected, f"open{to} ({by})" if by else none)
+    if rules.verdict == "no drop":
+        return ok(check, expected, "no rule drops or rejects")
+    made_by = f" ({rules.manager})" if rules.manager else ""
+    texts = f"{join_first(rules.rules)}{made_by}"
+    if rules.verdict == "accept":
+        return ok(check, expected, f"accepted by the text of {texts}")
+    if rules.verdict == "drop":
+        actual = f"{rules.ports} dropped by the text of {texts}"
+        return warn(check, expected, actual, fix=_FIREWALL_FIX)
+    reason = rules.reason or f"{rules.drop}{made_by}"
+    if rules.rules:
+        reason += f"; the range is named by {texts}"
+    return na(check, f"not known: {reason}; `nodeready ready` proves it (proof.mesh)")
 
 
 @check(
@@ -287,13 +237,6 @@ SUBJECT = Subject(
     checks=(range, ephemeral, firewall, privileged),
     probe=PROBE,
     compared=compared,
-    derived=derived,
-    kinds=FactKinds(
-        # Programs come and go; the peers of a run decide a part of the firewall's verdict.
-        volatile="""
-            where last_name listeners connections more detail
-            firewall.networks firewall.peers firewall.tried
-        """,
-        elements={"firewall.tools": "name"},
-    ),
+    # Programs come and go.
+    kinds=FactKinds(volatile="where last_name listeners connections more"),
 )

@@ -9,23 +9,16 @@ import ipaddress
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypedDict
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from nodeready.policy import Policy
 from nodeready.subjects import sysctl
-from nodeready.subjects.base import Output, Probe, ProbeError, Section, cached_last, number
+from nodeready.subjects.base import Output, Probe, ProbeError, Section, number
 from nodeready.subjects.fleet import ALONE, FleetFacts
-from nodeready.subjects.ports import firewall, rule_listing
-from nodeready.subjects.ports.firewall import Firewall, judge_nodes
-from nodeready.subjects.ports.packets import is_virtual
-from nodeready.subjects.ports.port_ranges import (
-    KERNEL_EPHEMERAL,
-    Range,
-    parse_ranges,
-    range_text,
-    without,
-)
+from nodeready.subjects.ports import firewall
+from nodeready.subjects.ports.firewall import Firewall
+from nodeready.subjects.ports.port_ranges import Range, parse_ranges, range_text
 
 # --- The sockets: all that listen, and those that hold one of the policy's ports.
 #
@@ -37,9 +30,6 @@ from nodeready.subjects.ports.port_ranges import (
 
 #: Maximum of sockets of each kind that are printed; further ones are counted.
 MOST_SOCKETS = 500
-
-#: Maximum of addresses from /etc/hosts, which often lists a fleet's nodes.
-MOST_HOSTS = 512
 
 #: TCP states of the kernel (include/net/tcp_states.h). TIME_WAIT (06) is left out: with
 #: SO_REUSEADDR, which every rendezvous uses, a program can listen on such a port.
@@ -74,31 +64,6 @@ sockets {{
 FILENAME ~ /ip_local_port_range$/ {{ print "ephemeral=" $1 " " $2; next }}
 FILENAME ~ /ip_local_reserved_ports$/ {{ print "reserved=" $0; next }}
 FILENAME ~ /ip_unprivileged_port_start$/ {{ print "privileged=" $1; next }}
-FILENAME ~ /if_inet6$/ {{
-    if ($4 == "00" && $6 != "lo" && six++ < 100) {{
-        print "local=" $1
-        print "network6=" $6 " " $1 " " $3
-    }}
-    next
-}}
-FILENAME ~ /hosts$/ {{
-    if ($1 ~ /^[0-9a-f]+[.:]/ && $1 !~ /^(127|::1$|f)/ && NF > 1 && hosts++ < {MOST_HOSTS})
-        print "host=" $1
-    next
-}}
-FILENAME ~ /fib_trie$/ {{
-    if ($1 == "|--") address = $2
-    else if ($3 == "LOCAL" && $1 == "/32" && !(address in known) && four++ < 100) {{
-        known[address] = 1
-        print "local=" address
-    }}
-    next
-}}
-FILENAME ~ /\/route$/ {{
-    if (FNR > 1 && $1 != "lo" && $3 == "00000000" && $8 != "00000000" && nets++ < 50)
-        print "network=" $1 " " $2 " " $8
-    next
-}}
 function socket(kind, line,  word, port, inside, name) {{
     split(line, word, " ")
     port = substr(word[2], length(word[2]) - 3) ""
@@ -127,8 +92,7 @@ END {{
 
 _FILES = (
     "/proc/sys/net/ipv4/ip_local_port_range /proc/sys/net/ipv4/ip_local_reserved_ports "
-    "/proc/sys/net/ipv4/ip_unprivileged_port_start /etc/hosts "
-    "/proc/net/if_inet6 /proc/net/fib_trie /proc/net/route"
+    "/proc/sys/net/ipv4/ip_unprivileged_port_start"
 )
 
 # Only when a port of the range is held: the process of the socket. Unlike cmdline, /proc/PID/fd
@@ -183,7 +147,7 @@ NR_LINKS
 
 
 def script(policy: Policy) -> str:
-    """The sockets, the kernel's port settings and the node's addresses.
+    """The sockets, and the kernel's port settings.
 
     The script starts two programs at most, and some more when a port of the range is held.
     """
@@ -317,7 +281,7 @@ class Ports:
     ephemeral_boot:  the value of ``ephemeral`` in the sysctl files, for the next boot
     reserved_boot:   the value of ``reserved`` in the sysctl files, for the next boot
     privileged_below: the first port that any user may listen on (1024 before Linux 4.11)
-    firewall:        the fate of connections from peers
+    firewall:        the packet filter's rules about the policy's ports
     """
 
     JSON_KEYS: ClassVar = {"is_cut": "more"}
@@ -342,88 +306,6 @@ def parse_range(text: str) -> Range | None:
 def ranges_text(ranges: tuple[Range, ...]) -> str:
     """Ranges as sysctl takes them: ``8080,29500-29510``."""
     return ",".join(range_text(*ports) for ports in ranges)
-
-
-def _parse_addresses(output: Output) -> tuple[str, ...]:
-    """The node's addresses without loopback. The script prints IPv6 as 32 digits."""
-    addresses = []
-    for text in dict.fromkeys(output.all("local")):
-        try:
-            raw = bytes.fromhex(text) if re.fullmatch(r"[0-9a-f]{32}", text) else text
-            address = ipaddress.ip_address(raw)
-        except ValueError:
-            continue
-        if not address.is_loopback:
-            addresses.append(str(address))
-    return tuple(addresses)
-
-
-def _parse_networks(output: Output) -> tuple[tuple[str, str], ...]:
-    """(interface, network) of the node's networks, without containers' and link-local networks.
-
-    /proc/net/route has networks in the byte order of the host, /proc/net/if_inet6 the node's
-    addresses with the length of their prefix.
-    """
-    networks = []
-    for text in dict.fromkeys(output.all("network")):
-        match = re.fullmatch(r"(\S{1,15}) ([0-9A-F]{8}) ([0-9A-F]{8})", text)
-        if match and not is_virtual(match[1]):
-            network, mask = (
-                ipaddress.IPv4Address(bytes.fromhex(match[part])[::-1]) for part in (2, 3)
-            )
-            try:
-                connected = ipaddress.IPv4Network(f"{network}/{mask}")
-            except ValueError:
-                continue
-            if not connected.is_link_local:
-                networks.append((match[1], str(connected)))
-    for text in dict.fromkeys(output.all("network6")):
-        match = re.fullmatch(r"(\S{1,15}) ([0-9a-f]{32}) ([0-9a-f]{2})", text)
-        if match and not is_virtual(match[1]) and int(match[3], 16) <= 128:
-            address = (bytes.fromhex(match[2]), int(match[3], 16))
-            networks.append((match[1], str(ipaddress.IPv6Network(address, strict=False))))
-    return tuple(dict.fromkeys(networks))
-
-
-def _parse_hosts(output: Output) -> tuple[str, ...]:
-    """The addresses of /etc/hosts (hosts(5))."""
-    addresses = []
-    for text in dict.fromkeys(output.all("host")):
-        try:
-            addresses.append(str(ipaddress.ip_address(text)))
-        except ValueError:
-            continue
-    return tuple(addresses)
-
-
-@cached_last
-def fleet_firewall(observed: Ports, fleet: FleetFacts) -> Firewall:
-    """The packet filter's effect on connections with the run's nodes.
-
-    Where the rules do not decide, connections between all nodes do (`FleetFacts.mesh_passed`).
-    """
-    rules = observed.firewall
-    if fleet.addresses is not None:
-        rules = judge_nodes(rules, fleet.addresses)
-    if not fleet.mesh_passed or rules.verdict != "cannot tell":
-        return rules
-    # A few connections are representative, unless a rule counts them.
-    verdict = rules.verdict if rules.varies else "open"
-    return replace(rules, verdict=verdict, tried=True)
-
-
-class PortsInFleet(TypedDict):
-    """The facts that need the fleet.
-
-    firewall: the verdict, with the peers of this run
-    """
-
-    firewall: Firewall
-
-
-def derived(observed: Ports, fleet: FleetFacts) -> PortsInFleet:
-    """The facts that need the fleet."""
-    return {"firewall": fleet_firewall(observed, fleet)}
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
@@ -456,14 +338,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
         ephemeral_boot=sysctl.boot_value(files, EPHEMERAL),
         reserved_boot=sysctl.boot_value(files, RESERVED),
         privileged_below=number(values.get("privileged", "1024"), "ip_unprivileged_port_start"),
-        firewall=firewall.parse(
-            outputs["firewall"],
-            policy,
-            _parse_addresses(output),
-            _parse_networks(output),
-            peers=_parse_hosts(output),
-            sources=without(ephemeral or KERNEL_EPHEMERAL, reserved or ()),
-        ),
+        firewall=firewall.parse(outputs["firewall"], policy),
     )
 
 
@@ -474,10 +349,9 @@ def compared(observed: Ports, fleet: FleetFacts = ALONE) -> dict[str, Any]:
         values["ephemeral"] = range_text(*observed.ephemeral)
     if observed.reserved is not None:
         values["reserved"] = ranges_text(observed.reserved) or "none"
-    verdict = fleet_firewall(observed, fleet).verdict
-    if verdict != "unknown":
-        values["firewall"] = verdict
+    if not observed.firewall.reason:
+        values["firewall"] = "; ".join(observed.firewall.rules) or observed.firewall.verdict
     return values
 
 
-PROBE = Probe("ports", (Section("ports", script), sysctl.SECTION, rule_listing.SECTION), parse)
+PROBE = Probe("ports", (Section("ports", script), sysctl.SECTION, firewall.SECTION), parse)

@@ -123,7 +123,7 @@ def mesh(observed: Proved, policy: Policy) -> Result:
         return na(check, "one node alone")
     expected = f"{_tried_ports(reach)} open between the nodes"
     if reach.blocked:
-        fix = "packet filters here (ports.firewall), on the peers and between them"
+        fix = "packet filters here (nft list ruleset), on the peers and between them"
         if not any(blocked.ports for blocked in reach.blocked):
             fix = _ADDRESS_FIX
         return fail(check, expected, join_first(map(_blocked_text, reach.blocked)), "", fix)

@@ -40,7 +40,7 @@ from nodeready.subjects.iommu import arguments
 from nodeready.subjects.limits import facts as limits
 from nodeready.subjects.parsed_template import TemplateCache
 from nodeready.subjects.ports import facts as ports
-from nodeready.subjects.ports import iptables, nft
+from nodeready.subjects.ports import firewall
 from nodeready.subjects.ports.port_ranges import parse_ranges
 from nodeready.subjects.ssh_client import facts as ssh_client
 from nodeready.subjects.ssh_client import known_hosts
@@ -51,12 +51,11 @@ from nodeready.transport.srun import StepOutput
 from nodeready.triage import cores, logs
 from nodeready.triage.postmortem import slurm_records
 from nodeready.triage.stacks import archive, trace
-from tests.builders.hostile import PIECES, RECORDED, encoded, mutated, recorded
+from tests.builders.hostile import FILTER, PIECES, RECORDED, encoded, mutated, recorded
 from tests.builders.ras_port import member, missing, report
 from tests.paths import PACKAGE, ROOT
 from tests.unit.fuzz.alone import DO
 
-_RULES = ROOT / "tests" / "unit" / "subjects" / "data" / "ports"
 _DUMPS = Path(__file__).parent.parent / "triage" / "dumps"
 _RECORDS = ROOT / "tests/unit/node/data/flight_recorder"
 POLICY = Policy()
@@ -234,9 +233,7 @@ PARSERS: dict[str, Any] = {
     "what Slurm knows of a node": (drain.parse, drain.DrainError),
     "a verdict that was kept": (lambda text: gate.parse(raw(text)),),
     "mountinfo": (mount_table.parse_mounts,),
-    "nft's rules": (nft.parse, ValueError),
-    "iptables' rules": (lambda text: iptables.parse_iptables_rules(text, 4), ValueError),
-    "ipset's sets": (iptables.parse_ipsets,),
+    "rules of a packet filter": (lambda text: firewall.parse(Output(text, 0), POLICY),),
     "modes of files": (lambda text: parse_access({ACCESS.name: Output(text, 0)}), ProbeError),
     "known_hosts": (known, ValueError),
     "a node's JSON": (wire.load_json, wire.DecodeError),
@@ -265,8 +262,7 @@ TEXTS: dict[str, Any] = {
     "a recorder's dump": tuple(
         path.read_bytes().decode("latin-1") for path in sorted(_RECORDS.glob("late*"))
     ),
-    "nft's rules": ((_RULES / "firewalld.nft").read_text(),),
-    "iptables' rules": ((_RULES / "ufw.save").read_text(),),
+    "rules of a packet filter": (FILTER,),
     "an audit's file": (
         (Path(__file__).parents[1] / "reports" / "golden" / "audit-mixed.json").read_text(),
         '{"schema":"nodeready.audit/1","started":"2030-01-02T03:04:05Z","nodes":[{"name":"a",'

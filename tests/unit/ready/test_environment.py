@@ -172,19 +172,19 @@ def test_the_first_port_that_is_free_everywhere(case):
         observed = dict(changes)
         held = [socket(*row) for row in observed.pop("held", [])]
         if "firewall" in observed:
-            observed["firewall"] = Firewall(*observed["firewall"])
+            observed["firewall"] = Firewall(**observed["firewall"])
         nodes.append(ports(*held, **observed))
     assert choose(*nodes) == PortChoice(case["port"], FIRST, tuple(case["notes"]), {})
 
 
 def test_nothing_free_says_why():
-    dropped = ports(firewall=Firewall("dropped", "29505-29510"))
+    dropped = ports(firewall=Firewall("drop", ports="29505-29510"))
     choice = choose(ports(*map(socket, range(29500, 29506))), dropped)
     none = "no port of 29500-29510 is free on all nodes"
     assert (choice.port, choice.reason) == (None, none)
     assert choice.notes == (
         "not 29500-29505 on gpu1: python3 of ada listens",
-        "not 29505-29510 on gpu2: the firewall drops it",
+        "not 29505-29510 on gpu2: a rule of the packet filter drops it",
     )
     span = range(29500, 29511)
     choice = choose(*(ports(*(socket(p, f"job{n}") for p in span)) for n in range(40)))
