@@ -24,7 +24,7 @@ from nodeready.node.smoke import engines, torch_ranks
 from nodeready.node.smoke.engines import Performance
 from nodeready.node.smoke.orders import (
     NCCL_TESTS,
-    RING,
+    PAIRS,
     TORCH,
     CollectiveOrder,
     Engine,
@@ -53,8 +53,8 @@ def torch_engines(supervisor: ProcessSupervisor, **config: object) -> tuple[Engi
     given = SmokeConfig("nonce", "tag", engines=(TORCH,), **config)  # type: ignore[arg-type]
     found = engines.Engines(supervisor, given)
     found.close()
-    nccl, gloo, ring = found.engines
-    assert ring.name == RING
+    nccl, gloo, pairs = found.engines
+    assert pairs.name == PAIRS
     return nccl, gloo
 
 
@@ -348,9 +348,9 @@ def test_nccl_tests_tells_the_network_from_its_own_file(vendor):
 
 def test_nccl_tests_runs_over_the_gpus_of_the_order(vendor, tmp_path, supervisor):
     found = vendor('echo "$CUDA_VISIBLE_DEVICES $*" >asked\ncat good')
-    perf, ring = found.engines
+    perf, pairs = found.engines
     assert (perf.name, perf.reason, perf.path) == (NCCL_TESTS, "", f"{tmp_path}/all_reduce_perf")
-    assert (found.gpus, ring.name) == (2, RING)
+    assert (found.gpus, pairs.name) == (2, PAIRS)
     ranks = found.run(order(), threading.Event())
     assert [(rank.gpu, rank.ok, rank.ms, rank.gbps) for rank in ranks] == [
         (1, True, 0.0184, 1380.32), (0, True, 0.0184, 1380.32),
