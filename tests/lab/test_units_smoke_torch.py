@@ -82,7 +82,7 @@ def order(ranks: int = 2, limit_s: float = 20.0, **changed: object) -> Collectiv
     given = {
         "number": 7, "engine": TORCH, "backend": "gloo", "world": ranks, "first": 0,
         "ranks": ranks, "gpus": (), "head": SmokePeer("localhost", HOST, free_port(), "token"),
-        "next": None, "small": 4096, "large": 1 << 20, "limit_s": limit_s,
+        "small": 4096, "large": 1 << 20, "limit_s": limit_s,
     }  # fmt: skip
     return CollectiveOrder(**{**given, **changed})  # type: ignore[arg-type]
 

@@ -328,7 +328,7 @@ def vendor(supervisor, tmp_path, monkeypatch) -> Callable[[str], engines.Engines
 def order(**changed: object) -> CollectiveOrder:
     given = {
         "number": 7, "engine": NCCL_TESTS, "backend": "nccl", "world": 2, "first": 0, "ranks": 2,
-        "gpus": (1, 0), "head": SmokePeer("localhost", ("127.0.0.1",), 1, "token"), "next": None,
+        "gpus": (1, 0), "head": SmokePeer("localhost", ("127.0.0.1",), 1, "token"),
         "small": 4096, "large": 256 << 20, "limit_s": 20.0,
     }  # fmt: skip
     return CollectiveOrder(**{**given, **changed})  # type: ignore[arg-type]
