@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 #: Seconds of the budget to end the processes that still run on the nodes, and to report.
 _RESERVE_S = 3
 #: What --engine takes; auto is the best that all nodes have.
-_ENGINES = ("auto", "torch", "torch:gloo", "torch:nccl", "nccl-tests", "ring")
+_ENGINES = ("auto", "torch", "torch:gloo", "torch:nccl", "nccl-tests", "pairs")
 #: More GPUs than any node has.
 _MAX_GPUS = 64
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -190,15 +190,15 @@ def smoke(
     """Run one collective over all nodes of INVENTORY; name the faulty node, GPU or link.
 
     The ranks meet, reduce, gather and send as the job's ranks will, with the job's own PyTorch
-    where the nodes have one. When that fails, smaller tests locate the fault: a node, a GPU, a
-    pair of nodes, or many nodes only together. It uses idle GPUs only and leaves nothing behind.
+    where the nodes have one. When that fails, smaller tests locate the fault: a node, a GPU or a
+    pair of nodes. It uses idle GPUs only and leaves nothing behind.
 
     \b
     Examples:
       nodeready smoke inventories/prod.py --user ada --python /opt/train/bin/python
       nodeready smoke 'gpu[001-064]' --exclude-out bad    # then sbatch --exclude="$(cat bad)"
       nodeready smoke 'gpu[001-064]' --prefix 'apptainer exec --nv job.sif' --budget 120
-      nodeready smoke inventories/prod.py --gpus 0 --engine ring    # the network alone
+      nodeready smoke inventories/prod.py --gpus 0 --engine pairs   # the network alone
       nodeready smoke --job 4711                                    # in a job, without ssh
     """
     options = TargetOptions(**shared)

@@ -131,7 +131,7 @@ class _SmokeTable(TableLayout):
             word = "GPU" if len(suspect.gpus) == 1 else "GPUs"
             names_part.append((f"  {word} {', '.join(map(str, suspect.gpus))}", "bold"))
         elif suspect.kind == SCALE:
-            names_part = ["no node alone, only so many of them together"]
+            names_part = ["no node alone, only several of them together"]
         elif len(names) > 1:
             names_part.append(count)
         yield self.head(suspect.kind, "suspect", *names_part)

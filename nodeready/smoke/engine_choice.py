@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nodeready.node.smoke.orders import NCCL_TESTS, RING, TORCH, Engine, Hello
+from nodeready.node.smoke.orders import NCCL_TESTS, PAIRS, TORCH, Engine, Hello
 from nodeready.text import counted, sanitise
 
 #: An engine's name and its backend.
 Kind = tuple[str, str]
-_NCCL, _GLOO, _TESTS, _RING = (TORCH, "nccl"), (TORCH, "gloo"), (NCCL_TESTS, "nccl"), (RING, "tcp")
-_TITLES = {TORCH: "PyTorch", NCCL_TESTS: "nccl-tests", RING: "ring"}
+_NCCL, _GLOO, _TESTS = (TORCH, "nccl"), (TORCH, "gloo"), (NCCL_TESTS, "nccl")
+_PAIRS = (PAIRS, "tcp")
+_TITLES = {TORCH: "PyTorch", NCCL_TESTS: "nccl-tests", PAIRS: "pairs"}
 #: The beginning of the reason why a node has no engine.
 MISSING_ENGINE = tuple(f"no {title}" for title in _TITLES.values())
 
@@ -56,22 +57,26 @@ def choose(
 ) -> EngineChoice:
     """The best engine that most nodes have, and the nodes without it.
 
-    requested: ``torch``, ``torch:gloo``, ``nccl-tests``, ``ring``; "": the best
+    requested: ``torch``, ``torch:gloo``, ``nccl-tests``, ``pairs``; "": the best
     has_gpus:  GPUs are tested
 
-    nccl-tests need MPI between nodes, so they test single nodes, and the ring tests several nodes.
+    nccl-tests need MPI between nodes, so they test single nodes, and pairs test several nodes.
     """
     excluded = {
         name: sanitise(hello.reason, 200) for name, hello in hellos.items() if hello.reason
     }
     able = {name: hello for name, hello in hellos.items() if name not in excluded}
     name, _, backend = requested.partition(":")
-    kinds = [_NCCL, _GLOO, _RING] if has_gpus else [_GLOO, _RING]
+    kinds = [_NCCL, _GLOO] if has_gpus else [_GLOO]
+    if len(able) > 1:
+        kinds.append(_PAIRS)
     if name == NCCL_TESTS or (has_gpus and len(hellos) == 1):
         kinds.insert(1, _TESTS)
     kinds = [kind for kind in kinds if name in ("", kind[0]) and backend in ("", kind[1])]
     if not kinds:
         reason = f"{requested} needs GPUs, and none takes part"
+        if name == PAIRS:
+            reason = f"{PAIRS} needs a second node"
         return EngineChoice(excluded={**dict.fromkeys(hellos, reason), **excluded})
     engines = {kind: _engines(able, kind) for kind in kinds}
     by_majority = (kind for kind in kinds if 2 * len(engines[kind]) > len(able))
@@ -86,7 +91,7 @@ def choose(
     chosen = [name for name in usable if name not in excluded]
     single_node = kind
     if kind == _TESTS and len(hellos) > 1:
-        kind = _RING
+        kind = _PAIRS
         excluded |= {n: _missing_reason(able[n], kind) for n in chosen if not _find(able[n], kind)}
         chosen = [name for name in chosen if name not in excluded]
     elif kind[1] != "nccl" and has_gpus and all(_find(able[name], _TESTS) for name in chosen):
@@ -97,7 +102,7 @@ def choose(
     assert engine is not None
     controls = (
         control
-        for control in (_GLOO, _RING)
+        for control in (_GLOO, _PAIRS)
         if control != kind and all(_find(able[name], control) for name in chosen)
     )
     return EngineChoice(
@@ -125,7 +130,7 @@ def _missing_reason(hello: Hello, kind: Kind) -> str:
     engine = _find(hello, kind, usable=False)
     same_name = (engine.reason for engine in hello.engines if engine.name == kind[0])
     reason = engine.reason if engine else next(same_name, "")
-    title = _TITLES[kind[0]] + ("" if kind[0] == RING else f" over {kind[1]}")
+    title = _TITLES[kind[0]] + ("" if kind[0] == PAIRS else f" over {kind[1]}")
     return f"no {title}: {sanitise(reason, 200) or 'it was not found'}"
 
 
@@ -150,10 +155,10 @@ def _other_versions(usable: Mapping[str, Engine]) -> dict[str, str]:
 
 # --- The limit of a test.
 
-#: Seconds of a start: for the ring, three connections with their time-outs (4.5 s each); for gloo,
-#: a fork, a store and a connection between every two ranks; for NCCL, the driver's context on each
-#: GPU and the search for paths between the GPUs; nccl-tests also load their libraries.
-_START_S = {_RING: 15.0, _GLOO: 20.0, _NCCL: 40.0, _TESTS: 60.0}
+#: Seconds of a start: for gloo, a fork, a store and a connection between every two ranks; for
+#: NCCL, the driver's context on each GPU and the search for paths between the GPUs; nccl-tests
+#: also load their libraries.
+_START_S = {_GLOO: 20.0, _NCCL: 40.0, _TESTS: 60.0}
 _MAX_START_S = 60.0
 #: Seconds to read PyTorch's gigabyte over NFS at 30 MB/s.
 _COLD_S = 40.0

@@ -66,12 +66,10 @@ class SmokeOutcome:
 class SmokeSuspect:
     """A cause of failed tests.
 
-    kind:     ``node``; ``gpu``: GPUs of one node; ``pair``: two nodes that pass with other nodes
-              and fail together; ``scale``: each node passes, and this number of nodes fails
-    nodes:    in the inventory's order. Several of kind node pass among themselves and with no
-              other node. Of kind scale: the fewest that failed, or the nodes of the failures that
-              have no explanation
-    gpus:     of kind gpu, the GPUs' numbers on its node
+    kind:     ``node``; ``gpu``: a GPU of a node; ``pair``: two nodes that pass with other nodes
+              and fail together; ``scale``: nodes that fail together, and no node is the cause
+    nodes:    in the inventory's order. Of kind scale: those of the smallest test that failed
+    gpus:     of kind gpu, the GPU's number on its node
     evidence: a sentence for each piece, the strongest first, test numbers in brackets
     """
 
@@ -92,7 +90,7 @@ class SmokeSuspect:
             return len(present) == 2
         if self.kind == SCALE:
             return len(present) == len(test.nodes)
-        return bool(present) and (len(self.nodes) == 1 or len(present) < len(test.nodes))
+        return bool(present)
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,6 @@ class Knowledge:
 
     positions:   node -> its position in the inventory
     finished:    the tests with their outcomes
-    node_limit:  maximum number of nodes that pass together, whichever they are; 0: no maximum
     doubts:      node that is suspected and not confirmed yet -> the reason
     is_complete: the search has ended by itself
     """
@@ -151,7 +148,6 @@ class Knowledge:
         self.positions: dict[str, int] = {}
         self.finished: list[tuple[Test, SmokeOutcome]] = []
         self.rounds = 0
-        self.node_limit = 0
         self.suspects: list[SmokeSuspect] = []
         self.doubts: dict[str, str] = {}
         self.is_complete = False
@@ -167,10 +163,6 @@ class Knowledge:
             for test, outcome in self.finished
             if len(test.nodes) > 1 and test.purpose != SWEEP
         ]
-
-    def is_above_limit(self, count: int) -> bool:
-        """Whether this number of nodes is known to fail."""
-        return 0 < self.node_limit < count
 
     def suspect(
         self, kind: str, nodes: Collection[str], *evidence: str, gpus: Sequence[int] = ()
@@ -207,46 +199,27 @@ class Knowledge:
 
     def _is_explained(self, test: Test) -> bool:
         """Whether a suspect explains why this test failed."""
-        if self.is_above_limit(len(test.nodes)):
-            return True
-        suspects = (s for s in self.suspects if s.kind != SCALE or not self.node_limit)
-        return any(suspect.explains(test) for suspect in suspects)
-
-    def _recheck_limit(self) -> None:
-        """Drop the limit if suspects that fail below it explain all failures above it."""
-        failed = [
-            test
-            for test, outcome in self.finished
-            if not outcome.ok and test.purpose not in (ALONE, SWEEP)
-        ]
-        failed_above = [test for test in failed if self.is_above_limit(len(test.nodes))]
-        failed_below = [test for test in failed if len(test.nodes) <= self.node_limit]
-        suspects = [suspect for suspect in self.suspects if suspect.kind != SCALE]
-        active = [s for s in suspects if any(s.explains(test) for test in failed_below)]
-        if failed_above and all(any(s.explains(test) for s in active) for test in failed_above):
-            self.node_limit = 0
-            self.suspects = suspects
+        return any(suspect.explains(test) for suspect in self.suspects)
 
     def _unexplained(self) -> list[SmokeSuspect]:
-        """A suspect of kind scale for each set of failures that no suspect explains."""
-        groups: list[tuple[set[str], list[Test], str]] = []
+        """A suspect of kind scale for all failures that no suspect explains and that share nodes:
+        the nodes of the smallest of them."""
+        groups: list[tuple[set[str], list[Test], tuple[tuple[str, ...], str]]] = []
         failed = [
             (test, outcome.cause)
             for test, outcome in self.finished
             if not outcome.ok and not self._is_explained(test)
         ]
         for test, cause in sorted(failed, key=lambda failure: len(failure[0].nodes)):
-            for nodes, tests, _ in groups:
-                if nodes & {*test.nodes}:
-                    nodes &= {*test.nodes}
-                    tests.append(test)
-                    break
-            else:
-                groups.append(({*test.nodes}, [test], cause))
+            nodes, tests, smallest = {*test.nodes}, [test], (test.nodes, cause)
+            for group in [group for group in groups if group[0] & nodes][::-1]:
+                groups.remove(group)
+                nodes, tests, smallest = nodes | group[0], group[1] + tests, group[2]
+            groups.append((nodes, tests, smallest))
         state = "could not be pinned down" if self.is_complete else "was not searched to the end"
         suspects = []
-        for nodes, tests, cause in groups:
-            names = self.sorted(nodes)
+        for _, tests, (smallest_nodes, cause) in groups:
+            names = self.sorted(smallest_nodes)
             failure = f"what failed {cite(tests)}{with_cause(cause)}, {state}"
             evidence = f"{failure}: among {join_names(names)}"
             suspects.append(SmokeSuspect(SCALE, names, (), (evidence,)))
@@ -254,7 +227,6 @@ class Knowledge:
 
     def result(self) -> SearchResult:
         """The result so far."""
-        self._recheck_limit()
         doubted = [
             SmokeSuspect(NODE, (name,), (), (f"not confirmed: {reason}",))
             for name, reason in self.doubts.items()

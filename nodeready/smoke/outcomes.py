@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nodeready.node.proofs.mesh import OK, SKIPPED
 from nodeready.node.smoke.orders import (
@@ -34,27 +34,24 @@ _MESSAGE_LENGTH = 200
 #: Phases in which a rank needs no other rank.
 _OWN_PHASES = ("start", "compute")
 
-#: Messages of a rank without a connection: from nodeready's ring, the kernel, PyTorch's store,
-#: gloo, and NCCL's sockets.
+#: Messages of a rank without a connection: from nodeready, the kernel, PyTorch's store, gloo, and
+#: NCCL's sockets.
 _UNCONNECTED = re.compile(
     r"(?i)no connection|not answered|connect(?:ing)? to|unreachable|no route|refused|resolve"
     r"|resolution|name or service|clients joined"
 )
 #: Messages of a rank with a wrong name service.
 _NAME_SERVICE = re.compile(r"(?i)resolve|resolution|name or service")
-#: Messages of a connected rank that received too little: from nodeready's ring and from TCP's
-#: counters.
-_PATH = re.compile(r"acknowledge|small messages pass|bit/s from|something|bytes in \w+, not")
+#: A message of a connected rank that received too little, from TCP's counters.
+_PATH = re.compile(r"acknowledge")
 #: Messages of a rank that received nothing, or that nodeready ended: from gloo's pair.cc,
 #: PyTorch's TCPStore and watchdog, NCCL's ncclRemoteError and the retries of its InfiniBand part.
 _WAITED = re.compile(
-    r"(?i)\btime[sd]?[ -]?out|connection (?:was )?(?:closed|reset|aborted)|closed the connection"
+    r"(?i)\btime[sd]?[ -]?out|connection (?:was )?(?:closed|reset|aborted)"
     r"|broken pipe|end of file|\bEOF\b|failed to recv|remote process|remote ?error|network error"
     r"|retry (?:counter )?exceeded|communicator was aborted|did not (?:end|finish|come)|no data"
-    r"|sent nothing|(?:limit of|after) [0-9.]+ m?s|others had ended"
+    r"|(?:limit of|after) [0-9.]+ m?s|others had ended"
 )
-#: How the ring's message about a node that did not run for a time begins.
-_STOOD_STILL = "this node stood still"
 _RANK = re.compile(r"\brank (\d{1,9})\b")
 
 
@@ -83,9 +80,8 @@ class _NamedRank:
         message = self.message
         if self.failed_alone:
             message = message or f"does not get beyond {self.rank.phase}"
-        elif not message.startswith(_STOOD_STILL) and (
-            self.rank.waits_for >= 0
-            or any(pattern.search(message) for pattern in (_UNCONNECTED, _PATH, _WAITED))
+        elif self.rank.waits_for >= 0 or any(
+            pattern.search(message) for pattern in (_UNCONNECTED, _PATH, _WAITED)
         ):
             message = ""
         message = self.mismatch or message
@@ -272,14 +268,53 @@ def _behind(ranks: list[_NamedRank]) -> set[str]:
 
 # --- A test of the plain path between two nodes.
 
-#: The outcome of the data of a `PairAnswer` -> why it fails.
+#: The outcome of the data of a `PairAnswer` -> why it fails, but for the rate of ``slow``.
 _DATA_CAUSES = {
     OK: "",
     "": "the connection succeeds, and there was no time for data",
     "small": "the connection succeeds, and no data comes back",
     "large": "small messages come back and large ones do not: full packets are dropped on the way "
     "(a smaller MTU there, and no ICMP that says so)",
+    "slow": "there and back",
 }
+
+
+def pairs_outcome(
+    test: Test,
+    edges: Iterable[tuple[str, str]],
+    answers: Mapping[str, PairAnswer | str],
+    owners: mesh.Owners,
+    ports: Mapping[str, tuple[int, ...]],
+) -> SmokeOutcome:
+    """The outcome of a test of several pairs at once, each a source and its target.
+
+    answers: source -> its answer, or why it gave none
+    ports:   target -> the ports that its source was ordered to try
+    """
+    outcomes = {
+        edge: pair_outcome(
+            replace(test, nodes=edge), answers[edge[0]], owners, ports[edge[1]]
+        )
+        for edge in edges
+    }  # fmt: skip
+    failed = {edge: outcome for edge, outcome in outcomes.items() if not outcome.ok}
+    if not failed:
+        return SmokeOutcome(
+            True,
+            ms=max(outcome.ms for outcome in outcomes.values()),
+            gbps=min(outcome.gbps for outcome in outcomes.values()),
+            retransmits=sum(outcome.retransmits for outcome in outcomes.values()),
+        )
+    reported = {name for outcome in failed.values() for name in outcome.culprits}
+    # A node that two others do not reach, or do not answer.
+    counts = Counter(name for edge in failed for name in edge)
+    culprits = reported or {name for name, count in counts.items() if count > 1}
+    return SmokeOutcome(
+        False,
+        next(iter(failed.values())).cause,
+        lost=tuple(name for outcome in failed.values() for name in outcome.lost),
+        culprits=tuple(name for name in test.nodes if name in culprits),
+    )
 
 
 def pair_outcome(
@@ -317,6 +352,8 @@ def pair_outcome(
     if not tries:
         return SmokeOutcome(False, f"no connection to {target} was tried in time")
     cause = _DATA_CAUSES[answer.outcome]
+    if answer.outcome == "slow":
+        cause = f"{1000 * answer.gbps:.2g} Mbit/s {cause}"
     return SmokeOutcome(
         not cause, cause and f"{target}: {cause}", answer.ms, answer.gbps,
         retransmits=max(0, answer.retransmits),

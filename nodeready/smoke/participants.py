@@ -11,7 +11,7 @@ from typing import Any
 import gevent
 
 from nodeready.inventory.nodeset import folded
-from nodeready.node.smoke.orders import ENGINES, RING, Hello, SmokeConfig
+from nodeready.node.smoke.orders import ENGINES, PAIRS, Hello, SmokeConfig
 from nodeready.policy import Policy
 from nodeready.ready import mesh
 from nodeready.smoke.engine_choice import EngineChoice, Kind, choose, engine_name
@@ -60,7 +60,7 @@ class SmokeTask:
     policies:    node -> its policy, in the inventory's order
     deadline:    the moment of time.monotonic() at which everything has ended
     budget_s:    the user's budget, for messages
-    engine:      ``torch``, ``torch:gloo``, ``nccl-tests``, ``ring``; "": the best available
+    engine:      ``torch``, ``torch:gloo``, ``nccl-tests``, ``pairs``; "": the best available
     gpus:        the GPUs' numbers, or their count on each node; None: all
     ranks:       the number of ranks on a node without GPUs
     busy:        use GPUs that other processes use
@@ -90,9 +90,9 @@ class SmokeTask:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """The engines to search for: the requested engine and the ring."""
+        """The engines to search for: the requested engine and pairs."""
         name = self.engine.partition(":")[0]
-        return tuple(engine for engine in ENGINES if not name or engine in (name, RING))
+        return tuple(engine for engine in ENGINES if not name or engine in (name, PAIRS))
 
 
 class Participants:

@@ -14,7 +14,7 @@ from gevent.queue import Empty, Queue
 from nodeready.inventory.nodeset import folded
 from nodeready.node.smoke import orders
 from nodeready.node.smoke.orders import (
-    RING,
+    PAIRS,
     CollectiveAnswer,
     CollectiveOrder,
     EndOrder,
@@ -37,7 +37,7 @@ from nodeready.smoke.knowledge import (
     SmokeOutcome,
     Test,
 )
-from nodeready.smoke.outcomes import collective_outcome, pair_outcome, port_holder
+from nodeready.smoke.outcomes import collective_outcome, pairs_outcome, port_holder
 from nodeready.smoke.participants import Participants
 from nodeready.transport.base import bug_text
 from nodeready.transport.channels import join_all
@@ -45,9 +45,8 @@ from nodeready.transport.channels import join_all
 #: Bytes of a collective with checked results, and of one with a measured bandwidth.
 _SMALL = 4 << 10
 _LARGE, _LARGE_GPU = 8 << 20, 256 << 20
-#: Bytes of a pair's large message. All nodes of a sweep send at once, and a path only has to pass
-#: full packets.
-_LARGE_PAIR = 1 << 20
+#: Bytes of a pair's large message in a sweep: a path only has to pass full packets.
+_LARGE_SWEEP = 1 << 20
 #: Seconds of a pair: its name (3 s), time-outs of three ports and a token (7.5 s), and the data.
 #: The minimum covers the name and the ports, however fast other pairs are.
 _PAIR_S, _MIN_PAIR_S = 14.0, 8.0
@@ -84,6 +83,7 @@ class _OrderedTest:
 
     limit_s: the seconds that it may take
     is_cut:  the budget allows less than the desired seconds
+    edges:   (source, target) of its pairs; (): it is a collective of an engine with ranks
     """
 
     test: Test
@@ -92,6 +92,7 @@ class _OrderedTest:
     limit_s: float
     is_cut: bool
     orders: Mapping[str, CollectiveOrder | PairOrder]
+    edges: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
@@ -153,27 +154,37 @@ class TestRounds:
 
     def _order(self, test: Test, kind: Kind, room_s: float) -> _OrderedTest:
         """The orders of a test. room_s: the seconds that the budget allows"""
-        if test.purpose == SWEEP:
-            source, target = test.nodes
+        if test.purpose == SWEEP or kind[0] == PAIRS:
+            # A collective of pairs: every node sends to the next node, around all nodes.
+            is_sweep = test.purpose == SWEEP
+            targets = test.nodes[1:] if is_sweep else (*test.nodes[1:], test.nodes[0])
+            edges = tuple(zip(test.nodes, targets, strict=False))
             limit_s = min(_PAIR_S, room_s)
-            ports = self.nodes.ports[target]
-            pair = PairOrder(test.number, self._peer(target), ports, _SMALL, _LARGE_PAIR, limit_s)
-            return _OrderedTest(
-                test, ((RING, ""), True), 2, limit_s, room_s < _PAIR_S, {source: pair}
-            )
+            large = _LARGE_SWEEP if is_sweep else _LARGE
+            pairs = {
+                source: PairOrder(
+                    test.number,
+                    self._peer(target),
+                    self.nodes.ports[target],
+                    _SMALL,
+                    large,
+                    limit_s,
+                )
+                for source, target in edges
+            }
+            likeness, is_cut = ((PAIRS, "tcp"), True), room_s < _PAIR_S
+            return _OrderedTest(test, likeness, len(edges), limit_s, is_cut, pairs, edges)
         rows, world = self.ranks_of(test, kind)
         likeness = kind, len(rows) > 1
         large = _LARGE_GPU if kind[1] == "nccl" else _LARGE
         desired_s = self._desired_s(likeness, world, large)
         limit_s, head = min(desired_s, room_s), self._peer(test.nodes[0])
-        following = [*test.nodes[1:], test.nodes[0]] if len(rows) > 1 else [None]
         ordered = {
             name: CollectiveOrder(
                 test.number, *kind, world=world, first=first, ranks=ranks, gpus=gpus, head=head,
-                next=self._peer(next_name, 1) if next_name else None,
                 small=_SMALL, large=large, limit_s=limit_s,
             )
-            for (name, first, ranks, gpus), next_name in zip(rows, following, strict=True)
+            for name, first, ranks, gpus in rows
         }  # fmt: skip
         return _OrderedTest(test, likeness, world, limit_s, room_s < desired_s, ordered)
 
@@ -198,15 +209,15 @@ class TestRounds:
             gpus = self.nodes.gpus.get(name, ()) if kind[1] == "nccl" else ()
             if gpus:
                 gpus = chosen.get(name, gpus)
-            ranks = 1 if kind[0] == RING else len(gpus) or self.task.ranks
+            ranks = 1 if kind[0] == PAIRS else len(gpus) or self.task.ranks
             rows.append((name, world, ranks, gpus))
             world += ranks
         return rows, world
 
-    def _peer(self, name: str, step: int = 0) -> SmokePeer:
-        """A node with the port of this turn. step: 1 for the ring, whose port follows rank 0's"""
+    def _peer(self, name: str) -> SmokePeer:
+        """A node with the port of this turn."""
         ports = self.nodes.ports[name]
-        port = ports[(self.turn + step) % len(ports)]
+        port = ports[self.turn % len(ports)]
         return SmokePeer(name, self.nodes.addresses[name], port, self.nodes.hellos[name].token)
 
     def _ask(self, name: str, order: CollectiveOrder | PairOrder, queue: Queue[_Answer]) -> None:
@@ -267,7 +278,8 @@ class TestRounds:
                 if name:
                     answers[name] = answer
                     done(name)
-                    if not (
+                    # The pairs of a test do not wait for each other.
+                    if not isinstance(answer, PairAnswer) and not (
                         isinstance(answer, CollectiveAnswer)
                         and all(rank.ok for rank in answer.ranks)
                     ):
@@ -300,11 +312,10 @@ class TestRounds:
                 self.nodes.excluded[head] = reason
                 self.channels.lose(head, reason)
                 return SmokeOutcome(False, f"{head}: {reason}", barred=(head,))
-            if test.purpose == SWEEP:
-                source, target = test.nodes
-                paired = cast("PairAnswer | str", answers[source])
-                ports = self.nodes.ports[target]
-                outcome = pair_outcome(test, paired, self.nodes.owners, ports)
+            if ordered.edges:
+                paired = cast("Mapping[str, PairAnswer | str]", answers)
+                edges, nodes = ordered.edges, self.nodes
+                outcome = pairs_outcome(test, edges, paired, nodes.owners, nodes.ports)
             else:
                 ran = cast("Mapping[str, CollectiveAnswer | str]", answers)
                 collectives = cast("Mapping[str, CollectiveOrder]", ordered.orders)
@@ -343,7 +354,8 @@ class TestRounds:
         if room_s < max(MIN_TEST_S, 2 * max(durations, default=0.0)):
             raise OutOfTime
         is_sweep = tests[0].purpose == SWEEP
-        test_round = _TestRound(len(ready), _MIN_PAIR_S if is_sweep else MIN_TEST_S)
+        has_pairs = any(ordered.edges for ordered in ready)
+        test_round = _TestRound(len(ready), _MIN_PAIR_S if has_pairs else MIN_TEST_S)
         results: dict[int, SmokeOutcome | None] = {}
 
         def run_test(ordered: _OrderedTest) -> None:

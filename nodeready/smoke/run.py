@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from nodeready.node.smoke.orders import RING, RankNetwork
+from nodeready.node.smoke.orders import PAIRS, RankNetwork
 from nodeready.node.witnesses import nccl_errors
 from nodeready.node.witnesses.nccl_errors import CAUSE, LOST_PEER, VICTIM
 from nodeready.smoke import document, networks
@@ -36,9 +36,9 @@ from nodeready.transport.snapshots import NOT_PROBED
 _MAX_CONTROLS = 5
 #: Seconds of one round without a fault, for the printed plan.
 _USUAL_S = {("torch", "nccl"): 8.0, ("nccl-tests", "nccl"): 15.0, ("torch", "gloo"): 2.0}
-_USUAL_RING_S = 1.0
+_USUAL_PAIRS_S = 1.0
 #: The library that an engine proves.
-_LIBRARIES = {"torch": "PyTorch or its library", "nccl-tests": "NCCL", RING: "the ring"}
+_LIBRARIES = {"torch": "PyTorch or its library", "nccl-tests": "NCCL"}
 
 
 def smoke(
@@ -105,7 +105,9 @@ class _SmokeRun:
             return
         gpus = {name: self.nodes.gpus.get(name, ()) for name in names}
         self._tell_plan()
-        steps = search(names, gpus, full=task.full, knowledge=self.knowledge)
+        steps = search(
+            names, gpus, full=task.full, knowledge=self.knowledge, alone=self._tests_alone
+        )
         try:
             tests = next(steps)
             while True:
@@ -123,6 +125,11 @@ class _SmokeRun:
                 self.stopped += f": {counted(untested, 'node')} without a result"
             self.nodes.tell(self.stopped)
 
+    @property
+    def _tests_alone(self) -> bool:
+        """Whether the engine can test a node by itself."""
+        return self.nodes.choice.single_node[0] != PAIRS
+
     def _tell_plan(self) -> None:
         choice, names = self.nodes.choice, self.nodes.names
         ranks = sorted({self._rank_count(name) for name in names})
@@ -130,11 +137,11 @@ class _SmokeRun:
             counted(ranks[0], "rank") if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]} ranks"
         )
         best = plan(len(names), full=self.task.full)
-        usual_s = best.rounds * _USUAL_S.get(choice.kind, _USUAL_RING_S)
-        usual_s += best.sweeps * _USUAL_RING_S
+        usual_s = best.rounds * _USUAL_S.get(choice.kind, _USUAL_PAIRS_S)
+        usual_s += best.sweeps * _USUAL_PAIRS_S
         if choice.fallback_reason:
             self.nodes.tell(f"engine {choice.name}: {choice.fallback_reason}")
-        steps = ["each alone"]
+        steps = ["each alone"] if self._tests_alone else []
         if best.tests:
             steps.append(f"{counted(best.tests, 'test')} of several")
         if best.sweeps:
@@ -159,7 +166,7 @@ class _SmokeRun:
         if collectives and not any(outcome.ok for _, outcome in collectives):
             waiting[None] = tuple(name for name in self.nodes.names if name not in lost)
         else:
-            minimum = 2 if kind[0] == RING else 1
+            minimum = 2 if kind[0] == PAIRS else 1
             suspects = [s for s in self.knowledge.result().suspects if s.kind != SCALE]
             waiting |= {s: self._failed_nodes(s, minimum) for s in suspects[:_MAX_CONTROLS]}
         waiting = {cause: names for cause, names in waiting.items() if names}
@@ -200,13 +207,13 @@ class _SmokeRun:
         if outcome.lost:
             return ""
         self.control_engine = self.nodes.engine(test.nodes[0], kind)
-        is_ring = kind[0] == RING
-        engine = "the ring" if is_ring else self.control_engine
+        is_plain = kind[0] == PAIRS
+        engine = "plain TCP" if is_plain else self.control_engine
         place = "on the same nodes" if len(test.nodes) > 1 else "on the same node"
         if not outcome.ok:
             return f"{engine} fails {place}, too: the path ({outcome.cause}) [{test.number}]"
         library = "NCCL or the network that it uses"
-        if is_ring:
+        if is_plain:
             library = _LIBRARIES[self.nodes.choice.engine]
         return f"{engine} passes {place}: the path is good, {library} is not [{test.number}]"
 

@@ -1,10 +1,10 @@
 """The search for the nodes, GPUs and pairs that make a collective fail. Pure.
 
 First every node is tested alone, then groups of about √N nodes in parallel. The groups that passed
-are merged: a failure there is due to two nodes, to two sets of nodes, or to the number of nodes. A
-group that failed is halved, and each half is tested beside nodes that passed. A candidate is
-confirmed beside two good nodes, which must pass without it. Then all remaining nodes are tested
-together, and the plain paths between them.
+are merged: if that fails, two nodes of two groups are searched, and then the groups that pass with
+most of the nodes. Every other group is halved, and each half is tested beside nodes that passed. A
+candidate is confirmed beside two good nodes, which must pass without it. Then all remaining nodes
+are tested together, and the plain paths between them.
 
 A node is suspected when it fails beside nodes that pass without it; a pair, when each of the two
 passes with good nodes; a slow node, after retrials in turns with good nodes, with no other test
@@ -14,8 +14,7 @@ beside them. Any other failure is reported with all nodes of its test.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from nodeready.smoke.knowledge import (
@@ -42,7 +41,6 @@ from nodeready.smoke.sweep import Sweep
 from nodeready.smoke.trials import (
     Hunt,
     Steps,
-    T,
     Trial,
     TrialRequest,
     Trials,
@@ -62,9 +60,8 @@ _BROKEN, _SLOW, _FLAKY = "broken", "slow", "flaky"
 _REPEATS = 3
 #: Maximum faults between groups that are searched.
 _MAX_FAULTS = 16
-#: Up to the first number of suspects, all pairs of them are tested. Of more suspects, each is
-#: tested with the next one; if any pass together, up to the second number of further pairs.
-_ALL_SUSPECT_PAIRS, _MAX_SUSPECT_PAIRS = 4, 64
+#: Maximum groups that are tried as the one with which most nodes pass.
+_MAX_BASES = 3
 
 _NO_THIRD = "there is no third node to tell which of them it is"
 
@@ -105,6 +102,7 @@ class _FaultSearch:
     retrials:   nodes that were slow or flaky, with the test and the mode; they are retried
     confirmed:  suspected nodes -> a test beside good nodes that failed
     set_aside:  the node of each faulty pair that is not tested in larger groups
+    outside:    groups that passed by themselves, and fail with most of the nodes
     """
 
     def __init__(
@@ -113,8 +111,10 @@ class _FaultSearch:
         gpus: Mapping[str, Sequence[int]],
         full: bool,
         knowledge: Knowledge,
+        alone: bool,
     ) -> None:
         self.nodes, self.gpus, self.full, self.knowledge = list(nodes), gpus, full, knowledge
+        self.alone = alone
         knowledge.positions = {name: position for position, name in enumerate(nodes)}
         self.lost: set[str] = set()
         self.good: list[str] = []
@@ -124,6 +124,7 @@ class _FaultSearch:
         self.retrials: list[tuple[str, Trial, str]] = []
         self.confirmed: dict[str, Trial] = {}
         self.set_aside: set[str] = set()
+        self.outside: list[list[str]] = []
 
     # --- Rounds.
 
@@ -198,9 +199,7 @@ class _FaultSearch:
                 continue
             fillers: list[str] = []
             if request.fillers:
-                limit = knowledge.node_limit or len(nodes) + request.fillers
-                count = min(request.fillers, limit - len(nodes), len(free) // filling)
-                count = max(minimum, count)
+                count = max(minimum, min(request.fillers, len(free) // filling))
                 filling -= 1
                 avoid = request.avoid.union(*(knowledge.partners(name) for name in nodes))
                 fillers = [name for name in free if name not in avoid][:count]
@@ -237,14 +236,14 @@ class _FaultSearch:
                 self._advance(following, None, live)
 
     def _all_steps(self) -> Steps[None]:
-        trials = yield [TrialRequest(ALONE, (name,)) for name in self.nodes]
+        trials = yield [TrialRequest(ALONE, (name,)) for name in self.nodes if self.alone]
         failed = [trial for trial in trials if trial and not trial.outcome.ok]
         yield from self._together(self._faulty_gpus(t.test.nodes[0], t) for t in failed)
         live = self._live()
         if len(live) < 2:
             return
         yield from self._groups(live)
-        yield from self._join_suspects()
+        yield from self._drop_majority()
         yield from self._retry()
         nodes = [node for node in self.confirmed if len(self.gpus.get(node, ())) > 1]
         yield from self._together(self._gpu_with_peers(node) for node in nodes)
@@ -281,47 +280,13 @@ class _FaultSearch:
             evidence = f"GPU {gpu} of {node} fails alone {cite([trial.test])}"
             knowledge.suspect(GPU, [node], evidence + with_cause(trial.outcome.cause), gpus=[gpu])
         good = [t.test.gpus[0][1][0] for t in trials if t and t.outcome.ok]
-        while len(good) > 1:
+        if len(good) > 1:
             (again_trial,) = yield [request(good)]
-            if again_trial is None or again_trial.outcome.ok:
-                break
-            gpu, peer, size = yield from self._smallest(request, good, 1)
-            (pair,) = yield [request([gpu, peer])]
-            if pair is None or pair.outcome.ok:
-                cause = with_cause(again_trial.outcome.cause)
-                evidence = f"its GPUs pass alone, and {size} of them together fail "
-                evidence += f"{cite([again_trial.test])}{cause}"
+            if again_trial is not None and not again_trial.outcome.ok:
+                evidence = f"its GPUs pass alone, and {len(good)} of them together fail "
+                evidence += f"{cite([again_trial.test])}{with_cause(again_trial.outcome.cause)}"
                 knowledge.suspect(NODE, [node], evidence)
-                break
-            evidence = f"its GPUs {gpu} and {peer} pass alone and fail together "
-            evidence += f"{cite([pair.test])}{with_cause(pair.outcome.cause)}"
-            knowledge.suspect(GPU, [node], evidence, gpus=[gpu, peer])
-            good.remove(peer)
         return []
-
-    def _smallest(
-        self, request: Callable[[Sequence[T]], TrialRequest], order: Sequence[T], low: int
-    ) -> Steps[tuple[T, T, int]]:
-        """Two members of the smallest set that fails, and its size.
-
-        order: members that fail together; the first ``low`` of them pass
-        """
-        end = yield from self._shortest(request, order, low)
-        last = order[end - 1]
-        before = order[: end - 1]
-        first = yield from self._shortest(lambda members: request([*members, last]), before, 0)
-        return before[first - 1], last, first + 1
-
-    def _shortest(
-        self, request: Callable[[Sequence[T]], TrialRequest], order: Sequence[T], low: int
-    ) -> Steps[int]:
-        """The length of the shortest beginning of ``order`` that fails."""
-        high = len(order)
-        while high - low > 1:
-            middle = (low + high) // 2
-            (trial,) = yield [request(order[:middle])]
-            low, high = (low, middle) if is_failed(trial) else (middle, high)
-        return high
 
     # --- Groups, and their halves.
 
@@ -349,13 +314,21 @@ class _FaultSearch:
                 return
             hunts = [self._halve([name], None, _BROKEN) for name in unpaired]
         yield from self._merge(good)
-        yield from self._together(hunts)
-        yield from self._confirm()
-        remaining = {*self._live()} - self.group_of.keys() - self.knowledge.doubts.keys()
-        if remaining - self.set_aside:
-            good_nodes = [name for name in self.good if name in self.group_of]
-            singles = ([name] for name in self.knowledge.sorted(remaining))
-            yield from self._merge([good_nodes, *singles])
+        if not self.good:
+            return
+        for _ in range(_REPEATS):
+            hunts += [self._halve(group, None, _BROKEN) for group in self.outside]
+            self.outside = []
+            yield from self._together(hunts)
+            yield from self._confirm()
+            remaining = {*self._live()} - self.group_of.keys() - self.knowledge.doubts.keys()
+            if remaining - self.set_aside:
+                good_nodes = [name for name in self.good if name in self.group_of]
+                singles = ([name] for name in self.knowledge.sorted(remaining))
+                yield from self._merge([good_nodes, *singles])
+            if not self.outside:
+                break
+            hunts = []
 
     def _is_slow(self, trial: Trial | None) -> bool:
         """Whether a test is slow for its size. A larger test takes longer without a fault."""
@@ -429,8 +402,6 @@ class _FaultSearch:
                 self.good += [name for name in half if name not in self.good]
         if is_found or mode != _BROKEN or failed is None:
             return hunts
-        if self.knowledge.is_above_limit(len(failed.nodes)):
-            return hunts
         once_more = yield [TrialRequest(HALF, failed.nodes)]
         if any(map(is_failed, once_more)):
             # In the same order: the position of a node may matter.
@@ -457,14 +428,11 @@ class _FaultSearch:
                 for node, trial in firsts.items()
             ]
             seconds = dict(zip(firsts, (yield requests), strict=True))
-            peers = [
-                {name for trial in (first, seconds[node]) if trial for name in trial.test.nodes}
-                - {node}
-                for node, first in firsts.items()
-            ]
-            all_peers = set[str]().union(*peers)
-            groups = peers if knowledge.is_above_limit(len(all_peers)) else [all_peers]
-            controls = yield [TrialRequest(CONTROL, knowledge.sorted(group)) for group in groups]
+            all_peers = set[str]()
+            for node, first in firsts.items():
+                tests = [trial.test for trial in (first, seconds[node]) if trial]
+                all_peers |= {name for test in tests for name in test.nodes} - {node}
+            controls = yield [TrialRequest(CONTROL, knowledge.sorted(all_peers))]
             if not any(map(is_failed, controls)):
                 break
             # A good node has become faulty: find it, and repeat the tests without it.
@@ -487,6 +455,17 @@ class _FaultSearch:
         waiting = {node for node, _, _ in self.retrials}
         knowledge.doubts = {n: reason for n, reason in knowledge.doubts.items() if n in waiting}
 
+    def _drop_majority(self) -> Steps[None]:
+        """Suspect none of the nodes that fail beside good nodes, if they are not fewer than these
+        and two of them pass together: then the good nodes may be the faulty ones."""
+        nodes = self.knowledge.sorted(self.confirmed.keys() - self.lost)
+        if len(nodes) >= len(self.good):
+            trials = yield [TrialRequest(CONFIRM, pair) for pair in itertools.pairwise(nodes)]
+            if any(trial and trial.outcome.ok for trial in trials):
+                suspects = [s for s in self.knowledge.suspects if s.kind == NODE]
+                self.knowledge.remove(s for s in suspects if s.nodes[0] in nodes)
+                self.confirmed = {}
+
     def _unconfirmed(self, node: str, first: Trial) -> Hunt:
         """A candidate that fails with one node and passes with another."""
         peer = next((name for name in first.test.nodes if name != node), "")
@@ -494,60 +473,59 @@ class _FaultSearch:
             self.retrials.append((node, first, _FLAKY))
         return []
 
-    # --- The cause of a failure between good nodes: two nodes, two sets of nodes, or the number.
+    # --- The cause of a failure between good nodes: two nodes, or two sets of nodes.
 
     def _pin_down(self, order: Sequence[str], low: int) -> Steps[bool]:
-        """Find why these nodes fail together, of which the first ``low`` pass. Returns whether the
-        cause was found."""
-
-        def request(members: Sequence[str]) -> TrialRequest:
-            return TrialRequest(CONFIRM, tuple(members))
-
+        """Search for two nodes because of which these nodes fail together, of which the first
+        ``low`` pass. Returns whether the cause was found."""
         lost_before = len(self.lost)
         low -= len(self.lost.intersection(order[:low]))
         order = [name for name in order if name not in self.lost]
         if len(order) < 2:
             return True
-        first, second, size = yield from self._smallest(request, order, low)
-        (pair,) = yield [request([first, second])]
+        # The shortest beginning that fails; its last node; then the same of that node's peers.
+        end = yield from self._shortest(order, low)
+        second, before = order[end - 1], order[: end - 1]
+        first = before[(yield from self._shortest(before, 0, (second,))) - 1]
+        (pair,) = yield [TrialRequest(CONFIRM, (first, second))]
         if is_failed(pair):
             return (yield from self._explain_pair(first, second))
         # A node that was lost meanwhile may have been the cause.
-        return len(self.lost) > lost_before or (yield from self._is_number(order, size))
+        return len(self.lost) > lost_before
 
-    def _is_number(self, order: Sequence[str], size: int) -> Steps[bool]:
-        """Whether the number of nodes is the cause: as many other nodes fail, too, and one less
-        passes."""
-        if self.knowledge.is_above_limit(size):
-            return True
-        pool = self.knowledge.sorted({*order, *self.good} & {*self._live()})
-        failed: list[Trial] = []
-        passed: list[Trial] = []
-        for quarter in (4, 2, 3, 1):
-            # The first choice is the last nodes. Two choices have to agree.
-            start = len(pool) * quarter // 4
-            rotated = pool[::-1] if quarter == 4 else (*pool[start:], *pool[:start])
-            choices = (rotated[:size], rotated[len(pool) - size + 1 :])
-            larger, fewer = yield [TrialRequest(CONFIRM, nodes) for nodes in choices]
-            if self.lost.intersection(pool):
-                # A test was made without a lost node: with another number of nodes.
-                return True
-            if larger is None or fewer is None or larger.outcome.ok:
-                return False
-            # Fewer nodes that fail may have another fault: no evidence for or against the number.
-            if fewer.outcome.ok:
-                failed.append(larger)
-                passed.append(fewer)
-            if len(passed) == 2:
+    def _shortest(
+        self, order: Sequence[str], low: int, following: tuple[str, ...] = ()
+    ) -> Steps[int]:
+        """The length of the shortest beginning of ``order`` that fails with the following nodes;
+        the first ``low`` pass."""
+        high = len(order)
+        while high - low > 1:
+            middle = (low + high) // 2
+            (trial,) = yield [TrialRequest(CONFIRM, (*order[:middle], *following))]
+            low, high = (low, middle) if is_failed(trial) else (middle, high)
+        return high
+
+    def _majority(self, groups: list[list[str]]) -> Steps[list[list[str]]]:
+        """The groups that pass with one of them, if they have most of the nodes; else none.
+
+        Each group passed by itself, so either part may be the faulty one: only a minority may be
+        suspected.
+        """
+        remaining = groups
+        for _ in range(min(_MAX_BASES, len(groups))):
+            base, *others = remaining
+            trials = yield [
+                TrialRequest(CONFIRM, (base[n % len(base)], *group))
+                for n, group in enumerate(others)
+            ]
+            results = [*zip(others, trials, strict=True)]
+            side = [base, *(group for group, trial in results if trial and trial.outcome.ok)]
+            if 2 * sum(map(len, side)) > sum(map(len, groups)):
+                return side
+            remaining = [group for group in others if group not in side]
+            if not remaining:
                 break
-        else:
-            return False
-        self.knowledge.node_limit = size - 1
-        evidence = f"any {size} nodes fail together, as these {cite_trials(failed)}"
-        evidence += with_cause(failed[0].outcome.cause)
-        fewer_pass = f"any {size - 1} pass {cite_trials(passed)}"
-        self.knowledge.suspect(SCALE, failed[0].test.nodes, evidence, fewer_pass)
-        return True
+        return []
 
     def _good_peers(self, first: str, second: str) -> list[str]:
         """Two good nodes, if possible of two groups other than those of the given nodes."""
@@ -590,11 +568,10 @@ class _FaultSearch:
             ]
             for end in (first, second)
         }
+        # Both passed in their groups: which of two sets is at fault, most of the nodes decide.
         is_grouped = {first, second} <= self.group_of.keys()
-        is_odd = any(failed.values()) or is_failed(control)
-        if is_odd and is_grouped and (yield from self._is_split(first, second)):
-            return True
-        if is_failed(control):
+        has_sets = any(of and len(of) == len(peers) for of in failed.values())
+        if is_failed(control) or (is_grouped and has_sets):
             return False
         for end, end_failed in failed.items():
             if end_failed and len(end_failed) == len(peers):
@@ -619,89 +596,6 @@ class _FaultSearch:
                 self.knowledge.suspect(PAIR, ends, evidence, detail)
         return True
 
-    def _is_split(self, first: str, second: str) -> Steps[bool]:
-        """Whether these two nodes belong to two sets that pass among themselves and fail together.
-        The smaller set is suspected."""
-        groups: dict[int, list[str]] = defaultdict(list)
-        for name in self.good:
-            groups[self.group_of[name]].append(name)
-        first_number, second_number = self.group_of[first], self.group_of[second]
-        if first_number == second_number:
-            return False
-        whole = [groups[number] for number in (first_number, second_number)]
-        # Other nodes of the two groups, if there are some.
-        ends = tuple(
-            ([peer for peer in group if peer != name] or [name])[-1]
-            for name, group in zip((first, second), whole, strict=True)
-        )
-        trials = yield [
-            *(TrialRequest(CONFIRM, tuple(group)) for group in whole if len(group) > 1),
-            TrialRequest(CONFIRM, ends),
-        ]
-        if any(map(is_failed, trials[:-1])) or not is_failed(trials[-1]):
-            return False
-        sides = yield from self._sides(groups, first_number, second_number)
-        nodes = {side: [n for group in of for n in groups[group]] for side, of in sides.items()}
-        small = min((second_number, first_number), key=lambda side: len(nodes[side]))
-        main = nodes[first_number if small == second_number else second_number]
-        crossing = yield [
-            TrialRequest(
-                CONFIRM, (groups[group][n % len(groups[group])], main[-1 - n % len(main)])
-            )
-            for group in sides[small]
-            for n in range(2)
-        ]
-        cut: list[str] = []
-        for number, group in enumerate(sides[small]):
-            if all(map(is_failed, crossing[2 * number : 2 * number + 2])):
-                cut += groups[group]
-        if not cut:
-            return False
-        among = yield [TrialRequest(CONFIRM, self.knowledge.sorted(cut))] if len(cut) > 1 else []
-        if any(map(is_failed, among)):
-            return False
-        self.confirmed |= {t.test.nodes[0]: t for t in crossing if t and t.test.nodes[0] in cut}
-        self._suspect_set(cut, [trial for trial in among if trial], main)
-        return True
-
-    def _sides(
-        self, groups: Mapping[int, Sequence[str]], first: int, second: int
-    ) -> Steps[dict[int, list[int]]]:
-        """For each of two groups, the groups that pass with it, itself included."""
-        sides = {first: [first], second: [second]}
-        remaining = [group for group in groups if group not in sides]
-        for side, members in sides.items():
-            nodes = groups[side]
-            trials = yield [
-                TrialRequest(CONFIRM, (nodes[n % len(nodes)], *groups[group]))
-                for n, group in enumerate(remaining)
-            ]
-            pairs = zip(remaining, trials, strict=True)
-            members += [group for group, trial in pairs if trial and trial.outcome.ok]
-            remaining = [group for group in remaining if group not in members]
-        return sides
-
-    def _suspect_set(
-        self, nodes: Collection[str], among: Sequence[Trial], majority: Sequence[str]
-    ) -> None:
-        """Suspect these nodes, which pass among themselves and fail with the supposed majority; or
-        that majority, if it is smaller."""
-        knowledge = self.knowledge
-        crossing = [self.confirmed[n] for n in knowledge.sorted(nodes) if n in self.confirmed]
-        evidence = [f"pass among themselves {cite_trials(among)}"] if among else []
-        if crossing:
-            verb = "fails" if len(nodes) == 1 else "fail"
-            cause = with_cause(crossing[0].outcome.cause)
-            evidence.append(f"{verb} with the others {cite_trials(crossing)}{cause}")
-        if len(majority) == len(nodes):
-            evidence.append("the others are as many: it may be they")
-        if 0 < len(majority) < len(nodes):
-            # The nodes that were taken for good are the minority.
-            evidence = [f"{len(nodes)} others {text}" for text in evidence]
-            self.good, nodes = [*knowledge.sorted(nodes)], majority
-            self.group_of = dict.fromkeys(self.good, 0)
-        knowledge.suspect(NODE, nodes, *evidence)
-
     def _merge(self, groups: list[list[str]]) -> Steps[None]:
         """Merge groups that passed: the nodes that pass together become the good nodes. Faults
         between the groups are searched one at a time."""
@@ -718,7 +612,7 @@ class _FaultSearch:
             ]
             self.group_of = {name: n for n, group in enumerate(groups) for name in group}
             self.good = [*knowledge.sorted(self.group_of)]
-            if len(groups) < 2 or knowledge.is_above_limit(len(self.good)):
+            if len(groups) < 2:
                 break
             (trial,) = yield [TrialRequest(MERGE, tuple(self.good))]
             if trial is None or trial.outcome.ok:
@@ -728,9 +622,16 @@ class _FaultSearch:
             first_group = self.group_of[order[0]]
             others = (n for n, name in enumerate(order) if self.group_of[name] != first_group)
             low = next(others, 1)
-            if not is_failed(again) or not (yield from self._pin_down(order, low)):
-                yield from self._together([self._halve([*order], trial.test, _FLAKY)])
-                break
+            if is_failed(again):
+                if (yield from self._pin_down(order, low)):
+                    continue
+                side = yield from self._majority(groups)
+                if side != groups:
+                    self.outside += [group for group in groups if group not in side]
+                    groups = side
+                    continue
+            yield from self._together([self._halve([*order], trial.test, _FLAKY)])
+            break
         self.set_aside |= aside
         for name in knowledge.sorted(aside):
             yield from self._find_partners(name)
@@ -740,49 +641,11 @@ class _FaultSearch:
         for _ in range(_MAX_FAULTS):
             out = self.knowledge.partners(name) | self.knowledge.excluded()
             order = [*(peer for peer in self.good if peer not in out), name]
-            if name in out or self.knowledge.is_above_limit(len(order)):
+            if name in out:
                 return
             (trial,) = yield [TrialRequest(MERGE, tuple(order))]
             if not is_failed(trial) or not (yield from self._pin_down(order, len(order) - 1)):
                 return
-
-    def _join_suspects(self) -> Steps[None]:
-        """Join suspected nodes and sets that pass among themselves into one set."""
-        knowledge, links = self.knowledge, list[Trial]()
-        parts = [{*s.nodes} for s in knowledge.suspects if s.kind == NODE and s.nodes[1:]]
-        singles = self.confirmed.keys() - self.lost - set().union(*parts)
-        parts += [{name} for name in singles]
-        parts.sort(key=lambda part: min(map(knowledge.positions.__getitem__, part)))
-        tried: set[tuple[str, ...]] = set()
-        for has_links in (False, True):
-            firsts = [knowledge.sorted(part)[0] for part in parts]
-            pairs = [*itertools.pairwise(firsts)]
-            if has_links or len(parts) <= _ALL_SUSPECT_PAIRS:
-                pairs = [*itertools.combinations(firsts, 2)]
-            new = [pair for pair in pairs[:_MAX_SUSPECT_PAIRS] if pair not in tried]
-            trials = yield [TrialRequest(CONFIRM, pair) for pair in new]
-            tried.update(pairs)
-            passed = [trial for trial in trials if trial and trial.outcome.ok]
-            for link in passed:
-                joined = [part for part in parts if part & {*link.test.nodes}]
-                parts = [part for part in parts if part not in joined] + [set().union(*joined)]
-            links += passed
-            if not passed:
-                break
-        for part in parts:
-            if not any(part & {*link.test.nodes} for link in links):
-                continue
-            # In the opposite order: a node that fails only as the first was the last before.
-            together: Trials = []
-            if not knowledge.is_above_limit(len(part)):
-                together = yield [TrialRequest(CONFIRM, knowledge.sorted(part)[::-1])]
-            trials = [*(together or links)]
-            among = [t for t in trials if t and t.outcome.ok and {*t.test.nodes} <= part]
-            if among:
-                suspects = [s for s in knowledge.suspects if s.kind == NODE]
-                knowledge.remove(s for s in suspects if part & {*s.nodes})
-                outsiders = [name for name in self._live() if name not in part]
-                self._suspect_set(part, among, outsiders)
 
     # --- A GPU of a node that fails only with other nodes: each GPU may have its own port.
 
@@ -832,6 +695,7 @@ def search(
     *,
     full: bool = False,
     knowledge: Knowledge | None = None,
+    alone: bool = True,
 ) -> Search:
     """Search among these nodes.
 
@@ -839,5 +703,6 @@ def search(
     gpus:      node -> the numbers of its ranks' GPUs; none: ranks without GPUs
     full:      all pairs in the sweep, not only ring and skips
     knowledge: filled during the search, for a caller that stops before its end
+    alone:     whether each node is tested by itself first
     """
-    return _FaultSearch(nodes, gpus, full, knowledge or Knowledge()).run()
+    return _FaultSearch(nodes, gpus, full, knowledge or Knowledge(), alone).run()

@@ -123,7 +123,7 @@ def slow(nodes: Sequence[LabNode], choose: Random) -> Placed:
     words = "root tbf rate 1mbit burst 32k latency 400ms"
     node.enter(["sh", "-c", f"tc qdisc replace dev eth0 {words}"])
     undo = ["tc", "qdisc", "del", "dev", "eth0", "root"]
-    return Placed(_node(node), node.name, lambda: node.enter(undo), says="Mbit/s from ")
+    return Placed(_node(node), node.name, lambda: node.enter(undo), says="Mbit/s there and back")
 
 
 def wrong_name(nodes: Sequence[LabNode], choose: Random) -> Placed:
@@ -201,5 +201,5 @@ PATHS: tuple[Fault, ...] = (
     *(one_direction, one_port, black_hole, wrong_name),
 )
 LIBRARY: tuple[Fault, ...] = (rank_dies, wrong_sum)
-#: One of each mechanism: those of `make test-lab`, where the ring itself is asked of loss.
+#: One of each mechanism: those of `make test-lab`.
 SHORT: tuple[Fault, ...] = (slow, a_pair, freezes, rank_dies)

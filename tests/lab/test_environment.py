@@ -122,7 +122,7 @@ def test_smoke_names_it_before_the_job_starts(
 ) -> None:
     words = [word for name, value in spoilt.get("env", {}).items()
              for word in ("--env", f"{name}={value}")]  # fmt: skip
-    done = tool("smoke", fleet(lab.nodes), "--engine", "ring", "--gpus", "0", *words,
+    done = tool("smoke", fleet(lab.nodes), "--engine", "pairs", "--gpus", "0", *words,
                 "--budget", "60", "--format", "json")  # fmt: skip
     findings = json.loads(done.out)["environment"]
     texts = [f"{row['variable']}={row['value']} {row['problem']}".replace("= ", " ")

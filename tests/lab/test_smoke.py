@@ -1,8 +1,8 @@
 """`nodeready smoke` on nodes of the lab: exactly the culprit is named, and nothing is left.
 
-`make test-lab` runs one fault of each mechanism at one place, on 16 nodes over the ring, and a
+`make test-lab` runs one fault of each mechanism at one place, on 16 nodes over plain TCP, and a
 dead rank of PyTorch on 12; `make test-all` runs every fault. NODEREADY_SMOKES=20 tries each fault
-at 20 random places, on 64 nodes over the ring and on 12 with PyTorch: docs/benchmarks.md.
+at 20 random places, on 64 nodes over plain TCP and on 12 with PyTorch: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tests.lab.test_proof_mesh import listening
 pytestmark = pytest.mark.xdist_group("smoke")
 
 ASKED = os.environ.get("NODEREADY_SMOKES", "")
-#: Places of each fault; nodes over the ring, and with PyTorch.
+#: Places of each fault; nodes over plain TCP, and with PyTorch.
 PLACES, MANY, TORCH_NODES = int(ASKED or "1"), (64 if ASKED else 16), 12
 nightly = pytest.mark.nightly
 #: Seconds of the budget, and those in which the command has certainly ended.
 BUDGET_S, LIMIT_S = 300, 400
-RING = ("--engine", "ring")
+PAIRS = ("--engine", "pairs")
 #: The system's Python with Debian's python3-torch, which nodes of the lab see; where no patch is,
 #: PYTHONPATH names nothing.
 TORCH = ("--engine", "torch", "--user", "ml", "--env", f"PYTHONPATH={PATCHES}")
@@ -153,8 +153,8 @@ def rows(*faults: Fault) -> list[Any]:
 
 
 @pytest.mark.parametrize(("fault", "seed"), rows(*smoke_faults.PATHS))
-def test_the_ring_names_the_culprit_alone(fault, seed, nodes, tool, fleet):
-    named_alone(fault, seed, nodes, lambda: begin(tool, fleet(nodes), *RING))
+def test_plain_tcp_names_the_culprit_alone(fault, seed, nodes, tool, fleet):
+    named_alone(fault, seed, nodes, lambda: begin(tool, fleet(nodes), *PAIRS))
 
 
 @pytest.mark.parametrize(
@@ -169,15 +169,15 @@ def test_the_jobs_own_pytorch_names_the_culprit_alone(fault, seed, torch_nodes, 
 # --- Nodes that are well.
 
 
-ENGINES = [pytest.param(RING, id="ring"), pytest.param(TORCH, id="torch", marks=nightly)]
+ENGINES = [pytest.param(PAIRS, id="pairs"), pytest.param(TORCH, id="torch", marks=nightly)]
 
 
 @pytest.fixture(params=ENGINES)
 def engine(
     request: pytest.FixtureRequest, nodes: list[LabNode]
 ) -> tuple[list[LabNode], tuple[str, ...]]:
-    if request.param == RING:
-        return nodes, RING
+    if request.param == PAIRS:
+        return nodes, PAIRS
     return request.getfixturevalue("torch_nodes"), TORCH
 
 
@@ -223,7 +223,7 @@ def test_in_a_job_by_its_own_user(slurm_lab, login, tool):
     these, bad = slurm_lab.nodes, slurm_lab.nodes[1]
     job = login("sbatch", "--parsable", "-N3", "-D", "/tmp", "--wrap", "srun sleep 900")
     wait_for(lambda: len(login("squeue", "-h", "-s", "-j", job).splitlines()) == 2)
-    words = ("smoke", "--job", job, "--budget", BUDGET_S, "--format", "json", *RING)
+    words = ("smoke", "--job", job, "--budget", BUDGET_S, "--format", "json", *PAIRS)
     well = end(tool.start(*words, env=login.env))
     assert (well.status, well.suspects) == (0, ()), well
     assert sorted(well.data["go"]) == sorted(node.name for node in these)

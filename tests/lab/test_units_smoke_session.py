@@ -19,8 +19,8 @@ from nodeready.node.smoke.orders import CollectiveAnswer, EndOrder
 from nodeready.subjects import wire
 from nodeready.subjects.job_environment import EnvironmentFacts
 from tests.unit.node.smoke.running_program import (
+    pair,
     port,
-    ring,
     start,
     stubborn,
     torch,
@@ -157,8 +157,8 @@ def test_an_odd_profile_is_no_trouble(start, user, profile, text):
     profile(f"{text}\n")
     node = start(user=user)
     assert not node.answer().reason
-    node.order(ring(1))
-    assert node.answer().ranks[0].ok
+    node.order(pair(1))
+    assert node.answer().error == ""
     status, error = node.close()
     assert (status, error if "yes" not in text else "") == (0, "")
     assert node.is_gone()
@@ -224,7 +224,7 @@ def test_only_what_was_asked_for_comes_out(start, user, profile, port):
     assert (hello.host, hello.user, hello.token) == (os.uname().nodename, user, "honest")
     assert "10.9.9.9" not in hello.addresses
     assert hello.ports == (port,)
-    node.order(ring(1))
+    node.order(torch(1))
     assert node.answer() == CollectiveAnswer(1, "honest", ())
     assert not within(3, lambda: not node.rows.empty())
     assert node.close() == (0, "")

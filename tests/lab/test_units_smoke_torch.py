@@ -24,7 +24,7 @@ from nodeready.node.runtime import ProcessSupervisor, status
 from nodeready.node.smoke import engines
 from nodeready.node.smoke.listeners import SmokeListeners, listener_mark
 from nodeready.node.smoke.orders import (
-    RING,
+    PAIRS,
     TORCH,
     CollectiveOrder,
     Engine,
@@ -82,7 +82,7 @@ def order(ranks: int = 2, limit_s: float = 20.0, **changed: object) -> Collectiv
     given = {
         "number": 7, "engine": TORCH, "backend": "gloo", "world": ranks, "first": 0,
         "ranks": ranks, "gpus": (), "head": SmokePeer("localhost", HOST, free_port(), "token"),
-        "next": None, "small": 4096, "large": 1 << 20, "limit_s": limit_s,
+        "small": 4096, "large": 1 << 20, "limit_s": limit_s,
     }  # fmt: skip
     return CollectiveOrder(**{**given, **changed})  # type: ignore[arg-type]
 
@@ -176,13 +176,13 @@ def test_what_ranks_answer(node, case):
 
 
 def test_an_engine_names_its_versions(node):
-    nccl, gloo, _, ring = node.engines.engines
+    nccl, gloo, _, pairs = node.engines.engines
     assert (gloo.name, gloo.backend, gloo.reason, gloo.path) == (TORCH, "gloo", "", node.path)
     ask = [gloo.path, "-c", "import torch; print(torch.__version__)"]
     assert gloo.version == nccl.version == subprocess.check_output(ask, text=True).strip()
     assert "send/recv" in gloo.proves
     assert nccl.reason.startswith("PyTorch ") or node.engines.gpus
-    assert ring == Engine(RING, "tcp", "", "", "", ring.proves, "")
+    assert pairs == Engine(PAIRS, "tcp", "", "", "", pairs.proves, "")
 
 
 def test_tests_one_after_the_other_leave_nothing(node):

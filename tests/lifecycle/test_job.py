@@ -218,7 +218,7 @@ def crash(node: LabNode, rank: int, *, time: int = 0, uid: int = 0) -> str:
 
 def test_smoke_lets_the_others_go_without_a_lost_node(nodes, where, tool, tmp_path):
     exclude = tmp_path / "exclude"
-    words = ("smoke", where, "--engine", "ring", "--ranks", "1", "--exclude-out", exclude)
+    words = ("smoke", where, "--engine", "pairs", "--ranks", "1", "--exclude-out", exclude)
     good = tool(*words, "--format", "json")
     assert good.status == 0, good
     assert json.loads(good.out)["verdict"] == "GO"

@@ -28,8 +28,8 @@ from nodeready.node.runtime import ProcessSupervisor, end_all
 from nodeready.node.smoke import torch_ranks
 from nodeready.node.smoke.orders import (
     NCCL_TESTS,
+    PAIRS,
     PHASES,
-    RING,
     TORCH,
     CollectiveOrder,
     Engine,
@@ -50,8 +50,11 @@ PROVES = {
     (TORCH, _GLOO): "init, all_reduce, all_gather, send/recv and barrier of the job's own PyTorch "
     "over gloo, and the sums; no GPU",
     (NCCL_TESTS, _NCCL): "all_reduce over {library} and its sums between the GPUs of one node",
-    (RING, "tcp"): "plain TCP connections around all nodes and the data over them; no library, "
-    "no GPU",
+    (
+        PAIRS,
+        "tcp",
+    ): "plain TCP connections between pairs of nodes, all nodes at once, and the data "
+    "over them; no library, no GPU",
 }
 
 
@@ -468,7 +471,7 @@ class Engines:
             self.gpus = _gpus_of_driver(supervisor)
         if NCCL_TESTS in config.engines:
             engines.append(self._vendor())
-        engines.append(_engine(RING, "tcp"))
+        engines.append(_engine(PAIRS, "tcp"))
         self.engines = tuple(engines)
 
     def _torch(self) -> list[Engine]:

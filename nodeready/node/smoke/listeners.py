@@ -1,9 +1,8 @@
-"""The listeners on the job's ports: they echo pairs' data, and hand over the ring's connections.
+"""The listeners on the job's ports, which echo the data of pairs.
 
-A listener sends a mark made of the token, and a number for this connection. A rank of the test
-knows the token from its order, and answers with a greeting: the purpose of the connection, sealed
-with the token and that number. The listener then welcomes it. A stranger neither takes part nor
-learns the token.
+A listener sends a mark made of the token, and a number for this connection. A node of the test
+knows the token from its order, and answers with a greeting: that number, sealed with the token.
+The listener then welcomes it. A stranger neither takes part nor learns the token.
 """
 
 from __future__ import annotations
@@ -14,27 +13,20 @@ import queue
 import secrets
 import selectors
 import socket
-import struct
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from nodeready.node.proofs import mesh
 
-RING, PAIR = range(2)
-#: The purpose of a connection: the test, the rank that connects, RING or PAIR; and the seal.
-_GREETING = struct.Struct("!QIB16s")
-NONCE_SIZE, WELCOME = 16, b"+"
+NONCE_SIZE, _GREETING_SIZE, WELCOME = 16, 16, b"+"
 #: Maximum connections without a greeting.
 _MAX_SILENT = 256
 #: Bytes of one read.
 _READ = 256 * 1024
 #: Seconds without data after which an echo is closed.
 _IDLE_S = 10.0
-#: Seconds for which a ring's connection is kept before this node gets its order for the test.
-_EARLY_S = 20.0
 
 
 def listener_mark(token: str) -> bytes:
@@ -42,10 +34,9 @@ def listener_mark(token: str) -> bytes:
     return hmac.new(token.encode(), b"listener", "sha256").hexdigest()[:16].encode()
 
 
-def greeting(token: str, nonce: bytes, number: int, rank: int, kind: int) -> bytes:
-    """The sealed purpose of a connection."""
-    unsealed = _GREETING.pack(number, rank, kind, bytes(16))
-    return unsealed[:-16] + hmac.new(token.encode(), nonce + unsealed, "sha256").digest()[:16]
+def greeting(token: str, nonce: bytes) -> bytes:
+    """The sealed number of a connection."""
+    return hmac.new(token.encode(), nonce, "sha256").digest()[:_GREETING_SIZE]
 
 
 @dataclass
@@ -63,31 +54,8 @@ class _Guest:
     unsent: bytes = b""
 
 
-class ExpectedConnection:
-    """The connection of the previous rank; readable (`fileno`) once it has come."""
-
-    def __init__(self) -> None:
-        self._reader, self._writer = socket.socketpair()
-        self._connections: deque[socket.socket] = deque()
-
-    def fileno(self) -> int:
-        return self._reader.fileno()
-
-    def put(self, connection: socket.socket) -> None:
-        self._connections.append(connection)
-        with contextlib.suppress(OSError):
-            self._writer.send(b".")
-
-    def take(self) -> socket.socket | None:
-        return self._connections.popleft() if self._connections else None
-
-    def close(self) -> None:
-        for connection in (*self._connections, self._reader, self._writer):
-            connection.close()
-
-
 class SmokeListeners(mesh.MeshListeners):
-    """Our listeners. One thread serves; other threads call `lend`, `take`, `expected`."""
+    """Our listeners. One thread serves; other threads call `lend` and `take`."""
 
     def __init__(self, ports: Iterable[int]) -> None:
         super().__init__(ports)
@@ -99,9 +67,6 @@ class SmokeListeners(mesh.MeshListeners):
         self._is_serving = False
         # Shared by the threads.
         self._lock = threading.Lock()
-        self._expected: dict[tuple[int, int], ExpectedConnection] = {}
-        self._early: OrderedDict[tuple[int, int], tuple[socket.socket, float]] = OrderedDict()
-        self._last_ended = -1
         #: Open, while another program accepts the connections.
         self._lent: dict[int, socket.socket] = {}
 
@@ -162,25 +127,6 @@ class SmokeListeners(mesh.MeshListeners):
         self._bell_end.send(b".")
         return result.get(timeout=_IDLE_S)
 
-    @contextlib.contextmanager
-    def expected(self, number: int, rank: int) -> Iterator[ExpectedConnection]:
-        """The connection of this rank in this test. At the end, unused connections are closed."""
-        expected = ExpectedConnection()
-        with self._lock:
-            self._expected[number, rank] = expected
-            early = self._early.pop((number, rank), None)
-        if early is not None:
-            expected.put(early[0])
-        try:
-            yield expected
-        finally:
-            with self._lock:
-                del self._expected[number, rank]
-                self._last_ended = max(self._last_ended, number)
-                for key in [key for key in self._early if key[0] <= self._last_ended]:
-                    self._early.pop(key)[0].close()
-                expected.close()
-
     # The thread of the listeners.
 
     def serve(self) -> None:
@@ -219,13 +165,6 @@ class SmokeListeners(mesh.MeshListeners):
     def _close_late(self, now_s: float) -> None:
         for guest in [guest for guest in self._guests.values() if guest.until < now_s]:
             self._close(guest.socket)
-        with self._lock:
-            while self._early:
-                (key, (connection, until)) = next(iter(self._early.items()))
-                if until > now_s and len(self._early) <= _MAX_SILENT:
-                    break
-                del self._early[key]
-                connection.close()
 
     def _close(self, connection: socket.socket) -> None:
         if self._guests.pop(connection, None) is not None:
@@ -262,40 +201,17 @@ class SmokeListeners(mesh.MeshListeners):
 
     def _read_greeting(self, connection: socket.socket) -> None:
         guest = self._guests[connection]
-        data = connection.recv(_GREETING.size - len(guest.received))
+        data = connection.recv(_GREETING_SIZE - len(guest.received))
         guest.received += data
-        if data and len(guest.received) < _GREETING.size:
+        if data and len(guest.received) < _GREETING_SIZE:
             return
-        if not data:
-            self._close(connection)
-            return
-        number, rank, kind, _ = _GREETING.unpack(guest.received)
-        expected = greeting(self.token, guest.nonce, number, rank, kind)
-        if not hmac.compare_digest(expected, guest.received) or kind not in (RING, PAIR):
+        if not hmac.compare_digest(greeting(self.token, guest.nonce), guest.received):
             self._close(connection)
             return
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.send(WELCOME)
-        if kind == PAIR:
-            guest.is_greeted, guest.until = True, time.monotonic() + _IDLE_S
-            self._selector.modify(connection, selectors.EVENT_READ, self._echo)
-            return
-        self._selector.unregister(connection)
-        del self._guests[connection]
-        self._hand_over(connection, number, rank)
-
-    def _hand_over(self, connection: socket.socket, number: int, rank: int) -> None:
-        with self._lock:
-            expected = self._expected.get((number, rank))
-            if expected is not None:
-                expected.put(connection)
-            elif number <= self._last_ended:
-                connection.close()
-            else:
-                earlier = self._early.pop((number, rank), None)
-                if earlier is not None:
-                    earlier[0].close()
-                self._early[number, rank] = (connection, time.monotonic() + _EARLY_S)
+        guest.is_greeted, guest.until = True, time.monotonic() + _IDLE_S
+        self._selector.modify(connection, selectors.EVENT_READ, self._echo)
 
     def _echo(self, connection: socket.socket) -> None:
         """Send data back. Nothing more is read until all of it is sent."""

@@ -1,7 +1,7 @@
 """The control machine's orders in a smoke test, and the node's answers.
 
 An order is one line of JSON on the program's standard input, an answer one line of its output
-(`nodeready.subjects.wire`). A node gets one order at a time; the target of a pair gets none.
+(`nodeready.subjects.wire`). A node gets one order at a time; the target of a pair needs none.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from nodeready.subjects import wire
 from nodeready.subjects.job_environment import EnvironmentFacts
 from nodeready.subjects.proof.mesh_facts import Busy
 
-#: The engines, best first: the job's own library, the vendor's test program, our own ring.
-TORCH, NCCL_TESTS, RING = ENGINES = ("torch", "nccl-tests", "ring")
+#: The engines, best first: the job's own library, the vendor's test program, plain TCP between
+#: pairs of nodes.
+TORCH, NCCL_TESTS, PAIRS = ENGINES = ("torch", "nccl-tests", "pairs")
 
 #: The phases of a rank, in order. ``compute``: a product of matrices on its own GPU, ``init``: the
 #: rendezvous and the process group, ``large``: the all_reduce whose bandwidth counts.
@@ -130,12 +131,11 @@ class CollectiveOrder:
 
     number:  the test's number, unique in the run
     engine, backend: as in `Engine`
-    world:   the number of ranks of all nodes; the ring has one per node
+    world:   the number of ranks of all nodes
     first:   the number of this node's first rank
     ranks:   the number of this node's ranks
     gpus:    the GPU of each of these ranks; empty: no GPU
     head:    the node of rank 0, with the port of the rendezvous
-    next:    the node after this one around the ring; None: this node is alone
     small:   bytes of the collectives whose results are checked number by number
     large:   bytes of the all_reduce whose bandwidth is measured
     limit_s: seconds after which the node has ended all of the test's processes
@@ -149,7 +149,6 @@ class CollectiveOrder:
     ranks: int
     gpus: tuple[int, ...]
     head: SmokePeer
-    next: SmokePeer | None
     small: int
     large: int
     limit_s: float
@@ -190,8 +189,8 @@ def read(text: str) -> CollectiveOrder | PairOrder | EndOrder:
     """The order in a line. Raises KeyError, TypeError, ValueError."""
     data = json.loads(text)
     order_class = {"collective": CollectiveOrder, "pair": PairOrder, "end": EndOrder}[data["kind"]]
-    for name in ("head", "next", "target"):
-        if data.get(name) is not None:
+    for name in ("head", "target"):
+        if name in data:
             peer = data[name]
             data[name] = SmokePeer(**{**peer, "addresses": tuple(peer["addresses"])})
     for name in ("gpus", "ports"):
@@ -297,8 +296,8 @@ class PairAnswer:
     error:       why the name has no address
     address:     of the connection; "": no resolved address is the target's own
     tries:       of the ports, in their order; fewer than ports when the time was over
-    outcome:     of the data: ``ok``, ``small`` or ``large`` (the part that did not come back), ""
-                 when no port works
+    outcome:     of the data: ``ok``, ``small`` or ``large`` (the part that did not come back),
+                 ``slow`` (the large part cannot come back in time), "" when no port works
     ms:          the median of the small messages' round trips
     gbps:        of the large message, in both directions, in Gbit/s
     retransmits: TCP segments that this node sent again for it; -1: unknown

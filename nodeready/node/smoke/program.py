@@ -44,7 +44,6 @@ from nodeready.node.smoke.orders import (
     SmokeConfig,
 )
 from nodeready.node.smoke.pair import run_pair
-from nodeready.node.smoke.ring import run_ring
 from nodeready.node.stacks import processes
 from nodeready.node.witnesses import environment, software
 from nodeready.subjects import wire
@@ -430,9 +429,6 @@ class _NodePart(_ProgramPart):
         order = job.order
         if isinstance(order, PairOrder):
             return run_pair(order, self._addresses, self._listeners, job.stop)
-        if order.engine == orders.RING:
-            rank = run_ring(order, self._listeners, job.stop)
-            return CollectiveAnswer(order.number, "", (rank,))
         port, is_closed = order.head.port, False
         if order.first == 0 and port in self._listeners.ports:
             # Rank 0 is here, and listens there itself.
@@ -472,7 +468,7 @@ class _NodePart(_ProgramPart):
             return
         order = job.order
         job.stop.set()
-        has_processes = isinstance(order, CollectiveOrder) and order.engine != orders.RING
+        has_processes = isinstance(order, CollectiveOrder)
         if has_processes:
             self.supervisor.kill()
         reason = f"did not end in {order.limit_s:g} s"

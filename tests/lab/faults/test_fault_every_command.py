@@ -50,7 +50,7 @@ def test_a_full_disk_costs_a_node_no_look_and_a_deploy_its_own_change(job, fleet
     found = json.loads(stacks.out)
     assert {node for group in found["groups"] for node in group["nodes"]} == names, stacks
     assert tool("cores", where).status == 0
-    smoke = tool("smoke", where, "--engine", "ring", "--user", "root")
+    smoke = tool("smoke", where, "--engine", "pairs", "--user", "root")
     assert smoke.out.startswith("GO "), smoke
     incident = tool("incident", where, "--job", job.name, "-o", tmp_path / "incident")
     assert incident.status == 0, incident

@@ -336,7 +336,7 @@ def smoked(count):
         nodes.append(SmokeNode(gpu(n), status, why, 8, (), "torch 2.1", warnings))
     return SmokeReport(
         started="2030-01-02T03:04:05Z", finished="2030-01-02T03:04:46Z", complete=True,
-        engine="torch 2.1", proves="all_reduce", control="ring", budget_s=300, tests=19,
+        engine="torch 2.1", proves="all_reduce", control="pairs over tcp", budget_s=300, tests=19,
         single_node_tests=12,
         rounds=11, nodes=tuple(nodes), suspects=tuple(suspects), links=(),
     )  # fmt: skip

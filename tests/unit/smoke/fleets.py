@@ -184,10 +184,10 @@ class Fleet:
 
 
 def suspects_of(found: SearchResult) -> set[tuple[object, ...]]:
-    """The suspects: kind, nodes, and GPUs where there are some; of kind scale the number of nodes
-    that still passes."""
+    """The suspects: kind, nodes, and GPUs where there are some; of kind scale the number of
+    nodes."""
     return {
-        (suspect.kind, len(suspect.nodes) - 1)
+        (suspect.kind, len(suspect.nodes))
         if suspect.kind == SCALE
         else (suspect.kind, suspect.nodes, *([suspect.gpus] if suspect.gpus else []))
         for suspect in found.suspects
@@ -197,7 +197,7 @@ def suspects_of(found: SearchResult) -> set[tuple[object, ...]]:
 #: Faults that fail the same each time.
 STEADY = (
     "bad", "dead", "heads", "tails", "bad_gpus", "gpu_pairs", "rails", "pairs", "ring_pairs",
-    "paths", "slow_pairs", "sets", "limit", "slow", "late", "lost", "unreached",
+    "paths", "slow_pairs", "sets", "slow", "late", "lost", "unreached",
 )  # fmt: skip
 #: The faults of two nodes, of GPUs, and those with a figure: one of these.
 _PAIRS = ("pairs", "ring_pairs", "paths", "slow_pairs")
@@ -212,8 +212,8 @@ def placed(seed: int, count: int, kinds: tuple[str, ...], most: int) -> tuple[Fl
     """A fleet with at most `most` faults at random places, and the suspects that it must have.
 
     More nodes are good than not, and no two faults share a node: else two faults can be one (pairs
-    that share a node are that node where it has few others). No set beside a number, which keeps
-    the set's nodes from being tested together. A random node calls another one the culprit.
+    that share a node are that node where it has few others). A set is small, so that most of the
+    groups are without it. A random node calls another one the culprit.
     """
     choose = random.Random(seed)
     nodes = names(count)
@@ -221,14 +221,12 @@ def placed(seed: int, count: int, kinds: tuple[str, ...], most: int) -> tuple[Fl
     lists: dict[str, tuple[object, ...]] = {}
     maps: dict[str, dict[object, float]] = {}
     expected: set[object] = set()
-    limit = pairs = accused = 0
     for _ in range(choose.randint(0, most)):
         kind = choose.choice(kinds)
         size = choose.randint(2, 6) if kind == "sets" else 1 + (kind in _PAIRS)
-        if kind == "limit":
-            limit = 0 if "sets" in lists else choose.randint(2, count)
+        if len(free) - size < max(4, count - len(free) + size + 1):
             continue
-        if len(free) - size < max(4, count - len(free) + size + 1) or (kind == "sets" and limit):
+        if kind == "sets" and 4 * size >= count:
             continue
         mine = tuple(sorted(free[:size]))
         if kind == "ring_pairs":
@@ -243,16 +241,13 @@ def placed(seed: int, count: int, kinds: tuple[str, ...], most: int) -> tuple[Fl
             maps.setdefault(kind, {})[place] = choose.choice(_FIGURES[kind])
         else:
             lists[kind] = (*lists.get(kind, ()), (*mine, *gpus) if gpus else place)
-        pairs += kind in ("pairs", "ring_pairs")
-        accused += kind not in _PAIRS and size == 1
-        expected.add(
-            ("pair", mine) if kind in _PAIRS else ("gpu", mine, gpus) if gpus else ("node", mine)
-        )
-        accused += size if kind == "sets" else 0
+        if kind in _PAIRS:
+            expected.add(("pair", mine))
+        elif len(gpus) == 1:
+            expected.add(("gpu", mine, gpus))
+        else:
+            expected |= {("node", (name,)) for name in mine}
     liar, scapegoat = choose.choice(nodes), choose.choice(nodes)
-    fleet = Fleet(nodes, gpus=8, limit=limit, noise=choose.choice((0.0, 0.15)), seed=seed,
+    fleet = Fleet(nodes, gpus=8, noise=choose.choice((0.0, 0.15)), seed=seed,
                   says={liar: scapegoat}, **lists, **maps)  # type: ignore[arg-type]  # fmt: skip
-    # A number shows where enough nodes can be tested together: one of each pair cannot.
-    if 0 < limit < count - accused - pairs:
-        expected.add(("scale", limit))
     return fleet, expected

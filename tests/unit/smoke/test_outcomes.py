@@ -24,7 +24,7 @@ from nodeready.smoke.document import LinkBandwidth
 from nodeready.smoke.engine_choice import choose, limit_s
 from nodeready.smoke.idle_gpus import idle_gpus
 from nodeready.smoke.knowledge import ALONE, CONTROL, GROUP, SWEEP, SmokeOutcome, Test
-from nodeready.smoke.outcomes import collective_outcome, pair_outcome
+from nodeready.smoke.outcomes import collective_outcome, pair_outcome, pairs_outcome
 from nodeready.smoke.regressions import regressions
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Gpus, KernelFault, PciGpu, Tool
@@ -56,9 +56,7 @@ def rank(number: int, phase: str = "done", **changed: Any) -> RankResult:
 def orders(gpus: tuple[int, ...] = ()) -> dict[str, CollectiveOrder]:
     head = SmokePeer("", (), 1, "")
     return {
-        name: CollectiveOrder(
-            7, "torch", "gloo", 8, 2 * index, 2, gpus, head, None, 4096, 8 << 20, 20.0
-        )
+        name: CollectiveOrder(7, "torch", "gloo", 8, 2 * index, 2, gpus, head, 4096, 8 << 20, 20.0)
         for index, name in enumerate(NAMES)
     }
 
@@ -202,13 +200,40 @@ def test_a_port_of_nobodys_order_is_no_failure():
     assert pair_outcome(PAIR, answer, OWNERS, (29500, 29501)).ok
 
 
+@pytest.mark.parametrize(("broken", "culprits"), [
+    ("", ""), ("1", ""), ("3", ""), ("12", "gpu03"), ("23", "gpu04"), ("30", "gpu01"),
+    ("0123", "gpu01 gpu02 gpu03 gpu04"),
+])  # fmt: skip
+def test_a_node_of_two_broken_pairs_is_a_hint_and_the_slowest_pair_counts(broken, culprits):
+    edges = [*zip(NAMES, (*NAMES[1:], NAMES[0]), strict=True)]
+    addresses = {name: f"10.0.0.{number}" for number, name in enumerate(NAMES, 1)}
+    owners = Owners({name: [address] for name, address in addresses.items()}, {})
+    answers = {
+        source: replace(
+            PASSED, number=7, target=target, address=addresses[target], ms=index + 1.0,
+            gbps=index + 1.0, retransmits=index, outcome="small" if str(index) in broken else "ok",
+        )
+        for index, (source, target) in enumerate(edges)
+    }  # fmt: skip
+    outcome = pairs_outcome(TEST, edges, answers, owners, dict.fromkeys(NAMES, ALL_PORTS))
+    if not broken:
+        assert outcome == SmokeOutcome(True, ms=4.0, gbps=1.0, retransmits=6)
+    else:
+        target = edges[int(min(broken))][1]
+        cause = f"{target}: the connection succeeds, and no data comes back"
+        assert outcome == SmokeOutcome(False, cause, culprits=tuple(culprits.split()))
+    answers["gpu02"] = "no answer in 9 s"
+    outcome = pairs_outcome(TEST, edges, answers, owners, dict.fromkeys(NAMES, ALL_PORTS))
+    assert (outcome.ok, outcome.lost) == (False, ("gpu02",))
+
+
 # --- Engines.
 
 GLOO = Engine("torch", "gloo", "2.13.0", "", "/usr/bin/python3", "PyTorch works", "")
 ENGINES = {
     "nccl": replace(GLOO, backend="nccl", library="NCCL 2.28.3"),
     "gloo": GLOO,
-    "ring": Engine("ring", "tcp", "", "", "", "the path works", ""),
+    "pairs": Engine("pairs", "tcp", "", "", "", "the path works", ""),
     "nccl-tests": Engine("nccl-tests", "nccl", "2.17", "NCCL 2.28.3", "/opt/perf", "", ""),
     "no-torch": replace(GLOO, version="", reason="No module named 'torch'"),
 }
@@ -224,7 +249,7 @@ def engine(words: str) -> Engine:
 
 
 def hellos(groups: dict[str, list[Any]]) -> dict[str, Hello]:
-    """{"n": [3, "gloo ring"]} -> n00 to n02 with these engines; a third word is why a node takes
+    """{"n": [3, "gloo pairs"]} -> n00 to n02 with these engines; a third word is why a node takes
     no part."""
     return {
         f"{name}{number:02}": Hello(
@@ -247,8 +272,8 @@ def test_the_best_engine_that_most_nodes_have(case):
 
 
 def test_a_node_with_many_versions_does_not_outvote_the_others():
-    lies = hellos({"liar": [1, " ".join(f"gloo/9.{number}" for number in range(9)) + " ring"]})
-    assert choose({**lies, **hellos({"n": [2, "gloo ring"]})}).excluded.keys() == {"liar00"}
+    lies = hellos({"liar": [1, " ".join(f"gloo/9.{number}" for number in range(9)) + " pairs"]})
+    assert choose({**lies, **hellos({"n": [2, "gloo pairs"]})}).excluded.keys() == {"liar00"}
 
 
 # --- Idle GPUs.
@@ -343,14 +368,14 @@ def test_a_node_without_a_snapshot_says_why():
 
 
 def test_the_limit_grows_with_the_ranks_and_the_data():
-    """Exactly: a start, 50 ms a rank, and 6 times the data around the ring at the lowest rate."""
+    """Exactly: a start, 50 ms a rank, and 6 times the data around a ring at the lowest rate."""
     start = {name: limit_s(*name.split(), 0, 0) for name in (
-        "ring tcp", "torch gloo", "torch nccl", "nccl-tests nccl", "something else")}  # fmt: skip
-    assert [*start.values()] == [15, 20, 40, 60, 60]
+        "torch gloo", "torch nccl", "nccl-tests nccl", "something else")}  # fmt: skip
+    assert [*start.values()] == [20, 40, 60, 60]
     assert limit_s("torch", "gloo", 800, 0) == 20 + 40
     assert limit_s("torch", "gloo", 0, 0, first=True) == 20 + 40
     gigabit = 10**9 // 8
-    assert limit_s("ring", "tcp", 0, gigabit) == 15 + 6 * 2 * 10
+    assert limit_s("torch", "gloo", 0, gigabit) == 20 + 6 * 2 * 10
     assert limit_s("torch", "nccl", 0, gigabit) == 40 + 6 * 2
 
 

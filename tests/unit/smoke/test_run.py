@@ -40,7 +40,7 @@ from nodeready.transport.snapshots import SnapshotReply
 from tests.fake import Fake, says
 from tests.unit.smoke.simulated_time import Clock, simulated_time
 
-RING = Engine("ring", "tcp", "", "", "", "the path", "")
+PAIRS = Engine("pairs", "tcp", "", "", "", "the path", "")
 GLOO = Engine("torch", "gloo", "2.13.0", "", "/opt/bin/python", "PyTorch over TCP", "")
 NCCL = replace(GLOO, backend="nccl", library="NCCL 2.28.3", proves="PyTorch over NCCL")
 PORTS = (29500, 29501, 29502)
@@ -66,7 +66,7 @@ class Cluster:
     lies: dict[str, str] = field(
         default_factory=dict
     )  # node -> what it says instead of its answer
-    engines: tuple[Engine, ...] = (GLOO, RING)
+    engines: tuple[Engine, ...] = (GLOO, PAIRS)
     networks: dict[str, RankNetwork] = field(default_factory=dict)  # node -> what its ranks used
     taken: set[tuple[str, int]] = field(default_factory=set)  # node, port that somebody else has
     seconds: float = 1.0  # that a collective takes
@@ -143,7 +143,8 @@ class Cluster:
 
     def pair(self, name: str, order: PairOrder) -> None:
         target, address = order.target.name, order.target.addresses[0]
-        dropped = (name, target) in self.paths
+        stuck = self.hangs if order.large > 1 << 20 else []
+        dropped = (name, target) in self.paths or {name, target} in stuck
         tries = tuple(Try(port, "timeout" if dropped else "ok", 0.1, "") for port in order.ports)
         data = ("", 0.1, 0.0) if dropped else ("ok", 0.1, 1.0)
         paired = PairAnswer(order.number, target, (address,), "", address, tries, *data, 0, 1)
@@ -292,6 +293,30 @@ def test_nodes_that_are_well(clock, count):
     assert done.took_s == pytest.approx(min(count, 3 if count > 3 else 2), abs=0.5)
 
 
+@pytest.mark.parametrize(("count", "fault", "suspects"), [
+    (2, {}, []),
+    (12, {}, []),
+    (12, {"paths": {("n02", "n07")}}, [("pair", ("n02", "n07"))]),
+    (12, {"hangs": [{"n04", name} for name in named(12)]}, [("node", ("n04",))]),
+    (12, {"frozen": {"n04": 1}}, [("node", ("n04",))]),
+    (12, {"dead": {"n04": 1}}, [("node", ("n04",))]),
+])  # fmt: skip
+def test_without_pytorch_every_node_sends_to_the_next_one(clock, count, fault, suspects):
+    cluster = Cluster(named(count), engines=(PAIRS,), **fault)
+    done = Run(clock, cluster, engine="pairs")
+    assert done.suspects == suspects
+    assert (done.found.single_node_tests, cluster.of(CollectiveOrder)) == (0, [])
+    assert "each alone" not in done.lines[0]
+    if not fault:
+        assert {*done.of("passed")} == {*cluster.names}
+        # All together; the rest are pairs of the sweep.
+        last = max(order.number for order in cluster.of(PairOrder) if order.large > 1 << 20)
+        targets = {
+            name: order.target.name for name, order, _ in cluster.orders if order.number == last
+        }
+        assert targets == dict(zip(cluster.names, [*cluster.names[1:], "n01"], strict=True))
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_who_takes_the_ports_of_a_good_node_has_it_not_suspected(clock, count):
     """Of its ports, so many are another user's whenever rank 0 is to have them."""
@@ -305,22 +330,19 @@ def test_who_takes_the_ports_of_a_good_node_has_it_not_suspected(clock, count):
     assert {*done.of("passed")} == {*cluster.names} - away
 
 
-def test_every_rank_has_one_number_and_the_ring_goes_around(clock):
+def test_every_rank_has_one_number(clock):
     cluster = Cluster(named(5))
     Run(clock, cluster, ranks=3)
     for together in cluster.tests.values():
         parts = sorted(together.items(), key=lambda part: part[1].first)
         ranks = [order.first + index for _, order in parts for index in range(order.ranks)]
         assert ranks == [*range(3 * len(together))]
-        names = [name for name, _ in parts]
-        following = [*names[1:], names[0]] if len(names) > 1 else [None]
-        assert [order.next and order.next.name for _, order in parts] == following
-        assert {order.head.name for _, order in parts} == {names[0]}
+        assert {order.head.name for _, order in parts} == {parts[0][0]}
         for _, order in parts:
-            for peer in filter(None, (order.head, order.next)):
-                assert peer.token == f"token-{peer.name}"
-                assert peer.addresses == (f"10.0.0.{int(peer.name[1:])}",)
-                assert peer.port in PORTS
+            peer = order.head
+            assert peer.token == f"token-{peer.name}"
+            assert peer.addresses == (f"10.0.0.{int(peer.name[1:])}",)
+            assert peer.port in PORTS
             assert (order.small, order.large, order.engine) == (4096, 8 << 20, "torch")
             assert len(orders.line(order)) < 2000
     assert len({order.head.port for order in cluster.of(CollectiveOrder)}) > 1
@@ -359,12 +381,12 @@ def test_the_culprit_is_named_and_nobody_else(clock, seeds):
         (
             {"hangs": [{"n02", "n07"}]},
             ["n02", "n07"],
-            "the ring fails on the same nodes, too: the",
+            "plain TCP fails on the same nodes, too: the",
         ),
         (
             {"spoilt": {"torch": [{"n02", "n07"}]}},
             ["n02", "n07"],
-            "the ring passes on the same nodes: the path is good, PyTorch or its library is not [",
+            "plain TCP passes on the same nodes: the path is good, PyTorch or its library is not",
         ),
     ],
 )
@@ -374,7 +396,7 @@ def test_the_evidence_tells_the_path_from_the_library(clock, fault, nodes, sente
     assert len(done.of("passed")) == 8 - len(nodes)
     assert [why for why in done.found.suspects[0].evidence if why.startswith(sentence)]
     assert ("alone: 7 of 8 passed" in done.lines) == ("broken" in fault)
-    assert (done.found.control == "ring over tcp") == ("broken" not in fault)
+    assert (done.found.control == "pairs over tcp") == ("broken" not in fault)
 
 
 def test_when_no_group_passes_the_other_engine_is_tried_once_with_all(clock):
@@ -382,10 +404,10 @@ def test_when_no_group_passes_the_other_engine_is_tried_once_with_all(clock):
     pairs = [{name, other} for name in names for other in names if name < other]
     cluster = Cluster(names, spoilt={"torch": pairs})
     done = Run(clock, cluster)
-    controls = [order for order in cluster.of(CollectiveOrder) if order.engine == "ring"]
+    controls = [order for order in cluster.of(PairOrder) if order.large > 1 << 20]
     assert len({order.number for order in controls}) == 1
-    assert {order.world for order in controls} == {6}
-    sentence = "the ring passes on the same nodes: the path is good"
+    assert len(controls) == 6
+    sentence = "plain TCP passes on the same nodes: the path is good"
     assert done.found.suspects
     for suspect in done.found.suspects:
         assert any(sentence in why for why in suspect.evidence)
@@ -482,7 +504,7 @@ def test_nodes_that_cannot_take_part_are_named_with_a_line_each(clock, replies):
         names,
         hellos={
             "n04": {"reason": "no session: exit status 1"},
-            "n05": {"engines": (replace(GLOO, version="2.9.1"), RING)},
+            "n05": {"engines": (replace(GLOO, version="2.9.1"), PAIRS)},
             "n06": {"ports": (22,)},
         },
         silent={"n09"},
@@ -527,26 +549,24 @@ def test_gpus_are_ordered_by_their_numbers(clock, replies):
     gpus = (GPUS.nvidia[0], busy, *GPUS.nvidia[2:])
     replies["n02"] = Snapshot({"gpus": replace(GPUS, nvidia=gpus)})
     hellos = {name: {"gpus": 4} for name in names}
-    cluster = Cluster(names, engines=(NCCL, GLOO, RING), hellos=hellos)
+    cluster = Cluster(names, engines=(NCCL, GLOO, PAIRS), hellos=hellos)
     done = Run(clock, cluster, gpus=(0, 2, 3))
     assert {*done.of("passed")} == {*names}
     assert {node.gpus for node in done.found.nodes} == {(0, 2, 3)}
     assert {node.slots for node in done.found.nodes} == {4}
-    several = [order for order in cluster.of(CollectiveOrder) if order.next]
+    several = [order for order in cluster.of(CollectiveOrder) if order.world > 3]
     sizes = {(order.gpus, order.ranks, order.large) for order in several}
     assert sizes == {((0, 2, 3), 3, 256 << 20)}
     assert done.found.engine == "torch 2.13.0 over nccl"
 
 
 def test_only_the_wanted_engine_is_looked_for(clock):
-    cluster = Cluster(named(3), engines=(RING,))
-    done = Run(clock, cluster, engine="ring")
-    assert done.task.engines == ("ring",)
-    assert done.found.engine == "ring over tcp"
-    assert {(order.engine, order.ranks) for order in cluster.of(CollectiveOrder)} == {("ring", 1)}
+    done = Run(clock, Cluster(named(3), engines=(PAIRS,)), engine="pairs")
+    assert done.task.engines == ("pairs",)
+    assert done.found.engine == "pairs over tcp"
     assert {node.ranks for node in done.found.nodes} == {1}
-    lacking = Run(clock, Cluster(named(3), engines=(replace(GLOO, reason="no torch"), RING)))
-    assert lacking.lines[0] == "engine ring over tcp: no PyTorch over gloo: no torch"
+    lacking = Run(clock, Cluster(named(3), engines=(replace(GLOO, reason="no torch"), PAIRS)))
+    assert lacking.lines[0] == "engine pairs over tcp: no PyTorch over gloo: no torch"
 
 
 # --- Nodes that lie.
@@ -607,7 +627,7 @@ def test_the_meaning_of_nccls_error_stands_behind_the_evidence(clock):
         "NCCL error: remote process exited or there was a network error (NET/IB : Got completion "
         "from peer 10.0.0.1<47111> with status=12 opcode=0 len=0 vendor err 129 (Recv))"
     )
-    done = Run(clock, Cluster(named(4), broken={"n02": error}, engines=(GLOO, RING)))
+    done = Run(clock, Cluster(named(4), broken={"n02": error}, engines=(GLOO, PAIRS)))
     (suspect,) = done.found.suspects
     meanings = [text for text in suspect.evidence if text.endswith("[ib-retry]")]
     assert (suspect.nodes, len(meanings)) == (("n02",), 1)

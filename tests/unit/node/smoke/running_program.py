@@ -44,10 +44,10 @@ from nodeready.subjects import wire
 MAIN = "nodeready.node.smoke.program"
 KINDS = {"hello": Hello, "collective": CollectiveAnswer, "pair": PairAnswer}
 
-#: A ring whose nodes wait as long as ``small`` says in ms, and a pair that is told the same way.
-RING = """
+#: Listeners, and a pair that waits as long as ``small`` says in ms.
+PAIR = """
 import socket, threading, time
-from nodeready.node.smoke.orders import Busy, PairAnswer, RankResult
+from nodeready.node.smoke.orders import Busy, PairAnswer
 class SmokeListeners:
     def __init__(self, ports):
         self.token, self.accepted_count, self.open, self.busy = "token", 0, {}, ()
@@ -75,18 +75,14 @@ class SmokeListeners:
         return {}
     def serve(self):
         threading.Event().wait()
-def run_ring(order, listeners, stop):
-    began = time.monotonic()
+def run_pair(order, own, listeners, stop):
     if order.small == 13:
-        raise OSError("the ring is broken")
+        raise OSError("the pair is broken")
     if order.small == 666:
         time.sleep(300)
     stop.wait(min(order.small / 1000, order.limit_s))
-    said = "ended" if stop.is_set() else ""
-    return RankResult(order.first, -1, "done", "", said, -1, 1.0, 2.0, time.monotonic() - began)
-def run_pair(order, own, listeners, stop):
-    time.sleep(300 if order.small == 666 else 0)
     why = "its address is this node's own" if set(order.target.addresses) & set(own) else ""
+    why = "ended" if stop.is_set() else why
     return PairAnswer(order.number, order.target.name, (), why, "", (), "", 0.0, 0.0, -1, 0)
 """
 
@@ -138,14 +134,10 @@ def stubborn(python: str = sys.executable) -> str:
     return f"trap '' TERM INT HUP; {child} & sleep 301"
 
 
-def ring(number: int, ms: int = 0, limit_s: float = 10) -> CollectiveOrder:
-    return CollectiveOrder(number, "ring", "tcp", 1, 0, 1, (), HERE, None, ms, 8, limit_s)
-
-
 def torch(
     number: int, shell: str = "true", limit_s: float = 10, **changed: object
 ) -> CollectiveOrder:
-    order = CollectiveOrder(number, "torch", shell, 4, 0, 2, (), HERE, None, 1, 8, limit_s)
+    order = CollectiveOrder(number, "torch", shell, 4, 0, 2, (), HERE, 1, 8, limit_s)
     return replace(order, **changed)
 
 
@@ -164,7 +156,7 @@ def within(limit_s: float, holds: Callable[[], bool]) -> bool:
 def _packed(*changed: tuple[str, str]) -> tuple[str, frozenset[str]]:
     """The program as it travels, with the stand-ins, and with these words of its text changed."""
     modules = payload.closure([MAIN, "nodeready.node.payload"])
-    modules |= {f"nodeready.node.smoke.{name}": RING for name in ("listeners", "pair", "ring")}
+    modules |= {f"nodeready.node.smoke.{name}": PAIR for name in ("listeners", "pair")}
     modules["nodeready.node.smoke.engines"] = ENGINES
     for words, other in changed:
         assert words in modules[MAIN]

@@ -24,7 +24,7 @@ from nodeready.node.smoke import engines, torch_ranks
 from nodeready.node.smoke.engines import Performance
 from nodeready.node.smoke.orders import (
     NCCL_TESTS,
-    RING,
+    PAIRS,
     TORCH,
     CollectiveOrder,
     Engine,
@@ -53,8 +53,8 @@ def torch_engines(supervisor: ProcessSupervisor, **config: object) -> tuple[Engi
     given = SmokeConfig("nonce", "tag", engines=(TORCH,), **config)  # type: ignore[arg-type]
     found = engines.Engines(supervisor, given)
     found.close()
-    nccl, gloo, ring = found.engines
-    assert ring.name == RING
+    nccl, gloo, pairs = found.engines
+    assert pairs.name == PAIRS
     return nccl, gloo
 
 
@@ -328,7 +328,7 @@ def vendor(supervisor, tmp_path, monkeypatch) -> Callable[[str], engines.Engines
 def order(**changed: object) -> CollectiveOrder:
     given = {
         "number": 7, "engine": NCCL_TESTS, "backend": "nccl", "world": 2, "first": 0, "ranks": 2,
-        "gpus": (1, 0), "head": SmokePeer("localhost", ("127.0.0.1",), 1, "token"), "next": None,
+        "gpus": (1, 0), "head": SmokePeer("localhost", ("127.0.0.1",), 1, "token"),
         "small": 4096, "large": 256 << 20, "limit_s": 20.0,
     }  # fmt: skip
     return CollectiveOrder(**{**given, **changed})  # type: ignore[arg-type]
@@ -348,9 +348,9 @@ def test_nccl_tests_tells_the_network_from_its_own_file(vendor):
 
 def test_nccl_tests_runs_over_the_gpus_of_the_order(vendor, tmp_path, supervisor):
     found = vendor('echo "$CUDA_VISIBLE_DEVICES $*" >asked\ncat good')
-    perf, ring = found.engines
+    perf, pairs = found.engines
     assert (perf.name, perf.reason, perf.path) == (NCCL_TESTS, "", f"{tmp_path}/all_reduce_perf")
-    assert (found.gpus, ring.name) == (2, RING)
+    assert (found.gpus, pairs.name) == (2, PAIRS)
     ranks = found.run(order(), threading.Event())
     assert [(rank.gpu, rank.ok, rank.ms, rank.gbps) for rank in ranks] == [
         (1, True, 0.0184, 1380.32), (0, True, 0.0184, 1380.32),

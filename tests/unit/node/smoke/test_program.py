@@ -12,7 +12,7 @@ import pytest
 from nodeready.node.smoke import orders, program
 from nodeready.node.smoke.orders import EndOrder, Hello, PairAnswer
 from tests.command import wait_for
-from tests.unit.node.smoke.running_program import HERE, pair, port, ring, start, stubborn, torch
+from tests.unit.node.smoke.running_program import HERE, pair, port, start, stubborn, torch
 
 __all__ = ["port", "start"]
 
@@ -26,37 +26,35 @@ def test_from_hello_to_the_end(start, port):
     )  # fmt: skip
     assert [interface.name for interface in hello.facts.interfaces][:1] == ["lo"]
     assert hello.engines[0].name == "torch"
-    node.order(ring(1))
-    assert [rank.ok for rank in node.answer().ranks] == [True]
+    node.order(pair(1))
+    assert (node.answer().number, node.printed[-1].count("192.0.2.1")) == (1, 0)
     node.order(torch(2, first=2))
     assert [rank.rank for rank in node.answer().ranks] == [2, 3]
     node.order(pair(3, replace(HERE, addresses=hello.addresses)))
     assert "own" in node.answer().error or not hello.addresses
     # What breaks costs its test.
-    node.order(ring(4, ms=13))
-    answer = node.answer()
-    assert answer.error.startswith("OSError: the ring is broken (")
-    assert [(rank.phase, rank.ok) for rank in answer.ranks] == [("start", False)]
+    node.order(pair(4, small=13))
+    assert node.answer().error.startswith("OSError: the pair is broken (")
     # An end is for its own test.
-    node.order(ring(5, ms=90_000))
-    node.order(ring(6, ms=90_000))
+    node.order(pair(5, small=90_000))
+    node.order(pair(6, small=90_000))
     for number in (7, 5):
         node.order(EndOrder(number))
     answer = node.answer()
-    assert (answer.number, answer.ranks[0].error) == (5, "ended")
+    assert (answer.number, answer.error) == (5, "ended")
     node.order(EndOrder(6))
     assert (node.answer().number, node.printed[-1].count("ended")) == (6, 1)
     # A line that is cut off is no order.
-    node.write(orders.line(ring(8)))
+    node.write(orders.line(pair(8)))
     assert node.close() == (0, "")
     assert node.answer() is None
     assert node.is_gone()
 
 
 @pytest.mark.parametrize("line", [
-    "{}", "x", "[]", "1", '"ring"', "null", '{"what":"collective"}', '{"what":"end"}',
+    "{}", "x", "[]", "1", '"pair"', "null", '{"what":"collective"}', '{"what":"end"}',
     '{"what":"end","number":"1"}', '{"what":[],"number":1}', "[" * 100_000,
-    *(orders.line(ring(1, limit_s=float(limit_s))) for limit_s in (-1, 0, 86401, "nan", "inf")),
+    *(orders.line(pair(1, limit_s=float(limit_s))) for limit_s in (-1, 0, 86401, "nan", "inf")),
     "",
 ])  # fmt: skip
 def test_a_line_that_is_no_order(line):
@@ -79,8 +77,7 @@ def test_a_thread_that_hangs_is_answered_for(start):
     node = start(changed={"_LATE_S = 0.9": "_LATE_S = 0.1"})
     node.answer()
     for order in (
-        ring(1, 666, 0.2), torch(2, "sleep 300", 0.2, small=666, first=4),
-        pair(3, small=666, limit_s=0.2),
+        torch(2, "sleep 300", 0.2, small=666, first=4), pair(3, small=666, limit_s=0.2),
     ):  # fmt: skip
         node.order(order)
         answer = node.answer()
@@ -93,8 +90,8 @@ def test_a_thread_that_hangs_is_answered_for(start):
             assert ranks == [(number, "start", error) for number in numbers]
             assert not answer.error
         wait_for(lambda: not node.pids("sleep 300"))
-    node.order(ring(4))
-    assert node.answer().ranks[0].ok
+    node.order(pair(4))
+    assert node.answer().error == ""
 
 
 def test_the_rendezvous_has_its_port(start, port):
