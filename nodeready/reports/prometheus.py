@@ -149,7 +149,7 @@ def prometheus_smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Itera
         ("info", "What made the collective.", [({"engine": smoke_test.engine}, 1)]),
         ("tests", "Collectives of several nodes.", [({}, smoke_test.tests)]),
         ("nodes", "Nodes by their status.", counts),
-        ("suspect", "A node under suspicion, by kind; scale: only several nodes together.", suspects),
+        ("suspect", "A suspected node, by kind; scale: only several nodes together.", suspects),
         ("excluded", "A node without which the others pass, or that was not tested.", excluded),
     ]
     for name, about, value in (

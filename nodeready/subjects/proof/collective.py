@@ -28,9 +28,9 @@ def collective(observed: Proved, policy: Policy) -> Result:
     proof.collective``, with a budget to match (``--budget 300``). The engine is the best that most
     nodes have: the job's own PyTorch (policy smoke_python, smoke_prefix, smoke_environment), else
     plain TCP between pairs of nodes. A node fails with the evidence against it, also when it fails
-    only with one other node, or only together with several, and if NCCL chose another network there
-    than the policy's nccl_network. A slower network than on most nodes, and new errors of a GPU or
-    a port on a node that passed, are a warning.
+    only with one other node, or only together with several, and if NCCL chose another network
+    there than the policy's nccl_network. A slower network than on most nodes, and new errors of a
+    GPU or a port on a node that passed, are a warning.
     """
     check, expected = "proof.collective", "all nodes together pass"
     result = observation(check, observed, "collective", ProvedCollective)
