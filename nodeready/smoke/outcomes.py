@@ -50,7 +50,7 @@ _WAITED = re.compile(
     r"(?i)\btime[sd]?[ -]?out|connection (?:was )?(?:closed|reset|aborted)"
     r"|broken pipe|end of file|\bEOF\b|failed to recv|remote process|remote ?error|network error"
     r"|retry (?:counter )?exceeded|communicator was aborted|did not (?:end|finish|come)|no data"
-    r"|(?:limit of|after) [0-9.]+ m?s|others had ended"
+    r"|(?:limit of|after) [0-9.]+ m?s|others had passed in less"
 )
 _RANK = re.compile(r"\brank (\d{1,9})\b")
 
