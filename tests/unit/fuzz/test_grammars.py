@@ -230,7 +230,7 @@ PARSERS: dict[str, Any] = {
     "ssh's words": (lambda text: cause_of(text[:65536]),),
     "py-spy's JSON": (lambda text: py_spy.parse(text, 7),),
     "a core_pattern": (lambda text: core_pattern.CorePlace(text[:4096]).shown,),
-    "what Slurm knows of a node": (drain.parse, drain.DrainError),
+    "what Slurm knows of a node": (drain.parse_all, drain.DrainError),
     "a verdict that was kept": (lambda text: gate.parse(raw(text)),),
     "mountinfo": (mount_table.parse_mounts,),
     "rules of a packet filter": (lambda text: firewall.parse(Output(text, 0), POLICY),),
@@ -357,7 +357,7 @@ ELSEWHERE = {
     "a path of ours": "healthcheck/here.py:_read healthcheck/gate.py:read",
     "a text of ours or of the user": "inventory/labs.py:read node/cores/core_pattern.py:expand "
     "subjects/own_files.py:_parse_own_files transport/ssh_config.py:expand "
-    "transport/ssh_config.py:parse_jump_host",
+    "transport/ssh_config.py:parse_jump_host text.py:parse_span",
     "values that were decoded": "ready/reach.py:_answers",
 }
 

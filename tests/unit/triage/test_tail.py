@@ -24,6 +24,7 @@ from nodeready.node.witnesses.logs import WatchdogReport
 from nodeready.reports import json_report, tail_table
 from nodeready.reports.registry import Options
 from nodeready.subjects.base import ProbeError
+from nodeready.text import parse_span
 from nodeready.triage.logs import Grouping, node_names, normalise, parse_tail
 from tests.cases import cases
 from tests.paths import schema
@@ -153,7 +154,7 @@ def test_a_moment(words, moment):
     [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("3d", 259200), ("1w", 604800)],
 )
 def test_a_span_is_so_long_ago_and_no_part_of_a_second_longer(words, seconds):
-    assert values.span(words) == seconds
+    assert parse_span(words) == seconds
     if not words.isdecimal():
         assert values.seconds_ago(words, NOW) == seconds
 
