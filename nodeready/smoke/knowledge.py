@@ -184,7 +184,7 @@ class Knowledge:
             self.doubts.pop(name, None)
 
     def remove(self, suspects: Iterable[SmokeSuspect]) -> None:
-        """Remove suspects that another suspect explains, or that are none."""
+        """Remove these suspects: the evidence has another cause."""
         removed = [*suspects]
         self.suspects = [suspect for suspect in self.suspects if suspect not in removed]
 

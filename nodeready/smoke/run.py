@@ -106,7 +106,7 @@ class _SmokeRun:
         gpus = {name: self.nodes.gpus.get(name, ()) for name in names}
         self._tell_plan()
         steps = search(
-            names, gpus, full=task.full, knowledge=self.knowledge, alone=self._tests_alone
+            names, gpus, full=task.full, knowledge=self.knowledge, tests_alone=self._tests_alone
         )
         try:
             tests = next(steps)

@@ -60,7 +60,7 @@ _BROKEN, _SLOW, _FLAKY = "broken", "slow", "flaky"
 _REPEATS = 3
 #: Maximum faults between groups that are searched.
 _MAX_FAULTS = 16
-#: Maximum groups that are tried as the one with which most nodes pass.
+#: Maximum groups whose nodes are tested with every other group.
 _MAX_BASES = 3
 
 _NO_THIRD = "there is no third node to tell which of them it is"
@@ -111,10 +111,10 @@ class _FaultSearch:
         gpus: Mapping[str, Sequence[int]],
         full: bool,
         knowledge: Knowledge,
-        alone: bool,
+        tests_alone: bool,
     ) -> None:
         self.nodes, self.gpus, self.full, self.knowledge = list(nodes), gpus, full, knowledge
-        self.alone = alone
+        self.tests_alone = tests_alone
         knowledge.positions = {name: position for position, name in enumerate(nodes)}
         self.lost: set[str] = set()
         self.good: list[str] = []
@@ -236,7 +236,7 @@ class _FaultSearch:
                 self._advance(following, None, live)
 
     def _all_steps(self) -> Steps[None]:
-        trials = yield [TrialRequest(ALONE, (name,)) for name in self.nodes if self.alone]
+        trials = yield [TrialRequest(ALONE, (name,)) for name in self.nodes if self.tests_alone]
         failed = [trial for trial in trials if trial and not trial.outcome.ok]
         yield from self._together(self._faulty_gpus(t.test.nodes[0], t) for t in failed)
         live = self._live()
@@ -476,8 +476,8 @@ class _FaultSearch:
     # --- The cause of a failure between good nodes: two nodes, or two sets of nodes.
 
     def _pin_down(self, order: Sequence[str], low: int) -> Steps[bool]:
-        """Search for two nodes because of which these nodes fail together, of which the first
-        ``low`` pass. Returns whether the cause was found."""
+        """Search for two nodes that make these nodes fail together. The first
+        ``low`` of them pass. Returns whether the cause was found."""
         lost_before = len(self.lost)
         low -= len(self.lost.intersection(order[:low]))
         order = [name for name in order if name not in self.lost]
@@ -513,16 +513,16 @@ class _FaultSearch:
         """
         remaining = groups
         for _ in range(min(_MAX_BASES, len(groups))):
-            base, *others = remaining
+            base, *peers = remaining
             trials = yield [
                 TrialRequest(CONFIRM, (base[n % len(base)], *group))
-                for n, group in enumerate(others)
+                for n, group in enumerate(peers)
             ]
-            results = [*zip(others, trials, strict=True)]
+            results = [*zip(peers, trials, strict=True)]
             side = [base, *(group for group, trial in results if trial and trial.outcome.ok)]
             if 2 * sum(map(len, side)) > sum(map(len, groups)):
                 return side
-            remaining = [group for group in others if group not in side]
+            remaining = [group for group in peers if group not in side]
             if not remaining:
                 break
         return []
@@ -695,7 +695,7 @@ def search(
     *,
     full: bool = False,
     knowledge: Knowledge | None = None,
-    alone: bool = True,
+    tests_alone: bool = True,
 ) -> Search:
     """Search among these nodes.
 
@@ -703,6 +703,6 @@ def search(
     gpus:      node -> the numbers of its ranks' GPUs; none: ranks without GPUs
     full:      all pairs in the sweep, not only ring and skips
     knowledge: filled during the search, for a caller that stops before its end
-    alone:     whether each node is tested by itself first
+    tests_alone: whether each node is tested by itself first
     """
-    return _FaultSearch(nodes, gpus, full, knowledge or Knowledge(), alone).run()
+    return _FaultSearch(nodes, gpus, full, knowledge or Knowledge(), tests_alone).run()

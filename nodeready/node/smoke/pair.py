@@ -85,7 +85,7 @@ class _Echo:
                 received, received_at = received + len(data), now_s
             if measure and received:
                 self.gbps = round(received * 8e-9 / max(1e-6, now_s - began), 6)
-            # Silence after the first data is none of a slow path.
+            # A silent peer is not slow: silence has its own limit.
             is_receiving = received_at == now_s
             if measure and is_receiving and self._is_too_slow(began, now_s, size - received):
                 self._is_slow = True
