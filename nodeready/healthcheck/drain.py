@@ -117,7 +117,7 @@ def parse(text: str) -> SlurmNode:
 
 def parse_all(text: str) -> dict[str, SlurmNode]:
     """Name -> node, of ``scontrol show node``. Raises DrainError as `parse`."""
-    nodes = map(parse, re.split(r"\n+(?=NodeName=)", text))
+    nodes = map(parse, re.split(r"\n(?=NodeName=)", text))
     return {node.name: node for node in nodes}
 
 
