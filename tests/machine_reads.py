@@ -24,7 +24,7 @@ _READS = ("open", "os.listdir", "os.scandir", "os.posix_spawn", "subprocess.Pope
 
 def refuse(event: str, arguments: tuple[Any, ...]) -> None:
     """An audit hook: fails the test for a read of this machine by a module of `subjects`."""
-    if not event.startswith(_READS) or str(arguments[0]).startswith(_OWN):
+    if not event.startswith(_READS) or "".join(map(str, arguments[:1])).startswith(_OWN):
         return
     frame = sys._getframe(1)
     while frame:
