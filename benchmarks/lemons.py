@@ -13,7 +13,7 @@ from collections import defaultdict
 
 from benchmarks import command
 from benchmarks.report import BenchmarkReport
-from nodeready.memory.lemons import DAY_S, HardwareIncident, Unit, own_incidents, rank
+from nodeready.memory.lemons import DAY_S, HardwareIncident, SuspectUnit, own_incidents, rank
 
 #: Failures of one node in a day: 6.5 and 2.34 in 1,000 node days (arXiv 2410.21680, RSC-1, RSC-2),
 #: and three times as many.
@@ -36,10 +36,10 @@ def named(random_: random.Random, nodes: int, rate: float, lemons: int = 0) -> s
         while day < DAYS:
             incidents.append(HardwareIncident(day * DAY_S, str(node), "", "gpus.recovery", ""))
             day += random_.expovariate(node_rate)
-    observed_s = {Unit(str(node), str(node)): DAYS * DAY_S for node in range(nodes)}
+    observed_s = {SuspectUnit(str(node), str(node)): DAYS * DAY_S for node in range(nodes)}
     by_node = defaultdict(list)
     for incident in own_incidents(incidents, nodes):
-        by_node[Unit(incident.node, incident.node)].append(incident)
+        by_node[SuspectUnit(incident.node, incident.node)].append(incident)
     ranked = rank(by_node, observed_s, "node", observed_s)
     return {int(unit.unit) for unit in ranked if unit.is_lemon}
 

@@ -39,8 +39,8 @@ def inventories(_: click.Context, incomplete: str) -> list[CompletionItem]:
 
 def checks(context: click.Context, incomplete: str) -> list[CompletionItem]:
     """The checks and their subjects, after the last comma, with those of the site."""
-    beside = Path(_inventory(context)).parent
-    folders = dict.fromkeys((Path(FOLDER), beside / FOLDER))
+    folder = Path(_inventory(context)).parent
+    folders = dict.fromkeys((Path(FOLDER), folder / FOLDER))
     return _listed([*_check_words(), *_site_words(folders)], incomplete)
 
 

@@ -30,7 +30,7 @@ from nodeready.memory.sections import (
     node_sections,
     results_text,
 )
-from nodeready.memory.store import Clock, Memory, MemoryUnavailable
+from nodeready.memory.store import ControlClock, Memory, MemoryUnavailable
 from nodeready.memory.witnesses import WITNESSES
 from nodeready.smoke.knowledge import PAIR
 from nodeready.subjects.proof.facts import ProvedHistory
@@ -251,7 +251,9 @@ class LookKeeper:
             with Memory.open(settings.path, make=True) as memory:
                 declared = {check for check in self._checks if not check.endswith(f".{OBSERVED}")}
                 memory.keep(look, nodes, events, declared)
-                jump_s = memory.trim(Clock.now(), settings.days, settings.megabytes * 1_000_000)
+                jump_s = memory.trim(
+                    ControlClock.now(), settings.days, settings.megabytes * 1_000_000
+                )
             if jump_s:
                 place = "ahead of" if jump_s > 0 else "behind"
                 self._screen.say(

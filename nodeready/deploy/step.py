@@ -141,7 +141,7 @@ def step(
         if not fixed:
             raise ValueError(f"no check of {subject} in subjects/registry.py is fixed by {name}")
         # No operation repairs some checks of the subject: each of its operations warns of them.
-        own = {check.id for check in checks if check.fixed_by in ("", name)}
+        warned_checks = {check.id for check in checks if check.fixed_by in ("", name)}
         deciding = {*settings, *(key for check in fixed for key in check.settings)}
         setting_names = tuple(field.name for field in fields(Policy) if field.name in deciding)
 
@@ -153,8 +153,8 @@ def step(
             if isinstance(observation, Unknown):
                 yield pyinfra.refuse(f"{subject} could not be observed: {observation.reason}")
                 return
-            left = (row for row in node.results if row.check in own and row.bad)
-            pyinfra.warn(host, (row for row in left if not row.fixable))
+            rows = (row for row in node.results if row.check in warned_checks and row.bad)
+            pyinfra.warn(host, (row for row in rows if not row.fixable))
             try:
                 change = deploy_step.plan(node.snapshot, node.policy, node.fleet, node.results)
             except PlanError as error:

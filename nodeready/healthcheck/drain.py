@@ -164,19 +164,19 @@ def name_of(environment: Mapping[str, str], hostname: str) -> str:
     return name
 
 
-def excess(own: SlurmNode, nodes: Iterable[SlurmNode], maximum: str) -> DrainError | None:
+def excess(this: SlurmNode, nodes: Iterable[SlurmNode], maximum: str) -> DrainError | None:
     """Why this node may not be drained beside those that nodeready has drained; None: it may.
 
-    own:     not drained yet, or pending: then the pending nodes that come after it do not count
+    this:    not drained yet, or pending: then the pending nodes that come after it do not count
     maximum: `gate_drain_max`, which holds in each partition of the node
     """
     listed = list(nodes)
-    turn = (own.since, own.name)
-    for partition in own.partitions:
+    turn = (this.since, this.name)
+    for partition in this.partitions:
         members = [node for node in listed if partition in node.partitions]
         drained = sum(
-            node.is_drained and node.is_ours and node.name != own.name
-            and not (own.is_pending and node.is_pending and (node.since, node.name) > turn)
+            node.is_drained and node.is_ours and node.name != this.name
+            and not (this.is_pending and node.is_pending and (node.since, node.name) > turn)
             for node in members
         )  # fmt: skip
         if drained >= _limit(maximum, len(members)):
@@ -245,10 +245,10 @@ def _may_stay_drained(
         _scontrol(["update", f"nodename={name}", state, pending], deadline)
     time.sleep(_SECOND_LOOK_S)
     nodes = parse_all(_scontrol(["show", "node"], deadline))
-    own = nodes.get(name, node)
-    if not own.is_pending:
+    this = nodes.get(name, node)
+    if not this.is_pending:
         return False
-    problem = excess(own, nodes.values(), maximum)
+    problem = excess(this, nodes.values(), maximum)
     if problem is not None:
         _scontrol(["update", f"nodename={name}", "state=undrain"], deadline)
         raise problem

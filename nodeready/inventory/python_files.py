@@ -151,9 +151,9 @@ class _Guard(importlib.abc.MetaPathFinder):
         self.owner = owner
 
     def _guards(self, place: str) -> bool:
-        """Whether the nearest directory above is one of ours."""
-        above = filter(place.startswith, self.directories | self.installed)
-        return max(above, key=len, default="") in self.directories
+        """Whether the nearest parent directory belongs to the project."""
+        parents = filter(place.startswith, self.directories | self.installed)
+        return max(parents, key=len, default="") in self.directories
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -81,7 +81,7 @@ def changes(before: NodeLook, after: NodeLook) -> tuple[Change, ...]:
     What another policy asks or expects is no change of the node: it is one change of the policy.
     """
     every: list[Change] = []
-    settings, asked = _policy_differences(before, after)
+    settings, requested = _policy_differences(before, after)
     if before.error or after.error:
         if bool(before.error) != bool(after.error):
             values = ("no answer", "answered") if before.error else ("answered", "no answer")
@@ -99,7 +99,7 @@ def changes(before: NodeLook, after: NodeLook) -> tuple[Change, ...]:
             words = {name: word for renamed in names.values() for name, word in renamed.items()}
             before = _renamed(replace(before, facts=old), words)
             old = before.facts
-        every += _fact_changes(old, new, asked)
+        every += _fact_changes(old, new, requested)
         is_same_boot = before.boot_id == after.boot_id
         if before.boot_id and after.boot_id and not is_same_boot:
             every.append(Change(REBOOT, "host.boot_id", None, None, "rebooted"))
@@ -115,8 +115,8 @@ def differences(peer: NodeLook, node: NodeLook) -> tuple[Change, ...]:
     if peer.error or node.error:
         return ()
     old, new = map(_shared, _different(peer.facts, node.facts))
-    _, asked = _policy_differences(peer, node)
-    every = [*_results(peer, node), *_fact_changes(old, new, asked)]
+    _, requested = _policy_differences(peer, node)
+    every = [*_results(peer, node), *_fact_changes(old, new, requested)]
     return tuple(sorted(every, key=lambda change: KINDS.index(change.kind)))
 
 
@@ -177,13 +177,13 @@ def _results(before: NodeLook, after: NodeLook) -> Iterator[Change]:
 def _policy_differences(before: NodeLook, after: NodeLook) -> tuple[set[str], set[str]]:
     """The settings that differ between the policies of two looks, and the subjects of which the
     two looks have asked different things."""
-    settings, asked = set[str](), set[str]()
+    settings, requested = set[str](), set[str]()
     for owner, words in after.policies.items():
         changed = changed_words(before.policies.get(owner, words), words)
         if ASKED in changed:
-            asked.add(owner)
+            requested.add(owner)
         settings |= changed - {ASKED}
-    return settings, asked
+    return settings, requested
 
 
 def _is_of_policy(change: Change, settings: Collection[str]) -> bool:
@@ -209,10 +209,12 @@ def _policy_change(settings: Collection[str], expected: Sequence[Change]) -> Cha
 # --- Facts.
 
 
-def _fact_changes(before: Facts, after: Facts, asked: Collection[str] = ()) -> Iterator[Change]:
+def _fact_changes(
+    before: Facts, after: Facts, requested: Collection[str] = ()
+) -> Iterator[Change]:
     """The changes of parts, of elements that came or went, and of single facts.
 
-    asked: the subjects of which the two looks have asked different things: a fact of one look
+    requested: the subjects whose facts the two looks requested differently: a fact of one look
            alone is no change
     """
     keys = [key for key, value in after.items() if before.get(key) != value]
@@ -227,7 +229,7 @@ def _fact_changes(before: Facts, after: Facts, asked: Collection[str] = ()) -> I
         kind, identities = kind_of(owner), _identities(owner, before, after)
         if identities is not None:
             yield _part_change(owner, changed, identities, before, after)
-        elif owner.partition(".")[0] in asked and not (owner in before and owner in after):
+        elif owner.partition(".")[0] in requested and not (owner in before and owner in after):
             continue
         elif owner != changed[0]:
             if not _is_slot_of_part(owner, owners):

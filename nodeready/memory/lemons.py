@@ -81,7 +81,7 @@ class HardwareIncident:
         return utc_moment(self.time_s)
 
 
-class Unit(NamedTuple):
+class SuspectUnit(NamedTuple):
     """A node, or a GPU in one node: a node may show the serial number of any GPU.
 
     name: of the node, or the serial number
@@ -149,11 +149,11 @@ class Lemons:
 def find_lemons(memory: Memory, nodes: Collection[str], since_s: float, until_s: float) -> Lemons:
     """The lemons among these nodes and their GPUs in this time. Raises MemoryUnavailable."""
     checks = hardware_checks()
-    parts: dict[Unit, list[PartSpan]] = defaultdict(list)
+    parts: dict[SuspectUnit, list[PartSpan]] = defaultdict(list)
     gpus: dict[str, list[PartSpan]] = defaultdict(list)
     for part in reversed(memory.parts_of_kind("gpu")):
         if part.node in nodes:
-            parts[Unit(part.serial, part.node)].append(part)
+            parts[SuspectUnit(part.serial, part.node)].append(part)
             gpus[part.node].append(part)
 
     def is_within(time_s: float) -> bool:
@@ -183,16 +183,18 @@ def find_lemons(memory: Memory, nodes: Collection[str], since_s: float, until_s:
         for unit, spans in parts.items()
     }
     node_s = {
-        Unit(name, name): within(*span) for name, span in memory.spans().items() if name in nodes
+        SuspectUnit(name, name): within(*span)
+        for name, span in memory.spans().items()
+        if name in nodes
     }
     present = {unit for unit, spans in parts.items() if spans[-1].is_there}
     units = rank(by_gpu, gpu_s, "gpu", present)
     # What a bad GPU did counts for the node that it was in, unless the GPU is the lemon.
     of_lemons = {incident for unit in units if unit.is_lemon for incident in unit.incidents}
-    by_node: dict[Unit, list[HardwareIncident]] = defaultdict(list)
+    by_node: dict[SuspectUnit, list[HardwareIncident]] = defaultdict(list)
     for incident in unshared:
         if incident not in of_lemons:
-            by_node[Unit(incident.node, incident.node)].append(incident)
+            by_node[SuspectUnit(incident.node, incident.node)].append(incident)
     units += rank(by_node, node_s, "node", node_s)
     units.sort(key=lambda unit: (not unit.is_lemon, unit.chance))
     window = utc_moment(since_s), utc_moment(until_s)
@@ -201,8 +203,8 @@ def find_lemons(memory: Memory, nodes: Collection[str], since_s: float, until_s:
 
 
 def _gpu_incidents(
-    incidents: Iterable[HardwareIncident], spans: dict[Unit, list[PartSpan]]
-) -> dict[Unit, list[HardwareIncident]]:
+    incidents: Iterable[HardwareIncident], spans: dict[SuspectUnit, list[PartSpan]]
+) -> dict[SuspectUnit, list[HardwareIncident]]:
     """The incidents of each GPU in each node.
 
     A GPU's life in earlier nodes moves along when it fails in its new node, too: until then, one
@@ -210,9 +212,9 @@ def _gpu_incidents(
 
     spans: of each GPU in each node, the oldest first; they move along as well
     """
-    by_unit: dict[Unit, list[HardwareIncident]] = defaultdict(list)
+    by_unit: dict[SuspectUnit, list[HardwareIncident]] = defaultdict(list)
     for incident in incidents:
-        if (unit := Unit(incident.serial, incident.node)) in spans:
+        if (unit := SuspectUnit(incident.serial, incident.node)) in spans:
             by_unit[unit].append(incident)
     places = {unit.name: unit for unit in by_unit if spans[unit][-1].is_there}
     for unit in [*by_unit]:
@@ -338,10 +340,10 @@ def own_incidents(incidents: Iterable[HardwareIncident], nodes: int) -> list[Har
 
 
 def rank(
-    incidents: Mapping[Unit, Sequence[HardwareIncident]],
-    observed_s: Mapping[Unit, float],
+    incidents: Mapping[SuspectUnit, Sequence[HardwareIncident]],
+    observed_s: Mapping[SuspectUnit, float],
     kind: str,
-    present: Collection[Unit],
+    present: Collection[SuspectUnit],
 ) -> list[Lemon]:
     """The units with an incident, the most suspicious first.
 
@@ -368,7 +370,11 @@ def rank(
     # One node without incidents, which may lie, makes no lemon of another.
     silent_s = max(node_s.values()) if len(node_s) > 1 else 0.0
     removed = 0.0
-    expected, chances, lemons = dict[Unit, float](), dict[Unit, float](), set[Unit]()
+    expected, chances, lemons = (
+        dict[SuspectUnit, float](),
+        dict[SuspectUnit, float](),
+        set[SuspectUnit](),
+    )
     for number, unit in enumerate(ordered):
         may_be_lemon = removed < MAX_PART * size
         if may_be_lemon:

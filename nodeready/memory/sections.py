@@ -130,8 +130,8 @@ def policy_words(subject: str, policy: Policy) -> dict[str, str]:
     keys = dict.fromkeys(key for check in declared.checks for key in check.settings)
     settings = {key: values[key] for key in (*keys, WAIVERS) if values[key] != defaults[key]}
     probe = declared.probe
-    asked = [section.script(policy) for section in probe.sections] if probe else []
-    return {subject: words({**settings, ASKED: asked})}
+    scripts = [section.script(policy) for section in probe.sections] if probe else []
+    return {subject: words({**settings, ASKED: scripts})}
 
 
 def changed_words(before: str, after: str) -> set[str]:

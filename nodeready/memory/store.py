@@ -109,7 +109,7 @@ _CLOCK = """CREATE TABLE IF NOT EXISTS clock(time REAL, boot TEXT, uptime REAL, 
     since_look INTEGER)"""
 
 
-class Clock(NamedTuple):
+class ControlClock(NamedTuple):
     """The clock of the control machine.
 
     time_s:   seconds since 1970
@@ -122,7 +122,7 @@ class Clock(NamedTuple):
     uptime_s: float
 
     @classmethod
-    def now(cls) -> Clock:
+    def now(cls) -> ControlClock:
         try:
             boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
             uptime_s = float(Path("/proc/uptime").read_text("ascii").split()[0])
@@ -130,7 +130,7 @@ class Clock(NamedTuple):
             boot_id, uptime_s = "", 0.0
         return cls(time.time(), boot_id, uptime_s)
 
-    def jump_s(self, earlier: Clock) -> float:
+    def jump_s(self, earlier: ControlClock) -> float:
         """Seconds by which the clock was set since then; 0: it was not."""
         passed_s = self.time_s - earlier.time_s
         if self.boot_id and self.boot_id == earlier.boot_id:
@@ -405,7 +405,7 @@ class Memory:
                 _change_parts(connection, look, node, self.load(content))
         return missing
 
-    def trim(self, clock: Clock, days: float, max_bytes: int) -> float:
+    def trim(self, clock: ControlClock, days: float, max_bytes: int) -> float:
         """Remove looks that are older than these days, and of a file that is larger the oldest
         past of each node with more than its share.
 
@@ -423,13 +423,13 @@ class Memory:
             self._keep_shares(max_bytes)
         return jump_s
 
-    def _follow(self, clock: Clock) -> tuple[float, float, int]:
+    def _follow(self, clock: ControlClock) -> tuple[float, float, int]:
         """The seconds by which the clock has jumped since the last look, and the time and the look
         from which it has run without a jump."""
         with self._transaction() as connection:
             connection.execute(_CLOCK)
             row = connection.execute("SELECT * FROM clock").fetchone()
-            jump_s = clock.jump_s(Clock(*row[:3])) if row else 0.0
+            jump_s = clock.jump_s(ControlClock(*row[:3])) if row else 0.0
             if row is None or jump_s:
                 (look,) = connection.execute("SELECT coalesce(max(id), 0) FROM looks").fetchone()
                 since = clock.time_s, look

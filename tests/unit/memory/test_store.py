@@ -19,7 +19,7 @@ import pytest
 from nodeready.memory import store
 from nodeready.memory.look import Event, Look
 from nodeready.memory.sections import NodeSections, dump, error_text, node_sections, results_text
-from nodeready.memory.store import Clock, Memory, MemoryUnavailable
+from nodeready.memory.store import ControlClock, Memory, MemoryUnavailable
 from nodeready.subjects.result import Result
 
 DAY = 86400.0
@@ -182,9 +182,9 @@ def test_names_are_data(memory):
     assert [node.node for node in memory.nodes(names, DAY)] == names
 
 
-def at(days: float, uptime_days: float | None = None, boot: str = "b1") -> Clock:
+def at(days: float, uptime_days: float | None = None, boot: str = "b1") -> ControlClock:
     """The control machine's clock; uptime_days: None: it has counted the days truly."""
-    return Clock(days * DAY, boot, (days if uptime_days is None else uptime_days) * DAY)
+    return ControlClock(days * DAY, boot, (days if uptime_days is None else uptime_days) * DAY)
 
 
 def test_old_looks_go_and_newest_states_stay(memory):
