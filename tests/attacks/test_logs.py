@@ -133,7 +133,7 @@ def test_no_incident_keeps_what_the_ranks_user_could_not_read(node, mallory, bob
 
 def test_a_link_of_hers_above_logs_that_root_reads_here_leads_where_she_may_read(tmp_path):
     """`postmortem --from` on the control machine: her link to root's directory, and to her own."""
-    for directory in (tmp_path, *tmp_path.parents[:2]):
+    for directory in (tmp_path, *tmp_path.parents[:-2]):
         directory.chmod(0o755)
     roots, hers = tmp_path / "root", tmp_path / "hers"
     for directory, mode in ((roots, 0o700), (hers, 0o755)):

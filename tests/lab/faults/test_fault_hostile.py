@@ -24,12 +24,13 @@ _MISTAKES = """
 from dataclasses import replace
 from nodeready.subjects import registry
 from nodeready.subjects.result import check
+from nodeready.subjects.severity import loses_job
 from nodeready.operations import core_dumps
 
 def wrong(*words):
     raise IndexError("judging or planning")
 
-checks = (check("limits.core")(wrong),)
+checks = (check("limits.core", loses_job("inspect"))(wrong),)
 registry.SUBJECTS["limits"] = replace(registry.SUBJECTS["limits"], checks=checks)
 object.__setattr__(core_dumps.directory, "make_actions", wrong)
 """

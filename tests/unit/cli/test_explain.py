@@ -11,6 +11,9 @@ from nodeready.policy import Policy
 from nodeready.subjects import registry
 from nodeready.subjects.registry import SUBJECTS, check_ids
 from nodeready.subjects.result import Remedy, check, fail, fixable, ok
+from nodeready.subjects.severity import drifts
+
+COST = drifts("inspect")
 
 
 @pytest.mark.parametrize("check_id", check_ids())
@@ -53,19 +56,19 @@ def _of(declared, does):
 
 
 def test_a_check_that_does_what_it_does_not_declare_fails_whatever_test_it_is_in():
-    plain = check("host.user")
+    plain = check("host.user", COST)
     assert "reads job_user" in _of(plain, lambda want: ok("host.user", want.job_user or "any"))
     assert "reads limit_core" in _of(plain, lambda want: ok("host.user", asking(None, want).check))
     assert "gives the result host.os" in _of(plain, lambda want: ok("host.os"))
     assert "a deploy repairs it" in _of(plain, lambda want: fixable("host.user", "a", "b"))
     said = _of(plain, lambda want: fail("host.user", "a", "b", fix="reboot"))
     assert "asks a person: reboot" in said
-    person = check("host.user", settings=("job_user",), fix=("reboot",))
+    person = check("host.user", COST, settings=("job_user",), fix=("reboot",))
     honest = person(lambda seen, want: fail("host.user", want.job_user, "b", fix="reboot"))
     assert honest(None, Policy()).status == "fail"
 
 
-@check("host.asking", settings=("limit_core",))
+@check("host.asking", COST, settings=("limit_core",))
 def asking(seen, want):
     """A check that another one asks."""
     return ok("host.asking", want.limit_core)

@@ -14,7 +14,7 @@ from nodeready.memory.lemons import (
     HardwareIncident,
     Lemon,
     Lemons,
-    Unit,
+    SuspectUnit,
     hardware_checks,
     lemons_code,
     lemons_of_nodes,
@@ -45,8 +45,8 @@ def incidents(
 def rank_nodes(faults: Iterable[HardwareIncident], observed_s: Mapping[str, float]) -> list[Lemon]:
     by_node = defaultdict(list)
     for fault in faults:
-        by_node[Unit(fault.node, fault.node)].append(fault)
-    nodes = {Unit(name, name): seconds for name, seconds in observed_s.items()}
+        by_node[SuspectUnit(fault.node, fault.node)].append(fault)
+    nodes = {SuspectUnit(name, name): seconds for name, seconds in observed_s.items()}
     return rank(by_node, nodes, "node", nodes)
 
 
@@ -185,8 +185,10 @@ def document() -> Lemons:
         for day, node in ((1, "gpu017"), (9, "gpu017"), (30, "gpu023"))
     ]
     link = HardwareIncident(18010 * DAY_S, "gpu002", "", "nics.flaps", "eth0: 3 changes")
-    units = {Unit(f"{1650923000000 + n}", f"gpu{n % 100:03d}"): 90 * DAY_S for n in range(512)}
-    gpus = rank({Unit("1650923000123", "gpu023"): faults}, units, "gpu", units)
+    units = {
+        SuspectUnit(f"{1650923000000 + n}", f"gpu{n % 100:03d}"): 90 * DAY_S for n in range(512)
+    }
+    gpus = rank({SuspectUnit("1650923000123", "gpu023"): faults}, units, "gpu", units)
     nodes = rank_nodes([link], {f"gpu{n:03d}": 90 * DAY_S for n in range(64)})
     return Lemons("2026-08-28T00:00:00Z", "2026-11-26T00:00:00Z", 64, 512, (*gpus, *nodes), 12)
 
