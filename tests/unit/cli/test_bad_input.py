@@ -50,7 +50,6 @@ READ_FILES = {
     "audit x.py --only site": "checks.d/x.toml",
     "audit x.py --recorded http://127.0.0.1:9 --token-file x": "x",
     "audit @local": "../.config/nodeready/config.toml",
-    "import nhc x.conf": "x.conf",
     "diff x.json x.json": "x.json",
 }
 

@@ -92,19 +92,19 @@ def labelled(ranks: int, rounds: int, silent: int = -1, since: int = 0) -> str:
 def test_a_mixed_log_is_read_back_until_each_rank_has_its_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(rank_lines, "_BLOCK_BYTES", 4096)
     path = tmp_path / "slurm.4711.out"
-    path.write_text(f"loading\n{labelled(8, 4000, 5, 1500)}srun: error: task 5: Exited\n")
+    path.write_text(f"loading\n{labelled(8, 1000, 5, 400)}srun: error: task 5: Exited\n")
     (lost, *known) = tail(path, lines=2).files
     assert (lost.rank, lost.lines) == (None, ("srun: error: task 5: Exited",))
     assert [(log.rank, log.is_mixed) for log in known] == [(rank, True) for rank in range(8)]
     assert {log.lines for log in known if log.rank != 5} == {
-        (f"step 3998 of {rank}", f"step 3999 of {rank}") for rank in range(8) if rank != 5
+        (f"step 998 of {rank}", f"step 999 of {rank}") for rank in range(8) if rank != 5
     }
-    assert known[5].lines == ("step 1498 of 5", "step 1499 of 5")
-    assert 17_500 <= known[5].lines_after <= 17_516
+    assert known[5].lines == ("step 398 of 5", "step 399 of 5")
+    assert 4_200 <= known[5].lines_after <= 4_216
     with path.open("a") as file:
         file.write("3:  1%|\r 50%|#\r 99%|##\n4: \n2: end\r\n")
     bars = {log.rank: log.lines[-1] for log in tail(path, lines=1).files if log.rank in (2, 3, 4)}
-    assert bars == {2: "end", 3: " 99%|##", 4: "step 3999 of 4"}
+    assert bars == {2: "end", 3: " 99%|##", 4: "step 999 of 4"}
     # It is not searched for without end.
     monkeypatch.setattr(rank_lines, "MAX_BYTES", 8192)
     silent = tail(path, lines=2).files[6]

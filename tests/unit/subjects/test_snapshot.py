@@ -155,8 +155,6 @@ def test_a_value_is_read_whole_whatever_the_shell(answer, tmp_path):
 def test_no_shell_reads_a_number_of_proc_sys_without_nr_value():
     """Of a number, the read of dash takes the first digit; a text comes whole."""
     whole = {"kernel/arch", "kernel/osrelease", "kernel/hostname"}
-    # The first digit tells whether it is 0.
-    whole.add("net/netfilter/nf_conntrack_count")
     read = {
         name
         for path in PACKAGE.rglob("*")
