@@ -252,7 +252,7 @@ class LookKeeper:
                 declared = {check for check in self._checks if not check.endswith(f".{OBSERVED}")}
                 memory.keep(look, nodes, events, declared)
                 jump_s = memory.trim(
-                    ControlClock.now(), settings.days, settings.megabytes * 1_000_000
+                    ControlClock.read(), settings.days, settings.megabytes * 1_000_000
                 )
             if jump_s:
                 place = "ahead of" if jump_s > 0 else "behind"

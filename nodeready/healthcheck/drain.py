@@ -335,7 +335,7 @@ def update_slurm(
 
 
 def read_hold() -> Hold | None:
-    """The hold of this node; None: there is none."""
+    """The hold of this node; None: the node has no hold."""
     try:
         with open(HELD, encoding="utf-8", errors="replace") as file:
             return Hold.parse(file.readline())

@@ -122,7 +122,7 @@ class ControlClock(NamedTuple):
     uptime_s: float
 
     @classmethod
-    def now(cls) -> ControlClock:
+    def read(cls) -> ControlClock:
         try:
             boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
             uptime_s = float(Path("/proc/uptime").read_text("ascii").split()[0])
@@ -442,7 +442,7 @@ class Memory:
     def _forget(self, limit_s: float, since_look: int) -> None:
         """Remove what ended before this time, and the nodes that were not looked at since.
 
-        since_look: from which the clock is right: earlier looks are older, whatever their times
+        since_look: from which the clock is right: earlier looks are older, also by wrong times
         """
         with self._transaction() as connection:
             (look,) = connection.execute(
@@ -567,7 +567,7 @@ class Memory:
         return [name for (name,) in self._rows("SELECT name FROM nodes ORDER BY id")]
 
     def _look_at(self, time_s: float) -> int:
-        """The id of the last look until this time; 0: there is none. Until ever: the newest look,
+        """The id of the last look until this time; 0: no look. Until ever: the newest look,
         also where an earlier look had a wrong clock."""
         order = "id" if time_s == float("inf") else "time DESC, id"
         rows = self._rows(
@@ -577,7 +577,7 @@ class Memory:
         return rows[0][0] if rows else 0
 
     def time_s(self, until_s: float) -> float:
-        """The time of the last look until this time; 0: there is none."""
+        """The time of the last look until this time; 0: no look."""
         rows = self._rows("SELECT time FROM looks WHERE id=?", self._look_at(until_s))
         return float(rows[0][0]) if rows else 0.0
 

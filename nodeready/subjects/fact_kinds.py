@@ -24,7 +24,7 @@ class FactKinds:
     counters: totals that grow until the node boots
     hardware: what a machine consists of
     versions: of software and firmware
-    counted:  long lists, of which the number of elements and a digest are compared
+    counted:  long lists; their number of elements and a digest are compared
     unique:   hardware or settings that differ on healthy peers: serial numbers, addresses
     elements: path of a list -> the keys that identify an element, with spaces between; path of a
               mapping of names -> ""

@@ -44,8 +44,7 @@ class Result:
     fix:      the repair: an operation of nodeready, a command, a person's work; or ""; for
               ``waived`` the reason
     owner:    ``nodeready`` where ``nodeready deploy`` repairs it, else ``admin``; "" when ok
-    severity: of a result that is neither ok nor na: what it costs a job; "": its check declares
-              none
+    severity: of a result that is neither ok nor na: what it costs a job; else ""
     actions:  the actions that repair it, the first one first
     """
 

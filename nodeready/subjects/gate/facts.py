@@ -132,7 +132,7 @@ class Hold:
 
     @classmethod
     def parse(cls, line: str) -> Hold | None:
-        """The hold on this line; None: it is none."""
+        """The hold on this line; None: the line has no hold."""
         match = re.fullmatch(r"(\d{1,11}) (\d{1,6}) ([0-9a-f]+) (.+)", line.strip())
         return cls(int(match[1]), int(match[2]), match[3], match[4]) if match else None
 
