@@ -3,8 +3,10 @@
 A process passes through state D with every read of a disk. So the states are read twice, a second
 apart: a process is stuck that is in D both times and has used no CPU time in between. The time of
 waiting follows from ``se.exec_start`` of /proc/PID/sched, the time at which the process last ran,
-and from the same value of a process that runs now; the kernel keeps no other record. Without that
-file the duration is not known.
+and from the same value of a process that runs now; the kernel keeps no other record. Each CPU has a
+clock of its own for it, which stands still while the CPU serves interrupts or the hypervisor takes
+it (rq_clock_task of kernel/sched/sched.h): clocks may differ by hours. So the other process runs on
+the CPU on which the first ran last. Without that file or taskset(1) the duration is not known.
 
 Only the first thread of a process is read: thousands of threads would cost more than the whole
 probe. Kernel threads normally wait in D and are left out. A process that a cgroup (v1) has frozen
@@ -31,8 +33,8 @@ FIRST_USER = 1000
 # One awk reads all these files: a process for each kind of file would cost more than the reading.
 # A file of a process that has ended meanwhile is passed over. Of /proc/PID/stat it prints pid
 # (name) state ppid pgrp session tty tpgid flags minflt cminflt majflt cmajflt utime stime
-# (proc_pid_stat(5)). A name cannot end a line (the kernel escapes it there), nor look like the
-# fields behind it.
+# (proc_pid_stat(5)); the 37th is the CPU. A name cannot end a line (the kernel escapes it there), nor
+# look like the fields behind it.
 _FUNCTIONS = r"""
 function fields(pid,  line, n) {
     line = text = ""
@@ -42,7 +44,7 @@ function fields(pid,  line, n) {
     text = line
     sub(/^.*\) /, "", line)
     text = substr(text, 1, length(text) - length(line))
-    if (split(line, word, " ") < 13 || word[1] !~ /^[DZ]$/) return 0
+    if (split(line, word, " ") < 37 || word[1] !~ /^[DZ]$/) return 0
     for (n = 1; n <= 13; n++) text = text (n == 1 ? "" : " ") word[n]
     return 1
 }
@@ -60,6 +62,7 @@ _SORT = rf"""
 function keep(pid) {{
     few++
     print "uid_" pid "=" uid[pid]
+    print "cpu_" pid "=" cpu[pid]
     print stat[pid]
 }}
 BEGIN {{
@@ -69,11 +72,13 @@ BEGIN {{
         if (!fields(pid)) continue
         if (word[1] == "Z") {{ zombies++; of[word[2]]++; continue }}
         if (int(word[7] / 2097152) % 2 == 1) continue
+        last = word[37]
         if (waiting++ >= 16384) {{ unseen++; continue }}
         if (split(first("/proc/" pid "/status", "^Uid:"), word, /[ \t]+/) < 3) continue
         seen++
         if (each[word[2]]++ >= {MOST_OF_USER}) continue
         uid[pid] = word[2]
+        cpu[pid] = last
         stat[pid] = text
         if (word[2] >= {FIRST_USER}) later[++many] = pid
         else if (few < {MOST}) keep(pid)
@@ -102,8 +107,7 @@ BEGIN {{
         split(line, word, ":")
         if (index(ARGV[1], " " word[3] " ")) print "user_" word[3] "=" word[1]
     }}
-    ARGV[1] = "self"
-    for (n = 1; n < ARGC; n++) {{
+    for (n = 2; n < ARGC; n++) {{
         print "/proc/" ARGV[n] "/wchan:" first("/proc/" ARGV[n] "/wchan", "")
         print "/proc/" ARGV[n] "/sched:" first("/proc/" ARGV[n] "/sched", "^se.exec_start *:")
     }}
@@ -120,18 +124,21 @@ nr_failed=
 nr_pids=
 nr_ours=
 nr_uids=' '
+nr_cpus=' '
 while read -r nr_key nr_me nr_x; do
     if [ "$nr_key" = Uid: ]; then break; fi
 done </proc/self/status
 nr_sort() {{ nr_sorted=$(awk '{_SORT}' /proc/[0-9]*/stat 2>/dev/null); }}
 nr_sort || nr_sort || nr_sort || nr_failed=1
 printf 'processes=1\n%s\n' "$nr_sorted"
-while IFS='_=' read -r nr_key nr_pid nr_uid; do
-    case $nr_key in uid)
+while IFS='_=' read -r nr_key nr_pid nr_id; do
+    case $nr_key in
+    uid)
         nr_pids="$nr_pids $nr_pid"
-        nr_uids="$nr_uids$nr_uid "
-        if [ "$nr_uid" = "$nr_me" ]; then nr_ours="$nr_ours $nr_pid"; fi
+        nr_uids="$nr_uids$nr_id "
+        if [ "$nr_id" = "$nr_me" ]; then nr_ours="$nr_ours $nr_pid"; fi
         ;;
+    cpu) case $nr_cpus in *" $nr_id "*) ;; *) nr_cpus="$nr_cpus$nr_id " ;; esac ;;
     esac
 done <<EOF
 $nr_sorted
@@ -142,6 +149,9 @@ if [ -n "$nr_pids" ]; then
     nr_again() {{ nr_found=$(awk '{_AGAIN}' "$nr_uids" $nr_pids 2>/dev/null); }}
     nr_again || nr_again || nr_again || nr_failed=1
     printf '%s\n' "$nr_found"
+    for nr_cpu in $nr_cpus; do
+        taskset -c "$nr_cpu" sed -n "s/^se\.exec_start *:/clock_$nr_cpu:/p" /proc/self/sched
+    done 2>/dev/null
     # Another user may give a process any name and any arguments, also one that is setuid root,
     # whose directory in /proc is root's. So only the real uid counts.
     for nr_pid in $nr_ours; do
@@ -165,7 +175,8 @@ if [ -z "$nr_failed" ]; then printf 'processes=end\n'; fi
 """
 
 _STAT = re.compile(r"(\d{1,10}) \((.*)\) ([DZ])((?: -?\d{1,20}){12})$")
-_SCHED = re.compile(r"^/proc/(\w+)/sched:se\.exec_start\s*:\s*(\d{1,18})(?:\.\d*)?$", re.M)
+_SCHED = re.compile(r"^/proc/(\d+)/sched:se\.exec_start\s*:\s*(\d{1,18})(?:\.\d*)?$", re.M)
+_CLOCK = re.compile(r"^clock_(\d+):\s*(\d{1,18})(?:\.\d*)?$", re.M)
 _WCHAN = re.compile(r"^/proc/(\d+)/wchan:([A-Za-z_][\w.]{0,127})$", re.M)
 # Where a frozen process waits (kernel/freezer.c).
 _FROZEN = ("__refrigerator", "refrigerator")
@@ -277,11 +288,15 @@ def parse(text: str) -> HostProcesses:
     first = {stat.pid: stat for stat in _stats(first_text)}
     names = dict(re.findall(r"^parent_(\d{1,10})=(.*)$", first_text, re.M))
     counts = {name: int(n) for name, n in re.findall(r"^(\w+)=(\d{1,10})$", first_text, re.M)}
-    owners = {int(name[4:]): uid for name, uid in counts.items() if re.match(r"uid_\d+$", name)}
+    owners, cpus = (
+        {int(name[4:]): n for name, n in counts.items() if re.match(rf"{key}_\d+$", name)}
+        for key in ("uid", "cpu")
+    )
     reapers = [name[6:] for name in counts if re.match(r"reaps_\d+$", name)][:5]
     users = dict(re.findall(r"^user_(\d{1,10})=([^\n]{1,64})$", second, re.M))
     own_pids = {int(pid) for pid in re.findall(r"^ours=(\d{1,10})$", second, re.M)}
-    ran = {match[1]: int(match[2]) for match in _SCHED.finditer(second)}
+    ran = {int(match[1]): int(match[2]) for match in _SCHED.finditer(second)}
+    clocks = {int(match[1]): int(match[2]) for match in _CLOCK.finditer(second)}
     places = {int(match[1]): match[2] for match in _WCHAN.finditer(second)}
     stuck = []
     for stat in _stats(second):
@@ -290,9 +305,9 @@ def parse(text: str) -> HostProcesses:
         if not waits or stat.pid in own_pids:
             continue
         wchan, uid = places.get(stat.pid, ""), owners.get(stat.pid)
-        seconds = None
-        if "self" in ran and str(stat.pid) in ran:
-            seconds = max(0, ran["self"] - ran[str(stat.pid)]) // 1000
+        clock, seconds = clocks.get(cpus.get(stat.pid, -1)), None
+        if clock is not None and stat.pid in ran:
+            seconds = max(0, clock - ran[stat.pid]) // 1000
         user = users.get(str(uid), "")
         stuck.append(
             StuckProcess(stat.pid, stat.name, wchan, seconds, wchan in _FROZEN, uid, user)

@@ -49,7 +49,7 @@ def line(pid: int, name: str, state: str, parent: int = 1, cpu: int = 5) -> str:
 
 def looked(first: str, again: str = "", after: str = "") -> str:
     second = f"processes=2\n{again}{after}" if again else ""
-    return f"processes=1\n{first}{second}processes=end\n"
+    return f"processes=1\ncpu_42=3\n{first}{second}processes=end\n"
 
 
 def owned(uid: int, wchan: str, waiting_s: int = 600, user: str = "ada") -> str:
@@ -60,8 +60,8 @@ def owned(uid: int, wchan: str, waiting_s: int = 600, user: str = "ada") -> str:
 
 def sched(waiting_s: int, pid: int = 42) -> str:
     now = 10000000
-    times = {"self": f"{now}.123", str(pid): f"{now - waiting_s * 1000}.5"}
-    return "".join(f"/proc/{p}/sched:se.exec_start   :   {t}\n" for p, t in times.items())
+    ran = f"/proc/{pid}/sched:se.exec_start   :   {now - waiting_s * 1000}.5\n"
+    return f"{ran}clock_2:   {now + 5000000}.7\nclock_3:   {now}.123\n"
 
 
 STUCK = line(42, "python3 (D) x", "D")
@@ -75,6 +75,9 @@ STUCK = line(42, "python3 (D) x", "D")
     # A busy machine's own wait, for memory or a disk.
     (looked(STUCK, STUCK, sched(1)), "ok", "none"),
     (looked(STUCK, STUCK, "/proc/42/wchan:0\n"), "warn", "python3 (D) x (pid 42)"),
+    # Of the CPU on which it ran last no clock is known.
+    (looked(STUCK, STUCK, sched(75).replace("clock_3", "clock_1")), "warn",
+     "python3 (D) x (pid 42)"),
     (looked(STUCK, line(42, "python3 (D) x", "D", cpu=6), sched(0)), "ok", "none"),
     (looked(STUCK, line(42, "python3 (D) x", "Z")), "ok", "none"),
     (looked(STUCK, STUCK, "/proc/42/wchan:__refrigerator\n" + sched(5000)), "warn",
