@@ -3,10 +3,11 @@
 A process passes through state D with every read of a disk. So the states are read twice, a second
 apart: a process is stuck that is in D both times and has used no CPU time in between. The time of
 waiting follows from ``se.exec_start`` of /proc/PID/sched, the time at which the process last ran,
-and from the same value of a process that runs now; the kernel keeps no other record. Each CPU has a
-clock of its own for it, which stands still while the CPU serves interrupts or the hypervisor takes
-it (rq_clock_task of kernel/sched/sched.h): clocks may differ by hours. So the other process runs on
-the CPU on which the first ran last. Without that file or taskset(1) the duration is not known.
+and from the same value of a process that runs now; the kernel keeps no other record. Each CPU has
+a clock of its own for it, which stands still while the CPU serves interrupts or the hypervisor
+takes it (rq_clock_task of kernel/sched/sched.h): clocks may differ by hours. So the other process
+runs on the CPU on which the first ran last. Without that file or taskset(1) the duration is not
+known.
 
 Only the first thread of a process is read: thousands of threads would cost more than the whole
 probe. Kernel threads normally wait in D and are left out. A process that a cgroup (v1) has frozen
@@ -33,8 +34,8 @@ FIRST_USER = 1000
 # One awk reads all these files: a process for each kind of file would cost more than the reading.
 # A file of a process that has ended meanwhile is passed over. Of /proc/PID/stat it prints pid
 # (name) state ppid pgrp session tty tpgid flags minflt cminflt majflt cmajflt utime stime
-# (proc_pid_stat(5)); the 37th is the CPU. A name cannot end a line (the kernel escapes it there), nor
-# look like the fields behind it.
+# (proc_pid_stat(5)); the 37th is the CPU. A name cannot end a line (the kernel escapes it there),
+# nor look like the fields behind it.
 _FUNCTIONS = r"""
 function fields(pid,  line, n) {
     line = text = ""
