@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md quotes messages that the product prints; the product names real pages."""
+"""docs/troubleshooting.md quotes the product's messages; the product names pages that exist."""
 
 from __future__ import annotations
 
