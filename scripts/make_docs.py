@@ -3,7 +3,7 @@
 docs/checks.md, docs/facts.md, docs/nodeready.1 and the schemas are generated whole. In README.md
 and the remaining pages the text between `<!-- begin NAME -->` and `<!-- end NAME -->` is
 generated: the policy keys, the exit codes, the commands, the variables, the rooms, the lab's
-faults, NCCL's errors and the rules about a job's environment.
+faults and the rules about a job's environment.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ PIECES: dict[str, Callable[[], str]] = {
     "variables": tables.variables,
     "house": draw_house.room_table,
     "faults": tables.faults,
-    "nccl-errors": tables.nccl_errors_table,
     "environment-rules": tables.environment_rules,
 }
 

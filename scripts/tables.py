@@ -15,7 +15,6 @@ from nodeready.cli.options import Option
 from nodeready.exit_codes import OK, exit_code
 from nodeready.lab.faults import FAULTS, GROUPS
 from nodeready.lab.profiles import PROFILES
-from nodeready.node.witnesses import nccl_errors
 from nodeready.policy import Policy
 from nodeready.policy.policy import reason, setting_kind
 from nodeready.subjects.environment_table import ANY, BAD_VALUES, RULES, VersionRange
@@ -147,24 +146,3 @@ def _versions(name: str, versions: VersionRange) -> str:
 def profile_names(profiles: tuple[str, ...]) -> str:
     """The profiles in words."""
     return "all" if profiles == tuple(PROFILES) else ", ".join(profiles)
-
-
-#: Whose failure a line of NCCL tells, in words.
-_FAILED = {
-    nccl_errors.CAUSE: "this rank",
-    nccl_errors.VICTIM: "a peer",
-    nccl_errors.FOLLOWS: "see before",
-    nccl_errors.NOTE: "nothing",
-}
-
-
-def nccl_errors_table() -> str:
-    """The errors of NCCL, RCCL and gloo in the order in which they are tried."""
-    rows = []
-    for error in nccl_errors.ERRORS:
-        words = ", ".join(f"`{needle.strip()}`" for needle in error.needles.split("|"))
-        if numbers := re.search(r"\(\?:(\d[\d|]*)\)\\b$", error.pattern):
-            words += f", status {numbers[1].replace('|', ', ')}"
-        texts = (plain(error.meaning), plain(error.step), plain(error.source))
-        rows.append((f"`{error.key}`", words, _FAILED[error.role], *texts))
-    return markdown(("Key", "A line with", "Failed", "Meaning", "Look at", "Source"), rows)

@@ -1,82 +1,86 @@
-"""docs/troubleshooting.md has every error line that a user can meet."""
+"""docs/troubleshooting.md quotes the product's messages; the product names pages that exist."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
-from tests.unit.docs.pages import DOCS, ROOT
+import pytest
 
-PAGE = (DOCS / "troubleshooting.md").read_text().replace("\\|", "|")
+from tests.paths import PACKAGE
+from tests.unit.docs.pages import DOCS, ROOT, anchors
 
-#: What these are given is shown to a user as it is.
-SHOWN = {
-    "Answer", "DrainError", "InventoryError", "LabError", "LabUnavailable", "NodeSetError",
-    "PlanError", "ProbeError", "PySpyError", "SourceError", "UsageError", "_Wrong",
-}  # fmt: skip
-#: Not for users: what needs a programming mistake, or is told in other words on its way.
-INTERNAL = {
-    "ip: ",
-    ": exit ",
-    "must be one of ",
-}
+PAGE = (DOCS / "troubleshooting.md").read_text().partition("\n## Exit codes")[0]
+#: What stands for another text in a quoted message: words in capitals, numbers, `…`.
+_PLACEHOLDER = re.compile(r"\b[A-Z][A-Z_]*\d*\b|\d+|…")
+#: A page of the documentation, with its anchor, in a text of the product.
+_REFERENCE = re.compile(r"docs/([\w-]+\.md)(?:#([\w-]+))?")
 
 
-def _pieces(node: ast.expr) -> list[str]:
-    """The fixed words of a message."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return [node.value]
-    if isinstance(node, ast.JoinedStr):
-        return [part.value for part in node.values if isinstance(part, ast.Constant)]
-    if isinstance(node, ast.BinOp):
-        return [*_pieces(node.left), *_pieces(node.right)]
-    return []
+def _sources() -> Iterator[Path]:
+    for directory in (PACKAGE, ROOT / "operations", ROOT / "templates"):
+        for suffix in ("py", "sh", "j2"):
+            yield from directory.rglob(f"*.{suffix}")
 
 
-def _words(pieces: list[str]) -> str:
-    """The longest run of fixed words, up to the first advice."""
-    runs = [re.split(r"[;:(`]| \[", piece)[0].strip(" .,-'") for piece in pieces]
-    return max(runs, key=len, default="")
-
-
-def messages() -> Iterator[tuple[str, str]]:
-    """(where, the fixed words) of every message."""
-    for path in [*(ROOT / "nodeready").rglob("*.py"), *(ROOT / "operations").glob("*.py")]:
-        if "operations" in path.relative_to(ROOT).parts[1:] or path.name.startswith("vm"):
+def product_texts() -> str:
+    """Every fixed text of the product, one a line."""
+    texts = []
+    for path in _sources():
+        source = path.read_text()
+        if path.suffix != ".py":
+            texts.append(source)
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            name = ""
-            if isinstance(node, ast.Call):
-                name = getattr(node.func, "id", "") or getattr(node.func, "attr", "")
-            if isinstance(node, ast.Call) and name in SHOWN:
-                for value in [*node.args, *(k.value for k in node.keywords if k.arg == "error")]:
-                    yield f"{path.name}:{node.lineno}", _words(_pieces(value))
-    for path in (ROOT / "nodeready/sh").glob("*.sh"):
-        for line in path.read_text().splitlines():
-            for text in re.findall(r"nr_fail [\"'](.*?)[\"'](?:$|[; ])", line):
-                yield path.name, _words(re.split(r"\$\{[^}]*\}|\$\w+", text))
+        tree = ast.walk(ast.parse(source))
+        texts += [n.value for n in tree if isinstance(n, ast.Constant) and type(n.value) is str]
+    return re.sub(r"[ \t]+", " ", "\n".join(texts))
 
 
-def test_every_message_is_explained():
-    found = [(where, words) for where, words in messages() if len(words) > 7]
-    assert len(found) > 80
-    missing = [
-        f"{where}: {words}"
-        for where, words in found
-        if words not in PAGE and words not in INTERNAL
+def quoted_messages() -> list[str]:
+    """The messages in the first column of the page's tables."""
+    cells = re.findall(r"^\| (.*?) \| ", PAGE, re.M)
+    return [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
+
+
+def fixed_words(message: str) -> str:
+    """The longest text of the message without a placeholder.
+
+    >>> fixed_words("PATH: a link of USER: not followed")
+    'not followed'
+    """
+    parts = _PLACEHOLDER.split(message)
+    return max((part.strip(" .,;:()'-/$") for part in parts), key=len)
+
+
+def test_the_longest_fixed_words_of_a_message_are_taken():
+    assert fixed_words("PATH: a link of USER: not followed") == "not followed"
+
+
+def test_the_page_quotes_many_messages():
+    assert len(quoted_messages()) > 80
+
+
+TEXTS = product_texts()
+
+
+@pytest.mark.parametrize("message", quoted_messages())
+def test_a_quoted_message_is_one_of_the_product(message):
+    words = fixed_words(message)
+    if words not in TEXTS:
+        pytest.fail(f"no text of nodeready/ has: {words}")
+
+
+def test_every_page_and_anchor_that_the_product_names_exists():
+    references = [
+        (path, page, anchor)
+        for path in [*_sources(), *(ROOT / "share").rglob("*"), *(ROOT / "templates").rglob("*")]
+        if path.is_file()
+        for page, anchor in _REFERENCE.findall(path.read_text(errors="replace"))
     ]
-    assert not missing, f"docs/troubleshooting.md: a row is missing for {'; '.join(missing)}"
-
-
-def test_every_word_for_a_connection_that_failed_is_explained():
-    tree = ast.parse((ROOT / "nodeready/transport/connection.py").read_text())
-    functions = [one for one in tree.body if isinstance(one, ast.FunctionDef)]
-    (function,) = [one for one in functions if one.name == "connect_error"]
-    for pair in (n for n in ast.walk(function) if isinstance(n, ast.Tuple)):
-        if len(pair.elts) == 2 and (words := _words(_pieces(pair.elts[1]))):
-            assert words in PAGE
-    for node in (n for n in ast.walk(function) if isinstance(n, ast.Return)):
-        assert node.value is not None
-        for part in _pieces(node.value)[1:2]:
-            assert re.split(r"[;.:(]", part)[0].strip() in PAGE, part
+    assert references
+    for path, page, anchor in references:
+        assert (DOCS / page).is_file(), f"{path.relative_to(ROOT)}: docs/{page}"
+        if anchor:
+            assert anchor in anchors((DOCS / page).read_text()), f"{path}: {page}#{anchor}"
