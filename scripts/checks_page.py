@@ -1,4 +1,4 @@
-"""docs/checks.md from what the checks declare: a row for each; `nodeready explain` has the rest."""
+"""docs/checks.md, a row for what each check declares; `nodeready explain` has the rest."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from nodeready.subjects.registry import LOOKED_AT, SUBJECTS
 from nodeready.subjects.result import no_facts
 
 _ABOUT = (
-    "What nodeready observes on a node, by subject: `facts` in the JSON of an audit. The unit of a "
-    "number is in its key (`speed_mbps`) or in its meaning. null: the node does not show a value."
+    "What nodeready observes on a node, by subject: `facts` in the JSON of an audit. The unit of "
+    "a number is in its key (`speed_mbps`) or its meaning. null: the node does not show a value."
 )
 
 

@@ -200,7 +200,7 @@ FILE = re.compile(r"(?:#!.*\n)?# ([\w/]+(?:\.\w+)?)\n")
 @pytest.fixture
 def first_home(page: str, lab_machine: None, tmp_path: Path) -> Iterator[tuple[Path, Lab]]:
     """A home with nothing but ssh's settings, and fresh nodes, with Slurm for Slurm's page."""
-    slurm = page.endswith("slurm-site")
+    slurm = "slurm" in page
     try:
         lab = Lab.up(LAB, FIRST_HOURS[page], slurm=slurm)
     except LabUnavailable as error:
