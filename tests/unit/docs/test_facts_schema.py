@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import facts_schema
 import pytest
 from jsonschema import Draft202012Validator
 
+from nodeready.policy import Policy
 from nodeready.subjects.registry import LOOKED_AT
+from nodeready.subjects.snapshot import shown_facts
+from nodeready.subjects.wire import plain
+from tests.helpers import here, observe
 from tests.paths import schema
 
 CLASSES = sorted(facts_schema.classes(), key=lambda kind: kind.__name__)
@@ -25,3 +31,11 @@ def test_the_schema_is_one_and_has_every_subject():
     published = schema("facts")
     Draft202012Validator.check_schema(published)
     assert list(published["properties"]) == list(LOOKED_AT)
+
+
+def test_the_facts_of_this_machine_are_valid():
+    snapshot = observe(here, Policy())
+    subjects = snapshot.subjects
+    facts = {name: plain(shown_facts(name, subjects[name])) for name in LOOKED_AT}
+    valid = Draft202012Validator(schema("facts"))
+    assert list(valid.iter_errors(json.loads(json.dumps(facts)))) == []
