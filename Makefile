@@ -14,7 +14,7 @@ help:
 	@echo 'make house     the picture of the packages, from their imports'
 	@echo 'make pictures  record the pictures of real runs, on nodes of the lab'
 	@echo 'make dist      the wheel and the sdist, checked, in dist/, with a bill of materials'
-	@echo 'make bench     the benchmarks (minutes); tables for docs/benchmarks.md'
+	@echo 'make bench     the benchmarks (minutes); tables for benchmarks/HISTORY.md'
 	@echo 'make lock      pin the dependencies anew'
 
 demo:

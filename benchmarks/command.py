@@ -36,7 +36,7 @@ def options(name: str, about: str | None, **defaults: str | int) -> argparse.Arg
         )
     parser.add_argument("--without-ansible", action="store_true")
     parser.add_argument("--name", default="bench", help="of the lab (default bench)")
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "benchmarks.md")
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "benchmarks" / "HISTORY.md")
     parser.add_argument("--note", default="", help="a sentence about this run, for the document")
     return parser
 

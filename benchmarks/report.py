@@ -1,4 +1,4 @@
-"""A benchmark's tables and budgets, for a terminal and for docs/benchmarks.md."""
+"""A benchmark's tables and budgets, for a terminal and for benchmarks/HISTORY.md."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Error(Exception):
 
 
 class ConnectionOptions(TypedDict, total=False):
-    """Options of all functions: the nodes and how they are reached (docs/transports.md).
+    """Options of all functions: the nodes and how they are reached (docs/options.md).
 
     limit:           only these nodes: ``gpu[001-004]``, a group, a glob, ``@last-failed``
     sudo:            become root with sudo on the nodes

@@ -1,22 +1,22 @@
-"""docs/checks.md from what the checks declare: what `nodeready explain` says, as a page."""
+"""docs/checks.md, a row for what each check declares; `nodeready explain` has the rest."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from tables import plain
+from tables import markdown, plain
 
-from nodeready.operations import STEPS
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Check
-from nodeready.subjects.severity import ACTIONS, SEVERITIES, ladder_text, words
+from nodeready.subjects.severity import ACTIONS, SEVERITIES, words
 
 _HEAD = """\
 # Checks
 
-What nodeready looks at, and why. This page is made from the code by `scripts/make_docs.py`;
-`nodeready explain CHECK` prints an entry of it.
+What nodeready judges: a table for each subject. `nodeready explain CHECK` prints why a check must
+hold, the default and the meaning of each setting, the operation that repairs it, and what a person
+does. This page is made from the code by `scripts/make_docs.py`.
 
 An id never changes its meaning. What each status says:
 
@@ -29,65 +29,39 @@ An id never changes its meaning. What each status says:
 | waived | a fail or warn that the policy accepts, for its reason (`waivers`); always listed |
 | na | does not apply to this node, for the reason given |
 
-A failure that an operation repairs is what `nodeready deploy` changes. Everything else stands
-under "for a person" in its output, with what to do; words in capitals stand for what the node
-shows. A subject that could not be observed at all gives one result, `SUBJECT.observed`, with the
-status unknown and the reason.
+A subject that could not be observed at all gives one result, `SUBJECT.observed`, with the status
+unknown and the reason.
 
-"A failure" is the severity: what it costs a job. Reports list the findings of one status by it,
-the worst first:
+The severity is what a failure costs a job. Reports list the findings of one status by it, the
+worst first:
 
-| Severity | Meaning |
-| --- | --- |
 SEVERITIES
-"Actions" are the ladder that repairs a failure, the mildest first: each is for what the one before
-left. A finding can begin further up: an Xid with the action of NVIDIA's catalog. The first action
-for what is unknown is to inspect.
+Each finding has the actions that repair it, the mildest first: each is for what the one before
+left. A finding can begin further up, as an Xid with the action of NVIDIA's catalog. The first
+action for what is unknown is to inspect.
 
-| Action | Meaning |
-| --- | --- |
 ACTIONS"""
 
 
-def _rows(meanings: Mapping[str, str]) -> str:
-    return "".join(f"| {words(name)} (`{name}`) | {text} |\n" for name, text in meanings.items())
-
-
-#: In place of the checks of a subject that only policies declare.
-_DECLARED = "[checks of your own](site-checks.md)"
+def _meanings(title: str, meanings: Mapping[str, str]) -> str:
+    rows = ((f"{words(name)} (`{name}`)", text) for name, text in meanings.items())
+    return markdown((title, "Meaning"), rows)
 
 
 def page() -> str:
     """The whole page."""
-    head = _HEAD.replace("SEVERITIES\n", _rows(SEVERITIES) + "\n")
-    parts = [head.replace("ACTIONS", _rows(ACTIONS)), "\n", *_contents()]
+    head = _HEAD.replace("SEVERITIES", _meanings("Severity", SEVERITIES))
+    parts = [head.replace("ACTIONS", _meanings("Action", ACTIONS))]
     for name, subject in SUBJECTS.items():
-        parts.append(f"\n## {name}\n\n{plain(subject.about)}\n")
-        parts += [_entry(check) for check in subject.checks]
-        parts += [] if subject.checks else [f"\nSee {_DECLARED}.\n"]
+        parts.append(f"\n## {name}\n\n{plain(subject.about)}\n\n")
+        rows = map(_row, subject.checks)
+        table = markdown(("Check", "A failure", "Settings", "What must hold"), rows)
+        parts.append(table if subject.checks else "See [checks of your own](site-checks.md).\n")
     return "".join(parts)
 
 
-def _contents() -> Iterator[str]:
-    for name, subject in SUBJECTS.items():
-        links = ", ".join(
-            f"[{check_id}](#{check_id.replace('.', '')})" for check_id in subject.ids()
-        )
-        yield f"- **{name}**: {links or _DECLARED}\n"
-
-
-def _entry(check: Check) -> str:
-    text = re.sub(r"``(.+?)``", r"`\1`", check.meaning, flags=re.S)
-    lines = [f"\n### {check.id}\n", plain(text), ""]
-    lines += [
-        f"- Repaired by the operation `{step.name}`: {step.does[:1].lower()}{step.does[1:]}"
-        for step in STEPS
-        if step.name == check.fixed_by
-    ]
-    lines.append(f"- A failure: {words(check.cost.severity)}")
-    lines.append(f"- Actions: {plain(ladder_text(check.cost))}")
-    lines += [f"- {plain(str(remedy))}" for remedy in check.remedies]
-    if check.settings:
-        keys = ", ".join(f"`{key}`" for key in check.settings)
-        lines.append(f"- Settings: {keys}")
-    return "\n".join(lines).rstrip() + "\n"
+def _row(check: Check) -> tuple[str, ...]:
+    settings = ", ".join(f"`{key}`" for key in check.settings)
+    meaning = re.split(r"(?<=\.)\s", check.meaning.strip(), maxsplit=1)[0]
+    meaning = re.sub(r"``(.+?)``", r"`\1`", " ".join(meaning.split()))
+    return f"`{check.id}`", words(check.cost.severity), settings, plain(meaning)

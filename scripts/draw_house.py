@@ -2,8 +2,7 @@
 
 A room is a package or a module directly under nodeready/. tests/rooms.py lists the rooms in their
 order. An import of a room further down the list, or a room that is not on the list, is a problem:
-then nothing is written and the exit status is 1. scripts/make_docs.py writes the table of the same
-imports into the pages.
+then nothing is written and the exit status is 1.
 
 A room's floor is the length of the longest path of imports from it: 0 without imports.
 """
@@ -282,30 +281,6 @@ def _box(name: str, room: HouseRoom, about: str, x: float, y: float) -> str:
         f'<text x="{x:.0f}" y="{y + 50:.0f}" text-anchor="middle" font-size="10.5" '
         f'fill="{_LINE}">{files}</text>'
     )
-
-
-# -- the table ----------------------------------------------------------------------------------
-
-
-def table(rooms: Mapping[str, HouseRoom], order: list[str]) -> str:
-    """The same as a Markdown table, for docs/architecture.md."""
-    graph: Graph = {name: set(rooms[name].imports) & set(rooms) for name in rooms}
-    floor = floors(graph)
-    names = [name for name in order if name in rooms]
-    lines = ["| Room | Floor | Imports |", "| --- | --- | --- |"]
-    for name in [*names, *(name for name in rooms if name not in order)]:
-        targets = dict.fromkeys(room for room in [*order, *rooms] if room in graph[name])
-        imports = ", ".join(f"`{target}`" for target in targets)
-        lines.append(f"| `{name}` | {floor[name]} | {imports} |")
-    return "\n".join(lines) + "\n"
-
-
-def room_table() -> str:
-    """The table of today's rooms. Raises SystemExit for an import against the list."""
-    (rooms, _), order = read(), list(_rooms())
-    if problems := order_problems(rooms, order):
-        raise SystemExit("\n".join(problems))
-    return table(rooms, order)
 
 
 def _rooms() -> dict[str, str]:

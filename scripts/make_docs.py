@@ -1,9 +1,7 @@
 """Writes the generated documentation; with `--check`, only says what is out of date.
 
-docs/checks.md, docs/facts.md, docs/nodeready.1 and the schemas are generated whole. In README.md
-and the remaining pages the text between `<!-- begin NAME -->` and `<!-- end NAME -->` is
-generated: the policy keys, the exit codes, the commands, the variables, the rooms, the lab's
-faults and the rules about a job's environment.
+docs/checks.md, docs/nodeready.1 and the schemas are generated whole. In the remaining pages the
+text between `<!-- begin NAME -->` and `<!-- end NAME -->` is generated: the names are in PIECES.
 """
 
 from __future__ import annotations
@@ -15,8 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import checks_page
-import draw_house
-import facts_page
+import facts_schema
 import man_page
 import tables
 
@@ -27,18 +24,15 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Files that are generated whole: path -> its text.
 PAGES: dict[str, Callable[[], str]] = {
     "docs/checks.md": checks_page.page,
-    "docs/facts.md": facts_page.page,
     "docs/nodeready.1": man_page.page,
+    "docs/schema/facts-1.json": facts_schema.text,
     **{f"docs/schema/{name}-1.json": partial(schema.text, name) for name in schema.DOCUMENTS},
 }
 #: Generated pieces of other pages: the name between the marks -> its text.
 PIECES: dict[str, Callable[[], str]] = {
     "policy-keys": tables.policy_keys,
     "exit-codes": tables.exit_codes,
-    "commands": tables.commands,
-    "variables": tables.variables,
-    "house": draw_house.room_table,
-    "faults": tables.faults,
+    "operations": tables.operations,
     "environment-rules": tables.environment_rules,
 }
 
@@ -53,10 +47,7 @@ def with_pieces(text: str) -> str:
 def generated_files() -> dict[Path, str]:
     """Every file with generated text, as it should be."""
     texts = {ROOT / name: page() for name, page in PAGES.items()}
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        # benchmarks/run writes its tables: they are measured.
-        if path.name == "benchmarks.md":
-            continue
+    for path in sorted((ROOT / "docs").glob("*.md")):
         if path not in texts and path.is_file() and _PIECE.search(text := path.read_text()):
             texts[path] = with_pieces(text)
     return texts

@@ -15,15 +15,16 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
-#: Files of the top level -> where they are in the site.
+#: Files outside of docs/, or of another name there -> where they are in the site.
 TOP = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "LICENSE": "LICENSE.txt",
+    "benchmarks/HISTORY.md": "measurements.md",
+    # mkdocs would take a README.md for the index of its directory.
+    "docs/README.md": "overview.md",
 }
-#: The overview of the repository's pages; in the site, the navigation is it.
-OVERVIEW = "docs/README.md"
 
 #: Elements that a browser would fetch from another server.
 _FOREIGN = re.compile(
@@ -37,7 +38,7 @@ _BLOCK = re.compile(r"(^ *```.*?^ *```$)", re.M | re.S)
 
 def in_site(path: str) -> str:
     """Where a file of the repository is in the site."""
-    return TOP["README.md"] if path == OVERVIEW else TOP.get(path) or path.removeprefix("docs/")
+    return TOP.get(path) or path.removeprefix("docs/")
 
 
 def with_links(text: str, page: str) -> str:

@@ -1,4 +1,4 @@
-"""The generated tables: policy keys, exit codes, commands."""
+"""The generated tables: policy keys, exit codes, operations, rules of environments."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from typing import Any
 import click
 
 from nodeready.cli import cli
-from nodeready.cli.options import Option
 from nodeready.exit_codes import OK, exit_code
-from nodeready.lab.faults import FAULTS, GROUPS
-from nodeready.lab.profiles import PROFILES
+from nodeready.operations import STEPS
 from nodeready.policy import Policy
 from nodeready.policy.policy import reason, setting_kind
 from nodeready.subjects.environment_table import ANY, BAD_VALUES, RULES, VersionRange
@@ -42,12 +40,14 @@ def value(item: Any) -> str:
 
 
 def policy_keys() -> str:
-    """Every key of the policy with its default, its values and its reason."""
-    rows = [
-        (f"`{f.name}`", f"`{value(f.default)}`", setting_kind(f.name).takes, plain(reason(f.name)))
-        for f in fields(Policy)
-    ]
-    return markdown(("Key", "Default", "Takes", "Meaning and reason"), rows)
+    """Every key of the policy with its default, its values and its meaning."""
+    rows = []
+    for field in fields(Policy):
+        takes, meaning = setting_kind(field.name).takes, plain(reason(field.name))
+        # What a range is, an error says.
+        choices = f"{takes}. " if takes.count('`"') > 1 else ""
+        rows.append((f"`{field.name}`", f"`{value(field.default)}`", choices + meaning))
+    return markdown(("Key", "Default", "Meaning"), rows)
 
 
 def exit_meanings() -> list[tuple[int, str]]:
@@ -76,73 +76,44 @@ def leaves(
             yield (*path, name), command
 
 
-def variables() -> str:
-    """Every variable that several commands read, and the options that have no such variable."""
-    readers: dict[str, list[str]] = {}
-    for words, command in leaves():
-        for option in command.params:
-            if isinstance(option, Option) and not option.hidden:
-                readers.setdefault(option.variables[-1], []).append(f"`{words[0]}`")
-    commands_of = sorted(readers.items())
-    return markdown(("Variable", "Commands"), ((f"`{v}`", ", ".join(c)) for v, c in commands_of))
-
-
-def about(command: click.Command) -> str:
-    """The first sentence of a command's help."""
-    return re.split(r"(?<=\.)\s", (command.help or "").strip(), maxsplit=1)[0].replace("\n", " ")
-
-
-def commands() -> str:
-    """Every command and the first sentence of its help."""
-    rows = ((f"`nodeready {' '.join(words)}`", about(command)) for words, command in leaves())
-    return markdown(("Command", "What it does"), rows)
-
-
-def faults() -> str:
-    """The faults of the lab, a table for each group."""
-    tables = []
-    for group, (title, _) in GROUPS.items():
-        rows = [
-            (f"`{fault.name}`", profile_names(fault.profiles), plain(fault.about))
-            for fault in FAULTS.values()
-            if fault.group == group
-        ]
-        tables.append(f"{title}:\n\n{markdown(('Fault', 'Profiles', 'What is wrong'), rows)}")
-    return "\n".join(tables)
+def operations() -> str:
+    """Every operation in the order of a deploy: what it does, and its settings."""
+    rows = []
+    for step in STEPS:
+        missing = [f"`{f.name}`" for f in fields(Policy) if f.name not in step.settings]
+        names = ", ".join(f"`{name}`" for name in step.settings)
+        if len(step.settings) > len(missing):
+            names = f"all but {', '.join(missing)}"
+        rows.append((f"`{step.name}`", plain(step.does), names))
+    return markdown(("Operation", "What it does", "Settings"), rows)
 
 
 def environment_rules() -> str:
-    """The rules about a job's environment."""
-    weights = {2: "cannot work", 1: "a sign", 0: "slow, a note"}
-    rows = [
-        (rule.variables, plain(rule.problem), weights[rule.weight], plain(rule.advice),
-         plain(rule.source))
-        for rule in RULES
-    ]  # fmt: skip
+    """What can be wrong with a job's environment, a row for the variables of a rule."""
+    problems: dict[str, list[str]] = {}
+    for rule in RULES:
+        problems.setdefault(rule.variables, []).append(plain(rule.problem))
     for bad in BAD_VALUES:
-        variable = f"`{bad.variable}`" if bad.variable else ""
         versions = (
             _versions("NCCL", VersionRange(bad.first, bad.fixed)),
             _versions("PyTorch", bad.torch),
             _versions("CUDA", bad.cuda),
             _versions("driver", bad.driver),
         )
-        place = ", ".join(filter(None, (variable, *versions, bad.machine)))
-        rows.append(
-            (place, plain(bad.problem), weights[bad.weight], plain(bad.advice),
-             plain(bad.source))
-        )  # fmt: skip
-    return markdown(("Variable", "What is wrong", "Effect", "What to do", "Source"), rows)
+        variable = f"`{bad.variable}`" if bad.variable else ""
+        place = ", ".join(filter(None, (*versions, bad.machine)))
+        key, place = (variable, f"{place}: ") if variable and place else (variable or place, "")
+        problems.setdefault(key, []).append(place + plain(bad.problem))
+    # Variables with the same problem share a row.
+    rows: dict[str, list[str]] = {}
+    for variables, texts in problems.items():
+        rows.setdefault("; ".join(texts), []).append(variables)
+    return markdown(
+        ("Variable", "What can be wrong"), ((", ".join(v), t) for t, v in rows.items())
+    )
 
 
 def _versions(name: str, versions: VersionRange) -> str:
     """The versions in words; "": any."""
     first, fixed = (".".join(map(str, version)) for version in versions)
-    if versions == ANY:
-        return ""
-    return f"{name} {first} to before {fixed}"
-
-
-def profile_names(profiles: tuple[str, ...]) -> str:
-    """The profiles in words."""
-    return "all" if profiles == tuple(PROFILES) else ", ".join(profiles)
+    return "" if versions == ANY else f"{name} {first} to before {fixed}"

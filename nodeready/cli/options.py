@@ -2,7 +2,7 @@
 
 Each option shows its default in --help, where the options stand in groups. Every option has a
 variable of its own command, NODEREADY_COMMAND_OPTION, which overrides the general one,
-NODEREADY_OPTION. A few options have no general variable. docs/options.md lists them.
+NODEREADY_OPTION. A few options have no general variable: the manual has each option's.
 """
 
 from __future__ import annotations

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from nodeready.transport.allocation import RunningJob
 
 #: Nodes of one ssh process before a second one is worth its start. An ssh handshake costs 6 ms of
-#: a core (docs/benchmarks.md): 256 handshakes take 1.5 s.
+#: a core (benchmarks/HISTORY.md): 256 handshakes take 1.5 s.
 NODES_PER_PROCESS = 256
 #: From this number of nodes on, ``--via auto`` prefers ClusterShell's tree where it has gateways:
 #: the kernel's neighbour table holds 1,024 entries (net.ipv4.neigh.default.gc_thresh3, ip-sysctl),
 #: and a process may usually open 1,024 files. Below, ssh is faster and costs this machine less
-#: (docs/benchmarks.md, The ways).
+#: (benchmarks/HISTORY.md, the transports).
 MIN_NODES_FOR_TREE = 1024
 
 _NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})

@@ -73,8 +73,8 @@ class DeployStep:
 
     @property
     def does(self) -> str:
-        """What the step does, in one sentence."""
-        return (self.make_actions.__doc__ or "").split("\n")[0]
+        """What the step does: the first paragraph of its docstring."""
+        return " ".join((self.make_actions.__doc__ or "").split("\n\n")[0].split())
 
     def actions(
         self, snapshot: Snapshot, policy: Policy, fleet: FleetFacts = ALONE

@@ -73,6 +73,7 @@ _RULES: dict[type, list[dict[str, Any]]] = {
 }
 _PLAIN: dict[type, str] = {
     str: "string",
+    bytes: "string",
     int: "integer",
     float: "number",
     bool: "boolean",
@@ -118,7 +119,7 @@ def _attribute(kind: Any, path: str) -> tuple[Any, str]:
     return _attribute(hint, inner) if inner else (hint, meanings(kind)[1].get(name, ""))
 
 
-class _SchemaWriter:
+class SchemaWriter:
     """One document's schema while its parts are collected."""
 
     def __init__(self) -> None:
@@ -135,8 +136,10 @@ class _SchemaWriter:
             return {"type": _PLAIN[kind]}
         if origin in (Union, types.UnionType):
             return self._either([self.of(member) for member in inside])
-        if origin is Sequence or (origin is tuple and inside[1:] == (...,)):
+        if origin in (Sequence, list, frozenset) or (origin is tuple and inside[1:] == (...,)):
             return {"type": "array", "items": self.of(inside[0])}
+        if origin is tuple:
+            return {"type": "array", "prefixItems": [self.of(member) for member in inside]}
         if origin in (Mapping, dict):
             return {"type": "object", "additionalProperties": self.of(inside[1])}
         if json_fields(kind) or typing.is_typeddict(kind):
@@ -193,7 +196,7 @@ class _SchemaWriter:
 
 def schema(document: str) -> dict[str, Any]:
     """The JSON Schema of ``nodeready.DOCUMENT/1``. Raises KeyError for an unknown document."""
-    writer, name = _SchemaWriter(), f"nodeready.{document}/1"
+    writer, name = SchemaWriter(), f"nodeready.{document}/1"
     fields = writer.object(DOCUMENTS[document], name)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

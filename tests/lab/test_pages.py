@@ -30,10 +30,10 @@ LIMIT_S = 120
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "main")
 LAB = f"test-pages-{WORKER}"
 TRAIN_PYTHON = Path("/opt/train/bin/python")
-#: Pages that are followed from the first line on, with nodes of their own: their number.
-FIRST_HOURS = {"docs/quickstart-slurm.md": 4, "docs/quickstart-cloud.md": 3}
-#: Pages that take a minute and a half; and the cheat sheet, with the other pages' commands.
-NIGHTLY = {"docs/cheatsheet.md", "docs/smoke.md", "docs/quickstart-slurm.md"}
+#: Sections that are followed from the first line on, with nodes of their own: their number.
+FIRST_HOURS = {"docs/install.md#a-slurm-site": 4, "docs/install.md#cloud-machines": 3}
+#: Pages that take a minute and a half; and the overview, with the other pages' commands.
+NIGHTLY = {"docs/README.md", "docs/smoke.md", "docs/install.md#a-slurm-site"}
 WAIVERS = {"proof.core": "shared kernel", "proof.backtrace": "shared kernel"}
 
 
@@ -59,13 +59,24 @@ def block_commands(language: str, block: str) -> list[str]:
     return [command for command in found if command]
 
 
+def page_text(page: str) -> str:
+    """The section of `FILE#SECTION`; of a file, the text without the sections of FIRST_HOURS."""
+    path, _, name = page.partition("#")
+    head, *sections = re.split(r"(?m)^(?=## )", (ROOT / path).read_text())
+    anchors = [text[3:].partition("\n")[0].lower().replace(" ", "-") for text in sections]
+    if name:
+        return sections[anchors.index(name)]
+    named = zip(anchors, sections, strict=True)
+    return head + "".join(text for name, text in named if f"{path}#{name}" not in FIRST_HOURS)
+
+
 def commands(page: str) -> list[str]:
     """The command lines of the page's `sh` and `console` blocks, without comments."""
-    blocks = re.findall(r"^ *```(sh|console)\n(.*?)^ *```", (ROOT / page).read_text(), re.M | re.S)
+    blocks = re.findall(r"^ *```(sh|console)\n(.*?)^ *```", page_text(page), re.M | re.S)
     return [command for block in blocks for command in block_commands(*block)]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *FIRST_HOURS])
 def test_every_command_of_a_page_is_listed(page: str) -> None:
     assert commands(page) == [command for _, command in ROWS.get(page, [])]
 
@@ -215,7 +226,7 @@ def test_a_first_hour_can_be_followed_line_by_line(
     (home / "group_data").mkdir()
     (home / "group_data/all.py").write_text(limits)
     rows = iter(ROWS[page])
-    for language, block in BLOCK.findall((ROOT / page).read_text()):
+    for language, block in BLOCK.findall(page_text(page)):
         if (named := FILE.match(block)) and language not in ("sh", "console"):
             text = block + limits if named[1] == "group_data/all.py" else block
             (home / named[1]).write_text(text)

@@ -2,7 +2,7 @@
 
 `make test-lab` runs one fault of each mechanism at one place, on 16 nodes over plain TCP, and a
 dead rank of PyTorch on 12; `make test-all` runs every fault. NODEREADY_SMOKES=20 tries each fault
-at 20 random places, on 64 nodes over plain TCP and on 12 with PyTorch: docs/benchmarks.md.
+at 20 random places, on 64 nodes over plain TCP and on 12 with PyTorch: benchmarks/HISTORY.md.
 """
 
 from __future__ import annotations

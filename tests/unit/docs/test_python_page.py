@@ -1,4 +1,4 @@
-"""The Python code of docs/python.md runs as it stands there."""
+"""The Python code of docs/pyinfra.md, "From Python", runs as it stands there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 
 from tests.paths import ROOT
 
-BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/python.md").read_text(), re.M | re.S)
+PAGE = (ROOT / "docs/pyinfra.md").read_text().partition("\n## From Python\n")[2]
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
 
 
 @pytest.mark.parametrize(

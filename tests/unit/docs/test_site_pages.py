@@ -29,6 +29,7 @@ site_pages = _hook()
         ("README.md", "![a](docs/images/audit.svg)", "![a](images/audit.svg)"),
         ("docs/lab.md", "[a](../CONTRIBUTING.md#rules)", "[a](contributing.md#rules)"),
         ("docs/lab.md", "[a](../README.md)", "[a](index.md)"),
+        ("docs/lab.md", "[a](README.md)", "[a](overview.md)"),
         ("docs/lab.md", "[a](schema/audit-1.json)", "[a](schema/audit-1.json)"),
         ("docs/lab.md", "[a](#here)", "[a](#here)"),
         ("README.md", "[a](https://pyinfra.com/docs)", "[a](https://pyinfra.com/docs)"),
@@ -58,4 +59,4 @@ def test_what_belongs_to_an_item_is_four_columns_in(text, wanted):
 def test_every_page_is_in_the_navigation():
     navigation = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
     pages = {site_pages.in_site(page.relative_to(ROOT).as_posix()) for page in PAGES}
-    assert sorted(navigation) == sorted(pages - {"README.md"})
+    assert sorted(navigation) == sorted({*pages, "measurements.md"})

@@ -115,4 +115,4 @@ def test_a_wrong_value_is_invalid(case):
 
 def test_a_type_that_json_lacks_is_refused():
     with pytest.raises(TypeError, match="no type of JSON"):
-        schema._SchemaWriter().of(set)
+        schema.SchemaWriter().of(set)

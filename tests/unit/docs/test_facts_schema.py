@@ -1,0 +1,41 @@
+"""docs/schema/facts-1.json: every key of every fact has its meaning there."""
+
+from __future__ import annotations
+
+import json
+
+import facts_schema
+import pytest
+from jsonschema import Draft202012Validator
+
+from nodeready.policy import Policy
+from nodeready.subjects.registry import LOOKED_AT
+from nodeready.subjects.snapshot import shown_facts
+from nodeready.subjects.wire import plain
+from tests.helpers import here, observe
+from tests.paths import schema
+
+CLASSES = sorted(facts_schema.classes(), key=lambda kind: kind.__name__)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_field_of_a_fact_is_described_in_its_docstring(kind):
+    assert facts_schema.missing_meanings(kind) == []
+
+
+def test_each_class_has_a_name_of_its_own():
+    assert len({kind.__name__.lower() for kind in CLASSES}) == len(CLASSES)
+
+
+def test_the_schema_is_one_and_has_every_subject():
+    published = schema("facts")
+    Draft202012Validator.check_schema(published)
+    assert list(published["properties"]) == list(LOOKED_AT)
+
+
+def test_the_facts_of_this_machine_are_valid():
+    snapshot = observe(here, Policy())
+    subjects = snapshot.subjects
+    facts = {name: plain(shown_facts(name, subjects[name])) for name in LOOKED_AT}
+    valid = Draft202012Validator(schema("facts"))
+    assert list(valid.iter_errors(json.loads(json.dumps(facts)))) == []
