@@ -383,11 +383,8 @@ def _hold_problem(target: DumpTarget, session: int) -> str:
         # A thread that started in the meantime is in the new list.
         is_held = is_held and set(os.listdir(f"/proc/{pid}/task")) == threads.keys()
         reason = privilege_problem(pid)
-        if not reason and (rights_of_process(pid), _start_time(pid)) != (
-            target.rights,
-            target.started,
-        ):
-            reason = "is another process, or another user's"
+        if (_start_time(pid), rights_of_process(pid)) != (target.started, target.rights):
+            reason = reason or "is another process, or has another user or group"
         if reason:
             return f"process {pid} changed while it was looked at: it {reason}"
         if is_held:
