@@ -197,6 +197,23 @@ def make_directory(path: Path, mode: int = 0o777) -> None:
         pass
 
 
+def _require_directory(end: _PathEnd) -> None:
+    """Raises OSError if the path ends at a file, or at a name that is missing."""
+    if end.name:
+        code = errno.ENOENT if end.number < 0 else errno.ENOTDIR
+        raise OSError(code, os.strerror(code))
+
+
+def open_directory(path: Path) -> int:
+    """An O_PATH descriptor of a directory, which the caller closes.
+
+    Raises NotFollowed, and OSError with the path as its file name.
+    """
+    with _named(path), _walk(path) as end:
+        _require_directory(end)
+        return os.dup(end.number)
+
+
 def own_directory(path: Path, name: str) -> None:
     """Make this directory, private to us, in an existing one; check that it can take this file.
 
@@ -205,9 +222,7 @@ def own_directory(path: Path, name: str) -> None:
     """
     if not os.path.lexists(path):
         with _named(path), _walk(path.parent) as end:
-            if end.name:
-                code = errno.ENOENT if end.number < 0 else errno.ENOTDIR
-                raise OSError(code, os.strerror(code), str(path))
+            _require_directory(end)
             os.mkdir(path.name, 0o700, dir_fd=end.number)
     check(path / name)
 

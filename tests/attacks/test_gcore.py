@@ -200,7 +200,7 @@ def test_a_link_on_the_way_leads_no_core_elsewhere(tool, fleet, node, mallory):
     done = tool("cores", fleet([node]), "--gcore", pid, "--yes")
     assert node.enter(["ls", "-A", "/etc/profile.d"]).stdout == before
     assert (done.status, done.out) == (1, ""), done
-    assert f"{CRASH}/{mallory.uid}: is a link that another user may have made" in done.err
+    assert f"{CRASH}/{mallory.uid}: a link of mallory: not followed" in done.err
     # Root's own link is followed, and what lies there already is no core's.
     mallory.run(f"rm {CRASH}/{mallory.uid}")
     node.enter(["sh", "-c", f"mv {CRASH} /var/cores; ln -s /var/cores {CRASH}"])
@@ -222,7 +222,7 @@ NO_TMPFILE = """
 from nodeready.node import payload
 real = payload.closure
 def closure(names):
-    found, name = real(names), "nodeready.node.cores.identity"
+    found, name = real(names), "nodeready.node.cores.gcore"
     assert "flags | os.O_TMPFILE" in found[name]
     found[name] = found[name].replace("flags | os.O_TMPFILE", "flags | os.O_DIRECTORY")
     return found
@@ -234,9 +234,9 @@ payload.closure = closure
 def test_without_files_that_have_no_name_a_core_is_hidden_until_it_is_whole(
     tool, fleet, node, mallory
 ):
-    # gdb tells what mallory could open while it wrote.
+    # gdb tells what others see while it writes.
     spied = f"""#!/bin/sh
-case "$*" in *attach*) ls -lA {CRASH} {CRASH}/.[!.]* >/tmp/spied 2>&1;; esac
+case "$*" in *attach*) ls -lA {CRASH} >/tmp/spied;; esac
 exec /usr/bin/gdb "$@"
 """
     node.write("/usr/local/bin/gdb", spied, mode=0o755)
@@ -244,23 +244,11 @@ exec /usr/bin/gdb "$@"
     pid = pid_of(mallory)
     done = tool("cores", fleet([node]), "--gcore", pid, "--yes", first=NO_TMPFILE)
     assert done.status == 0, done
-    seen = node.read("/tmp/spied")
-    assert "drwx------" in seen
-    assert "Permission denied" in seen
+    assert re.search(r"^-rw------- .* \.nodeready\.core\.\w+$", node.read("/tmp/spied"), re.M)
     path = done.out.strip()
     assert left(node) == f"{path} 600 4001\n"
     assert node.enter(["gdb", "-batch", "-nx", "--core", path, "-ex", "info threads"]).stdout
     assert ours(node) == []
-    # What a run left that was killed with its watchdog, the next one removes; nobody else's.
-    node.enter(["sh", "-c", f"""
-        mkdir -m 700 {CRASH}/.nodeready.core.dead && echo >{CRASH}/.nodeready.core.dead/core
-        """])  # fmt: skip
-    mallory.run(
-        f"mkdir -m 700 {CRASH}/.nodeready.core.hers && echo >{CRASH}/.nodeready.core.hers/core"
-    )
-    assert tool("cores", fleet([node]), "--gcore", pid, "--yes", first=NO_TMPFILE).status == 0
-    names = node.enter(["ls", "-A", CRASH]).stdout.split()
-    assert [name for name in names if "nodeready" in name] == [".nodeready.core.hers"]
 
 
 # --- Killed and interrupted at any moment.
@@ -281,7 +269,7 @@ def find(kind):
             watchdog = os.getsid(pid) == pid
         except OSError:
             continue
-        if kind == "gdb" and (program in ("gdb", "setpriv")) and b"attach" in words:
+        if kind == "gdb" and program == "gdb" and b"attach" in words:
             yield pid
         if kind == "program" and program.startswith("python") and b"nodeready:" in words:
             if not watchdog:

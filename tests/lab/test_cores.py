@@ -114,7 +114,7 @@ def test_a_core_of_a_live_process_is_whole_and_the_process_goes_on(tool, fleet, 
 _STATE = "kill -{0} {{pid}}; until grep -q '^State:.{1}' /proc/{{pid}}/status; do sleep 0.1; done"
 #: What is broken, how it is mended, why no core is taken. A full disk, tests/vm asks.
 REFUSED = (
-    ("mount -t tmpfs -o ro x /var/crash", "umount /var/crash", "is on a read-only file system"),
+    ("mount -t tmpfs -o ro x /var/crash", "umount /var/crash", ": Read-only file system"),
     ("rmdir /var/crash", "mkdir -m 1777 /var/crash", "/var/crash: No such file or directory"),
     (_STATE.format("STOP", "T"), _STATE.format("CONT", "S"), "is stopped by a signal"),
     ("mv /usr/bin/gdb /root/away", "mv /root/away /usr/bin/gdb", "gdb is not installed"),

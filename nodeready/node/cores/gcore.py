@@ -1,8 +1,8 @@
 """The program on the node that takes a core of a live process, which continues afterwards.
 
-The owner of the memory is checked three times: in the process, in the process when gdb holds it
-still, and in the core. Root's gdb has the rights of the process's user, so that the kernel refuses
-memory that the user may not see. The core is our own file without a name until all checks agree.
+gdb's gcore runs as the process's user and writes into that user's file, so that the kernel refuses
+memory that the user may not see. Where Yama is on, gdb needs a capability and may attach to more:
+so gdb first only holds the process still, and writes after its rights were read again.
 """
 
 from __future__ import annotations
@@ -10,32 +10,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import pwd
 import re
-import resource
 import secrets
-import shutil
 import signal
+import struct
 import subprocess
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
+from nodeready import files
+from nodeready.node import tool_rights
 from nodeready.node.cores import core_pattern
 from nodeready.node.cores.core_file import CoreReader, NoCore
 from nodeready.node.cores.core_pattern import CorePlace, printable
 from nodeready.node.cores.gdb import environment, find_gdb
-from nodeready.node.cores.identity import (
-    NewFile,
-    ProcessIdentity,
-    auxv,
-    identity,
-    namespace,
-    open_directory,
-    remove_leftovers,
-)
-from nodeready.node.proc import first_number, stat_fields, status_fields
+from nodeready.node.proc import all_pids, first_number, stat_fields, status_fields, user_name
 from nodeready.node.runtime import Ended, ProcessSupervisor, status
+from nodeready.node.users_file import Rights, confine, rights_of_process
 from nodeready.subjects import wire
 
 # --- The live process: may it be paused, and how large will its core be?
@@ -50,38 +43,30 @@ _BAD_STATES = {
 }
 #: How often the states are read, and the seconds between: a short wait for a disk is harmless.
 _STATE_READS, _BETWEEN_S = 5, 0.1
-#: Mappings of the kernel.
-_SPECIAL = ("[vvar", "[vsyscall", "[vdso")
+#: getauxval(3): set if a program was started with more rights than its caller had.
+_AT_SECURE = 23
 _MAPPING = re.compile(
     r"([0-9a-f]+)-([0-9a-f]+) .(.).(.) [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ ([0-9]+) *(.*)"
 )
-_NOT_DUMPED = {"dd", "io"}
+#: Mappings of the kernel, of shared memory without a file, and of memory that is not dumped.
+_SPECIAL = ("[vvar", "[vsyscall", "[vdso")
 _SHARED_ANONYMOUS = ("/SYSV", "/dev/zero", "/memfd:")
-
-
-@dataclass(frozen=True)
-class DumpTarget:
-    """The live process to dump.
-
-    identity:   its rights and its program
-    inner_pid:  its pid in its own pid namespace
-    resident_bytes: in memory and in swap
-    mapped_bytes:   that gdb copies: many more, if address space is only reserved
-    """
-
-    pid: int
-    identity: ProcessIdentity
-    user: str
-    comm: str
-    program: str
-    command: str
-    inner_pid: int
-    resident_bytes: int
-    mapped_bytes: int
+_NOT_DUMPED = {"dd", "io"}
 
 
 class DumpRefused(Exception):
     """Why no core is taken of this process, one line."""
+
+
+@dataclass(frozen=True)
+class DumpTarget:
+    """The live process to dump."""
+
+    pid: int
+    started: int  # in clock ticks after boot; with the pid it identifies the process
+    rights: Rights
+    resident_bytes: int  # in memory and in swap
+    mapped_bytes: int  # that gdb copies: many more, if address space is only reserved
 
 
 def _read(path: str) -> str:
@@ -89,7 +74,7 @@ def _read(path: str) -> str:
         return file.read()
 
 
-def start_time(pid: int) -> int:
+def _start_time(pid: int) -> int:
     """The start time of a process, in clock ticks after boot; 0: it has ended."""
     try:
         return int(stat_fields(f"/proc/{pid}/stat")[1][19])
@@ -97,27 +82,43 @@ def start_time(pid: int) -> int:
         return 0
 
 
-def states(pid: int) -> set[str]:
-    """The states of all threads of a process. Raises OSError if it has ended."""
-    letters = set()
-    for name in os.listdir(f"/proc/{pid}/task"):
-        try:
-            letters.add(stat_fields(f"/proc/{pid}/task/{name}/stat")[1][0])
-        except (OSError, IndexError):
-            continue
-    return letters
+def _threads(pid: int) -> dict[str, dict[str, str]]:
+    """The status of each thread, by its number. Raises OSError if the process has ended."""
+    threads = {}
+    for number in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            threads[number] = status_fields(f"/proc/{pid}/task/{number}/status")
+    if not threads:
+        raise ProcessLookupError(pid)
+    return threads
 
 
-def _ancestors() -> set[int]:
-    """This process and its ancestors."""
-    pids, pid = set[int](), os.getpid()
-    while pid > 0 and pid not in pids:
-        pids.add(pid)
-        try:
-            pid = int(stat_fields(f"/proc/{pid}/stat")[1][1])
-        except (OSError, IndexError, ValueError):
-            break
-    return pids
+def privilege_problem(pid: int) -> str:
+    """Why a process's memory may have more than its user may see, a few words; "": it has not.
+
+    Raises OSError if the process has ended or is another user's.
+    """
+    threads = list(_threads(pid).values())
+    users, groups = (
+        {row for thread in threads for row in thread[name].split()} for name in ("Uid", "Gid")
+    )
+    if len(users) > 1 or len(groups) > 1:
+        return "runs with the rights of more than one user or group (setuid, setgid)"
+    uid = int(users.pop())
+    # Even its user may not trace it then: the files in /proc/PID are root's (proc(5), dumpable).
+    if os.stat(f"/proc/{pid}/stat").st_uid != uid:
+        return "is closed to its own user (not dumpable)"
+    sets = ("CapPrm", "CapEff", "CapAmb")
+    has_capabilities = any(int(thread.get(name, "0"), 16) for thread in threads for name in sets)
+    # In a namespace of the user's own, capabilities give nothing here.
+    if uid and has_capabilities and os.path.samefile(f"/proc/{pid}/ns/user", "/proc/self/ns/user"):
+        return "has capabilities, which its user has not"
+    with open(f"/proc/{pid}/auxv", "rb") as file:
+        raw = file.read(1 << 16)
+    is_secure = dict(struct.iter_unpack("<QQ", raw[: len(raw) // 16 * 16])).get(_AT_SECURE)
+    if is_secure is None:
+        return "is no 64-bit program"
+    return "was started with more rights than its user has (setuid, setgid)" if is_secure else ""
 
 
 def core_bytes(smaps: Iterable[str]) -> int:
@@ -141,174 +142,145 @@ def core_bytes(smaps: Iterable[str]) -> int:
     return total
 
 
-def look(pid: int) -> DumpTarget:
-    """The process, if a core can be taken of it. Raises DumpRefused."""
-    try:
-        return _look(pid)
-    except (FileNotFoundError, ProcessLookupError):
-        raise DumpRefused(f"there is no process {pid}") from None
-    except PermissionError:
-        raise DumpRefused(f"process {pid} is another user's: only root may (--sudo)") from None
-
-
-def _look(pid: int) -> DumpTarget:
-    status = status_fields(f"/proc/{pid}/status")
-    if int(status["Tgid"]) != pid:
-        raise DumpRefused(f"{pid} is a thread of process {int(status['Tgid'])}")
-    if pid == 1 or pid in _ancestors():
+def check_target(pid: int) -> DumpTarget:
+    """The process, if a core can be taken of it. Raises DumpRefused, and OSError."""
+    if not (started := _start_time(pid)):
+        raise DumpRefused(f"there is no process {pid}")
+    fields = status_fields(f"/proc/{pid}/status")
+    if int(fields["Tgid"]) != pid:
+        raise DumpRefused(f"{pid} is a thread of process {int(fields['Tgid'])}")
+    ancestor = os.getpid()
+    with contextlib.suppress(OSError):
+        while ancestor not in (0, pid):
+            ancestor = int(stat_fields(f"/proc/{ancestor}/stat")[1][1])
+    if pid in (1, ancestor):
         raise DumpRefused(f"process {pid} is what this very command hangs on")
-    if "VmRSS" not in status and status["State"].split()[0] not in "ZX":
-        raise DumpRefused(f"process {pid} is the kernel's own")
-    uid = int(status["Uid"].split()[1])
-    if os.geteuid() not in (0, uid):
+    rights = rights_of_process(pid)
+    if os.geteuid() not in (0, rights.uid):
         raise DumpRefused(f"process {pid} is another user's: only root may (--sudo)")
-    if tracer := int(status["TracerPid"]):
+    if tracer := int(fields["TracerPid"]):
         raise DumpRefused(f"process {pid} is traced by process {tracer} already")
-    _refuse_bad_state(pid)
-    own_identity = identity(pid)
-    if reason := own_identity.privilege_problem(namespace("self")):
+    for read in range(_STATE_READS):
+        time.sleep(_BETWEEN_S if read else 0)
+        states = {thread["State"].split()[0] for thread in _threads(pid).values()}
+        if not states & _BAD_STATES.keys():
+            break
+    else:
+        raise DumpRefused(f"process {pid} {_BAD_STATES[min(states & _BAD_STATES.keys())]}")
+    if reason := privilege_problem(pid):
         raise DumpRefused(f"process {pid} {reason}: no core is taken of such a process")
-    sizes_kib = [int(status.get(name, "0").split()[0]) for name in ("VmRSS", "VmSwap")]
-    resident = sum(sizes_kib) * 1024
+    resident = sum(int(fields.get(name, "0").split()[0]) << 10 for name in ("VmRSS", "VmSwap"))
     mapped = core_bytes(_read(f"/proc/{pid}/smaps").splitlines())
-    command = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
-    try:
-        user = pwd.getpwuid(own_identity.uid).pw_name
-    except KeyError:
-        user = str(own_identity.uid)
-    return DumpTarget(
-        pid=pid,
-        identity=own_identity,
-        user=user,
-        comm=_read(f"/proc/{pid}/comm").rstrip("\n"),
-        program=os.readlink(f"/proc/{pid}/exe"),
-        command=command[:200],
-        inner_pid=int(status.get("NSpid", str(pid)).split()[-1]),
-        resident_bytes=resident,
-        mapped_bytes=max(resident, mapped),
-    )
-
-
-def _refuse_bad_state(pid: int) -> None:
-    """Raises DumpRefused while one of its threads is in one of the _BAD_STATES."""
-    problems: set[str] = set()
-    for number in range(_STATE_READS):
-        time.sleep(_BETWEEN_S if number else 0)
-        problems = states(pid) & _BAD_STATES.keys()
-        if not problems:
-            return
-    raise DumpRefused(f"process {pid} {_BAD_STATES[min(problems)]}")
+    return DumpTarget(pid, started, rights, resident, max(resident, mapped))
 
 
 # --- The program's configuration, its answers and its work.
 
 #: Space besides the mapped bytes: headers, notes, and data of other processes in the meantime.
 _MARGIN_BYTES, _MARGIN_PARTS = 64 << 20, 20
-#: Seconds for a process to continue after gdb detached.
-_RESUME_S = 3
 
 
 def _with_margin(size_bytes: int) -> int:
     return size_bytes + size_bytes // _MARGIN_PARTS + _MARGIN_BYTES
 
 
+#: Seconds for a process to continue after gdb detached.
+_RESUME_S = 3
+#: Limits of gdb, which copies the memory in small parts: address space, and seconds of CPU.
+_GDB_BYTES, _MAX_CPU_S = 16 << 30, 3600
+#: Prefix of a core's name meanwhile, and the errors of open(2), where there is no O_TMPFILE.
+_HIDDEN = ".nodeready.core."
+_NO_TMPFILE_ERRORS = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
+
+
 @dataclass(frozen=True)
 class AttachConfig:
-    """The program's configuration.
-
-    pid:      of the process
-    pattern:  the policy's core_pattern, used if the pattern in force names no directory
-    into:     the directory for the core; "": the core directory
-    started:  the expected start time of the process; 0: take no core, only print the preview
-    """
+    """The program's configuration."""
 
     nonce: str
     tag: str
     limit_s: int
     pid: int
-    pattern: str = ""
-    into: str = ""
-    started: int = 0
+    pattern: str = ""  # the policy's core_pattern, used if the pattern in force names no directory
+    into: str = ""  # the directory for the core; "": the core directory
+    started: int = 0  # the expected start time of the process; 0: only print the preview
 
 
 @dataclass(frozen=True)
 class Preview:
-    """The core that would be taken, or the reason why none can be taken.
-
-    refused:    one line; "": a core can be taken
-    size_bytes: that gdb copies
-    """
+    """The core that would be taken, or the reason why none can be taken."""
 
     pid: int
-    refused: str = ""
+    refused: str = ""  # one line; "": a core can be taken
     started: int = 0
     user: str = ""
     command: str = ""
     path: str = ""
-    size_bytes: int = 0
-    free_bytes: int = 0
+    size_bytes: int = 0  # that gdb copies
 
 
 @dataclass(frozen=True)
 class DumpResult:
-    """The core that was taken.
-
-    error:     why there is no core; "": there is a core
-    seconds:   the maximum time for which the process was paused
-    state:     of the process afterwards, the letter of /proc; "": it ended
-    continued: the process was left stopped, and got SIGCONT
-    """
+    """The core that was taken."""
 
     path: str
-    error: str = ""
+    error: str = ""  # why there is no core; "": there is a core
     size_bytes: int = 0
-    seconds: float = 0.0
-    state: str = ""
-    continued: bool = False
+    seconds: float = 0.0  # the maximum time for which the process was paused
+    state: str = ""  # of the process afterwards, the letter of /proc; "": it ended
+    continued: bool = False  # the process was left stopped, and got SIGCONT
 
 
 def main(config: AttachConfig) -> None:
     """Print the preview, or take the core."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     try:
-        target = look(config.pid)
-        path = _path(target, config)
-        directory = _directory(path)
-        preview = _preview(target, path, directory)
-        if config.started not in (0, preview.started):
-            raise DumpRefused(f"process {config.pid} has ended, and another one has its number")
+        answer: Preview | DumpResult = _take(config)
     except DumpRefused as problem:
-        print(wire.line(config.nonce, "seen", Preview(config.pid, str(problem))), flush=True)
-        return
-    if not config.started:
-        print(wire.line(config.nonce, "seen", preview), flush=True)
-        return
+        answer = Preview(config.pid, str(problem))
+    except OSError as problem:
+        answer = Preview(config.pid, f"{printable(str(problem.filename))}: {problem.strerror}")
+    kind = "taken" if isinstance(answer, DumpResult) else "seen"
+    print(wire.line(config.nonce, kind, answer), flush=True)
 
-    def after_kill() -> None:
-        resume(target)
-        remove_leftovers(directory)
 
-    supervisor = ProcessSupervisor(config.tag, config.limit_s, after_kill)
-    supervisor.at_end(lambda: resume(target))
+def _take(config: AttachConfig) -> Preview | DumpResult:
+    """The preview, or the core that was taken. Raises DumpRefused, and OSError."""
+    target = check_target(config.pid)
+    if config.started not in (0, target.started):
+        raise DumpRefused(f"process {config.pid} has ended, and another one has its number")
+    path = _core_path(target, config)
+    directory, hidden = files.open_directory(Path(path).parent), f"{_HIDDEN}{secrets.token_hex(8)}"
+
+    def clean_up() -> None:
+        if config.started:
+            resume(target)
+        with contextlib.suppress(OSError):
+            os.unlink(hidden, dir_fd=directory)
+
+    supervisor = ProcessSupervisor(config.tag, config.limit_s, clean_up)
+    supervisor.at_end(clean_up)
     supervisor.end_on_signals()
     with supervisor:
-        remove_leftovers(directory)
-        taken = dump(supervisor, target, path, directory)
-        print(wire.line(config.nonce, "taken", taken), flush=True)
+        try:
+            number = _create(directory, os.path.basename(path), hidden, target.rights)
+        except OSError as problem:
+            raise DumpRefused(f"{printable(path)}: {problem.strerror}") from None
+        preview = _preview(supervisor, target, path, number)
+        return dump(supervisor, target, path, directory, number) if config.started else preview
 
 
-def _path(target: DumpTarget, config: AttachConfig) -> str:
+def _core_path(target: DumpTarget, config: AttachConfig) -> str:
     """The path of the core: that of a crash, so that it is found in the same way."""
-    timestamp = str(int(time.time()))
-    host = os.uname().nodename
+    timestamp, host = str(int(time.time())), os.uname().nodename
+    comm = _read(f"/proc/{target.pid}/comm").rstrip("\n")
     if config.into:
-        comm = "".join(letter if letter.isalnum() else "_" for letter in target.comm) or "_"
-        return os.path.join(config.into, f"core.{comm}.{target.pid}.{host}.{timestamp}")
+        name = "".join(letter if letter.isalnum() else "_" for letter in comm) or "_"
+        return os.path.join(config.into, f"core.{name}.{target.pid}.{host}.{timestamp}")
+    program, inner_pid = os.readlink(f"/proc/{target.pid}/exe"), str(all_pids(target.pid)[-1])
     values = dict.fromkeys(core_pattern.SPECIFIERS, "0") | {
-        "p": str(target.inner_pid), "i": str(target.inner_pid),
-        "P": str(target.pid), "I": str(target.pid),
-        "u": str(target.identity.uid), "g": str(target.identity.gid), "h": host, "t": timestamp,
-        "e": target.comm, "f": os.path.basename(target.program), "E": target.program,
+        "p": inner_pid, "i": inner_pid, "P": str(target.pid), "I": str(target.pid),
+        "u": str(target.rights.uid), "g": str(target.rights.gid), "h": host, "t": timestamp,
+        "e": comm, "f": os.path.basename(program), "E": program,
     }  # fmt: skip
     for place in (core_pattern.live_place(), CorePlace(config.pattern)):
         if place.pattern.startswith("/"):
@@ -316,251 +288,173 @@ def _path(target: DumpTarget, config: AttachConfig) -> str:
     raise DumpRefused("neither core_pattern nor the policy names a directory for cores")
 
 
-def _writes_sparse() -> bool:
-    """Whether this gdb leaves zeros out (NEWS of 15.1)."""
-    argv = [find_gdb(), "-nx", "--version"]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        shown = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            timeout=10, env=environment(), cwd="/", check=False,
-        )  # fmt: skip
-        version = re.search(rb" ([0-9]+)\.[0-9]", shown.stdout.split(b"\n", 1)[0])
-        return version is not None and int(version[1]) >= 15
-    return False
+def _create(directory: int, name: str, hidden: str, rights: Rights) -> int:
+    """A descriptor of a new file of the process's user, without a name.
 
+    Raises OSError; FileExistsError if the later name exists.
 
-def _directory(path: str) -> int:
-    """A descriptor of the directory for this core. Raises DumpRefused."""
+    hidden: its name until then, if the file system has no files without a name
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    flags = os.O_RDWR | os.O_CLOEXEC
     try:
-        return open_directory(os.path.dirname(path))
+        number = os.open(".", flags | os.O_TMPFILE, 0o600, dir_fd=directory)
     except OSError as problem:
-        raise DumpRefused(f"{printable(str(problem.filename))}: {problem.strerror}") from None
+        if problem.errno not in _NO_TMPFILE_ERRORS:
+            raise
+        flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        number = os.open(hidden, flags, 0o600, dir_fd=directory)
+    if os.geteuid() == 0:
+        os.fchown(number, rights.uid, rights.gid)
+    return number
 
 
-def _preview(target: DumpTarget, path: str, directory: int) -> Preview:
-    """The preview. Raises DumpRefused if room or a tool is missing."""
+def _preview(supervisor: ProcessSupervisor, target: DumpTarget, path: str, number: int) -> Preview:
+    """The preview. Raises DumpRefused if space or gdb is missing."""
     if not find_gdb():
         raise DumpRefused("gdb is not installed (nodeready deploy installs it)")
-    if os.geteuid() == 0 and not _setpriv():
-        raise DumpRefused(
-            "setpriv, which gives gdb the user's rights, is not installed (util-linux)"
-        )
-    shown = printable(os.path.dirname(path))
-    room = os.statvfs(directory)
-    if room.f_flag & os.ST_RDONLY:
-        raise DumpRefused(f"{shown} is on a read-only file system")
-    if not os.access(".", os.W_OK | os.X_OK, dir_fd=directory):
-        raise DumpRefused(f"{shown} is not writable for {target.user}")
-    written = target.resident_bytes if _writes_sparse() else target.mapped_bytes
-    need = _with_margin(written)
-    free = room.f_bavail * room.f_frsize
+    shown = supervisor.run([find_gdb(), "-nx", "--version"], 10, env=environment())
+    version = re.search(r" ([0-9]+)\.[0-9]", shown.out.split("\n", 1)[0])
+    # From 15.1 on, gdb leaves zeros out (its NEWS).
+    is_sparse = version is not None and int(version[1]) >= 15
+    need = _with_margin(target.resident_bytes if is_sparse else target.mapped_bytes)
+    filesystem = os.fstatvfs(number)
+    free = filesystem.f_bavail * filesystem.f_frsize
     if free < need:
-        reason = f"{shown} has {free >> 20} MiB free, and the core needs {need >> 20} MiB"
-        if written > 2 * target.resident_bytes:
-            reason += (
-                f": {target.resident_bytes >> 20} MiB of memory, and address space that is only "
-                "reserved, of which a gdb before 15 writes the zeros"
-            )
-        raise DumpRefused(reason)
+        reason = f"{free >> 20} MiB free, and the core needs {need >> 20} MiB"
+        zeros = "" if is_sparse else " (a gdb before 15 also writes the zeros of reserved memory)"
+        raise DumpRefused(f"{printable(os.path.dirname(path))} has {reason}{zeros}")
+    command = _read(f"/proc/{target.pid}/cmdline").replace("\0", " ").strip()
     return Preview(
         pid=target.pid,
-        started=target.identity.started,
-        user=target.user,
-        command=printable(target.command),
+        started=target.started,
+        user=user_name(target.rights.uid),
+        command=printable(command[:200]),
         path=path,
         size_bytes=target.mapped_bytes,
-        free_bytes=free,
     )
 
 
-#: gdb opens no file of the process: each of the process's paths is prefixed with this file, which
-#: is no directory.
-_NOWHERE = os.devnull
+# --- gdb: it holds the process, waits for our check, writes the core and detaches.
+
+#: gdb opens no file of the process: each of the process's paths is prefixed with /dev/null.
 _SETTINGS = (
     "auto-load off", "auto-load safe-path /dev/null", "libthread-db-search-path /dev/null",
-    f"sysroot {_NOWHERE}", "auto-solib-add off", "debuginfod enabled off",
+    "sysroot /dev/null", "auto-solib-add off", "debuginfod enabled off",
     "exec-file-mismatch off", "confirm off", "height 0", "width 0",
 )  # fmt: skip
-#: The values of kernel.yama.ptrace_scope with which only a parent or a process with CAP_SYS_PTRACE
-#: may attach.
-_YAMA = "/proc/sys/kernel/yama/ptrace_scope"
-_CAPABILITY_SCOPES = (1, 2)
+#: gdb prints it when it has attached, or has failed to.
+_MARK = b"nodeready: attached"
+_NOT_HELD = "gdb does not hold every thread of it"
+#: Yama's values with which only a parent or a process with CAP_SYS_PTRACE may attach.
+_YAMA, _CAPABILITY_SCOPES = "/proc/sys/kernel/yama/ptrace_scope", (1, 2)
 
 
-def _setpriv() -> str:
-    return shutil.which("setpriv") or ""
-
-
-def _rights(process: ProcessIdentity, scope: int | None) -> list[str]:
-    """The words that give gdb the rights of the process's user.
+def _gdb_command(target: DumpTarget) -> list[str]:
+    """The words that start gdb as the process's user; gdb detaches at the end of its input.
 
     The kernel then decides whether that user may attach to the process.
-
-    scope: of Yama, which may let a user attach only to children; then gdb needs a capability
-    """
-    capabilities = "-all,+sys_ptrace" if scope in _CAPABILITY_SCOPES else "-all"
-    return [
-        _setpriv(), f"--reuid={process.uid}", f"--regid={process.gid}", "--clear-groups",
-        f"--inh-caps={capabilities}", f"--ambient-caps={capabilities}",
-        f"--bounding-set={capabilities}",
-        "--no-new-privs", "--",
-    ]  # fmt: skip
-
-
-def _command(target: DumpTarget, mark: str) -> list[str]:
-    """The words that start gdb, which attaches, prints the mark and reads commands from its input.
-
-    gdb detaches at the end of its input.
     """
     words = [find_gdb(), "-q", "-nx", "-readnever"]
     for setting in _SETTINGS:
         words += ["-iex", f"set {setting}"]
-    words += ["-ex", f"attach {target.pid}", "-ex", f"echo {mark}\\n"]
-    as_user = os.geteuid() != 0 or target.identity.uid == 0
-    return words if as_user else [*_rights(target.identity, first_number(_YAMA)), *words]
+    words += ["-ex", f"attach {target.pid}", "-ex", f"echo {_MARK.decode()}\\n"]
+    if os.geteuid() != 0:
+        return words
+    needs_capability = not target.rights.uid or first_number(_YAMA) in _CAPABILITY_SCOPES
+    capabilities = (tool_rights.READ_MEMORY,) if needs_capability else ()
+    return tool_rights.tool_command(target.rights, capabilities, _GDB_BYTES, words)
 
 
 def _hold_problem(target: DumpTarget, session: int) -> str:
-    """Why gdb does not hold every thread of the process, one line; "": it holds all.
+    """Why gdb may not write, one line; "": it holds every thread, and the rights are the same.
 
     session: of gdb
     """
+    pid = target.pid
     with contextlib.suppress(OSError):
-        threads = os.listdir(f"/proc/{target.pid}/task")
-        statuses = [status(int(name)) for name in threads]
+        threads = _threads(pid)
+        is_held = all(
+            thread["State"].split()[0] == "t" and os.getsid(int(thread["TracerPid"])) == session
+            for thread in threads.values()
+        )
         # A thread that started in the meantime is in the new list.
-        is_complete = os.listdir(f"/proc/{target.pid}/task") == threads
-        if change := _change(target):
-            return change
-        if is_complete and all(
-            thread.state == "t" and os.getsid(thread.tracer) == session for thread in statuses
-        ):
+        is_held = is_held and set(os.listdir(f"/proc/{pid}/task")) == threads.keys()
+        reason = privilege_problem(pid)
+        if (_start_time(pid), rights_of_process(pid)) != (target.started, target.rights):
+            reason = reason or "is another process, or has another user or group"
+        if reason:
+            return f"process {pid} changed while it was looked at: it {reason}"
+        if is_held:
             return ""
     return _NOT_HELD
 
 
-def _change(target: DumpTarget) -> str:
-    """How the process changed since it was looked at, one line; "": it did not. Raises OSError."""
-    change = target.identity.describe_change(identity(target.pid), namespace("self"))
-    return f"process {target.pid} {change}" if change else ""
+def dump(
+    supervisor: ProcessSupervisor, target: DumpTarget, path: str, directory: int, number: int
+) -> DumpResult:
+    """Have gdb write the core, and ensure that the process continues. Raises OSError.
 
-
-_NOT_HELD = "gdb does not hold every thread of it"
-
-
-class _GdbDialogue:
-    """The commands for gdb when it holds the process: write the core and detach, or only detach.
-
-    refused: why gdb only detaches; "": it writes the core
+    directory, number: descriptors of the core's directory and of its file
     """
+    # A process that grows in the meantime must not fill the disk.
+    confine(_GDB_BYTES, _MAX_CPU_S, _with_margin(target.mapped_bytes))
+    output, refusals = b"", list[str]()
 
-    def __init__(self, target: DumpTarget, file: int) -> None:
-        self.target, self.file, self.refused = target, file, ""
-        self.mark = f"held-{secrets.token_hex(8)}"
-        self._output, self._is_answered = b"", False
-
-    def on_output(self, process: subprocess.Popen[bytes], stream: int, data: bytes) -> None:
-        """Check the process as soon as gdb holds it, and answer gdb."""
-        if self._is_answered or stream != 1:
+    def answer(process: subprocess.Popen[bytes], stream: int, data: bytes) -> None:
+        """Tell gdb once to write, or only to detach."""
+        nonlocal output
+        output = (output + data)[-(1 << 16) :] if stream == 1 else output
+        if refusals or _MARK not in output:
             return
-        self._output = (self._output + data)[-(1 << 16) :]
-        if self.mark.encode() not in self._output:
-            return
-        self._is_answered = True
-        self.refused = _hold_problem(self.target, process.pid)
-        commands = "" if self.refused else f"gcore /proc/self/fd/{self.file}\ndetach\n"
+        refusals.append(_hold_problem(target, process.pid))
+        commands = "" if refusals[0] else f"gcore /proc/self/fd/{number}\ndetach\n"
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.write(f"{commands}quit\n".encode("ascii"))
             process.stdin.flush()
 
-
-def _limit_size(mapped_bytes: int) -> None:
-    """Limit the size of the core: a process that grows in the meantime must not fill the disk."""
-    limit_bytes = _with_margin(mapped_bytes)
-    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    limit_bytes = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
-
-
-def dump(
-    supervisor: ProcessSupervisor, target: DumpTarget, path: str, directory: int
-) -> DumpResult:
-    """Have gdb write the core, and ensure that the process continues.
-
-    directory: descriptor of the path's directory
-    """
-    process, name = target.identity, os.path.basename(path)
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            os.stat(name, dir_fd=directory, follow_symlinks=False)
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        new = NewFile(directory)
-    except OSError as problem:
-        reason = f"{printable(path)}: {problem.strerror}"
-        return DumpResult(path, reason, state=status(target.pid).state)
-    supervisor.at_end(new.clean_up)
-    _limit_size(target.mapped_bytes)
-    dialogue = _GdbDialogue(target, new.number)
     # The rest of the time is for ending gdb and resuming the process.
     limit_s = max(1.0, supervisor.left_s - 2 * _RESUME_S)
-    argv = _command(target, dialogue.mark)
-    try:
-        ended = supervisor.run(
-            argv, limit_s, dialogue.on_output,
-            stdin=subprocess.PIPE, pass_fds=(new.number,), env=environment(), cwd="/",
-        )  # fmt: skip
-    except OSError as problem:
-        ended = Ended(127, "", f"gdb does not start: {problem.strerror}", 0.0)
+    how = {"stdin": subprocess.PIPE, "pass_fds": (number,), "env": environment()}
+    ended = supervisor.run(_gdb_command(target), limit_s, answer, **how)
     state, continued = resume(target)
-    error = _dump_problem(ended, target, new.number, dialogue.refused)
+    error = _dump_problem(ended, number, refusals[0] if refusals else _NOT_HELD)
+    size = 0 if error else os.fstat(number).st_size
     if not error:
         try:
-            new.publish(name, process.uid, process.gid)
+            os.link(f"/proc/self/fd/{number}", os.path.basename(path), dst_dir_fd=directory)
         except OSError as problem:
             error = f"{printable(path)}: {problem.strerror}"
-    new.clean_up()
-    size = 0 if error else os.fstat(new.number).st_size
     return DumpResult(path, error, size, round(ended.seconds, 1), state, continued)
 
 
-def _dump_problem(ended: Ended, target: DumpTarget, file: int, refused: str) -> str:
-    """Why gdb's file is no complete core of this process, one line; "": it is."""
+def _dump_problem(ended: Ended, number: int, refused: str) -> str:
+    """Why gdb's file is no complete core, one line; "": it is."""
     if ended.rc is None:
         return f"gdb had not finished after {ended.seconds:.0f} s and was ended"
     if refused not in ("", _NOT_HELD):
         return refused
     if not refused and "Saved corefile" in ended.out:
         with contextlib.suppress(NoCore, OSError):
-            core = CoreReader(file)
-            if core.whole_bytes and os.fstat(file).st_size >= core.whole_bytes:
-                return _owner_problem(core, target)
-    # gdb reports a changed process as "not permitted".
-    with contextlib.suppress(OSError):
-        if change := _change(target):
-            return change
+            core = CoreReader(number)
+            if core.whole_bytes and os.fstat(number).st_size >= core.whole_bytes:
+                return ""
     rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
     messages = [row for row in rows if "process to debug" not in row]
     return f"gdb: {messages[-1][:200] if messages else refused or f'exit status {ended.rc}'}"
 
 
-def _owner_problem(core: CoreReader, target: DumpTarget) -> str:
-    """Why the core's notes are not this process's, one line; "": they are."""
-    notes, process = core.notes, target.identity
-    expected = target.pid, process.uid, process.auxv
-    if (notes.pid, notes.uid, auxv(notes.auxv)) == expected:
-        return ""
-    return f"the core is of another process or program than {target.pid} was: it is removed"
-
-
 def resume(target: DumpTarget) -> tuple[str, bool]:
     """Ensure that the process continues. Returns its state, and whether it needed SIGCONT.
 
-    `look` refuses a stopped process, so gdb left the stop: it was killed while it attached. A
+    A stopped process is refused before, so gdb left the stop: it was killed while it attached. A
     second call is harmless.
     """
     continued, until = False, time.monotonic() + _RESUME_S
-    while start_time(target.pid) == target.identity.started:
+    while _start_time(target.pid) == target.started:
         current = status(target.pid)
         if current.state == "T" and not current.tracer:
             with contextlib.suppress(OSError):
