@@ -1,20 +1,24 @@
 """The JSON Schema of every document, generated from the documents' classes: docs/schema/.
 
-A key's description is its line in the docstring of its class, or the docstring of its property.
+A key's description is the comment of its field, or the docstring of its property.
 The types of the fields have the limits (`nodeready.subjects.json_types`). `scripts/make_docs.py`
 writes the files; the tests validate real documents with them.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
+import io
 import json
 import re
+import textwrap
+import tokenize
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, Union, cast
 
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit, NodeReport, Ready
 from nodeready.audit.waiver_list import WaiverList
@@ -95,15 +99,38 @@ def _sentence(text: str) -> str:
     return f"{words if starts_with_value else words[0].upper() + words[1:]}."
 
 
+@functools.cache
 def meanings(kind: Any) -> tuple[str, dict[str, str]]:
-    """The meaning of a class, and of its fields by name, from its docstring."""
-    about, *blocks = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
-    field = re.compile(r"((?:[a-z0-9_]+, )*[a-z0-9_]+):\s+(.*)")
+    """The meaning of a class, from its docstring, and of its fields by name, from their comments.
+
+    A field's comment stands behind it, or in whole lines above it; ``likewise`` is that of the
+    field before.
+    """
+    about = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
     by_field: dict[str, str] = {}
-    # A field's lines: its own, and those that are indented below it.
-    for row in re.sub(r"\n\s+", " ", "\n".join(blocks)).splitlines():
-        if match := field.fullmatch(row):
+    field_lines = re.compile(r"((?:[a-z0-9_]+, )*[a-z0-9_]+):\s+(.*)")
+    for row in re.sub(r"\n +", " ", inspect.cleandoc(kind.__doc__ or "")).splitlines():
+        if match := field_lines.fullmatch(row):
             by_field |= dict.fromkeys(match[1].split(", "), _sentence(match[2]))
+    for base in reversed([base for base in kind.__mro__ if "__annotations__" in vars(base)]):
+        text, meaning = textwrap.dedent(inspect.getsource(base)), ""
+        comments, whole = {}, set()
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                comments[token.start[0]] = token.string.lstrip("#: ")
+                if not token.line[: token.start[1]].strip():
+                    whole.add(token.start[0])
+        for field in cast(ast.ClassDef, ast.parse(text).body[0]).body:
+            if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+                continue
+            first = field.lineno
+            while first - 1 in whole:
+                first -= 1
+            above = " ".join(comments[line] for line in range(first, field.lineno))
+            words = above or comments.get(field.end_lineno or 0, "")
+            meaning = meaning if words == "likewise" else _sentence(words)
+            if meaning:
+                by_field[field.target.id] = meaning
     return _sentence(about), by_field
 
 

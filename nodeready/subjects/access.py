@@ -123,17 +123,12 @@ _AT = re.compile(r"([0-9a-f]{1,8}) (\d{1,10}) (\d{1,10}) (\d{1,20}) (/.*)")
 
 @dataclass(frozen=True)
 class Inode:
-    """A file or directory.
+    """A file or directory."""
 
-    mode: with the type (stat(2), st_mode)
-    uid, gid: numbers of owner and group
-    size_bytes: of a file's content
-    """
-
-    mode: int
-    uid: int
-    gid: int
-    size_bytes: int
+    mode: int  # with the type (stat(2), st_mode)
+    uid: int  # numbers of owner and group
+    gid: int  # likewise
+    size_bytes: int  # of a file's content
 
     @property
     def is_directory(self) -> bool:
@@ -142,35 +137,27 @@ class Inode:
 
 @dataclass(frozen=True)
 class Barrier:
-    """The reason why ordinary users cannot use a file.
+    """The reason why ordinary users cannot use a file."""
 
-    path:    the file, or the directory on the way to it
-    words:   the problem, with the path
-    members: members of a group other than root's may use the path: an administrator's choice
-    is_roots: root owns the path, and only the mode is wrong
-    dangling: the path is a link that leads nowhere
-    """
-
-    path: str
-    words: str
+    path: str  # the file, or the directory on the way to it
+    words: str  # the problem, with the path
+    # members of a group other than root's may use the path: an administrator's choice
     members: bool = False
-    is_roots: bool = True
-    dangling: bool = False
+    is_roots: bool = True  # root owns the path, and only the mode is wrong
+    dangling: bool = False  # the path is a link that leads nowhere
 
 
 @dataclass(frozen=True)
 class Access:
-    """The modes of what users read and run.
-
-    inodes:   path -> the inode, links followed; a path that does not exist is missing
-    links:    path -> the real path of a link; "": the link leads nowhere
-    unloaded: program -> why it does not start, in the loader's words
-    """
+    """The modes of what users read and run."""
 
     JSON_KEYS: ClassVar = {"inodes": "seen"}
 
+    # path -> the inode, links followed; a path that does not exist is missing
     inodes: Mapping[str, Inode] = field(default_factory=dict)
+    # path -> the real path of a link; "": the link leads nowhere
     links: Mapping[str, str] = field(default_factory=dict)
+    # program -> why it does not start, in the loader's words
     unloaded: Mapping[str, str] = field(default_factory=dict)
 
     def barrier(self, path: str, bits: int = READ) -> Barrier | None:
@@ -261,18 +248,13 @@ MAY_EXECUTE = (
 
 @dataclass(frozen=True)
 class UnusableProgram:
-    """A program that ordinary users cannot run.
+    """A program that ordinary users cannot run."""
 
-    path:   of the program, or of the directory on the way to it
-    words:  the problem
-    repair: ``chmod`` of the path; ``reinstall`` of the file's package; "": a person's work
-    chosen: only the members of a group may run it: an administrator's choice
-    """
-
-    path: str
-    words: str
+    path: str  # of the program, or of the directory on the way to it
+    words: str  # the problem
+    # ``chmod`` of the path; ``reinstall`` of the file's package; "": a person's work
     repair: str = ""
-    chosen: bool = False
+    chosen: bool = False  # only the members of a group may run it: an administrator's choice
 
 
 def unusable_program(access: Access, program: str) -> UnusableProgram | None:

@@ -40,29 +40,26 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Section:
-    """One section of the snapshot: a shell text that only reads, with its limits.
-
-    script:    policy -> the POSIX sh text, which may call nr_value and other helpers of
-               nodeready/sh/probe.sh
-    timeout_s: seconds after which the section is ended; reading /etc takes milliseconds, but a
-               home directory or a mount can hang
-    cap_bytes: output beyond this is cut off on the node
-    parallel:  the section starts a program that may be slow or hang for good (a vendor's tool, a
-               mount): it runs in parallel, and a program that cannot be ended is left behind
-    quick:     a parallel section that is mostly fast: it is first tried in the shared shell, after
-               the sections that are not parallel
-    first:     the section runs first in the shared shell: later sections use its results
-    when:      the shell command that decides whether a parallel section runs (``command -v
-               nvidia-smi >/dev/null``); where it fails, the section is empty
-    """
+    """One section of the snapshot: a shell text that only reads, with its limits."""
 
     name: str
+    # policy -> the POSIX sh text, which may call nr_value and other helpers of
+    # nodeready/sh/probe.sh
     script: Callable[[Policy], str]
+    # seconds after which the section is ended; reading /etc takes milliseconds, but a home
+    # directory or a mount can hang
     timeout_s: int = 5
-    cap_bytes: int = 262144
+    cap_bytes: int = 262144  # output beyond this is cut off on the node
+    # the section starts a program that may be slow or hang for good (a vendor's tool, a mount): it
+    # runs in parallel, and a program that cannot be ended is left behind
     parallel: bool = False
+    # a parallel section that is mostly fast: it is first tried in the shared shell, after the
+    # sections that are not parallel
     quick: bool = False
+    # the section runs first in the shared shell: later sections use its results
     first: bool = False
+    # the shell command that decides whether a parallel section runs (``command -v nvidia-smi
+    # >/dev/null``); where it fails, the section is empty
     when: str = ":"
 
 
@@ -76,18 +73,12 @@ _OTHER_ENDS = ("\r", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e")
 
 @dataclass(frozen=True)
 class Output:
-    """What one section printed.
+    """What one section printed."""
 
-    text:      the bytes as text (surrogateescape)
-    rc:        the exit status; None: the section was ended by its limit
-    truncated: the output reached the section's cap_bytes
-    nonce:     the run's, which marks the lines of probe.sh's helpers
-    """
-
-    text: str
-    rc: int | None
-    truncated: bool = False
-    nonce: str = ""
+    text: str  # the bytes as text (surrogateescape)
+    rc: int | None  # the exit status; None: the section was ended by its limit
+    truncated: bool = False  # the output reached the section's cap_bytes
+    nonce: str = ""  # the run's, which marks the lines of probe.sh's helpers
 
     def require(self) -> str:
         """The text of a section that succeeded. Raises ProbeError for a failed section."""
@@ -189,16 +180,11 @@ def decode_base64(text: str) -> bytes:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a file on the node. Its property ``source`` is ``/path:number``.
+    """One line of a file on the node. Its property ``source`` is ``/path:number``."""
 
-    path: of the file
-    number: of the line, from 1
-    text: without the line's end
-    """
-
-    path: str
-    number: int
-    text: str
+    path: str  # of the file
+    number: int  # of the line, from 1
+    text: str  # without the line's end
 
     @property
     def source(self) -> str:

@@ -28,12 +28,10 @@ from nodeready.subjects.ssh_client.facts import SshClient
 
 @dataclass(frozen=True)
 class CounterSample:
-    """The latest counters of one node, all of one boot.
-
-    taken: subject -> (time of the snapshot in seconds since 1970, counter -> value)
-    """
+    """The latest counters of one node, all of one boot."""
 
     boot_id: str
+    # subject -> (time of the snapshot in seconds since 1970, counter -> value)
     taken: Mapping[str, tuple[float, Mapping[str, int]]]
 
     @classmethod
@@ -109,19 +107,16 @@ class NodeSnapshot(Protocol):
 
 @dataclass(frozen=True)
 class FleetContext:
-    """What all nodes of a run tell about each node.
+    """What all nodes of a run tell about each node."""
 
-    policies:    of the nodes
-    addresses:   those that exactly one of the nodes has; None: fewer than two nodes were probed
-    known_hosts: node -> the lines of its block of host keys
-    host_keys:   node -> the key with which its sshd answered this run
-    gate_files:  node -> (path, sha256) of every file of its gate
-    """
-
-    policies: Mapping[str, Policy]
+    policies: Mapping[str, Policy]  # of the nodes
+    # those that exactly one of the nodes has; None: fewer than two nodes were probed
     addresses: tuple[str, ...] | None = None
+    # node -> the lines of its block of host keys
     known_hosts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # node -> the key with which its sshd answered this run
     host_keys: Mapping[str, str] = field(default_factory=dict)
+    # node -> (path, sha256) of every file of its gate
     gate_files: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
     def about(self, node: str) -> FleetFacts:
@@ -136,20 +131,15 @@ class FleetContext:
 
 @dataclass(frozen=True)
 class Judged:
-    """The results of one node in one command.
-
-    results: of all checks, from the latest snapshot
-    error:   one line when probing the node failed, or did not finish
-    unreachable: the node was not reached, or was lost on the way
-    """
+    """The results of one node in one command."""
 
     name: str
     policy: Policy
     fleet: FleetFacts = ALONE
     snapshot: Snapshot | None = None
-    results: tuple[Result, ...] = ()
-    error: str = ""
-    unreachable: bool = False
+    results: tuple[Result, ...] = ()  # of all checks, from the latest snapshot
+    error: str = ""  # one line when probing the node failed, or did not finish
+    unreachable: bool = False  # the node was not reached, or was lost on the way
 
     @property
     def reached(self) -> bool:

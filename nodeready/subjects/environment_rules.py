@@ -50,40 +50,29 @@ _MAY_DIFFER = re.compile(
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """The environment of one rank, or of all ranks of a node (``rank`` None).
-
-    variables: those that `nodeready.node.witnesses.environment` reads; ranks with equal ones may
-               share the object
-    cpus:      the CPUs that it may use; 0: not known
-    contained: it has another network than the node's facts show
-    """
+    """The environment of one rank, or of all ranks of a node (``rank`` None)."""
 
     node: str
+    # those that `nodeready.node.witnesses.environment` reads; ranks with equal ones may share the
+    # object
     variables: Mapping[str, str]
     rank: int | None = None
     local_rank: int | None = None
-    cpus: int = 0
-    contained: bool = False
+    cpus: int = 0  # the CPUs that it may use; 0: not known
+    contained: bool = False  # it has another network than the node's facts show
 
 
 class EnvironmentFinding(NamedTuple):
-    """Something wrong with the environment of some ranks. Text is one line.
+    """Something wrong with the environment of some ranks. Text is one line."""
 
-    rule:     its name in `RULES`; ``value`` of an `BadValue`
-    variable: "": a version, which is the value: of NCCL if it is a bare number
-    problem:  what is wrong, after the variable and its value
-    ranks:    () where no rank is known
-    weight:   as of an `JobRule`
-    """
-
-    rule: str
-    variable: str
+    rule: str  # its name in `RULES`; ``value`` of an `BadValue`
+    variable: str  # "": a version, which is the value: of NCCL if it is a bare number
     value: str
-    problem: str
+    problem: str  # what is wrong, after the variable and its value
     advice: str
     source: str
-    weight: int
-    ranks: tuple[int, ...] = ()
+    weight: int  # as of an `JobRule`
+    ranks: tuple[int, ...] = ()  # () where no rank is known
     nodes: tuple[str, ...] = ()
 
     @property
@@ -116,17 +105,13 @@ def judge(
 
 
 class _RankRow(NamedTuple):
-    """Ranks of one node with the same environment.
-
-    facts: None: not known for these ranks
-    files: variable -> NCCL's file that sets it, in place of the environment
-    """
+    """Ranks of one node with the same environment."""
 
     node: str
     variables: Mapping[str, str]
     ranks: tuple[RankEnvironment, ...]
-    facts: EnvironmentFacts | None
-    files: Mapping[str, str]
+    facts: EnvironmentFacts | None  # None: not known for these ranks
+    files: Mapping[str, str]  # variable -> NCCL's file that sets it, in place of the environment
 
 
 @dataclass

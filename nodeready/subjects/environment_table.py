@@ -9,16 +9,12 @@ _TORCH_GUIDE = "PyTorch, torch.distributed"
 
 
 class JobRule(NamedTuple):
-    """A rule of `nodeready.subjects.environment_rules`.
-
-    variables: as in the page; problem: what is wrong; advice: what to do
-    weight: 2: the job cannot work, or is known to hang; 1: a sign; 0: slow, or good to know
-    """
+    """A rule of `nodeready.subjects.environment_rules`."""
 
     name: str
-    variables: str
+    variables: str  # as in the page; problem: what is wrong; advice: what to do
     problem: str
-    weight: int
+    weight: int  # 2: the job cannot work, or is known to hang; 1: a sign; 0: slow, or good to know
     advice: str
     source: str
 
@@ -102,31 +98,23 @@ ANY = VersionRange()
 
 
 class BadValue(NamedTuple):
-    """A value that is wrong by itself, or versions that are wrong together.
+    """A value that is wrong by itself, or versions that are wrong together."""
 
-    variable: "": of any environment
-    values:  a pattern of the whole value
-    first, fixed: of NCCL, as of a `VersionRange`
-    machine: of the node; "": any
-    only_rdma: it matters only where the node has an active RDMA port
-    torch, cuda, driver: versions of PyTorch, of the CUDA that it was built for, of the driver
-    unless:  ``NAME=VALUE`` that avoids the fault; "": nothing does
-    """
-
-    variable: str
-    values: str
+    variable: str  # "": of any environment
+    values: str  # a pattern of the whole value
     problem: str
     weight: int
     advice: str
     source: str
-    first: tuple[int, ...] = ()
-    fixed: tuple[int, ...] = ()
-    machine: str = ""
-    only_rdma: bool = False
+    first: tuple[int, ...] = ()  # of NCCL, as of a `VersionRange`
+    fixed: tuple[int, ...] = ()  # likewise
+    machine: str = ""  # of the node; "": any
+    only_rdma: bool = False  # it matters only where the node has an active RDMA port
+    # versions of PyTorch, of the CUDA that it was built for, of the driver
     torch: VersionRange = ANY
-    cuda: VersionRange = ANY
-    driver: VersionRange = ANY
-    unless: str = ""
+    cuda: VersionRange = ANY  # likewise
+    driver: VersionRange = ANY  # likewise
+    unless: str = ""  # ``NAME=VALUE`` that avoids the fault; "": nothing does
 
 
 _ON = r"[1-9]\d*"

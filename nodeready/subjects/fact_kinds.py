@@ -18,24 +18,19 @@ class FactKinds:
     Each text has words with white space between. A word is the end of a fact's path, which is its
     keys with dots, without the names of elements: ``clock.offset_ms``. It includes all facts below
     it that no other word names. Of two words for one path the longer counts.
-
-    volatile: change by themselves or from run to run (temperatures, process ids, lines' numbers),
-              or repeat another fact: neither kept nor compared
-    counters: totals that grow until the node boots
-    hardware: what a machine consists of
-    versions: of software and firmware
-    counted:  long lists; their number of elements and a digest are compared
-    unique:   hardware or settings that differ on healthy peers: serial numbers, addresses
-    elements: path of a list -> the keys that identify an element, with spaces between; path of a
-              mapping of names -> ""
     """
 
+    # change by themselves or from run to run (temperatures, process ids, lines' numbers), or
+    # repeat another fact: neither kept nor compared
     volatile: str = ""
-    counters: str = ""
-    hardware: str = ""
-    versions: str = ""
-    counted: str = ""
+    counters: str = ""  # totals that grow until the node boots
+    hardware: str = ""  # what a machine consists of
+    versions: str = ""  # of software and firmware
+    counted: str = ""  # long lists; their number of elements and a digest are compared
+    # hardware or settings that differ on healthy peers: serial numbers, addresses
     unique: str = ""
+    # path of a list -> the keys that identify an element, with spaces between; path of a mapping
+    # of names -> ""
     elements: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def kind(self, path: str) -> str:

@@ -12,30 +12,26 @@ class Counters:
 
     A counter of an adapter runs from the last reset or load of its driver. Its total is
     meaningless: only the change between two snapshots matters.
-
-    seconds: from the earlier snapshot to the present one
-    values:  counter -> its value then; the names are the subject's own ("mlx5_0/1.link_downed")
     """
 
-    seconds: float
+    seconds: float  # from the earlier snapshot to the present one
+    # counter -> its value then; the names are the subject's own ("mlx5_0/1.link_downed")
     values: Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class FleetFacts:
-    """Facts about one node from other nodes and from earlier runs.
+    """Facts about one node from other nodes and from earlier runs."""
 
-    addresses:   addresses that exactly one node of the run has; None: fewer than two were probed
-    known_hosts: the expected lines of the node's block of host keys; None: not gathered
-    host_key:    the key with which the node's sshd answered this run, ``type base64``; "": unknown
-    gate_files:  (path, sha256) of every file of the node's gate; None: unknown, as on the node
-    counters:    subject -> its counters in an earlier snapshot
-    """
-
+    # addresses that exactly one node of the run has; None: fewer than two were probed
     addresses: tuple[str, ...] | None = None
+    # the expected lines of the node's block of host keys; None: not gathered
     known_hosts: tuple[str, ...] | None = None
+    # the key with which the node's sshd answered this run, ``type base64``; "": unknown
     host_key: str = ""
+    # (path, sha256) of every file of the node's gate; None: unknown, as on the node
     gate_files: tuple[tuple[str, str], ...] | None = None
+    # subject -> its counters in an earlier snapshot
     counters: Mapping[str, Counters] = field(default_factory=dict)
 
 

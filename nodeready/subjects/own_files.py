@@ -67,13 +67,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """nodeready's own files on a node.
+    """nodeready's own files on a node."""
 
-    files:   path -> its content
-    refused: a file's or a directory's path -> why a deploy would not write there
-    """
-
-    files: Mapping[str, bytes]
+    files: Mapping[str, bytes]  # path -> its content
+    # a file's or a directory's path -> why a deploy would not write there
     refused: Mapping[str, Refusal]
 
 

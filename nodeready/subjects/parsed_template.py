@@ -26,18 +26,14 @@ def differing_lines(lines: Iterable[str], other_lines: Iterable[str]) -> list[in
 
 @dataclass(frozen=True, eq=False)
 class ParsedTemplate(Generic[T]):
-    """A parsed text of lines ``PATH:VALUE``, a template for similar texts.
-
-    read:    the result of parsing
-    varies:  index of a line -> the text before its value, and the value's name, where another
-             value changes only the part of the result that is computed from it
-    context: other inputs of the parser
-    """
+    """A parsed text of lines ``PATH:VALUE``, a template for similar texts."""
 
     lines: tuple[str, ...]
-    read: T
+    read: T  # the result of parsing
+    # index of a line -> the text before its value, and the value's name, where another value
+    # changes only the part of the result that is computed from it
     varies: Mapping[int, tuple[str, str]]
-    context: tuple[object, ...] = ()
+    context: tuple[object, ...] = ()  # other inputs of the parser
 
     @classmethod
     def of(cls, lines: list[str], read: T, varies: Callable[[str], bool]) -> ParsedTemplate[T]:

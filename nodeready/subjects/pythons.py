@@ -43,16 +43,11 @@ SCRIPT = rf"""
 
 
 class NodePython(NamedTuple):
-    """The Python for nodeready's programs.
+    """The Python for nodeready's programs."""
 
-    name:  as one of PYTHONS; "": there is none
-    old:   without a new enough Python: the first one, with its version; "": none at all
-    magic: the magic number of its compiled code; "": unknown
-    """
-
-    name: str = ""
-    old: str = ""
-    magic: str = ""
+    name: str = ""  # as one of PYTHONS; "": there is none
+    old: str = ""  # without a new enough Python: the first one, with its version; "": none at all
+    magic: str = ""  # the magic number of its compiled code; "": unknown
 
 
 def parse_pythons(rows: Iterable[str]) -> NodePython:

@@ -33,34 +33,30 @@ ADMIN = "admin"
 
 @dataclass(frozen=True)
 class Result:
-    """What one check found on one node.
-
-    check:    stable dotted id, ``subject.noun``; an id never changes its meaning
-    status:   one of STATUSES
-    expected: what the policy asks for, in words or as a value
-    actual:   what was observed; live and next-boot value where the two can differ; for ``na`` and
-              ``unknown`` the reason
-    source:   where the actual value comes from (``/etc/sysctl.d/10-ptrace.conf:3``), or ""
-    fix:      the repair: an operation of nodeready, a command, a person's work; or ""; for
-              ``waived`` the reason
-    owner:    ``nodeready`` where ``nodeready deploy`` repairs it, else ``admin``; "" when ok
-    severity: of a result that is neither ok nor na: what it costs a job; else ""
-    actions:  the actions that repair it, the first one first
-    """
+    """What one check found on one node."""
 
     JSON: ClassVar = (
         *("check", "status", "expected", "actual", "source", "fix", "owner"),
         *("severity?", "actions?"),
     )
 
+    # stable dotted id, ``subject.noun``; an id never changes its meaning
     check: Annotated[str, {"pattern": r"^[a-z0-9_]+\.[a-z0-9_]+$"}]
-    status: Annotated[str, {"enum": STATUSES}]
-    expected: str = ""
+    status: Annotated[str, {"enum": STATUSES}]  # one of STATUSES
+    expected: str = ""  # what the policy asks for, in words or as a value
+    # what was observed; live and next-boot value where the two can differ; for ``na`` and
+    # ``unknown`` the reason
     actual: str = ""
+    # where the actual value comes from (``/etc/sysctl.d/10-ptrace.conf:3``), or ""
     source: str = ""
+    # the repair: an operation of nodeready, a command, a person's work; or ""; for ``waived`` the
+    # reason
     fix: str = ""
+    # ``nodeready`` where ``nodeready deploy`` repairs it, else ``admin``; "" when ok
     owner: Annotated[str, {"enum": (NODEREADY, ADMIN, "")}] = ""
+    # of a result that is neither ok nor na: what it costs a job; else ""
     severity: Annotated[str, {"enum": tuple(SEVERITIES)}] = ""
+    # the actions that repair it, the first one first
     actions: tuple[Annotated[str, {"enum": tuple(ACTIONS)}], ...] = ()
 
     @classmethod
@@ -218,12 +214,9 @@ DEPLOY = "Repaired by"
 
 
 class Remedy(NamedTuple):
-    """The repair of a finding. A word in capitals stands for the node's value.
+    """The repair of a finding. A word in capitals stands for the node's value."""
 
-    actor: PERSON or DEPLOY
-    """
-
-    actor: str
+    actor: str  # PERSON or DEPLOY
     action: str
 
     def __str__(self) -> str:
@@ -237,22 +230,15 @@ def deploy(command: str) -> Remedy:
 
 @dataclass(frozen=True)
 class Page:
-    """What `nodeready explain` and the docs say about one check.
+    """What `nodeready explain` and the docs say about one check."""
 
-    id:       ``SUBJECT.NOUN``; an id never changes its meaning
-    cost:     what a failure costs a job, and the actions that repair it
-    meaning:  what the check judges, why, and where the rule comes from
-    settings: the fields of Policy that decide what the check wants, in the order of Policy
-    fixed_by: the operation that makes the check pass, ``SUBJECT.NOUN``; "": none does
-    remedies: what else repairs a finding, one for each way to fail
-    """
-
-    id: str
-    cost: Cost
-    meaning: str
+    id: str  # ``SUBJECT.NOUN``; an id never changes its meaning
+    cost: Cost  # what a failure costs a job, and the actions that repair it
+    meaning: str  # what the check judges, why, and where the rule comes from
+    # the fields of Policy that decide what the check wants, in the order of Policy
     settings: tuple[str, ...]
-    fixed_by: str
-    remedies: tuple[Remedy, ...]
+    fixed_by: str  # the operation that makes the check pass, ``SUBJECT.NOUN``; "": none does
+    remedies: tuple[Remedy, ...]  # what else repairs a finding, one for each way to fail
 
     @property
     def subject(self) -> str:
@@ -279,20 +265,18 @@ class Page:
 
 @dataclass(frozen=True)
 class Check(Page):
-    """A check: its page, and the pure function that judges.
-
-    fleet:  the fields of FleetFacts that it needs: its function has the fleet as third argument
-    proof:  the proof that must run before: one of `proof.facts.SESSION`, MESH, COLLECTIVE or
-            HISTORY; "": the snapshot is enough
-    writes: the files that the repair writes: where a deploy may not write them, a person must act
-            first; None: all files of the subject
-    opt_in: made only where ``--only`` has its whole id: neither by default, nor with its subject
-    """
+    """A check: its page, and the pure function that judges."""
 
     judge: Judge
+    # the fields of FleetFacts that it needs: its function has the fleet as third argument
     fleet: tuple[str, ...] = ()
+    # the proof that must run before: one of `proof.facts.SESSION`, MESH, COLLECTIVE or HISTORY;
+    # "": the snapshot is enough
     proof: str = ""
+    # the files that the repair writes: where a deploy may not write them, a person must act first;
+    # None: all files of the subject
     writes: Writes | None = None
+    # made only where ``--only`` has its whole id: neither by default, nor with its subject
     opt_in: bool = False
 
     def __call__(self, observed: Any, policy: Policy, fleet: FleetFacts = ALONE) -> Result:
@@ -351,37 +335,33 @@ _LOOK = "run the audit with --only {} on that node, and repair what the reason n
 
 @dataclass(frozen=True)
 class Subject:
-    """One subject: everything that the commands, the reports and the docs need to know about it.
-
-    doc:      the docstring of its checks' module; the first line says what is judged
-    checks:   in the order of the reports
-    probe:    how the subject is observed; None: by acting, before a job (nodeready/node/proofs)
-    compared: (observation, fleet) -> what the nodes of a group should have in common, fact ->
-              number or text. A fact's name is relative to the subject (``driver``, ``eth0.mtu``);
-              a value that could not be observed is left out
-    derived:  (observation, fleet) -> further facts of the documents, which need the fleet; one
-              with the name of a field replaces it
-    learned:  observation -> the settings that this node would pass, as group_data holds them
-    counters: (observation, fleet) -> totals, which are compared with those of an earlier snapshot
-              of the same boot (`FleetFacts.counters`); None: the subject has no counters
-    files:    shell patterns of the files on a node that nodeready alone writes for the subject,
-              each with the project's name in it
-    judged_on_node: whether a node that audits itself judges the subject
-    policy_checks: policy -> further checks, which the policy itself declares
-    kinds:    which facts are compared with those of an earlier look or of a peer, and how
-    """
+    """One subject: everything that the commands, the reports and the docs need to know about
+    it."""
 
     name: str
-    doc: str
-    checks: tuple[Check, ...]
+    doc: str  # the docstring of its checks' module; the first line says what is judged
+    checks: tuple[Check, ...]  # in the order of the reports
+    # how the subject is observed; None: by acting, before a job (nodeready/node/proofs)
     probe: Probe | None = None
+    # (observation, fleet) -> what the nodes of a group should have in common, fact -> number or
+    # text. A fact's name is relative to the subject (``driver``, ``eth0.mtu``); a value that could
+    # not be observed is left out
     compared: Callable[[Any, FleetFacts], Mapping[str, Any]] = no_facts
+    # (observation, fleet) -> further facts of the documents, which need the fleet; one with the
+    # name of a field replaces it
     derived: Callable[[Any, FleetFacts], Mapping[str, Any]] = no_facts
+    # observation -> the settings that this node would pass, as group_data holds them
     learned: Callable[[Any], Mapping[str, Any]] = _nothing_learned
+    # (observation, fleet) -> totals, which are compared with those of an earlier snapshot of the
+    # same boot (`FleetFacts.counters`); None: the subject has no counters
     counters: Callable[[Any, FleetFacts], dict[str, int]] | None = None
+    # shell patterns of the files on a node that nodeready alone writes for the subject, each with
+    # the project's name in it
     files: tuple[str, ...] = ()
-    judged_on_node: bool = True
+    judged_on_node: bool = True  # whether a node that audits itself judges the subject
+    # policy -> further checks, which the policy itself declares
     policy_checks: Callable[[Policy], tuple[Check, ...]] = _no_checks
+    # which facts are compared with those of an earlier look or of a peer, and how
     kinds: FactKinds = FactKinds()
 
     @property

@@ -62,16 +62,12 @@ CABLES = "Cornelis, diagnosing bad cables: reseat, swap, replace"
 
 
 class Cost(NamedTuple):
-    """What a failure costs, and what repairs it.
+    """What a failure costs, and what repairs it."""
 
-    severity: one of SEVERITIES
-    actions:  some of ACTIONS, in their order: each is for a finding that the one before left
-    source:   who names these actions; "" for software, where the check itself knows
-    """
-
-    severity: str
+    severity: str  # one of SEVERITIES
+    # some of ACTIONS, in their order: each is for a finding that the one before left
     actions: tuple[str, ...]
-    source: str = ""
+    source: str = ""  # who names these actions; "" for software, where the check itself knows
 
     def since(self, action: str) -> tuple[str, ...]:
         """The ladder from this action on, for a finding that needs no milder one."""

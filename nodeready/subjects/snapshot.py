@@ -24,15 +24,13 @@ from nodeready.subjects.wire import shown_keys
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The observations of one node.
+    """The observations of one node."""
 
-    subjects: subject -> its observation, or Unknown with the reason
-    files:    path -> the content of nodeready's own file
-    refused:  path -> why a deploy would not write there
-    """
-
+    # subject -> its observation, or Unknown with the reason
     subjects: Mapping[str, Any] = field(default_factory=dict)
+    # path -> the content of nodeready's own file
     files: Mapping[str, bytes] = field(default_factory=dict)
+    # path -> why a deploy would not write there
     refused: Mapping[str, Refusal] = field(default_factory=dict)
 
     def __getitem__(self, subject: str) -> Any:

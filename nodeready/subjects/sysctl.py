@@ -114,16 +114,12 @@ SECTION = Section("sysctl", _script)
 
 @dataclass(frozen=True)
 class Setting:
-    """An assignment.
-
-    value: as written
-    source: its line, ``/path:number``
-    """
+    """An assignment."""
 
     JSON_KEYS: ClassVar = {"source": "where"}
 
-    value: str
-    source: str
+    value: str  # as written
+    source: str  # its line, ``/path:number``
 
     @property
     def shown(self) -> str:
@@ -133,18 +129,16 @@ class Setting:
 
 @dataclass(frozen=True)
 class BootSetting:
-    """What sets one key at the next boot.
+    """What sets one key at the next boot."""
 
-    winner:    the line of a file, or the kernel's command line, that sets it; None: nothing does
-    conflict:  the line of /etc/sysctl.conf that `sysctl --system` would take instead, or None
-    last_name: base name of the last foreign file that sets or excludes this key, and whose name
-               sorts before a possible name of nodeready's file; "" for none
-    remedy:    what a person must do before nodeready's file in /etc/sysctl.d can win; "": nothing
-    """
-
+    # the line of a file, or the kernel's command line, that sets it; None: nothing does
     winner: Setting | None
+    # the line of /etc/sysctl.conf that `sysctl --system` would take instead, or None
     conflict: Setting | None = None
+    # base name of the last foreign file that sets or excludes this key, and whose name sorts
+    # before a possible name of nodeready's file; "" for none
     last_name: str = ""
+    # what a person must do before nodeready's file in /etc/sysctl.d can win; "": nothing
     remedy: str = ""
 
     @property
@@ -162,31 +156,23 @@ class SysctlOption(NamedTuple):
 
 @dataclass(frozen=True)
 class SysctlFiles:
-    """The sysctl files of a node.
+    """The sysctl files of a node."""
 
-    order:   the files in the order in which the boot applies them
-    lines:   file -> its lines
-    options: path below /proc/sys -> what the boot's own reader makes of all files
-    manual:  the same for `sysctl --system`, which reads /etc/sysctl.conf last of all
-    keys:    path below /proc/sys -> the files that set or exclude this very key, in order
-    systemd: systemd-sysctl is installed
-    masked:  the unit file that masks systemd-sysctl; "": not masked
-    tuned:   path below /proc/sys -> what tuned's profile sets
-    reapply: tuned applies the files of /etc and /run after its own values
-    ufw:     what an enabled ufw sets
-    cmdline: path below /proc/sys -> what the kernel's command line sets
-    """
-
-    order: tuple[str, ...]
-    lines: Mapping[str, tuple[Line, ...]]
+    order: tuple[str, ...]  # the files in the order in which the boot applies them
+    lines: Mapping[str, tuple[Line, ...]]  # file -> its lines
+    # path below /proc/sys -> what the boot's own reader makes of all files
     options: Mapping[str, SysctlOption]
+    # the same for `sysctl --system`, which reads /etc/sysctl.conf last of all
     manual: Mapping[str, SysctlOption]
+    # path below /proc/sys -> the files that set or exclude this very key, in order
     keys: Mapping[str, tuple[str, ...]]
-    systemd: bool
-    masked: str = ""
+    systemd: bool  # systemd-sysctl is installed
+    masked: str = ""  # the unit file that masks systemd-sysctl; "": not masked
+    # path below /proc/sys -> what tuned's profile sets
     tuned: Mapping[str, SysctlOption] = field(default_factory=dict)
-    reapply: bool = True
-    ufw: Mapping[str, SysctlOption] = field(default_factory=dict)
+    reapply: bool = True  # tuned applies the files of /etc and /run after its own values
+    ufw: Mapping[str, SysctlOption] = field(default_factory=dict)  # what an enabled ufw sets
+    # path below /proc/sys -> what the kernel's command line sets
     cmdline: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -100,39 +100,26 @@ def _script(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class CoreDumps:
-    """The place of the core of a job's process.
+    """The place of the core of a job's process."""
 
-    live:            the pattern in force, a path or ``|program``
-    boot:            the pattern in the sysctl files, for the next boot
-    directory_mode:  permission bits of the policy's core directory; None: no such directory
-    directory_owner: its owner's uid
-    blocked:         (path, kind, uid) of an obstacle for a deploy: "link" (owned by this uid, not
-                     by root), "nowhere" (a link without a target), "nodir" (a file in its place),
-                     "fixed" (a read-only mount, an immutable directory, or NFS that trusts no
-                     root); ("", "", 0): none
-    closed:          directories on the way that other users cannot enter
-    retention:       the tmpfiles.d line for that directory that applies, or None
-    rewriters:       installed services that overwrite the pattern and are not masked
-    in_place:        the files in the places of the links of `systemctl mask`
-    systemd:         systemd runs as the init
-    coredump_binary: systemd-coredump's path; "" when it is not installed
-    coredump:        the effective settings of coredump.conf and its drop-ins
-    packaged:        the pattern of systemd-coredump's own sysctl file, or None
-    """
-
-    live: str
-    boot: sysctl.BootSetting
+    live: str  # the pattern in force, a path or ``|program``
+    boot: sysctl.BootSetting  # the pattern in the sysctl files, for the next boot
+    # permission bits of the policy's core directory; None: no such directory
     directory_mode: int | None
-    retention: Line | None
-    rewriters: tuple[str, ...]
-    systemd: bool
-    coredump_binary: str
+    retention: Line | None  # the tmpfiles.d line for that directory that applies, or None
+    rewriters: tuple[str, ...]  # installed services that overwrite the pattern and are not masked
+    systemd: bool  # systemd runs as the init
+    coredump_binary: str  # systemd-coredump's path; "" when it is not installed
+    # the effective settings of coredump.conf and its drop-ins
     coredump: Mapping[str, sysctl.Setting]
-    packaged: sysctl.Setting | None
-    directory_owner: int = 0
+    packaged: sysctl.Setting | None  # the pattern of systemd-coredump's own sysctl file, or None
+    directory_owner: int = 0  # its owner's uid
+    # (path, kind, uid) of an obstacle for a deploy: "link" (owned by this uid, not by root),
+    # "nowhere" (a link without a target), "nodir" (a file in its place), "fixed" (a read-only
+    # mount, an immutable directory, or NFS that trusts no root); ("", "", 0): none
     blocked: tuple[str, str, int] = ("", "", 0)
-    closed: tuple[str, ...] = ()
-    in_place: tuple[str, ...] = ()
+    closed: tuple[str, ...] = ()  # directories on the way that other users cannot enter
+    in_place: tuple[str, ...] = ()  # the files in the places of the links of `systemctl mask`
 
 
 def _retention(lines: tuple[Line, ...], directory: str) -> Line | None:

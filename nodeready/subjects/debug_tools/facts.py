@@ -174,71 +174,50 @@ def _script(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class BrokenProgram:
-    """A program of a package that no user can run.
+    """A program of a package that no user can run."""
 
-    how: ``gone``; ``empty``; ``mode``: not executable at all
-    package: that brings it
-    path: of the program
-    """
-
-    package: str
-    how: str
-    path: str
+    package: str  # that brings it
+    how: str  # ``gone``; ``empty``; ``mode``: not executable at all
+    path: str  # of the program
 
 
 @dataclass(frozen=True)
 class RankProgram:
-    """/usr/local/bin/nodeready-run on the node.
+    """/usr/local/bin/nodeready-run on the node."""
 
-    owner:  its uid
-    mode:   its permission bits
-    sha256: hexadecimal; "" where it cannot be read
-    """
-
-    owner: int
-    mode: int
-    sha256: str
+    owner: int  # its uid
+    mode: int  # its permission bits
+    sha256: str  # hexadecimal; "" where it cannot be read
 
 
 @dataclass(frozen=True)
 class DebugTools:
-    """The tools of a debugging session on the node.
+    """The tools of a debugging session on the node."""
 
-    missing:  the policy's packages that are not installed, in the policy's order
-    manager:  apt-get, zypper, dnf or yum; "" when the node has none of them
-    machine:  ``uname -m``; "" when the policy leaves py-spy alone
-    py_spy:   the version of /usr/local/bin/py-spy, by its digest, else by its own output; "" when
-              it does not run, or when root must not run it; None: no such file
-    mode:     permission bits of that file
-    sha256:   of that file, hexadecimal
-    linked:   the file is a link
-    noexec:   the mount forbids to start it
-    exposed:  that file and the directories on the way to it, where users other than root can
-              change them
-    closed:   the directories on the way to that file that ordinary users cannot enter
-    registered: the policy's packages that the package manager has
-    broken:   broken programs of such packages without a command of the package's name
-    access:   the modes of the programs
-    python:   the Python that starts nodeready's programs, of 3.9 or newer; "": there is none
-    old_python: without such a Python: the first older one, with its version; "": none at all
-    run:      the file that starts a rank; None: it is missing, or the policy leaves it alone
-    """
-
+    # the policy's packages that are not installed, in the policy's order
     missing: tuple[str, ...] = ()
-    manager: str = ""
-    machine: str = ""
+    manager: str = ""  # apt-get, zypper, dnf or yum; "" when the node has none of them
+    machine: str = ""  # ``uname -m``; "" when the policy leaves py-spy alone
+    # the version of /usr/local/bin/py-spy, by its digest, else by its own output; "" when it does
+    # not run, or when root must not run it; None: no such file
     py_spy: str | None = None
-    mode: int = 0
-    sha256: str = ""
-    linked: bool = False
-    noexec: bool = False
+    mode: int = 0  # permission bits of that file
+    sha256: str = ""  # of that file, hexadecimal
+    linked: bool = False  # the file is a link
+    noexec: bool = False  # the mount forbids to start it
+    # that file and the directories on the way to it, where users other than root can change them
     exposed: tuple[str, ...] = ()
+    # the directories on the way to that file that ordinary users cannot enter
     closed: tuple[str, ...] = ()
-    registered: tuple[str, ...] = ()
+    registered: tuple[str, ...] = ()  # the policy's packages that the package manager has
+    # broken programs of such packages without a command of the package's name
     broken: tuple[BrokenProgram, ...] = ()
-    access: Access = field(default_factory=Access)
+    access: Access = field(default_factory=Access)  # the modes of the programs
+    # the Python that starts nodeready's programs, of 3.9 or newer; "": there is none
     python: str = ""
+    # without such a Python: the first older one, with its version; "": none at all
     old_python: str = ""
+    # the file that starts a rank; None: it is missing, or the policy leaves it alone
     run: RankProgram | None = None
 
     @property

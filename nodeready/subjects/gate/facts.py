@@ -114,18 +114,12 @@ _LOOKS_PER_S = 4
 
 @dataclass(frozen=True)
 class Hold:
-    """A node that is not ready, and that the gate did not drain.
+    """A node that is not ready, and that the gate did not drain."""
 
-    time_s:        when Slurm was asked, in whole seconds since 1970
-    nodes:         the nodes of the partition that has its share; 0: Slurm could not be asked
-    policy_digest: of the policy by which the node is not ready
-    reason:        why it was not drained, one line
-    """
-
-    time_s: int
-    nodes: int
-    policy_digest: str
-    reason: str
+    time_s: int  # when Slurm was asked, in whole seconds since 1970
+    nodes: int  # the nodes of the partition that has its share; 0: Slurm could not be asked
+    policy_digest: str  # of the policy by which the node is not ready
+    reason: str  # why it was not drained, one line
 
     def line(self) -> str:
         return f"{self.time_s} {self.nodes} {self.policy_digest} {self.reason}\n"
@@ -149,20 +143,14 @@ class Hold:
 
 @dataclass(frozen=True)
 class SlurmConf:
-    """What slurm.conf says about its prolog and health check.
+    """What slurm.conf says about its prolog and health check."""
 
-    path:     the file
-    prolog:   (value, ``/path:number``) of each Prolog line
-    health:   (value, ``/path:number``) of each HealthCheckProgram line
-    interval: HealthCheckInterval as written; None: not set, which is never
-    timeout:  PrologEpilogTimeout as written; None: not set, which is for ever
-    """
-
-    path: str
-    prolog: tuple[tuple[str, str], ...] = ()
+    path: str  # the file
+    prolog: tuple[tuple[str, str], ...] = ()  # (value, ``/path:number``) of each Prolog line
+    # (value, ``/path:number``) of each HealthCheckProgram line
     health: tuple[tuple[str, str], ...] = ()
-    interval: str | None = None
-    timeout: str | None = None
+    interval: str | None = None  # HealthCheckInterval as written; None: not set, which is never
+    timeout: str | None = None  # PrologEpilogTimeout as written; None: not set, which is for ever
 
     def names(self, program: str) -> str:
         """Where slurm.conf names this program, or "". Prolog may be a pattern."""
@@ -172,43 +160,28 @@ class SlurmConf:
 
 @dataclass(frozen=True)
 class Gate:
-    """The node's own check, as far as it is installed.
-
-    existing:   our files that exist, in the order of FILES
-    digests:    path -> sha256 of these files; None where the policy wants no gate
-    runs:       our programs that are executable
-    systemd:    systemd runs as the init
-    cron:       there is an /etc/cron.d
-    slurm:      slurmd is installed, or there is a slurm.conf
-    slurm_conf: None: none was found, or it was not looked for
-    python:     a Python that can run the check, or ""
-    old:        without a new enough Python: the first one, with its version; else ""
-    magic:      the magic number of that Python's compiled code, or ""
-    note:       the sha256 of the bundle that was compiled, the sha256 of the compiled program,
-                the magic number; None: there is no note
-    exposed:    files that root runs and other users can write
-    age_s:      seconds since the last verdict; None: no verdict yet
-    since_s:    seconds since the bundle was installed; None: it is not installed
-    held:       why the gate did not drain the node though it is not ready, or ""
-    """
+    """The node's own check, as far as it is installed."""
 
     JSON_KEYS: ClassVar = {"existing": "there"}
 
-    existing: tuple[str, ...] = ()
+    existing: tuple[str, ...] = ()  # our files that exist, in the order of FILES
+    # path -> sha256 of these files; None where the policy wants no gate
     digests: Mapping[str, str] | None = None
-    runs: tuple[str, ...] = ()
-    systemd: bool = False
-    cron: bool = False
-    slurm: bool = False
-    slurm_conf: SlurmConf | None = None
-    python: str = ""
-    old: str = ""
-    magic: str = ""
+    runs: tuple[str, ...] = ()  # our programs that are executable
+    systemd: bool = False  # systemd runs as the init
+    cron: bool = False  # there is an /etc/cron.d
+    slurm: bool = False  # slurmd is installed, or there is a slurm.conf
+    slurm_conf: SlurmConf | None = None  # None: none was found, or it was not looked for
+    python: str = ""  # a Python that can run the check, or ""
+    old: str = ""  # without a new enough Python: the first one, with its version; else ""
+    magic: str = ""  # the magic number of that Python's compiled code, or ""
+    # the sha256 of the bundle that was compiled, the sha256 of the compiled program, the magic
+    # number; None: there is no note
     note: tuple[str, str, str] | None = None
-    exposed: tuple[str, ...] = ()
-    age_s: int | None = None
-    since_s: int | None = None
-    held: str = ""
+    exposed: tuple[str, ...] = ()  # files that root runs and other users can write
+    age_s: int | None = None  # seconds since the last verdict; None: no verdict yet
+    since_s: int | None = None  # seconds since the bundle was installed; None: it is not installed
+    held: str = ""  # why the gate did not drain the node though it is not ready, or ""
 
 
 def _slurm_conf(path: str, lines: Iterable[Line]) -> SlurmConf:

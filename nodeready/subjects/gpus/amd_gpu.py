@@ -14,16 +14,13 @@ from nodeready.subjects.iommu.instincts import MODELS
 
 @dataclass(frozen=True)
 class AmdGpu(Gpu):
-    """One AMD device, with the values that only AMD's tools print.
+    """One AMD device, with the values that only AMD's tools print."""
 
-    xgmi_errors:  errors of the links between GPUs: the uncorrectable ones that RAS counts, or
-                  the status of the links (1: an error, 2: several), which MI300 does not have
-    ecc_deferred: uncorrectable errors in data that no program has read yet
-    partition:    how the device is divided: ``SPX/NPS1`` is one GPU with one memory
-    """
-
+    # errors of the links between GPUs: the uncorrectable ones that RAS counts, or the status of
+    # the links (1: an error, 2: several), which MI300 does not have
     xgmi_errors: int | None = None
-    ecc_deferred: int | None = None
+    ecc_deferred: int | None = None  # uncorrectable errors in data that no program has read yet
+    # how the device is divided: ``SPX/NPS1`` is one GPU with one memory
     partition: str | None = None
 
 

@@ -25,20 +25,15 @@ from nodeready.subjects.gpus.xids import APPLICATION, ISOLATE, MONITOR, REBOOT, 
 
 @dataclass(frozen=True)
 class LogRule:
-    """What one kind of message means.
+    """What one kind of message means."""
 
-    source:       ``nvidia``, ``sxid`` (an NVSwitch), ``amdgpu`` or ``pcie``
-    action:       the action for the fault
-    after_reset:  the action where the driver was loaded again, or the device was reset, after the
-                  message; "": none
-    ring_resets:  the reset of one ring repairs the fault as well
-    """
-
-    source: str
+    source: str  # ``nvidia``, ``sxid`` (an NVSwitch), ``amdgpu`` or ``pcie``
     pattern: str
-    action: str
+    action: str  # the action for the fault
+    # the action where the driver was loaded again, or the device was reset, after the message; "":
+    # none
     after_reset: str = ""
-    ring_resets: bool = False
+    ring_resets: bool = False  # the reset of one ring repairs the fault as well
 
 
 # A count of at least one, with or without the number of the event in front: ``{14}2

@@ -222,33 +222,25 @@ SECTION = Section("kernel_log", _script, timeout_s=10, parallel=True, when=_WHEN
 
 @dataclass(frozen=True)
 class _Lines:
-    """The lines of one kind.
-
-    last:   number of the last line
-    text:   of the first line
-    first_s, last_s: their stamps, seconds since the boot; None: stamps of another form
-    """
+    """The lines of one kind."""
 
     count: int
-    last: int
-    text: str
-    first_s: int | None
-    last_s: int | None
+    last: int  # number of the last line
+    text: str  # of the first line
+    first_s: int | None  # their stamps, seconds since the boot; None: stamps of another form
+    last_s: int | None  # likewise
 
 
 @dataclass(frozen=True)
 class _Scan:
-    """One reading of the log.
-
-    faults:    the kinds of lines
-    recovered: device -> the number of the last line about the device's recovery
-    rings:     device -> the number of the last line about the recovery of the device or of a ring
-    """
+    """One reading of the log."""
 
     source: str
     values: Mapping[str, str]
-    faults: tuple[_Lines, ...]
+    faults: tuple[_Lines, ...]  # the kinds of lines
+    # device -> the number of the last line about the device's recovery
     recovered: Mapping[str, int]
+    # device -> the number of the last line about the recovery of the device or of a ring
     rings: Mapping[str, int]
 
     @property

@@ -35,19 +35,16 @@ KFD_SCRIPT = rf"""
 
 @dataclass(frozen=True)
 class Kfd:
-    """The kernel's counts by the PCI address of the GPU (kfd: amdgpu's part for computing).
+    """The kernel's counts by the PCI address of the GPU (kfd: amdgpu's part for computing)."""
 
-    devices:    the addresses of the GPUs that can compute
-    processes:  address -> the processes with memory on the GPU
-    unreserved: address -> whether a bad page is still in use
-    ras:        address -> uncorrectable and correctable errors of all blocks
-    limits:     address -> sensor (``edge``, ``junction``, ``mem``) -> where it slows the GPU down
-    """
-
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()  # the addresses of the GPUs that can compute
+    # address -> the processes with memory on the GPU
     processes: Mapping[str, tuple[GpuProcess, ...]] = field(default_factory=dict)
+    # address -> whether a bad page is still in use
     unreserved: Mapping[str, bool] = field(default_factory=dict)
+    # address -> uncorrectable and correctable errors of all blocks
     ras: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    # address -> sensor (``edge``, ``junction``, ``mem``) -> where it slows the GPU down
     limits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 

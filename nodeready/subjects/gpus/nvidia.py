@@ -93,15 +93,13 @@ _MAX_GPUS = 256
 
 @dataclass(frozen=True)
 class NvidiaSmi:
-    """The output of nvidia-smi.
-
-    fabric_manager: whether the fabric manager's process runs; None: not looked for
-    """
+    """The output of nvidia-smi."""
 
     gpus: tuple[Gpu, ...]
     tool: Tool
     driver: str | None = None
     cuda: str | None = None
+    # whether the fabric manager's process runs; None: not looked for
     fabric_manager: bool | None = None
 
 

@@ -61,14 +61,12 @@ NVLINK_SECTION = Section("nvlink", _nvlink_script, 20, 262144, parallel=True, wh
 
 @dataclass(frozen=True)
 class NvLinks:
-    """The output of ``nvidia-smi nvlink``.
-
-    links:  UUID of a GPU -> its links
-    unread: UUID of a GPU -> the text in the place of its links' states
-    """
+    """The output of ``nvidia-smi nvlink``."""
 
     tool: Tool
+    # UUID of a GPU -> its links
     links: dict[str, tuple[GpuLink, ...]] = field(default_factory=dict)
+    # UUID of a GPU -> the text in the place of its links' states
     unread: dict[str, str] = field(default_factory=dict)
 
 

@@ -83,14 +83,11 @@ SECTION = Section("pci_gpus", _script)
 
 @dataclass(frozen=True)
 class Pci:
-    """What the PCI bus and /dev show.
-
-    driver: the version of NVIDIA's kernel module; None: not loaded
-    """
+    """What the PCI bus and /dev show."""
 
     gpus: tuple[PciGpu, ...]
     nvswitches: int
-    driver: str | None
+    driver: str | None  # the version of NVIDIA's kernel module; None: not loaded
     device_files: tuple[DeviceFile, ...]
 
 

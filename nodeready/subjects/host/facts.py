@@ -71,25 +71,19 @@ _MAX_OUTPUT = 8192
 
 @dataclass(frozen=True)
 class Clock:
-    """A node's clock.
-
-    synchronised: None: not known, ``detail`` says why
-    source:       systemd-timesyncd, chrony, ntpd, none, or kernel: another service, by the
-                  kernel's flag
-    offset_ms:    how far the clock was from its time server's, where the service tells
-    error_ms:     by how much the clock may be off at most, as the service estimates it
-    uses_local_clock: the service only follows the node's own clock
-    detail:       the service's message, in short
-    """
+    """A node's clock."""
 
     JSON_KEYS: ClassVar = {"uses_local_clock": "own"}
 
-    synchronised: bool | None
+    synchronised: bool | None  # None: not known, ``detail`` says why
+    # systemd-timesyncd, chrony, ntpd, none, or kernel: another service, by the kernel's flag
     source: str = "none"
+    # how far the clock was from its time server's, where the service tells
     offset_ms: float | None = None
-    detail: str = ""
+    detail: str = ""  # the service's message, in short
+    # by how much the clock may be off at most, as the service estimates it
     error_ms: float | None = None
-    uses_local_clock: bool = False
+    uses_local_clock: bool = False  # the service only follows the node's own clock
 
 
 #: The reference of a service that follows the node's own clock: 7F7F0101 is 127.127.1.1
@@ -252,91 +246,51 @@ SLOW = Section(
 
 @dataclass(frozen=True)
 class Host:
-    """The system and the resources of a node. None and "": the node does not show it.
-
-    os_id:              ID of os-release(5)
-    os_version:         VERSION_ID of os-release(5)
-    os_name:            PRETTY_NAME of os-release(5)
-    cmdline:            the running kernel's command line
-    cpus, numa_nodes:   count of those that are online
-    memory_total_mb:    MiB that the kernel has for itself and for programs
-    hugepages_total:    huge pages of the default size
-    transparent_hugepage: ``always``, ``madvise`` or ``never``
-    numa_balancing:     the live value
-    instinct:           an AMD Instinct is on the PCI bus
-    file_handles:       open files of all processes
-    pids:               in use; every thread has one
-    lsm:                ``selinux enforcing``, ``selinux permissive``, ``apparmor`` or ``none``
-    timezone:           the zone's name; "" when /etc/localtime is a copy that does not tell
-    mounts_unknown:     why the mounts could not be asked; "" when they were
-    table_seen:         whether the kernel's table of mounts could be read
-    processes_looked:   the probe of the processes was completed
-    stuck_unseen:       processes in state D that were too many to be read twice
-    hostname: as `uname -n` prints it
-    kernel_release: as `uname -r` prints it
-    architecture: as `uname -m` prints it
-    boot_id: the kernel's random word for this boot
-    uptime_s: seconds since the boot
-    load: processes that ran or waited in the kernel, as an average of the last minute
-    cpu_model: the model of the first processor
-    memory_available_mb: MiB that programs can get without swapping
-    swap_total_mb: MiB of swap
-    hugepages_free: huge pages of the default size that nothing uses
-    hugepage_size_kb: KiB of a huge page of the default size
-    numa_balancing_boot: what sets numa_balancing at the next boot
-    file_handles_max: the most open files that there can be
-    pids_max: the most pids that there can be
-    clock: whether and by what the clock is set
-    mounts: mounted file systems that matter to jobs or to the policy
-    fstab: lines of /etc/fstab
-    stuck: processes that no signal ends
-    zombies: ended processes that their parent has not reaped
-    zombie_parents: parents with the most zombies
-    versions: program or library -> its version
-    """
+    """The system and the resources of a node. None and "": the node does not show it."""
 
     JSON_KEYS: ClassVar = {"mounts_unknown": "looked"}
 
-    os_id: str
-    os_version: str
-    os_name: str
-    hostname: str
-    kernel_release: str
-    architecture: str
-    cmdline: str
-    boot_id: str
-    uptime_s: int | None
+    os_id: str  # ID of os-release(5)
+    os_version: str  # VERSION_ID of os-release(5)
+    os_name: str  # PRETTY_NAME of os-release(5)
+    hostname: str  # as `uname -n` prints it
+    kernel_release: str  # as `uname -r` prints it
+    architecture: str  # as `uname -m` prints it
+    cmdline: str  # the running kernel's command line
+    boot_id: str  # the kernel's random word for this boot
+    uptime_s: int | None  # seconds since the boot
+    # processes that ran or waited in the kernel, as an average of the last minute
     load: float | None
-    cpus: int | None
-    cpu_model: str
-    numa_nodes: int | None
-    memory_total_mb: int | None
-    memory_available_mb: int | None
-    swap_total_mb: int | None
-    hugepages_total: int | None
-    hugepages_free: int | None
-    hugepage_size_kb: int | None
-    transparent_hugepage: str
-    numa_balancing: int | None
-    numa_balancing_boot: sysctl.BootSetting
-    instinct: bool
-    file_handles: int | None
-    file_handles_max: int | None
-    pids: int | None
-    pids_max: int | None
-    lsm: str
-    timezone: str
-    clock: Clock
-    mounts: tuple[Mount, ...]
-    fstab: tuple[FstabEntry, ...]
-    mounts_unknown: str
-    table_seen: bool
-    processes_looked: bool
-    stuck: tuple[StuckProcess, ...]
-    stuck_unseen: int
-    zombies: int
-    zombie_parents: tuple[Parent, ...]
-    versions: Mapping[str, str]
+    cpus: int | None  # count of those that are online
+    cpu_model: str  # the model of the first processor
+    numa_nodes: int | None  # count of those that are online
+    memory_total_mb: int | None  # MiB that the kernel has for itself and for programs
+    memory_available_mb: int | None  # MiB that programs can get without swapping
+    swap_total_mb: int | None  # MiB of swap
+    hugepages_total: int | None  # huge pages of the default size
+    hugepages_free: int | None  # huge pages of the default size that nothing uses
+    hugepage_size_kb: int | None  # KiB of a huge page of the default size
+    transparent_hugepage: str  # ``always``, ``madvise`` or ``never``
+    numa_balancing: int | None  # the live value
+    numa_balancing_boot: sysctl.BootSetting  # what sets numa_balancing at the next boot
+    instinct: bool  # an AMD Instinct is on the PCI bus
+    file_handles: int | None  # open files of all processes
+    file_handles_max: int | None  # the most open files that there can be
+    pids: int | None  # in use; every thread has one
+    pids_max: int | None  # the most pids that there can be
+    lsm: str  # ``selinux enforcing``, ``selinux permissive``, ``apparmor`` or ``none``
+    timezone: str  # the zone's name; "" when /etc/localtime is a copy that does not tell
+    clock: Clock  # whether and by what the clock is set
+    mounts: tuple[Mount, ...]  # mounted file systems that matter to jobs or to the policy
+    fstab: tuple[FstabEntry, ...]  # lines of /etc/fstab
+    mounts_unknown: str  # why the mounts could not be asked; "" when they were
+    table_seen: bool  # whether the kernel's table of mounts could be read
+    processes_looked: bool  # the probe of the processes was completed
+    stuck: tuple[StuckProcess, ...]  # processes that no signal ends
+    stuck_unseen: int  # processes in state D that were too many to be read twice
+    zombies: int  # ended processes that their parent has not reaped
+    zombie_parents: tuple[Parent, ...]  # parents with the most zombies
+    versions: Mapping[str, str]  # program or library -> its version
 
     @property
     def os_release(self) -> str:

@@ -190,55 +190,35 @@ def script(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class Mount:
-    """A mounted file system that matters to jobs, or that the policy names.
+    """A mounted file system that matters to jobs, or that the policy names."""
 
-    network:             another machine or a program serves it
-    read_only:           as mounted now
-    state:               ok; hung: no answer in time, every process that looks into it waits;
-                         stale: the server no longer knows the mount, or the program that serves
-                         it has ended; failed; not asked
-    detail:              the error's text, or why the mount was not asked
-    size_mb:             MiB; None where the file system tells no size
-    free_percent:        of what users may fill, as df counts it
-    inodes_free_percent: None where the file system counts no inodes (btrfs)
-    path: the directory where it is mounted
-    device: its first word in the kernel's table of mounts, such as ``/dev/sda1`` or
-        ``server:/home``
-    fstype: ``ext4``, ``nfs4`` and so on
-    options: as the kernel shows them
-    """
-
-    path: str
+    path: str  # the directory where it is mounted
+    # its first word in the kernel's table of mounts, such as ``/dev/sda1`` or ``server:/home``
     device: str
-    fstype: str
-    options: str
-    network: bool
-    read_only: bool
+    fstype: str  # ``ext4``, ``nfs4`` and so on
+    options: str  # as the kernel shows them
+    network: bool  # another machine or a program serves it
+    read_only: bool  # as mounted now
+    # ok; hung: no answer in time, every process that looks into it waits; stale: the server no
+    # longer knows the mount, or the program that serves it has ended; failed; not asked
     state: str = "not asked"
-    detail: str = ""
-    size_mb: int | None = None
-    free_percent: float | None = None
-    inodes_free_percent: float | None = None
+    detail: str = ""  # the error's text, or why the mount was not asked
+    size_mb: int | None = None  # MiB; None where the file system tells no size
+    free_percent: float | None = None  # of what users may fill, as df counts it
+    inodes_free_percent: float | None = None  # None where the file system counts no inodes (btrfs)
 
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of the mounts. The first three fields have paths in the table's spelling.
+    """The answers of the mounts. The first three fields have paths in the table's spelling."""
 
-    asked_together: the mounts that one process asked, all at once
-    asked_separately: the mounts that each had a separate process
-    not_asked: the mounts that were too many to ask
-    sizes:    path -> MiB, free per cent, free inodes per cent
-    errors:   path -> the error's text
-    ended:    the last stage of the probe: "" (before the mounts), begin, local, end
-    """
-
-    asked_together: frozenset[str] = frozenset()
-    asked_separately: frozenset[str] = frozenset()
-    not_asked: frozenset[str] = frozenset()
+    asked_together: frozenset[str] = frozenset()  # the mounts that one process asked, all at once
+    asked_separately: frozenset[str] = frozenset()  # the mounts that each had a separate process
+    not_asked: frozenset[str] = frozenset()  # the mounts that were too many to ask
+    # path -> MiB, free per cent, free inodes per cent
     sizes: Mapping[str, Size] = field(default_factory=dict)
-    errors: Mapping[str, str] = field(default_factory=dict)
-    ended: str = ""
+    errors: Mapping[str, str] = field(default_factory=dict)  # path -> the error's text
+    ended: str = ""  # the last stage of the probe: "" (before the mounts), begin, local, end
 
 
 def _share(part: int, total: int) -> float | None:
@@ -361,24 +341,17 @@ _IMAGE_DEVICES = ("composefs", "overlayroot")
 
 @dataclass(frozen=True)
 class FstabEntry:
-    """A line that mounts something at a directory.
-
-    mounted:   something is mounted at the directory now
-    read_only: that mount is read-only
-    path: the directory where it mounts
-    device, fstype, options: as written in the line
-    source: the line, ``/path:number``
-    """
+    """A line that mounts something at a directory."""
 
     JSON_KEYS: ClassVar = {"source": "where"}
 
-    path: str
-    device: str
-    fstype: str
-    options: tuple[str, ...]
-    source: str
-    mounted: bool
-    read_only: bool = False
+    path: str  # the directory where it mounts
+    device: str  # as written in the line
+    fstype: str  # likewise
+    options: tuple[str, ...]  # likewise
+    source: str  # the line, ``/path:number``
+    mounted: bool  # something is mounted at the directory now
+    read_only: bool = False  # that mount is read-only
 
     @property
     def at_boot(self) -> bool:

@@ -203,23 +203,16 @@ _NODES = re.compile(
 
 @dataclass(frozen=True)
 class StuckProcess:
-    """A process that waits inside the kernel and that no signal ends.
+    """A process that waits inside the kernel and that no signal ends."""
 
-    wchan:   the kernel function in which the process waits, "" where it is not shown
-    seconds: since the process last ran; None: this kernel does not tell, a second at least
-    frozen:  a cgroup has frozen the process on purpose; it can be thawed
-    uid:     who started it; None: unknown
-    pid, name: of the process
-    user: the name in /etc/passwd of who started it; "": none there
-    """
-
-    pid: int
-    name: str
-    wchan: str
+    pid: int  # of the process
+    name: str  # likewise
+    wchan: str  # the kernel function in which the process waits, "" where it is not shown
+    # since the process last ran; None: this kernel does not tell, a second at least
     seconds: int | None
-    frozen: bool
-    uid: int | None = None
-    user: str = ""
+    frozen: bool  # a cgroup has frozen the process on purpose; it can be thawed
+    uid: int | None = None  # who started it; None: unknown
+    user: str = ""  # the name in /etc/passwd of who started it; "": none there
 
     @property
     def at_will(self) -> str:
@@ -238,31 +231,22 @@ class StuckProcess:
 
 @dataclass(frozen=True)
 class Parent:
-    """A process that does not reap its ended children.
+    """A process that does not reap its ended children."""
 
-    pid, name: of the process
-    count: of its zombies
-    """
-
-    pid: int
-    name: str
-    count: int
+    pid: int  # of the process
+    name: str  # likewise
+    count: int  # of its zombies
 
 
 @dataclass(frozen=True)
 class HostProcesses:
-    """What is wrong with the processes of a node.
+    """What is wrong with the processes of a node."""
 
-    is_complete: the probe was completed; if not, the fields below mean nothing
-    unseen:  processes in state D that were too many to be read twice
-    parents: of the zombies, those with the most first, five at most
-    """
-
-    is_complete: bool
+    is_complete: bool  # the probe was completed; if not, the fields below mean nothing
     stuck: tuple[StuckProcess, ...] = ()
-    unseen: int = 0
+    unseen: int = 0  # processes in state D that were too many to be read twice
     zombies: int = 0
-    parents: tuple[Parent, ...] = ()
+    parents: tuple[Parent, ...] = ()  # of the zombies, those with the most first, five at most
 
 
 @dataclass(frozen=True)

@@ -121,14 +121,11 @@ def _value(text: str, variables: Mapping[str, str]) -> str | None:
 
 
 class Configured(NamedTuple):
-    """The kernel arguments in GRUB's configuration files.
+    """The kernel arguments in GRUB's configuration files."""
 
-    tokens: of the resulting command line; None where only a shell can expand it
-    last:   the last line that assigns one of the variables, or None
-    """
-
+    # of the resulting command line; None where only a shell can expand it
     tokens: tuple[str, ...] | None
-    last: Line | None
+    last: Line | None  # the last line that assigns one of the variables, or None
 
 
 def configured(lines: Iterable[Line]) -> Configured:

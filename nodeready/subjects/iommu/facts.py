@@ -94,40 +94,28 @@ def _script(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class Iommu:
-    """The facts that decide a node's kernel arguments.
-
-    devices:      PCI device ids of the node's AMD graphics and accelerators (``0x74a1``), sorted
-    cpus:         logical CPUs online; of 256 and more the kernel finds 255 without an IOMMU
-    cpu_vendor:   AuthenticAMD, GenuineIntel, or ""
-    live:         the tokens of /proc/cmdline
-    boot:         the boot loader's entry of the next boot; () without one
-    entries:      the other boot loader entries
-    config:       the assignments of /etc/default/grub and grub.d/*.cfg, in the order of reading
-    family:       debian, redhat, suse, or "" for another distribution
-    tools:        the installed ones of update-grub, grub-mkconfig, grubby, grub2-mkconfig
-    dropins:      the files of grub.d, in the order of reading
-    own_line:     the line of nodeready's file for GRUB with the arguments, or None
-    generated:    grub.cfg was written after nodeready's file
-    unreadable:   boot files that only root may read
-    default_grub: the bytes of /etc/default/grub; None: no such file
-    """
+    """The facts that decide a node's kernel arguments."""
 
     JSON_KEYS: ClassVar = {"own_line": "ours"}
 
+    # PCI device ids of the node's AMD graphics and accelerators (``0x74a1``), sorted
     devices: tuple[str, ...] = ()
-    cpus: int = 0
-    cpu_vendor: str = ""
-    live: tuple[str, ...] = ()
-    boot: tuple[Entry, ...] = ()
+    cpus: int = 0  # logical CPUs online; of 256 and more the kernel finds 255 without an IOMMU
+    cpu_vendor: str = ""  # AuthenticAMD, GenuineIntel, or ""
+    live: tuple[str, ...] = ()  # the tokens of /proc/cmdline
+    boot: tuple[Entry, ...] = ()  # the boot loader's entry of the next boot; () without one
+    # the assignments of /etc/default/grub and grub.d/*.cfg, in the order of reading
     config: tuple[Line, ...] = ()
-    family: str = ""
+    family: str = ""  # debian, redhat, suse, or "" for another distribution
+    # the installed ones of update-grub, grub-mkconfig, grubby, grub2-mkconfig
     tools: tuple[str, ...] = ()
-    dropins: tuple[str, ...] = ()
+    dropins: tuple[str, ...] = ()  # the files of grub.d, in the order of reading
+    # the line of nodeready's file for GRUB with the arguments, or None
     own_line: Line | None = None
-    generated: bool = False
-    unreadable: tuple[str, ...] = ()
-    default_grub: bytes | None = None
-    entries: tuple[Entry, ...] = ()
+    generated: bool = False  # grub.cfg was written after nodeready's file
+    unreadable: tuple[str, ...] = ()  # boot files that only root may read
+    default_grub: bytes | None = None  # the bytes of /etc/default/grub; None: no such file
+    entries: tuple[Entry, ...] = ()  # the other boot loader entries
 
 
 def _count(ranges: str) -> int:

@@ -15,16 +15,11 @@ VENDOR = "0x1002"
 
 @dataclass(frozen=True)
 class Model:
-    """One kind of accelerator.
+    """One kind of accelerator."""
 
-    name:       the product
-    generation: 1 for MI100 (CDNA), 2 for MI200, 3 for MI300, 4 for MI350
-    virtual:    an SR-IOV virtual function, as a guest sees it
-    """
-
-    name: str
-    generation: int
-    virtual: bool = False
+    name: str  # the product
+    generation: int  # 1 for MI100 (CDNA), 2 for MI200, 3 for MI300, 4 for MI350
+    virtual: bool = False  # an SR-IOV virtual function, as a guest sees it
 
 
 MODELS: dict[str, Model] = {

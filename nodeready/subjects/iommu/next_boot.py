@@ -32,17 +32,13 @@ LOADER_CONF = "/boot/loader/loader.conf"
 
 @dataclass(frozen=True)
 class Entry:
-    """A kernel's command line in the boot loader's configuration.
-
-    source: the line of the configuration file
-    tokens: the arguments
-    script: base name of the script of /etc/grub.d that wrote the line; "": no mark names it
-    """
+    """A kernel's command line in the boot loader's configuration."""
 
     JSON_KEYS: ClassVar = {"source": "where"}
 
-    source: str
-    tokens: tuple[str, ...]
+    source: str  # the line of the configuration file
+    tokens: tuple[str, ...]  # the arguments
+    # base name of the script of /etc/grub.d that wrote the line; "": no mark names it
     script: str = ""
 
 

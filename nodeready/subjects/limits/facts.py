@@ -186,46 +186,35 @@ def _script(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class Running:
-    """A process of a service with its limits.
+    """A process of a service with its limits."""
 
-    service: name of its program
-    pid: of the process
-    limits: item -> (soft, hard) in kernel units
-    """
-
-    service: str
-    pid: int
-    limits: Mapping[str, tuple[int, int]]
+    service: str  # name of its program
+    pid: int  # of the process
+    limits: Mapping[str, tuple[int, int]]  # item -> (soft, hard) in kernel units
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of jobs on a node.
+    """The limits of jobs on a node."""
 
-    pam:          the limits that the files give to new logins
-    units:        service -> its unit; without the services that are not installed
-    running:      the processes of the policy's services
-    ceiling:      item -> the maximum hard limit of logins, where root cannot raise hard limits and
-                  pam_limits is strict; empty on every usual node
-    nr_open:      fs.nr_open in force: the maximum of open files of a process; None: unreadable
-    nr_open_boot: the value of fs.nr_open in the sysctl files for the next boot
-    systemd:      systemd runs as the init
-    defaults:     item -> the limit of systemd's configuration for services without this limit
-    stacks:       service of SERVICES -> its PAM stack; without stacks that were not read
-    confs:        file -> the limits that pam_limits gives by its option ``conf=``
-    no_pam:       the line of sshd's configuration that leaves PAM off, or a file without a line
-    """
-
-    pam: PamLimits
-    units: Mapping[str, Unit]
-    running: tuple[Running, ...]
+    pam: PamLimits  # the limits that the files give to new logins
+    units: Mapping[str, Unit]  # service -> its unit; without the services that are not installed
+    running: tuple[Running, ...]  # the processes of the policy's services
+    # item -> the maximum hard limit of logins, where root cannot raise hard limits and pam_limits
+    # is strict; empty on every usual node
     ceiling: Mapping[str, int]
+    # fs.nr_open in force: the maximum of open files of a process; None: unreadable
     nr_open: int | None
+    # the value of fs.nr_open in the sysctl files for the next boot
     nr_open_boot: sysctl.BootSetting
-    systemd: bool
+    systemd: bool  # systemd runs as the init
+    # item -> the limit of systemd's configuration for services without this limit
     defaults: Mapping[str, UnitLimit] = field(default_factory=dict)
+    # service of SERVICES -> its PAM stack; without stacks that were not read
     stacks: Mapping[str, PamStack] = field(default_factory=dict)
+    # file -> the limits that pam_limits gives by its option ``conf=``
     confs: Mapping[str, PamLimits] = field(default_factory=dict)
+    # the line of sshd's configuration that leaves PAM off, or a file without a line
     no_pam: Line | str | None = None
 
 

@@ -39,36 +39,26 @@ _SPACE = re.compile(r"[ \t\n\v\f\r]+")
 
 @dataclass(frozen=True)
 class LimitEntry:
-    """One limit that a line gives to a domain.
-
-    domain: ``*``, a user, ``@group``, or a range of ids as written
-    kind:   ``soft`` or ``hard``; a line of type ``-`` is two entries
-    item:   ``core``, ``memlock`` or ``nofile``
-    value:  in kernel units; UNLIMITED
-    source: the line, ``/path:number``
-    """
+    """One limit that a line gives to a domain."""
 
     JSON_KEYS: ClassVar = {"source": "where"}
 
-    domain: str
-    kind: str
-    item: str
-    value: int
-    source: str
+    domain: str  # ``*``, a user, ``@group``, or a range of ids as written
+    kind: str  # ``soft`` or ``hard``; a line of type ``-`` is two entries
+    item: str  # ``core``, ``memlock`` or ``nofile``
+    value: int  # in kernel units; UNLIMITED
+    source: str  # the line, ``/path:number``
 
 
 @dataclass(frozen=True)
 class PamLimits:
-    """The limits that a node's files give to new logins.
+    """The limits that a node's files give to new logins."""
 
-    entries: in the order in which pam_limits applies them
-    exempt:  (domain, line) of the lines that exempt a user or group from all limits
-    last:    base name of the last foreign file of limits.d with one of ITEMS that a file of
-             nodeready can follow; "" for none
-    """
-
-    entries: tuple[LimitEntry, ...] = ()
+    entries: tuple[LimitEntry, ...] = ()  # in the order in which pam_limits applies them
+    # (domain, line) of the lines that exempt a user or group from all limits
     exempt: tuple[tuple[str, str], ...] = ()
+    # base name of the last foreign file of limits.d with one of ITEMS that a file of nodeready can
+    # follow; "" for none
     last: str = ""
 
     def effective(self, domain: str, kind: str, item: str) -> LimitEntry | None:

@@ -33,18 +33,13 @@ _MAX_DEPTH = 8
 
 @dataclass(frozen=True)
 class PamStack:
-    """The calls of pam_limits in a service's PAM stack.
-
-    path:        the service's file
-    limits:      the lines of its session stack that call pam_limits, in order
-    is_complete: all files that the stack names were read
-    """
+    """The calls of pam_limits in a service's PAM stack."""
 
     JSON_KEYS: ClassVar = {"is_complete": "whole"}
 
-    path: str
-    limits: tuple[Line, ...] = ()
-    is_complete: bool = True
+    path: str  # the service's file
+    limits: tuple[Line, ...] = ()  # the lines of its session stack that call pam_limits, in order
+    is_complete: bool = True  # all files that the stack names were read
 
     @property
     def conf(self) -> str:

@@ -27,31 +27,24 @@ _SUFFIXES = {suffix: 1024**power for power, suffix in enumerate(("", *"KMGTPE"))
 
 @dataclass(frozen=True)
 class UnitLimit:
-    """One limit of a unit.
-
-    soft, hard: in kernel units
-    source: the line that sets it, ``/path:number``
-    """
+    """One limit of a unit."""
 
     JSON_KEYS: ClassVar = {"source": "where"}
 
-    soft: int
-    hard: int
-    source: str
+    soft: int  # in kernel units
+    hard: int  # likewise
+    source: str  # the line that sets it, ``/path:number``
 
 
 @dataclass(frozen=True)
 class Unit:
-    """An installed service.
+    """An installed service."""
 
-    path:   its unit file
-    limits: item -> the limit that the unit's files set; without items that no file sets
-    last:   base name of the last foreign drop-in with a limit that a drop-in of nodeready can
-            follow; "" for none
-    """
-
-    path: str
+    path: str  # its unit file
+    # item -> the limit that the unit's files set; without items that no file sets
     limits: Mapping[str, UnitLimit] = field(default_factory=dict)
+    # base name of the last foreign drop-in with a limit that a drop-in of nodeready can follow; ""
+    # for none
     last: str = ""
 
 

@@ -30,42 +30,29 @@ LACP = "802.3ad"
 
 @dataclass(frozen=True)
 class Slave:
-    """One interface of a bond.
+    """One interface of a bond."""
 
-    mii:           the slave's link as the bond sees it: "up", "down", "going down", "going back";
-                   None: unknown
-    aggregator:    the LACP aggregator of the slave; 0: none ("N/A" of the kernel); None: no LACP,
-                   or unknown
-    link_failures: count of lost links since the slave joined the bond
-    name: of the interface
-    """
-
-    name: str
+    name: str  # of the interface
+    # the slave's link as the bond sees it: "up", "down", "going down", "going back"; None: unknown
     mii: str | None = None
+    # the LACP aggregator of the slave; 0: none ("N/A" of the kernel); None: no LACP, or unknown
     aggregator: int | None = None
-    link_failures: int | None = None
+    link_failures: int | None = None  # count of lost links since the slave joined the bond
 
 
 @dataclass(frozen=True)
 class Bond:
-    """One bond.
+    """One bond."""
 
-    mode:         "802.3ad", "active-backup", "balance-rr" and so on
-    mii:          the bond's link, with the same words as a slave's
-    active_slave: the slave in use, in the modes that use one at a time
-    aggregator:   the LACP aggregator in use: a slave of another aggregator carries no packets
-    partner_mac:  the switch at the far end of LACP; all zeros: no switch answers; None: no LACP,
-                  or hidden from users other than root
-    name: of the interface
-    slaves: its interfaces
-    """
-
-    name: str
-    mode: str | None
-    mii: str | None
-    slaves: tuple[Slave, ...] = ()
-    active_slave: str | None = None
+    name: str  # of the interface
+    mode: str | None  # "802.3ad", "active-backup", "balance-rr" and so on
+    mii: str | None  # the bond's link, with the same words as a slave's
+    slaves: tuple[Slave, ...] = ()  # its interfaces
+    active_slave: str | None = None  # the slave in use, in the modes that use one at a time
+    # the LACP aggregator in use: a slave of another aggregator carries no packets
     aggregator: int | None = None
+    # the switch at the far end of LACP; all zeros: no switch answers; None: no LACP, or hidden
+    # from users other than root
     partner_mac: str | None = None
 
     @property

@@ -91,22 +91,15 @@ def _script(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class Nics:
-    """The network of a node.
+    """The network of a node."""
 
-    interfaces:         name -> interface, without the node's ends of containers' interfaces
-    bonds:              name -> bond
-    container_ends:     count of the interfaces that were left out
-    routes:             of the main tables, the widest first
-    routes_cut:         there are more routes than were read
-    default_interface:  the interface of the default route
-    """
-
+    # name -> interface, without the node's ends of containers' interfaces
     interfaces: Mapping[str, Nic]
-    bonds: Mapping[str, Bond]
-    container_ends: int
-    routes: tuple[Route, ...]
-    routes_cut: bool
-    default_interface: str | None
+    bonds: Mapping[str, Bond]  # name -> bond
+    container_ends: int  # count of the interfaces that were left out
+    routes: tuple[Route, ...]  # of the main tables, the widest first
+    routes_cut: bool  # there are more routes than were read
+    default_interface: str | None  # the interface of the default route
 
     def configured(self, fleet: FleetFacts = ALONE, also: Iterable[str] = ()) -> dict[str, Nic]:
         """The interfaces in use on this node, which must work:
@@ -286,16 +279,11 @@ def socket_interface(observed: Nics, fleet: FleetFacts) -> tuple[str | None, str
 
 
 class NicsInFleet(TypedDict):
-    """The result of `derived`.
+    """The result of `derived`."""
 
-    peers_via:          the interfaces through which the node reaches its peers
-    nccl_socket_ifname: the interface for NCCL_SOCKET_IFNAME; None: not known
-    before:             the counters of an earlier audit; None: there was none
-    """
-
-    peers_via: tuple[str, ...]
-    nccl_socket_ifname: str | None
-    before: Counters | None
+    peers_via: tuple[str, ...]  # the interfaces through which the node reaches its peers
+    nccl_socket_ifname: str | None  # the interface for NCCL_SOCKET_IFNAME; None: not known
+    before: Counters | None  # the counters of an earlier audit; None: there was none
 
 
 def derived(observed: Nics, fleet: FleetFacts) -> NicsInFleet:

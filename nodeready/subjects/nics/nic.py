@@ -21,56 +21,41 @@ _KIND_BY_DEVTYPE = {"bond": "bond", "bridge": "bridge", "vlan": "vlan", "wlan": 
 
 @dataclass(frozen=True)
 class Nic:
-    """One network interface. None: the kernel has no value, or none while the interface is down.
+    """One network interface. None: the kernel has no value, or none while the interface is
+    down."""
 
-    kind:            "ethernet" and "infiniband" are ports of adapters; "wifi", "usb" (often the
-                     BMC's), "bond", "bridge", "vlan", "loopback"; all else is "virtual", also the
-                     switch's end of a virtual function (a representor)
-    operstate:       of RFC 2863: "up", "down", "lowerlayerdown", "dormant", "testing", "unknown"
-                     where the driver keeps none
-    carrier:         whether the interface has a link; None: it is administratively down
-    admin_up:        whether the interface is administratively up
-    speed_mbps:      of the link
-    duplex:          "full" or "half"
-    mac:             the hardware address
-    firmware:        of the adapter, where its RDMA device shows it
-    carrier_changes: count of lost and regained links since the interface was made
-    pci_address:     "0000:5e:00.0"
-    numa_node:       the NUMA node to which the adapter is attached
-    master:          the bond or bridge to which the interface belongs
-    upper:           the interfaces on top of this one: its master, its VLANs
-    addresses:       "10.0.0.1/24"; None: unknown, since another interface is in the same network
-    routed:          whether a route leads through the interface
-    name: of the interface
-    mtu: bytes of the largest packet
-    driver: of the adapter
-    rx_errors, tx_errors, rx_dropped, tx_dropped, rx_crc_errors: packets in the interface's
-        lifetime (Documentation/networking/statistics.rst)
-    """
-
-    name: str
+    name: str  # of the interface
+    # "ethernet" and "infiniband" are ports of adapters; "wifi", "usb" (often the BMC's), "bond",
+    # "bridge", "vlan", "loopback"; all else is "virtual", also the switch's end of a virtual
+    # function (a representor)
     kind: str
+    # of RFC 2863: "up", "down", "lowerlayerdown", "dormant", "testing", "unknown" where the driver
+    # keeps none
     operstate: str | None = None
+    # whether the interface has a link; None: it is administratively down
     carrier: bool | None = None
-    admin_up: bool | None = None
-    speed_mbps: int | None = None
-    duplex: str | None = None
-    mtu: int | None = None
-    mac: str | None = None
-    driver: str | None = None
-    firmware: str | None = None
+    admin_up: bool | None = None  # whether the interface is administratively up
+    speed_mbps: int | None = None  # of the link
+    duplex: str | None = None  # "full" or "half"
+    mtu: int | None = None  # bytes of the largest packet
+    mac: str | None = None  # the hardware address
+    driver: str | None = None  # of the adapter
+    firmware: str | None = None  # of the adapter, where its RDMA device shows it
+    # count of lost and regained links since the interface was made
     carrier_changes: int | None = None
-    pci_address: str | None = None
-    numa_node: int | None = None
-    master: str | None = None
-    upper: tuple[str, ...] = ()
+    pci_address: str | None = None  # "0000:5e:00.0"
+    numa_node: int | None = None  # the NUMA node to which the adapter is attached
+    master: str | None = None  # the bond or bridge to which the interface belongs
+    upper: tuple[str, ...] = ()  # the interfaces on top of this one: its master, its VLANs
+    # "10.0.0.1/24"; None: unknown, since another interface is in the same network
     addresses: tuple[str, ...] | None = ()
-    routed: bool = False
+    routed: bool = False  # whether a route leads through the interface
+    # packets in the interface's lifetime (Documentation/networking/statistics.rst)
     rx_errors: int | None = None
-    tx_errors: int | None = None
-    rx_dropped: int | None = None
-    tx_dropped: int | None = None
-    rx_crc_errors: int | None = None
+    tx_errors: int | None = None  # likewise
+    rx_dropped: int | None = None  # likewise
+    tx_dropped: int | None = None  # likewise
+    rx_crc_errors: int | None = None  # likewise
 
     @property
     def physical(self) -> bool:

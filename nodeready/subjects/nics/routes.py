@@ -51,18 +51,12 @@ SECTION = Section("nic_routes", lambda policy: _SCRIPT)
 
 @dataclass(frozen=True)
 class Route:
-    """One route.
+    """One route."""
 
-    destination: a network ("10.0.0.0/8"); "0.0.0.0/0" and "::/0" are the default
-    gateway:     the next hop; None: the interface is connected to the network
-    metric:      of routes to the same network, the lowest metric counts
-    interface: through which it leads
-    """
-
-    destination: str
-    interface: str
-    gateway: str | None
-    metric: int
+    destination: str  # a network ("10.0.0.0/8"); "0.0.0.0/0" and "::/0" are the default
+    interface: str  # through which it leads
+    gateway: str | None  # the next hop; None: the interface is connected to the network
+    metric: int  # of routes to the same network, the lowest metric counts
 
     @property
     def default(self) -> bool:
@@ -190,17 +184,12 @@ def count_reached(
 
 @dataclass(frozen=True)
 class Address:
-    """One address of this node.
-
-    prefix:     length of the network's prefix
-    interfaces: the interfaces of the address's network; () without a route
-    lasting:    False for a temporary or tentative address
-    """
+    """One address of this node."""
 
     text: str
-    prefix: int
-    interfaces: tuple[str, ...]
-    lasting: bool = True
+    prefix: int  # length of the network's prefix
+    interfaces: tuple[str, ...]  # the interfaces of the address's network; () without a route
+    lasting: bool = True  # False for a temporary or tentative address
 
 
 def _own_v4(routes: Iterable[Route], fib_trie: Iterable[str]) -> Iterator[Address]:

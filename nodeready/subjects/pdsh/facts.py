@@ -167,20 +167,13 @@ def _base64_bytes(maximum_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class PdshUser:
-    """One of the policy's users.
+    """One of the policy's users."""
 
-    home:    home directory; "" when the node has no such user
-    trouble: why the user can have no ~/.pdshrc, in words, or ""
-    pdshrc:  the content of ~/.pdshrc; None: no such file
-    uid:     the user's number; None: unknown
-    name: of the user
-    """
-
-    name: str
-    home: str = ""
-    trouble: str = ""
-    pdshrc: bytes | None = None
-    uid: int | None = None
+    name: str  # of the user
+    home: str = ""  # home directory; "" when the node has no such user
+    trouble: str = ""  # why the user can have no ~/.pdshrc, in words, or ""
+    pdshrc: bytes | None = None  # the content of ~/.pdshrc; None: no such file
+    uid: int | None = None  # the user's number; None: unknown
 
     @property
     def path(self) -> str:
@@ -194,29 +187,18 @@ class PdshUser:
 
 @dataclass(frozen=True)
 class Pdsh:
-    """pdsh on a node.
+    """pdsh on a node."""
 
-    installed:    the command exists
-    module:       the file of pdsh's ssh module, or ""
-    debian:       pdsh is Debian's wrapper, which reads /etc/pdsh/rcmd_default
-    csh:          the node has start-up files of csh: csh may be a user's login shell
-    rcmd_default: content of /etc/pdsh/rcmd_default; None: no such file
-    environment:  content of /etc/environment; None: no such file
-    settings:     the lines of shell start-up files that name the variable
-    users:        the policy's users
-    users_unknown: why the users could not be observed; "": they were
-    access:       the modes of pdsh and of the files that it reads
-    """
-
-    installed: bool
-    module: str = ""
-    debian: bool = False
-    csh: bool = False
-    rcmd_default: bytes | None = None
-    environment: bytes | None = None
-    settings: tuple[Line, ...] = ()
-    users: tuple[PdshUser, ...] = field(default_factory=tuple)
-    users_unknown: str = ""
+    installed: bool  # the command exists
+    module: str = ""  # the file of pdsh's ssh module, or ""
+    debian: bool = False  # pdsh is Debian's wrapper, which reads /etc/pdsh/rcmd_default
+    csh: bool = False  # the node has start-up files of csh: csh may be a user's login shell
+    rcmd_default: bytes | None = None  # content of /etc/pdsh/rcmd_default; None: no such file
+    environment: bytes | None = None  # content of /etc/environment; None: no such file
+    settings: tuple[Line, ...] = ()  # the lines of shell start-up files that name the variable
+    users: tuple[PdshUser, ...] = field(default_factory=tuple)  # the policy's users
+    users_unknown: str = ""  # why the users could not be observed; "": they were
+    # the modes of pdsh and of the files that it reads
     access: Access = field(default_factory=Access)
 
 

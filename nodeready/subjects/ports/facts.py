@@ -173,30 +173,19 @@ def script(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class Socket:
-    """A TCP socket of the node.
+    """A TCP socket of the node."""
 
-    protocol: "tcp" or "tcp6"; a "tcp6" socket on :: usually takes IPv4's port too
-    address:  the local address; 0.0.0.0 and :: stand for all addresses
-    state:    "listening", "established" ...
-    peer:     the far end of a connection, or ""
-    uid:      the user who made the socket; 0 also for a socket without an owner
-    user:     that user's name in /etc/passwd; None: not there, or not read
-    process:  name of the socket's process, at most 15 characters; None: unknown
-    pid:      of that process; the lowest when several processes share the socket
-    job:      the Slurm job in whose cgroup the process runs, or ""
-    port: the local port
-    """
-
-    protocol: str
-    address: str
-    port: int
-    state: str
-    peer: str
-    uid: int
-    user: str | None = None
+    protocol: str  # "tcp" or "tcp6"; a "tcp6" socket on :: usually takes IPv4's port too
+    address: str  # the local address; 0.0.0.0 and :: stand for all addresses
+    port: int  # the local port
+    state: str  # "listening", "established" ...
+    peer: str  # the far end of a connection, or ""
+    uid: int  # the user who made the socket; 0 also for a socket without an owner
+    user: str | None = None  # that user's name in /etc/passwd; None: not there, or not read
+    # name of the socket's process, at most 15 characters; None: unknown
     process: str | None = None
-    pid: int | None = None
-    job: str = ""
+    pid: int | None = None  # of that process; the lowest when several processes share the socket
+    job: str = ""  # the Slurm job in whose cgroup the process runs, or ""
 
 
 def _parse_endpoint(text: str) -> tuple[str, int]:
@@ -269,32 +258,25 @@ RESERVED = "net.ipv4.ip_local_reserved_ports"
 
 @dataclass(frozen=True)
 class Ports:
-    """The TCP ports of a node.
-
-    listeners:       every socket that listens; with its process only for the policy's ports
-    connections:     connections whose local port is one of the policy's, without TIME_WAIT
-    is_cut:          the probe did not print all sockets
-    ephemeral:       first and last port that the kernel gives to outgoing connections, now; None:
-                     unreadable
-    reserved:        ports that the kernel never gives to outgoing connections, now; None:
-                     unreadable
-    ephemeral_boot:  the value of ``ephemeral`` in the sysctl files, for the next boot
-    reserved_boot:   the value of ``reserved`` in the sysctl files, for the next boot
-    privileged_below: the first port that any user may listen on (1024 before Linux 4.11)
-    firewall:        the packet filter's rules about the policy's ports
-    """
+    """The TCP ports of a node."""
 
     JSON_KEYS: ClassVar = {"is_cut": "more"}
 
+    # every socket that listens; with its process only for the policy's ports
     listeners: tuple[Socket, ...] | None
+    # connections whose local port is one of the policy's, without TIME_WAIT
     connections: tuple[Socket, ...] | None
-    is_cut: bool
+    is_cut: bool  # the probe did not print all sockets
+    # first and last port that the kernel gives to outgoing connections, now; None: unreadable
     ephemeral: Range | None
+    # ports that the kernel never gives to outgoing connections, now; None: unreadable
     reserved: tuple[Range, ...] | None
+    # the value of ``ephemeral`` in the sysctl files, for the next boot
     ephemeral_boot: sysctl.BootSetting
+    # the value of ``reserved`` in the sysctl files, for the next boot
     reserved_boot: sysctl.BootSetting
-    privileged_below: int
-    firewall: Firewall
+    privileged_below: int  # the first port that any user may listen on (1024 before Linux 4.11)
+    firewall: Firewall  # the packet filter's rules about the policy's ports
 
 
 def parse_range(text: str) -> Range | None:

@@ -127,37 +127,26 @@ SECTION = Section("firewall", script, timeout_s=5, cap_bytes=1 << 16, parallel=T
 
 @dataclass(frozen=True)
 class Firewall:
-    """What the text of a node's packet filter says of the policy's ports.
+    """What the text of a node's packet filter says of the policy's ports."""
 
-    verdict: "no drop": no rule drops or rejects; "accept" and "drop": ``rules`` accept all ports,
-             or drop ``ports``, without another condition; "not known"; "unknown": ``reason``
-    drop:    the first rule or policy that drops or rejects, with its table and chain
-    rules:   the rules that name a port, with their tables and chains, as the tool prints them
-    ports:   the ports that the rules of the verdict name, ``29500-29510``
-    manager: the program that made the rules: firewalld or ufw; "": another one
-    reason:  why the rules are not known
-    """
-
+    # "no drop": no rule drops or rejects; "accept" and "drop": ``rules`` accept all ports, or drop
+    # ``ports``, without another condition; "not known"; "unknown": ``reason``
     verdict: str
-    drop: str = ""
+    drop: str = ""  # the first rule or policy that drops or rejects, with its table and chain
+    # the rules that name a port, with their tables and chains, as the tool prints them
     rules: tuple[str, ...] = ()
-    ports: str = ""
-    manager: str = ""
-    reason: str = ""
+    ports: str = ""  # the ports that the rules of the verdict name, ``29500-29510``
+    manager: str = ""  # the program that made the rules: firewalld or ufw; "": another one
+    reason: str = ""  # why the rules are not known
 
 
 @dataclass(frozen=True)
 class _PortRule:
-    """A rule that names ports of the policy.
+    """A rule that names ports of the policy."""
 
-    accepts:  otherwise it drops or rejects
-    is_plain: it has no other condition than TCP, the ports and a new connection
-    is_to:    the ports are those to which a peer connects
-    """
-
-    accepts: bool
-    is_plain: bool
-    is_to: bool
+    accepts: bool  # otherwise it drops or rejects
+    is_plain: bool  # it has no other condition than TCP, the ports and a new connection
+    is_to: bool  # the ports are those to which a peer connects
     ports: tuple[Range, ...]
 
 

@@ -21,68 +21,48 @@ SHELL_CORE_BYTES = 65536
 
 @dataclass(frozen=True)
 class CoreDirectory:
-    """The directory in which the core was to be written.
-
-    error:      why the path cannot be used as a directory; "": it can
-    mode:       permission bits
-    writable:   for the user
-    free_bytes: bytes that the user may still write there
-    free_files: files that can still be made there; None: the file system does not count files
-    """
+    """The directory in which the core was to be written."""
 
     path: wire.Path
-    error: wire.Line = ""
-    mode: wire.Count = 0
-    writable: bool = False
+    error: wire.Line = ""  # why the path cannot be used as a directory; "": it can
+    mode: wire.Count = 0  # permission bits
+    writable: bool = False  # for the user
     read_only: bool = False
-    free_bytes: wire.Number = 0
+    free_bytes: wire.Number = 0  # bytes that the user may still write there
+    # files that can still be made there; None: the file system does not count files
     free_files: wire.Number | None = None
 
 
 @dataclass(frozen=True)
 class ProvedCore:
-    """The core of a crashed canary, a sleeping /bin/sh.
-
-    pattern:       kernel.core_pattern in the session
-    handler:       the program to which the pattern pipes; "": the pattern names a file
-    handler_there: that program exists
-    skipped:       why the canary was not crashed; "": it was
-    dumped:        the kernel says that it wrote a core, whole or not, or piped one (WCOREDUMP);
-                   None: it had not finished after ``dump_s`` seconds
-    dumpable:      the canary was dumpable; False: its user may not read /bin/sh
-    limit_bytes:   the session's soft core limit; None: unlimited
-    expected:      the path by the pattern, with ``*`` for a part that only the kernel knows
-    path:          of the core that was found; "": none was found
-    stray:         the core was in the working directory, which is not the pattern's directory
-    size_bytes:    of the core that was found
-    whole_bytes:   the size that the core's own headers give; None: they give none
-    directory:     of ``expected``; None for a handler, or when only the kernel knows its name
-    gdb:           gdb's path; "": not installed
-    gdb_said:      the error of gdb or coredumpctl
-    frames:        of the backtrace that gdb read from the core
-    leftover:      the files that could not be removed, and why; "": none
-    """
+    """The core of a crashed canary, a sleeping /bin/sh."""
 
     JSON_KEYS: ClassVar = {"leftover": "left"}
 
-    pattern: wire.Path
-    handler: wire.Path = ""
-    handler_there: bool = True
-    skipped: wire.Line = ""
+    pattern: wire.Path  # kernel.core_pattern in the session
+    handler: wire.Path = ""  # the program to which the pattern pipes; "": the pattern names a file
+    handler_there: bool = True  # that program exists
+    skipped: wire.Line = ""  # why the canary was not crashed; "": it was
+    # the kernel says that it wrote a core, whole or not, or piped one (WCOREDUMP); None: it had
+    # not finished after ``dump_s`` seconds
     dumped: bool | None = False
     dump_s: wire.Count = DUMP_S
-    dumpable: bool = True
-    limit_bytes: wire.Number | None = None
+    dumpable: bool = True  # the canary was dumpable; False: its user may not read /bin/sh
+    limit_bytes: wire.Number | None = None  # the session's soft core limit; None: unlimited
+    # the path by the pattern, with ``*`` for a part that only the kernel knows
     expected: wire.Path = ""
-    path: wire.Path = ""
+    path: wire.Path = ""  # of the core that was found; "": none was found
+    # the core was in the working directory, which is not the pattern's directory
     stray: bool = False
-    size_bytes: wire.Number = 0
+    size_bytes: wire.Number = 0  # of the core that was found
+    # the size that the core's own headers give; None: they give none
     whole_bytes: int | None = None
+    # of ``expected``; None for a handler, or when only the kernel knows its name
     directory: CoreDirectory | None = None
-    gdb: wire.Path = ""
-    gdb_said: str = ""
-    frames: wire.Count = 0
-    leftover: str = ""
+    gdb: wire.Path = ""  # gdb's path; "": not installed
+    gdb_said: str = ""  # the error of gdb or coredumpctl
+    frames: wire.Count = 0  # of the backtrace that gdb read from the core
+    leftover: str = ""  # the files that could not be removed, and why; "": none
 
     @property
     def is_complete(self) -> bool:

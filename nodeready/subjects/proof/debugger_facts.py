@@ -15,60 +15,41 @@ NOEXEC = "its file system is mounted noexec"
 
 @dataclass(frozen=True)
 class DebuggerAttempt:
-    """A debugger's attempt at a target process.
-
-    tool:    the tool's path; "": not installed, and no other field means anything
-    rc:      the tool's exit status, negative for a signal, NO_START; None: ended by its limit
-    complaint: the tool's error message, on one line
-    good:    the tool's output is as expected
-    refused: the tool was not permitted to look at the target
-    limit_s: seconds that the tool had
-    full:    ``limit_s`` was the tool's whole limit, not cut short by the end of the run
-    state:   the target's state afterwards, the letter of /proc; "": the target is gone
-    tracer:  the process that traces the target afterwards; 0: none
-    answers: the target still answered afterwards
-    """
+    """A debugger's attempt at a target process."""
 
     JSON_KEYS: ClassVar = {"complaint": "said"}
 
-    tool: wire.Path
+    tool: wire.Path  # the tool's path; "": not installed, and no other field means anything
+    # the tool's exit status, negative for a signal, NO_START; None: ended by its limit
     rc: int | None = 0
-    complaint: wire.Line = ""
-    good: bool = False
-    refused: bool = False
-    limit_s: wire.Count = 0
+    complaint: wire.Line = ""  # the tool's error message, on one line
+    good: bool = False  # the tool's output is as expected
+    refused: bool = False  # the tool was not permitted to look at the target
+    limit_s: wire.Count = 0  # seconds that the tool had
+    # ``limit_s`` was the tool's whole limit, not cut short by the end of the run
     full: bool = True
+    # the target's state afterwards, the letter of /proc; "": the target is gone
     state: wire.Name = ""
-    tracer: wire.Pid = 0
-    answers: bool = True
+    tracer: wire.Pid = 0  # the process that traces the target afterwards; 0: none
+    answers: bool = True  # the target still answered afterwards
 
 
 @dataclass(frozen=True)
 class Guards:
-    """The settings that can forbid a process to attach to another process of the same user.
+    """The settings that can forbid a process to attach to another process of the same user."""
 
-    yama:        kernel.yama.ptrace_scope in force; None: no Yama in this kernel
-    deny_ptrace: SELinux enforces and its boolean is on; None: no such boolean
-    capable:     CAP_SYS_PTRACE is effective
-    bounded:     CAP_SYS_PTRACE is not in the bounding set: not even root can have it here
-    """
-
-    yama: int | None
-    deny_ptrace: bool | None
-    capable: bool
-    bounded: bool
+    yama: int | None  # kernel.yama.ptrace_scope in force; None: no Yama in this kernel
+    deny_ptrace: bool | None  # SELinux enforces and its boolean is on; None: no such boolean
+    capable: bool  # CAP_SYS_PTRACE is effective
+    bounded: bool  # CAP_SYS_PTRACE is not in the bounding set: not even root can have it here
 
 
 @dataclass(frozen=True)
 class Attach:
-    """py-spy's attempts at a canary, a process of the same user.
+    """py-spy's attempts at a canary, a process of the same user."""
 
-    guards: the settings that can refuse py-spy
-    error:  why the canary did not start; "": it did
-    """
-
-    guards: Guards
-    error: wire.Line
+    guards: Guards  # the settings that can refuse py-spy
+    error: wire.Line  # why the canary did not start; "": it did
     blocking: DebuggerAttempt | None
     nonblocking: DebuggerAttempt | None
     native: DebuggerAttempt | None
@@ -89,13 +70,9 @@ class Control:
 
 @dataclass(frozen=True)
 class Tracers:
-    """The attempts of gdb and strace, each at a canary of the same user.
+    """The attempts of gdb and strace, each at a canary of the same user."""
 
-    guards: the settings that can refuse them
-    error:  why a canary did not start; "": both did
-    """
-
-    guards: Guards
-    error: wire.Line
+    guards: Guards  # the settings that can refuse them
+    error: wire.Line  # why a canary did not start; "": both did
     gdb: DebuggerAttempt | None
     strace: DebuggerAttempt | None

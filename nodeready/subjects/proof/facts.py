@@ -16,46 +16,31 @@ from nodeready.subjects.proof.session_facts import Logins, Resources, SessionLim
 
 @dataclass(frozen=True)
 class SessionProof:
-    """The observations of a further session beside the first one.
+    """The observations of a further session beside the first one."""
 
-    error:  why the session proves nothing, one line; "": it does
-    closed: the login was begun, and the node refused or ended it
-    ended:  the user's shell was started, and ended before its command
-    attach: only py-spy's blocking dump
-    core:   without a backtrace; None also where two cores at once would have one name
-    """
-
-    error: wire.Line
-    closed: bool = False
-    ended: bool = False
+    error: wire.Line  # why the session proves nothing, one line; "": it does
+    closed: bool = False  # the login was begun, and the node refused or ended it
+    ended: bool = False  # the user's shell was started, and ended before its command
     limits: SessionLimits | None = None
-    attach: Attach | None = None
+    attach: Attach | None = None  # only py-spy's blocking dump
     tracers: Tracers | None = None
+    # without a backtrace; None also where two cores at once would have one name
     core: ProvedCore | None = None
 
 
 @dataclass(frozen=True)
 class ProvedCollective:
-    """The outcome of a collective over all nodes (`nodeready smoke`) for one node.
+    """The outcome of a collective over all nodes (`nodeready smoke`) for one node."""
 
-    nodes:    the number of nodes in the test; 1: this node alone
-    engine:   the program of the collective, ``torch 2.13.0 over nccl``; "": none
-    proves:   the meaning of a pass
-    against:  the evidence against this node, a sentence for each finding; (): no evidence
-    untested: why the node was not tested; "": it was
-    lacking:  the node was not tested because it has no engine
-    warnings: counters that got worse on the node meanwhile, and slow links
-    network:  that NCCL chose on the node, ``IB, 8 ports, GPUDirect RDMA``; "": unknown
-    """
-
-    nodes: int
-    engine: str = ""
-    proves: str = ""
+    nodes: int  # the number of nodes in the test; 1: this node alone
+    engine: str = ""  # the program of the collective, ``torch 2.13.0 over nccl``; "": none
+    proves: str = ""  # the meaning of a pass
+    # the evidence against this node, a sentence for each finding; (): no evidence
     against: tuple[str, ...] = ()
-    untested: str = ""
-    lacking: bool = False
-    warnings: tuple[str, ...] = ()
-    network: str = ""
+    untested: str = ""  # why the node was not tested; "": it was
+    lacking: bool = False  # the node was not tested because it has no engine
+    warnings: tuple[str, ...] = ()  # counters that got worse on the node meanwhile, and slow links
+    network: str = ""  # that NCCL chose on the node, ``IB, 8 ports, GPUDirect RDMA``; "": unknown
 
 
 # --- The history of a node, which the memory on the control machine has.
@@ -63,11 +48,9 @@ class ProvedCollective:
 
 @dataclass(frozen=True)
 class ProvedHistory:
-    """The earlier failures of a node, beside those of its peers.
+    """The earlier failures of a node, beside those of its peers."""
 
-    lemons: the node itself, or a GPU in it, that failed far more often; a line each
-    """
-
+    # the node itself, or a GPU in it, that failed far more often; a line each
     lemons: tuple[str, ...] = ()
 
 
@@ -102,66 +85,54 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class ProofConfig:
-    """The configuration of the program of the proofs.
+    """The configuration of the program of the proofs."""
 
-    nonce:     random word with which each of its lines begins
-    tag:       ``nodeready:RUN``, in the arguments of every process that it starts and leaves
-               running for a while, so that an interrupt finds it
-    user:      the job's user; "": the login's user
-    proofs:    which of SESSION
-    peers:     the nodes to which ssh and pdsh are tried, by the names of the inventory
-    limit_s:   seconds after which it must have ended
-    py_spy:    the path of py-spy; "": where the user's PATH finds it
-    machine:   this is a further session on the machine of this name (`session.identity`), with
-               quick proofs only; "": it is the first session
-    step:      a step of Slurm may be asked for
-    """
-
-    nonce: str
+    nonce: str  # random word with which each of its lines begins
+    # ``nodeready:RUN``, in the arguments of every process that it starts and leaves running for a
+    # while, so that an interrupt finds it
     tag: str
-    user: str = ""
-    proofs: tuple[str, ...] = tuple(SESSION)
+    user: str = ""  # the job's user; "": the login's user
+    proofs: tuple[str, ...] = tuple(SESSION)  # which of SESSION
+    # the nodes to which ssh and pdsh are tried, by the names of the inventory
     peers: tuple[str, ...] = ()
-    limit_s: int = 50
-    py_spy: str = "/usr/local/bin/py-spy"
+    limit_s: int = 50  # seconds after which it must have ended
+    py_spy: str = "/usr/local/bin/py-spy"  # the path of py-spy; "": where the user's PATH finds it
+    # this is a further session on the machine of this name (`session.identity`), with quick proofs
+    # only; "": it is the first session
     machine: str = ""
-    step: bool = False
+    step: bool = False  # a step of Slurm may be asked for
 
 
 @dataclass(frozen=True)
 class Proved:
-    """The observations of one node's proofs. None: the proof was not requested.
+    """The observations of one node's proofs. None: the proof was not requested."""
 
-    user:    the user in whose session the proofs ran
-    control: root's attempt to attach; None also where the login was not root's
-    logins:  how this node opens sessions
-    ssh:     a session by ssh, from the node to itself; None also where the first session is ssh's
-    shell:   the user's shell, started by root as sshd starts it; None also where ``ssh`` shows it
-    login:   a login shell of the user, in a session that ssh opened; None also elsewhere
-    step:    a session by a step of Slurm; None also where slurmd's own limits suffice
-    peers:   ssh and pdsh from this node to its peers, as this node saw them
-    reach:   ssh and pdsh between the nodes, as all nodes together saw them
-    mesh:    the job's ports between the nodes, as all nodes together saw them
-    collective: the outcome of a collective over all nodes for this node
-    history:  its earlier failures; None also where there is no memory of earlier looks
-    """
-
-    user: User | Unknown
+    user: User | Unknown  # the user in whose session the proofs ran
     limits: SessionLimits | Unknown | None = None
     attach: Attach | Unknown | None = None
+    # root's attempt to attach; None also where the login was not root's
     control: Control | Unknown | None = None
-    logins: Logins | Unknown | None = None
+    logins: Logins | Unknown | None = None  # how this node opens sessions
+    # a session by ssh, from the node to itself; None also where the first session is ssh's
     ssh: SessionProof | Unknown | None = None
+    # the user's shell, started by root as sshd starts it; None also where ``ssh`` shows it
     shell: SessionProof | Unknown | None = None
+    # a login shell of the user, in a session that ssh opened; None also elsewhere
     login: SessionProof | Unknown | None = None
+    # a session by a step of Slurm; None also where slurmd's own limits suffice
     step: SessionProof | Unknown | None = None
     tracers: Tracers | Unknown | None = None
     core: ProvedCore | Unknown | None = None
     resources: Resources | Unknown | None = None
+    # ssh and pdsh from this node to its peers, as this node saw them
     peers: Peers | Unknown | None = None
+    # ssh and pdsh between the nodes, as all nodes together saw them
     reach: Reach | Unknown | None = None
+    # the job's ports between the nodes, as all nodes together saw them
     mesh: Mesh | Unknown | None = None
+    # the outcome of a collective over all nodes for this node
     collective: ProvedCollective | Unknown | None = None
+    # its earlier failures; None also where there is no memory of earlier looks
     history: ProvedHistory | Unknown | None = None
 
     @property

@@ -10,17 +10,12 @@ from nodeready.subjects import wire
 
 @dataclass(frozen=True)
 class User:
-    """The user in whose session the proofs ran.
-
-    uid:   -1: the node has no such user
-    named: the command line or the policy names the user
-    error: why there is no session; "": there is one
-    """
+    """The user in whose session the proofs ran."""
 
     name: wire.Name
-    uid: wire.Uid
-    named: bool
-    error: wire.Line
+    uid: wire.Uid  # -1: the node has no such user
+    named: bool  # the command line or the policy names the user
+    error: wire.Line  # why there is no session; "": there is one
 
 
 @dataclass(frozen=True)
@@ -33,26 +28,22 @@ class Limit:
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """The limits of the session.
-
-    before:  the limits that PAM gave to su, in the order of ITEMS, before the user's profile was
-             read; () where the session is not su's
-    ceiling: the hard limits that no process on this node can exceed, in the order of ITEMS,
-             where root may raise none; () on every usual node
-    nr_open: fs.nr_open: no process may have more open files; None: unreadable
-    opener:  who opened the session: a key of `SESSION_NAMES`; "": unknown
-    further: the soft limits in the order of OTHER_ITEMS, -1: unlimited; (): not seen
-    """
+    """The limits of the session."""
 
     JSON_KEYS: ClassVar = {"further": "others", "opener": "way"}
 
     core: Limit
     memlock: Limit
     nofile: Limit
+    # the limits that PAM gave to su, in the order of ITEMS, before the user's profile was read; ()
+    # where the session is not su's
     before: tuple[Limit, ...]
+    # the hard limits that no process on this node can exceed, in the order of ITEMS, where root
+    # may raise none; () on every usual node
     ceiling: tuple[int, ...]
-    nr_open: int | None
-    opener: wire.Name = ""
+    nr_open: int | None  # fs.nr_open: no process may have more open files; None: unreadable
+    opener: wire.Name = ""  # who opened the session: a key of `SESSION_NAMES`; "": unknown
+    # the soft limits in the order of OTHER_ITEMS, -1: unlimited; (): not seen
     further: tuple[int, ...] = ()
 
 
@@ -71,35 +62,25 @@ SESSION_NAMES = {
 
 @dataclass(frozen=True)
 class PamLine:
-    """A line of a file of pam.d that calls one of the modules `LOGIN_MODULES`.
-
-    module: without ``pam_`` and ``.so``
-    words:  the module's arguments, with a blank between them
-    source: the line, ``/path:number``
-    """
+    """A line of a file of pam.d that calls one of the modules `LOGIN_MODULES`."""
 
     JSON_KEYS: ClassVar = {"source": "where"}
 
-    module: wire.Name
-    words: wire.Line
-    source: wire.Line
+    module: wire.Name  # without ``pam_`` and ``.so``
+    words: wire.Line  # the module's arguments, with a blank between them
+    source: wire.Line  # the line, ``/path:number``
 
 
 @dataclass(frozen=True)
 class Service:
-    """The PAM stack of one service.
-
-    name:  the service: ``ssh``, ``su`` or ``slurm``
-    path:  its file; "": no file can be read
-    is_complete: all files that it includes could be read
-    lines: of its account and session stacks, with included files, in their order
-    """
+    """The PAM stack of one service."""
 
     JSON_KEYS: ClassVar = {"is_complete": "whole"}
 
-    name: wire.Name
-    path: wire.Path
-    is_complete: bool
+    name: wire.Name  # the service: ``ssh``, ``su`` or ``slurm``
+    path: wire.Path  # its file; "": no file can be read
+    is_complete: bool  # all files that it includes could be read
+    # of its account and session stacks, with included files, in their order
     lines: tuple[PamLine, ...]
 
 
@@ -114,30 +95,23 @@ class LimitsLine:
 
 @dataclass(frozen=True)
 class Logins:
-    """How this node opens sessions, for the causes of differences between them.
-
-    services: the PAM stacks of the services that use PAM
-    use_pam:  sshd asks PAM (UsePAM); None: only root can tell, or sshd's configuration is refused
-    nologin:  the file that closes logins to all users but root; "": there is none
-    notice:   the first line of that file
-    shutdown: a shutdown is scheduled
-    sshd:     the limits of sshd itself, in the order of ITEMS; (): sshd does not run
-    slurmd:   the limits of slurmd, which its jobs inherit; (): slurmd does not run
-    lines:    limits for some users and groups alone
-    domains:  the words for the user in such a line: the name, ``@`` and each group's name, and
-              ``:`` and ``@:`` with their numbers
-    """
+    """How this node opens sessions, for the causes of differences between them."""
 
     JSON_KEYS: ClassVar = {"notice": "says"}
 
-    services: tuple[Service, ...]
+    services: tuple[Service, ...]  # the PAM stacks of the services that use PAM
+    # sshd asks PAM (UsePAM); None: only root can tell, or sshd's configuration is refused
     use_pam: bool | None
-    nologin: wire.Path
-    notice: wire.Line
-    shutdown: bool
+    nologin: wire.Path  # the file that closes logins to all users but root; "": there is none
+    notice: wire.Line  # the first line of that file
+    shutdown: bool  # a shutdown is scheduled
+    # the limits of sshd itself, in the order of ITEMS; (): sshd does not run
     sshd: tuple[Limit, ...]
+    # the limits of slurmd, which its jobs inherit; (): slurmd does not run
     slurmd: tuple[Limit, ...]
-    lines: tuple[LimitsLine, ...]
+    lines: tuple[LimitsLine, ...]  # limits for some users and groups alone
+    # the words for the user in such a line: the name, ``@`` and each group's name, and ``:`` and
+    # ``@:`` with their numbers
     domains: tuple[wire.Name, ...]
 
 
@@ -151,17 +125,12 @@ SHM = "/dev/shm"
 
 @dataclass(frozen=True)
 class JobDirectory:
-    """A directory that jobs write to.
-
-    error:      why the user cannot write there; "": written, and mapped
-    exec_error: why no code can be mapped from a file there; "": it can
-    free_bytes: for the user, after that
-    """
+    """A directory that jobs write to."""
 
     path: wire.Path
-    error: wire.Line = ""
-    exec_error: wire.Line = ""
-    free_bytes: wire.Number = 0
+    error: wire.Line = ""  # why the user cannot write there; "": written, and mapped
+    exec_error: wire.Line = ""  # why no code can be mapped from a file there; "": it can
+    free_bytes: wire.Number = 0  # for the user, after that
 
 
 @dataclass(frozen=True)
@@ -174,15 +143,10 @@ class DeviceNode:
 
 @dataclass(frozen=True)
 class Resources:
-    """The directories and devices of a job, as its user can use them.
+    """The directories and devices of a job, as its user can use them."""
 
-    places:  /tmp, shared memory, the home
-    devices: of GPUs and RDMA that the user cannot open
-    memory_bytes: the most that shared memory can grow by, however large its file system; None:
-             unreadable
-    """
-
-    places: tuple[JobDirectory, ...]
-    devices: tuple[DeviceNode, ...]
+    places: tuple[JobDirectory, ...]  # /tmp, shared memory, the home
+    devices: tuple[DeviceNode, ...]  # of GPUs and RDMA that the user cannot open
     home: wire.Path
+    # the most that shared memory can grow by, however large its file system; None: unreadable
     memory_bytes: wire.Number | None = None

@@ -52,18 +52,12 @@ def _possible(observed: SessionLimits, policy: Policy) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class LowLimits:
-    """The limits of one kind of session that are too low.
+    """The limits of one kind of session that are too low."""
 
-    items:  item -> its value in words
-    cause:  in words; "": not known
-    source: the line that decides
-    fix:    a person's act; "": a deploy may repair it
-    """
-
-    items: Mapping[str, str]
-    cause: str = ""
-    source: str = ""
-    fix: str = ""
+    items: Mapping[str, str]  # item -> its value in words
+    cause: str = ""  # in words; "": not known
+    source: str = ""  # the line that decides
+    fix: str = ""  # a person's act; "": a deploy may repair it
 
 
 def limit_text(limit: Limit, item: str) -> str:

@@ -24,16 +24,13 @@ def _script(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class Ptrace:
-    """The rules of the kernel and of the boot files.
+    """The rules of the kernel and of the boot files."""
 
-    live:        Yama's scope in force, 0 to 3; None: no Yama in this kernel, so the classic rules
-    boot:        the scope in the sysctl files, for the next boot
-    deny_ptrace: SELinux enforces and denies ptrace to all users, also to root; None: the node has
-                 no such boolean
-    """
-
+    # Yama's scope in force, 0 to 3; None: no Yama in this kernel, so the classic rules
     live: int | None
-    boot: sysctl.BootSetting
+    boot: sysctl.BootSetting  # the scope in the sysctl files, for the next boot
+    # SELinux enforces and denies ptrace to all users, also to root; None: the node has no such
+    # boolean
     deny_ptrace: bool | None = None
 
 

@@ -49,62 +49,40 @@ _RATE = re.compile(r"(?<![0-9.])([0-9]{1,5}(?:\.[0-9]{1,2})?) ?G")
 
 @dataclass(frozen=True)
 class Gid:
-    """An address of a port.
+    """An address of a port."""
 
-    index: in the port's table
-    gid: the address
-    type: ``IB/RoCE v1`` or ``RoCE v2``; "": not readable
-    """
-
-    index: int
-    gid: str
-    type: str
+    index: int  # in the port's table
+    gid: str  # the address
+    type: str  # ``IB/RoCE v1`` or ``RoCE v2``; "": not readable
 
 
 @dataclass(frozen=True)
 class Netdev:
-    """A network interface of a device's PCI function.
+    """A network interface of a device's PCI function."""
 
-    name: of the interface
-    operstate: as in `nics`
-    carrier: whether it has a link; None: it is administratively down
-    """
-
-    name: str
-    operstate: str
-    carrier: bool | None
+    name: str  # of the interface
+    operstate: str  # as in `nics`
+    carrier: bool | None  # whether it has a link; None: it is administratively down
 
 
 @dataclass(frozen=True)
 class RdmaPort:
-    """A port; "" and None: the kernel has no value.
+    """A port; "" and None: the kernel has no value."""
 
-    state:      "ACTIVE", the only state that carries traffic; "DOWN"; "INIT" and "ARMED": the
-                port has a link, and waits for the subnet manager
-    phys_state: "LinkUp", "Polling" (no light from the far end), "Disabled", "Sleep", …
-    rate_gbps:  of the current link, lanes times speed, in Gbit/s
-    link_layer: "InfiniBand", "Ethernet" (RoCE, iWARP), "Slingshot", "Unknown" (EFA)
-    lid:        the port's local identifier, given by the subnet manager
-    netdev:     the port's network interface, where its GIDs name one
-    gids:       of an Ethernet port, at most the first 16
-    counters:   those of PMA_COUNTERS and HW_COUNTERS that the port has; None: unreadable
-    device: name of the device
-    port: number of the port, from 1
-    rate_text: as the kernel prints it, ``400 Gb/sec (4X NDR)``
-    sm_lid: the local identifier of the subnet manager
-    """
-
-    device: str
-    port: int
+    device: str  # name of the device
+    port: int  # number of the port, from 1
+    # "ACTIVE", the only state that carries traffic; "DOWN"; "INIT" and "ARMED": the port has a
+    # link, and waits for the subnet manager
     state: str = ""
-    phys_state: str = ""
-    rate_gbps: float | None = None
-    rate_text: str = ""
-    link_layer: str = ""
-    lid: int | None = None
-    sm_lid: int | None = None
-    netdev: str | None = None
-    gids: tuple[Gid, ...] = ()
+    phys_state: str = ""  # "LinkUp", "Polling" (no light from the far end), "Disabled", "Sleep", …
+    rate_gbps: float | None = None  # of the current link, lanes times speed, in Gbit/s
+    rate_text: str = ""  # as the kernel prints it, ``400 Gb/sec (4X NDR)``
+    link_layer: str = ""  # "InfiniBand", "Ethernet" (RoCE, iWARP), "Slingshot", "Unknown" (EFA)
+    lid: int | None = None  # the port's local identifier, given by the subnet manager
+    sm_lid: int | None = None  # the local identifier of the subnet manager
+    netdev: str | None = None  # the port's network interface, where its GIDs name one
+    gids: tuple[Gid, ...] = ()  # of an Ethernet port, at most the first 16
+    # those of PMA_COUNTERS and HW_COUNTERS that the port has; None: unreadable
     counters: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
@@ -120,21 +98,15 @@ class RdmaPort:
 
 @dataclass(frozen=True)
 class PcieLink:
-    """The PCIe link of a device; None: the kernel has no value.
+    """The PCIe link of a device; None: the kernel has no value."""
 
-    width, speed: the current lanes, and GT/s of each
-    unread:       the text in the place of a value that every link has
-    width_max, speed_max: the card's maximum
-    slot_width_max, slot_speed_max: the slot's maximum, where sysfs shows it
-    """
-
-    width: int | None = None
-    width_max: int | None = None
-    speed: float | None = None
-    speed_max: float | None = None
-    slot_width_max: int | None = None
-    slot_speed_max: float | None = None
-    unread: str = ""
+    width: int | None = None  # the current lanes, and GT/s of each
+    width_max: int | None = None  # the card's maximum
+    speed: float | None = None  # the current lanes, and GT/s of each
+    speed_max: float | None = None  # the card's maximum
+    slot_width_max: int | None = None  # the slot's maximum, where sysfs shows it
+    slot_speed_max: float | None = None  # likewise
+    unread: str = ""  # the text in the place of a value that every link has
 
     @property
     def is_readable(self) -> bool:
@@ -160,45 +132,29 @@ class PcieLink:
 
 @dataclass(frozen=True)
 class RdmaDevice:
-    """An RDMA device.
+    """An RDMA device."""
 
-    kind:        "mlx5", "efa", "hfi1" (Omni-Path), "cxi" (Slingshot), "bnxt_re", "irdma", …;
-                 "software" (rxe, siw): without an adapter
-    hca_type:    the adapter's model, "MT4129"
-    node_type:   "CA", or "RNIC" for iWARP
-    driver:      of the PCI function
-    virtual:     a virtual function on the host of its physical function, for a virtual machine
-    uverbs:      programs can open the device
-    image_guid:  of the whole adapter, which may use several slots; "": not readable
-    pcie:        the link of the PCI function; None: sysfs shows none
-    name: of the device, ``mlx5_0``
-    firmware: version of its firmware
-    board_id: the board, by its maker's id
-    node_guid: of the device
-    node_desc: the text that the device gives the subnet manager, often with the host name
-    pci_address: "0000:5e:00.0"
-    numa_node: to which the adapter is attached
-    netdevs: network interfaces of its PCI function
-    ports: of the device
-    """
-
-    name: str
+    name: str  # of the device, ``mlx5_0``
+    # "mlx5", "efa", "hfi1" (Omni-Path), "cxi" (Slingshot), "bnxt_re", "irdma", …; "software" (rxe,
+    # siw): without an adapter
     kind: str
-    hca_type: str = ""
-    firmware: str = ""
-    board_id: str = ""
-    node_type: str = ""
-    node_guid: str = ""
+    hca_type: str = ""  # the adapter's model, "MT4129"
+    firmware: str = ""  # version of its firmware
+    board_id: str = ""  # the board, by its maker's id
+    node_type: str = ""  # "CA", or "RNIC" for iWARP
+    node_guid: str = ""  # of the device
+    # the text that the device gives the subnet manager, often with the host name
     node_desc: str = ""
-    driver: str = ""
-    pci_address: str = ""
-    numa_node: int | None = None
+    driver: str = ""  # of the PCI function
+    pci_address: str = ""  # "0000:5e:00.0"
+    numa_node: int | None = None  # to which the adapter is attached
+    # a virtual function on the host of its physical function, for a virtual machine
     virtual: bool = False
-    uverbs: bool = False
-    netdevs: tuple[Netdev, ...] = ()
-    ports: tuple[RdmaPort, ...] = ()
-    image_guid: str = ""
-    pcie: PcieLink | None = None
+    uverbs: bool = False  # programs can open the device
+    netdevs: tuple[Netdev, ...] = ()  # network interfaces of its PCI function
+    ports: tuple[RdmaPort, ...] = ()  # of the device
+    image_guid: str = ""  # of the whole adapter, which may use several slots; "": not readable
+    pcie: PcieLink | None = None  # the link of the PCI function; None: sysfs shows none
 
     @property
     def board(self) -> tuple[str, str]:

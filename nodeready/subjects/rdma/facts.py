@@ -105,27 +105,19 @@ _SCRIPT = rf"""
 
 @dataclass(frozen=True)
 class Adapter:
-    """A PCI function that only RDMA uses.
+    """A PCI function that only RDMA uses."""
 
-    pci_address: "0000:5e:00.0"
-    bound: it has a driver
-    """
-
-    pci_address: str
-    bound: bool
+    pci_address: str  # "0000:5e:00.0"
+    bound: bool  # it has a driver
 
 
 @dataclass(frozen=True)
 class Rdma:
-    """The RDMA of a node.
+    """The RDMA of a node."""
 
-    devices:     name -> device
-    without:     adapters on the PCI bus that have no RDMA device
-    nccl_ib_hca: the devices for NCCL_IB_HCA, without regard to the node's routes
-    """
-
-    devices: Mapping[str, RdmaDevice]
-    without: tuple[Adapter, ...] = ()
+    devices: Mapping[str, RdmaDevice]  # name -> device
+    without: tuple[Adapter, ...] = ()  # adapters on the PCI bus that have no RDMA device
+    # the devices for NCCL_IB_HCA, without regard to the node's routes
     nccl_ib_hca: tuple[str, ...] = ()
 
     @property
@@ -330,12 +322,9 @@ def is_bond(device: RdmaDevice, port: RdmaPort) -> bool:
 
 
 class RdmaInFleet(TypedDict):
-    """The result of `derived`.
+    """The result of `derived`."""
 
-    before: the counters of an earlier audit; None: there was none
-    """
-
-    before: Counters | None
+    before: Counters | None  # the counters of an earlier audit; None: there was none
 
 
 def derived(observed: Rdma, fleet: FleetFacts) -> RdmaInFleet:

@@ -31,29 +31,21 @@ TOTAL_S, MAX_BYTES = 60, 1 << 20
 
 @dataclass(frozen=True)
 class SiteOutput:
-    """What one check read.
+    """What one check read."""
 
-    text:   the output, or the value at the check's ``json`` in it, without surrounding white space
-    status: the command's exit status; None: it did not end
-    reason: why there is nothing to judge; "": there is
-    error:  the first line of the command's messages (standard error)
-    missing: there is no such file
-    """
-
+    # the output, or the value at the check's ``json`` in it, without surrounding white space
     text: str = ""
-    status: int | None = None
-    reason: str = ""
-    error: str = ""
-    missing: bool = False
+    status: int | None = None  # the command's exit status; None: it did not end
+    reason: str = ""  # why there is nothing to judge; "": there is
+    error: str = ""  # the first line of the command's messages (standard error)
+    missing: bool = False  # there is no such file
 
 
 @dataclass(frozen=True)
 class Site:
-    """The outputs of the site's own checks.
+    """The outputs of the site's own checks."""
 
-    checks: the name of the check -> what it read
-    """
-
+    # the name of the check -> what it read
     checks: Mapping[str, SiteOutput] = field(default_factory=dict)
 
 

@@ -45,18 +45,12 @@ _STRICT_SETTING = {"known_hosts": "yes", "accept-new": "accept-new", "no": "no"}
 
 
 class FleetBlock(NamedTuple):
-    """The block that every node shall have.
+    """The block that every node shall have."""
 
-    inner:  the block's bytes without its marks
-    lines:  its lines
-    keys:   host name or address -> its keys
-    digest: as `block_digest` has it
-    """
-
-    inner: bytes
-    lines: frozenset[str]
-    keys: dict[str, set[str]]
-    digest: str
+    inner: bytes  # the block's bytes without its marks
+    lines: frozenset[str]  # its lines
+    keys: dict[str, set[str]]  # host name or address -> its keys
+    digest: str  # as `block_digest` has it
 
 
 _blocks: list[tuple[tuple[str, ...], FleetBlock]] = []

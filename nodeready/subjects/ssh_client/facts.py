@@ -255,72 +255,50 @@ def _script(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class KnownHosts:
-    """The node's ssh_known_hosts.
-
-    content: its bytes; without our block when ``sent`` is False; None: no such file
-    lines:   the lines of our block; None: no block, or it was not sent
-    digest:  sha256 of our block with its marks, hexadecimal; "" without a block
-    size:    bytes of the file
-    sent:    whether the block came along (see SENT_BYTES)
-    is_complete: False when even the lines outside our block are more than SENT_BYTES
-    """
+    """The node's ssh_known_hosts."""
 
     JSON_KEYS: ClassVar = {"is_complete": "whole"}
 
+    # its bytes; without our block when ``sent`` is False; None: no such file
     content: bytes | None = None
+    # the lines of our block; None: no block, or it was not sent
     lines: tuple[str, ...] | None = None
-    digest: str = ""
-    size: int = 0
-    sent: bool = True
+    digest: str = ""  # sha256 of our block with its marks, hexadecimal; "" without a block
+    size: int = 0  # bytes of the file
+    sent: bool = True  # whether the block came along (see SENT_BYTES)
+    # False when even the lines outside our block are more than SENT_BYTES
     is_complete: bool = True
 
 
 @dataclass(frozen=True)
 class EffectiveOptions:
-    """The options that ``ssh -G`` prints for one host.
-
-    as_prober: asked by the probing user; False: by a user without a configuration file
-    values: option in small letters -> its value
-    error:  ssh's message when it refused the configuration, else ""
-    host: the name that ssh was asked about
-    """
+    """The options that ``ssh -G`` prints for one host."""
 
     JSON_KEYS: ClassVar = {"as_prober": "own"}
 
-    host: str
-    as_prober: bool
-    values: Mapping[str, str]
-    error: str = ""
+    host: str  # the name that ssh was asked about
+    as_prober: bool  # asked by the probing user; False: by a user without a configuration file
+    values: Mapping[str, str]  # option in small letters -> its value
+    error: str = ""  # ssh's message when it refused the configuration, else ""
 
 
 @dataclass(frozen=True)
 class SshClient:
-    """The ssh client of a node and the node's own identity.
-
-    installed:   the command ssh exists
-    version:     of OpenSSH, (9, 2); None: not asked or not OpenSSH
-    identity:    the node's names, addresses and host keys
-    known_hosts: the node's file of other hosts' keys
-    config:      path -> bytes of the system's ssh_config and of our drop-in
-    files:       path -> lines of every system file of ssh_config
-    root_lines:  lines of root's own file, which wins over the system's
-    effective:   what ssh itself says about the policy's hosts
-    access:      the modes of ssh and of the files that it reads
-    package:     the installed package of an ssh whose program is missing
-    """
+    """The ssh client of a node and the node's own identity."""
 
     JSON_KEYS: ClassVar = {"effective": "asked", "root_lines": "own"}
 
-    installed: bool
-    version: tuple[int, int] | None
-    identity: NodeIdentity
-    known_hosts: KnownHosts
-    config: Mapping[str, bytes]
-    files: Files
-    root_lines: tuple[Line, ...]
-    effective: tuple[EffectiveOptions, ...]
+    installed: bool  # the command ssh exists
+    version: tuple[int, int] | None  # of OpenSSH, (9, 2); None: not asked or not OpenSSH
+    identity: NodeIdentity  # the node's names, addresses and host keys
+    known_hosts: KnownHosts  # the node's file of other hosts' keys
+    config: Mapping[str, bytes]  # path -> bytes of the system's ssh_config and of our drop-in
+    files: Files  # path -> lines of every system file of ssh_config
+    root_lines: tuple[Line, ...]  # lines of root's own file, which wins over the system's
+    effective: tuple[EffectiveOptions, ...]  # what ssh itself says about the policy's hosts
+    # the modes of ssh and of the files that it reads
     access: Access = field(default_factory=Access)
-    package: str = ""
+    package: str = ""  # the installed package of an ssh whose program is missing
 
 
 def block_digest(inner: bytes) -> str:

@@ -71,16 +71,12 @@ _IDENTITY_SCRIPT = rf"""
 
 @dataclass(frozen=True)
 class NodeIdentity:
-    """What a node says about itself, each text well-formed.
+    """What a node says about itself, each text well-formed."""
 
-    names:     host name, short and in full, in small letters
-    addresses: of the node's interfaces, without loopback, link-local and container addresses
-    keys:      host keys, ``type base64``
-    """
-
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # host name, short and in full, in small letters
+    # of the node's interfaces, without loopback, link-local and container addresses
     addresses: tuple[str, ...] = ()
-    keys: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()  # host keys, ``type base64``
 
 
 @lru_cache(maxsize=65536)

@@ -49,22 +49,16 @@ READ_BLOCK = f"sed -n '/^{_BEGIN}$/,/^{_END}$/p' {KNOWN_HOSTS}\n"
 
 
 class Endpoint(NamedTuple):
-    """Where a node's sshd is by the inventory, and what this run's connection to it saw.
+    """Where a node's sshd is by the inventory, and what this run's connection to it saw."""
 
-    address: ``ssh_hostname``; "": the node's name
-    port:    ``ssh_port``
-    names:   ``ssh_names``: what else other nodes call the node, names and addresses
-    local:   the node is the control machine, which needs no witness for its names and addresses
-    reached: the address at which this run's connection found the node; "": not known
-    key:     the host key with which sshd answered there, ``type base64``; "": not known
-    """
-
-    address: str = ""
-    port: int = 22
+    address: str = ""  # ``ssh_hostname``; "": the node's name
+    port: int = 22  # ``ssh_port``
+    # ``ssh_names``: what else other nodes call the node, names and addresses
     names: tuple[str, ...] = ()
+    # the node is the control machine, which needs no witness for its names and addresses
     local: bool = False
-    reached: str = ""
-    key: str = ""
+    reached: str = ""  # the address at which this run's connection found the node; "": not known
+    key: str = ""  # the host key with which sshd answered there, ``type base64``; "": not known
 
 
 _NOWHERE = Endpoint()

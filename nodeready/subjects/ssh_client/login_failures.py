@@ -12,20 +12,13 @@ OF_FILE = re.compile(r"(?:Bad owner or permissions on|Can't open user config fil
 
 @dataclass(frozen=True)
 class LoginCause:
-    """One cause.
+    """One cause."""
 
-    key:     the cause's name, in `nodeready.subjects.proof.peer_facts.Trouble`
-    pattern: matches ssh's message; "": the cause is not found by a message
-    words:   the fault; ``{user}`` is the job's user, ``{said}`` ssh's message
-    fix:     the repair by a person; ``{file}`` is the file that the message names
-    deploy:  a deploy of the subject ssh_client repairs the cause
-    """
-
-    key: str
-    pattern: str
-    words: str
-    fix: str = ""
-    deploy: bool = False
+    key: str  # the cause's name, in `nodeready.subjects.proof.peer_facts.Trouble`
+    pattern: str  # matches ssh's message; "": the cause is not found by a message
+    words: str  # the fault; ``{user}`` is the job's user, ``{said}`` ssh's message
+    fix: str = ""  # the repair by a person; ``{file}`` is the file that the message names
+    deploy: bool = False  # a deploy of the subject ssh_client repairs the cause
 
 
 #: The first cause in this order whose pattern matches a message counts, because the last message
