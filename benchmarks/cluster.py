@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nodeready.lab import Lab, down
+from nodeready.lab import Lab
+from tests import slurm_lab
 
 #: At this level sshd logs every command and file transfer that a client starts. Container images
 #: forbid apt its cache of packages, which real nodes have: without it, Ansible's apt module alone
@@ -81,10 +82,10 @@ def cluster(
     size: int, name: str, *, profile: str = "cpu", slurm: bool = False
 ) -> Iterator[Cluster]:
     """A lab of this many nodes (slurm: with a real Slurm), removed at the end."""
-    down(name)
+    slurm_lab.end(name)
     try:
         with tempfile.TemporaryDirectory(prefix="nr-bench-") as directory:
-            lab = Lab.up(name, size, profile, FILES, slurm=slurm)
-            yield Cluster(lab, Path(directory))
+            started = slurm_lab.start(name, size, FILES) if slurm else None
+            yield Cluster(started or Lab.up(name, size, profile, FILES), Path(directory))
     finally:
-        down(name)
+        slurm_lab.end(name)

@@ -54,7 +54,7 @@ def contenders(nodes: Cluster, tree: Path, ansible: Path | None) -> list[Contend
     """All contenders; each exits with its own status for "all nodes answered"."""
     inventory = nodes.pyinfra_inventory("inventory", {})
     names, login = fold([node.name for node in nodes.lab.nodes]), f"-F {nodes.lab.ssh_config}"
-    slurm = {"SLURM_CONF": str(nodes.lab.slurm_conf)}
+    slurm = {"SLURM_CONF": str(nodes.lab.directory / "slurm.conf")}
     empty = nodes.directory / "none"
     empty.mkdir(exist_ok=True)
     flat = {"CLUSTERSHELL_CFGDIR": str(empty)}

@@ -20,6 +20,7 @@ tests/hang a real training on nodes of the lab. It says the tier, too: tests/tie
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -38,7 +39,9 @@ from nodeready.lab.needs import check_kernel, check_needs
 from nodeready.lab.processes import Content, nsenter
 from nodeready.subjects.result import Check
 from tests import declared, machine_reads
+from tests import slurm_lab as slurm
 from tests.command import fleet, ours, tool, wait_for
+from tests.slurm_lab import SlurmLab
 
 __all__ = ["fleet", "tool"]
 
@@ -98,7 +101,7 @@ def lab_machine() -> None:
     for name in state.names():
         match = _OURS.fullmatch(name)
         if match and not Path("/proc", match[1]).exists():
-            down(name)
+            slurm.end(name)
 
 
 @pytest.fixture
@@ -121,19 +124,23 @@ def lab(lab_machine: None) -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="session")
-def slurm_lab(lab_machine: None) -> Iterator[Lab]:
+def slurm_lab(lab_machine: None) -> Iterator[SlurmLab]:
     """Three nodes with a real Slurm, shared by all tests of the session."""
+    with started_slurm(_lab_name("slurm"), 3) as lab:
+        yield lab
+
+
+@contextlib.contextmanager
+def started_slurm(name: str, nodes: int) -> Iterator[SlurmLab]:
+    """A lab with Slurm, ended afterwards; without Slurm here the test is skipped (in CI fails)."""
     try:
-        check_needs(slurm=True)
+        lab = slurm.start(name, nodes)
     except LabUnavailable as error:
-        reason = f"no Slurm here: {error}"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(error))
     try:
-        yield Lab.up(_lab_name("slurm"), nodes=3, slurm=True)
+        yield lab
     finally:
-        down(_lab_name("slurm"))
+        slurm.end(name)
 
 
 class Login:
@@ -161,7 +168,7 @@ class Login:
 
 
 @pytest.fixture
-def login(slurm_lab: Lab, tmp_path: Path) -> Iterator[Login]:
+def login(slurm_lab: SlurmLab, tmp_path: Path) -> Iterator[Login]:
     """A user's session on the first node of `slurm_lab`; the user's jobs end with the test."""
     directory = tmp_path / "bin"
     directory.mkdir()

@@ -67,18 +67,14 @@ def lab() -> None:
     help="Fault of the last node; `none`: no faults; `list` shows all faults, or those of "
     "--profile.",
 )
-@click.option(
-    "--slurm", is_flag=True, help="Run a real Slurm: slurmd on every node, and slurmctld."
-)
 @_name_option
-def up(nodes: int, profile: str | None, fault: str | None, slurm: bool, name: str) -> None:
+def up(nodes: int, profile: str | None, fault: str | None, name: str) -> None:
     """Start the lab; safe to repeat: restarts dead nodes, adds missing ones.
 
     \b
     Examples:
       nodeready lab up --nodes 16
       nodeready lab up --profile h100 --fault ib-half-rate
-      nodeready lab up --slurm
       pyinfra inventories/lab.py exec -- hostname
     """
     if fault == "list":
@@ -92,7 +88,7 @@ def up(nodes: int, profile: str | None, fault: str | None, slurm: bool, name: st
     progress = _Progress()
     node_fault = "" if fault == "none" else fault
     try:
-        lab = Lab.up(name, nodes, profile, progress=progress, fault=node_fault, slurm=slurm)
+        lab = Lab.up(name, nodes, profile, progress=progress, fault=node_fault)
     except LabError as error:
         raise click.ClickException(str(error)) from None
     finally:
@@ -166,11 +162,6 @@ def status() -> None:
             if bad_nodes := [node for node, status in statuses.items() if status == bad]:
                 trouble = True
                 notes.append(f"{name}: {bad}: {fold(bad_nodes)}; restart with `lab up`")
-        if lab.controller and lab.controller.status != "up":
-            trouble = True
-            notes.append(
-                f"{name}: {lab.controller.status}: {lab.controller.name}; restart with `lab up`"
-            )
         inventory = f"inventory: {'@lab' if name == 'lab' else f'@lab/{name}'}"
         notes += [f"{name}: {note}" for note in (*_notes(lab), inventory)]
     if len(rows) > 1:
@@ -216,15 +207,10 @@ def _profiles(profiles: Sequence[str]) -> str:
 
 
 def _notes(lab: Lab) -> Iterator[str]:
-    """The faults of the nodes, how to use Slurm, and how to log in."""
+    """The faults of the nodes, and how to log in."""
     for node in lab.nodes:
         if node.fault in FAULTS:
             yield f"fault on {node.name}: {node.fault}: {FAULTS[node.fault].about}"
-    if lab.controller is not None:
-        yield (
-            f"Slurm: on every node and on {lab.controller.name}; "
-            f"from here: SLURM_CONF={lab.slurm_conf} sinfo"
-        )
     yield f"log in: ssh -F {lab.ssh_config} {lab.nodes[0].name}"
 
 

@@ -63,19 +63,15 @@ def lemons(
     if inventory is None and limit is not None:
         raise Refused("--limit: needs an INVENTORY")
     with open_memory() as memory:
-        peers = names = set(memory.names())
+        peers = shown = set(memory.names())
         if inventory is not None:
             options = TargetOptions(trust_inventory=trust_inventory)
-            peers = names & load_targets(inventory, options)[2].keys()
-            names = peers
+            peers = shown = peers & load_targets(inventory, options)[2].keys()
             if limit is not None:
-                names = peers & load_targets(inventory, replace(options, limit=limit))[2].keys()
+                shown = peers & load_targets(inventory, replace(options, limit=limit))[2].keys()
         # Without a node there is no fleet.
-        peers = peers if names else set()
-        document = find_lemons(memory, peers, since_s, now_s)
-    units = tuple(
-        unit for unit in document.units if not names.isdisjoint((unit.node, *unit.nodes))
-    )
-    document = replace(document, units=units)
+        document = find_lemons(memory, peers if shown else (), since_s, now_s)
+    units = (unit for unit in document.units if not shown.isdisjoint((unit.node, *unit.nodes)))
+    document = replace(document, units=tuple(units))
     outputs.show(document, screen, silent=screen.quiet and not document.lemons)
     return lemons_code(document)

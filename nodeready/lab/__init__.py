@@ -8,7 +8,6 @@
     node.enter(["ip", "link"])             # without ssh, for breaking things
     node.write("/etc/motd", "hello\\n")
     node.reset()                           # a fresh node again
-    lab.slurm_run("sinfo")                 # where it was started with slurm=True
     lab.down()
 
 Each node has an overlay of this machine's root file system, its own namespaces (mount, PID,
@@ -21,8 +20,7 @@ state      /run/nodeready/lab/NAME, and the errors;  needs: what a machine needs
 programs   runs a program on this machine
 network    subnets, addresses
 image      the layer that makes an overlay a fresh node, with its /proc, /sys and kernel log
-slurm      the files for Slurm, and the running Slurm
-boot       the process that starts nodes;  freezer: cgroups;  syscalls
+boot       the process that starts nodes;  syscalls
 processes  the processes of a lab, the helper that starts nodes, and programs in a node
 machines   starts and stops nodes;  disk: a node's disk, before and after a fault
 running    a running lab;  node: LabNode;  cluster: Lab;  removal: ends a lab

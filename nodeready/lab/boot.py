@@ -5,8 +5,7 @@
     {"parent": pid, "interface": "nrlab0", "gateway": "10.213.0.1/23", "switch": pid or 0,
      "submounts": ["/usr"], "targets": ["/sys/bus/pci/devices"],
      "nodes": [{"name", "address": "10.213.0.2/23", "mac", "port": "n1", "generation": "g1",
-                "files": {path: {"data": base64, "mode": int}}, "gone": [path],
-                "freezer": "/nodeready-lab-lab/node001" or ""}]}
+                "files": {path: {"data": base64, "mode": int}}, "gone": [path]}]}
 
 and answers with one JSON object per line: {"switch": pid}, then {"node": name, "pid": pid} or
 {"node": name, "error": text} as each node is ready. It is a separate process because it forks, and
@@ -34,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from nodeready.lab import freezer, syscalls
+from nodeready.lab import syscalls
 from nodeready.lab.network import ip, listening
 
 # --- In the node's process and namespaces: its mounts, name and address, then its init.
@@ -46,14 +45,14 @@ from nodeready.lab.network import ip, listening
 MARK = "nodeready-lab"
 
 # Process 1 of a node. It applies the persisted sysctls as a boot does, with the distribution's
-# reader, or procps' where there is no systemd; runs the scripts of the node's hardware, Slurm and
-# fault; starts sshd; and stays to reap orphans, also when sshd is stopped.
+# reader, or procps' where there is no systemd; runs the scripts of the node's hardware and fault;
+# starts sshd; and stays to reap orphans, also when sshd is stopped.
 INIT = """
 for s in /usr/lib/systemd/systemd-sysctl /lib/systemd/systemd-sysctl /usr/sbin/sysctl; do
     case $s in */sysctl) set_all='--quiet --system' ;; *) set_all= ;; esac
     if [ -x "$s" ]; then "$s" $set_all; break; fi
 done
-for s in start slurm fault; do
+for s in start fault; do
     if [ -e /.lab/$s ]; then sh -e /.lab/$s || exit; fi
 done
 /usr/sbin/sshd -D -e &
@@ -110,8 +109,6 @@ def become_node(directory: str, spec: Spec, status: int, go: int) -> NoReturn:
     _mount_kernel(root)
     syscalls.pivot_root(root)
     _overlay_kernel(spec["targets"])
-    if spec["freezer"]:
-        freezer.join(spec["freezer"])
     socket.sethostname(spec["name"])
     for path in spec["gone"]:
         _remove(path)

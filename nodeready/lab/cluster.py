@@ -15,15 +15,13 @@ from typing import Any
 
 from nodeready.lab import faults, image, network, state, syscalls
 from nodeready.lab.image import new_key
-from nodeready.lab.machines import Progress, grow, new_controller
+from nodeready.lab.machines import Progress, grow
 from nodeready.lab.needs import check_kernel, check_needs
 from nodeready.lab.node import LabNode
 from nodeready.lab.processes import Files
 from nodeready.lab.profiles import PROFILES
-from nodeready.lab.programs import Done
 from nodeready.lab.removal import clean, down, remove, remove_empty
 from nodeready.lab.running import RunningLab
-from nodeready.lab.slurm import client_conf_path, configure, new_slurm, run_command
 from nodeready.lab.state import LabError, LabState
 
 # The maximum of all nodes' writes together, as a part of this machine's memory.
@@ -37,7 +35,6 @@ class Lab(RunningLab):
         super().__init__(lab_state)
         self.subnet = str(network.subnet(lab_state.index))
         self.gateway = str(network.gateway(lab_state.index).ip)
-        self.slurm_conf = client_conf_path(lab_state.name)
         self.started = 0
 
     @classmethod
@@ -56,13 +53,11 @@ class Lab(RunningLab):
         *,
         progress: Progress | None = None,
         fault: str | None = None,
-        slurm: bool = False,
     ) -> Lab:
         """A lab of at least this many nodes, all running; `files` go to the new ones.
 
         `profile` is its nodes' hardware; the default is that of the running lab, or cpu. `fault`
-        is that of the last node; with "", all nodes are healthy again. With `slurm` the nodes
-        belong to a real Slurm, and are known to it when this returns.
+        is that of the last node; with "", all nodes are healthy again.
 
         Raises LabUnavailable when this machine cannot run a lab, LabError for anything else. After
         any exception, KeyboardInterrupt included, nothing that this call made remains.
@@ -72,7 +67,7 @@ class Lab(RunningLab):
             raise LabError(f"a lab has 1 to {network.MAX_NODES} nodes, not {nodes}")
         if profile not in (None, *PROFILES):
             raise LabError(f"no profile {profile!r}; there are: {', '.join(PROFILES)}")
-        check_needs(slurm)
+        check_needs()
         try:
             with state.locked(directory):
                 lab = cls.load(name)
@@ -80,13 +75,17 @@ class Lab(RunningLab):
                 if fault:
                     faults.find(fault, profile)
                 if lab:
-                    lab._check_kind(profile, slurm)
+                    if lab.profile != profile:
+                        raise LabError(
+                            f"the lab {name} runs with profile {lab.profile}; end it first: "
+                            f"nodeready lab down --name {name}"
+                        )
                     lab.started = grow(lab.state, nodes, files, progress, fault)
                     return lab
                 try:
                     check_kernel()
                     clean(directory)
-                    lab = cls(_create(name, profile, slurm))
+                    lab = cls(_create(name, profile))
                     lab.started = grow(lab.state, nodes, files, progress, fault)
                     lab.state.complete = True
                     state.save(lab.state)
@@ -97,17 +96,6 @@ class Lab(RunningLab):
         except BaseException:
             remove_empty(directory)
             raise
-
-    def _check_kind(self, profile: str, slurm: bool) -> None:
-        """Raise LabError unless the lab has this profile, and Slurm where it is wanted."""
-        differs = "without Slurm" if slurm and not self.slurm else ""
-        if self.profile != profile:
-            differs = f"with profile {self.profile}"
-        if differs:
-            raise LabError(
-                f"the lab {self.name} runs {differs}; end it first: "
-                f"nodeready lab down --name {self.name}"
-            )
 
     @property
     def nodes(self) -> list[LabNode]:
@@ -140,47 +128,16 @@ class Lab(RunningLab):
         """The nodes as pyinfra hosts, with the data for logins."""
         return [node.inventory_data() for node in self.nodes]
 
-    @property
-    def slurm(self) -> bool:
-        return self.state.slurm is not None
-
-    @property
-    def controller(self) -> LabNode | None:
-        """The machine of Slurm's controller, which is no node; users may log in there, too."""
-        return next((LabNode(self, machine) for machine in self.state.controllers()), None)
-
-    def slurm_run(self, *argv: str, check: bool = True, timeout: float = 60) -> Done:
-        """Run one of Slurm's commands of this machine, as root, on the lab's Slurm.
-
-        Raises LabError with the command's own message when `check` and it fails,
-        subprocess.TimeoutExpired after `timeout` seconds.
-        """
-        done = run_command(self.state, argv, timeout)
-        if check and done.returncode:
-            raise LabError(f"{argv[0]}: exit {done.returncode}: {done.stderr.strip()}")
-        return done
-
-    def slurm_configure(self, *lines: str) -> None:
-        """Replace the lines that the last call added to slurm.conf, on all running machines.
-
-        A line replaces the lab's setting of the same name. slurmd and slurmctld restart; jobs
-        continue. Raises LabError when Slurm refuses the lines; then it keeps the old ones.
-        """
-        with self.changing():
-            configure(self.state, lines)
-
     def down(self) -> None:
         """End it and remove every trace of it."""
         down(self.name)
 
 
-def _create(name: str, profile: str, slurm: bool) -> LabState:
+def _create(name: str, profile: str) -> LabState:
     """Make everything but the nodes and the network."""
     with state.locked(state.ROOT):
         index = network.free_index(state.taken())
         lab_state = LabState(name, profile, index, state.boot_id())
-        if slurm:
-            lab_state.slurm = new_slurm(new_controller(lab_state))
         state.save(lab_state)
     directory = state.directory(name)
     fs = directory / "fs"
@@ -191,6 +148,6 @@ def _create(name: str, profile: str, slurm: bool) -> LabState:
     key = new_key(f"{name}@nodeready-lab")
     state.write(directory / "ssh" / "id_ed25519", key.private, 0o600)
     state.write(directory / "ssh" / "id_ed25519.pub", f"{key.public}\n")
-    image.build(fs / "base", PROFILES[profile], key, slurm=slurm)
+    image.build(fs / "base", PROFILES[profile], key)
     (fs / "nodes").mkdir()
     return lab_state

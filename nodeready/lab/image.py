@@ -89,7 +89,7 @@ PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/opt/rocm
 # Programs that a node has from its profile only: this machine's would show its own GPUs and clock.
 TOOLS = ("nvidia-smi", "amd-smi", "rocm-smi", "chronyc", "ntpq")
 
-# Slurm's daemons and their services, which a node without Slurm does not have.
+# Slurm's daemons and their services.
 SLURM = (
     *(os.path.realpath(f"/lib/systemd/system/slurm{d}.service") for d in ("d", "ctld", "dbd")),
     *(f"/usr/sbin/slurm{which}" for which in ("d", "ctld", "stepd", "dbd")),
@@ -370,18 +370,15 @@ def new_key(comment: str) -> Key:
 # --- The whole layer.
 
 
-def build(base: Path, profile: Profile, key: Key, *, slurm: bool = False) -> None:
-    """Write the layer to `base`, which must not exist. Raises OSError.
-
-    slurm: the nodes belong to Slurm; without it no service of Slurm is on them
-    """
+def build(base: Path, profile: Profile, key: Key) -> None:
+    """Write the layer to `base`, which must not exist. Raises OSError."""
     image = Image(base)
     for path, mode in FRESH.items():
         image.directory(path, mode, opaque=True)
     for path in filter(os.path.isdir, EMPTY):
         image.directory(path, opaque=True)
     tools = (f"{directory}/{name}" for directory in PATH for name in TOOLS)
-    for path in (*HIDDEN, *_nodeready_paths(), *tools, *(() if slurm else SLURM)):
+    for path in (*HIDDEN, *_nodeready_paths(), *SLURM, *tools):
         if os.path.lexists(path) and path not in profile.hardware.files:
             image.hide(path)
     _devices(image)

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nodeready.lab import faults, freezer, network, processes, slurm, state
+from nodeready.lab import faults, network, processes, state
 from nodeready.lab.disk import NodeDisk
 from nodeready.lab.image import new_key
 from nodeready.lab.needs import node_settings
@@ -38,8 +38,7 @@ Host *
 def kill(node: NodeState) -> None:
     """Cut its power: end its process 1, and with it all of its processes."""
     if is_alive(node):
-        group = freezer.group_of(node.pid)
-        processes.end(node.pid, meanwhile=lambda: freezer.thaw(group) if group else None)
+        processes.end(node.pid)
 
 
 def new_node(lab: LabState, number: int) -> NodeState:
@@ -48,16 +47,7 @@ def new_node(lab: LabState, number: int) -> NodeState:
     # dash before the number.
     prefix = "node" if lab.name == "lab" else lab.name
     dash = "-" if prefix[-1].isdigit() else ""
-    return _new_machine(lab, number, f"{prefix}{dash}{number:03d}")
-
-
-def new_controller(lab: LabState) -> NodeState:
-    """The machine of Slurm's controller, not started yet."""
-    name = "slurmctl" if lab.name == "lab" else f"{lab.name}-slurmctl"
-    return _new_machine(lab, slurm.CONTROLLER_NUMBER, name)
-
-
-def _new_machine(lab: LabState, number: int, name: str) -> NodeState:
+    name = f"{prefix}{dash}{number:03d}"
     key = new_key(f"root@{name}")
     address = str(network.address(lab.index, number).ip)
     return NodeState(name, number, address, key.private, key.public)
@@ -81,34 +71,24 @@ def grow(
         # Without its switch no node can be reached: they get a new switch, and new wires.
         lab.switch = 0
         network.delete_interface(lab.index)
-        for machine in lab.machines():
-            kill(machine)
-    old, controllers = list(lab.nodes), lab.controllers()
+        for node in lab.nodes:
+            kill(node)
+    old = list(lab.nodes)
     old_faults = [node.fault for node in old]
     if fault == "":
         _change_faults(old, fault)
     elif fault and count <= len(old):
         _change_faults(old[-1:], fault)
     dead = [node for node in old if not is_alive(node)]
-    # A controller that never ran has no disk to keep.
-    new_controllers = [machine for machine in controllers if not machine.pid]
-    old_controllers = [machine for machine in controllers if machine.pid]
-    dead_controllers = [machine for machine in old_controllers if not is_alive(machine)]
     new = [new_node(lab, number) for number in range(len(old) + 1, count + 1)]
     if new and fault:
         new[-1].fault = fault
     try:
-        start(lab, dead_controllers, None, keep_disk=True)
         start(lab, dead, None, progress, keep_disk=True)
         lab.nodes = old + new
-        # A node that finds no controller, or one that does not know it, retries a second later.
-        if new_controllers:
-            start(lab, new_controllers, None)
-        elif new:
-            slurm.spread(lab)
         start(lab, new, files, progress)
         if new:
-            _add_hosts([*old, *old_controllers], new)
+            _add_hosts(old, new)
     except BaseException:
         if new:
             processes.end_all(state.directory(lab.name), [node.name for node in new])
@@ -118,8 +98,6 @@ def grow(
         for node, old_fault in zip(old, old_faults, strict=True):
             node.fault = old_fault
         state.save(lab)
-        with contextlib.suppress(LabError):
-            slurm.spread(lab)
         raise
     return len(dead) + len(new)
 
@@ -133,7 +111,7 @@ def _change_faults(nodes: Sequence[NodeState], fault: str) -> None:
 
 def _end_strays(lab: LabState) -> None:
     """End the processes that a killed command has left, and that the state does not name."""
-    pids = {lab.switch, *(machine.pid for machine in lab.machines())}
+    pids = {lab.switch, *(node.pid for node in lab.nodes)}
     for pid in processes.of_lab(state.directory(lab.name)):
         if pid not in pids:
             processes.end(pid)
@@ -157,13 +135,12 @@ def start(
         disk = NodeDisk(lab, node)
         disk.prepare(keep_disk)
         content = {} if keep_disk else {**_node_files(lab, node), **(files or {})}
-        content.update(slurm.files(lab, node))
         missing: list[str] = []
         if node.fault:
             disk.copy(content)
             changes, missing = faults.changes(node.fault, lab.profile)
             content = {**content, **changes}
-        specs.append(processes.spec(lab.index, node, content, missing, slurm.group(lab, node)))
+        specs.append(processes.spec(lab.index, node, content, missing))
     _write_ssh(lab)
     try:
         _boot(lab, {node.name: node for node in nodes}, specs, progress)
@@ -171,7 +148,6 @@ def start(
             if node.fault:
                 faults.start_programs(node.fault, node.pid)
                 NodeDisk(lab, node).note_fault(is_new=not keep_disk)
-        slurm.wait_until_known(lab, nodes)
     except BaseException:
         # Some may run that the helper has not reported yet.
         processes.end_all(state.directory(lab.name), [node.name for node in nodes])
@@ -214,7 +190,7 @@ def _node_files(lab: LabState, node: NodeState) -> Files:
     local = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
     return {
         "/etc/hostname": f"{node.name}\n",
-        "/etc/hosts": local + _host_lines(lab.machines()),
+        "/etc/hosts": local + _host_lines(lab.nodes),
         "/etc/ssh/ssh_host_ed25519_key": (node.host_key, 0o600),
         "/etc/ssh/ssh_host_ed25519_key.pub": f"{node.host_key_public}\n",
     }
@@ -234,10 +210,10 @@ def _write_ssh(lab: LabState) -> None:
     """Write a client's files for logins: names, addresses and keys of all nodes."""
     ssh = state.directory(lab.name) / "ssh"
     known_hosts, hosts = "", ""
-    for machine in lab.machines():
-        kind, key = machine.host_key_public.split()[:2]
-        known_hosts += f"{machine.name},{machine.address} {kind} {key}\n"
-        hosts += f"Host {machine.name}\n    HostName {machine.address}\n"
+    for node in lab.nodes:
+        kind, key = node.host_key_public.split()[:2]
+        known_hosts += f"{node.name},{node.address} {kind} {key}\n"
+        hosts += f"Host {node.name}\n    HostName {node.address}\n"
     state.write(ssh / "known_hosts", known_hosts)
     state.write(ssh / "ssh_config", hosts + _SSH_CONFIG.format(ssh=ssh))
     settings = node_settings()

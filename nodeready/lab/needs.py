@@ -18,13 +18,6 @@ _PROGRAMS = {
     "ssh": ("openssh-client", "openssh-clients", "openssh-clients"),
     "nsenter": ("util-linux", "util-linux-core", "util-linux"),
 }
-# Further programs, for Slurm on a lab.
-_SLURM_PROGRAMS = {
-    "slurmctld": ("slurmctld", "slurm-slurmctld", "slurm"),
-    "slurmd": ("slurmd", "slurm-slurmd", "slurm-node"),
-    "sinfo": ("slurm-client", "slurm", "slurm"),
-    "munged": ("munge", "munge", "munge"),
-}
 _INSTALLERS = (("apt-get", 0), ("dnf", 1), ("zypper", 2))
 
 # <linux/capability.h>
@@ -41,23 +34,15 @@ ip link add name lab0 type bridge && ip link add name lab1 type veth peer name l
 """
 
 
-def missing_programs(slurm: bool = False) -> list[str]:
-    """The programs of a lab (and of Slurm) that are not installed."""
-    path = environment()["PATH"]
-    names = [*_PROGRAMS, *(_SLURM_PROGRAMS if slurm else ())]
-    return [name for name in names if not shutil.which(name, path=path)]
-
-
-def check_needs(slurm: bool = False) -> None:
-    """Raise LabUnavailable, in one line, unless this machine can run a lab (with Slurm)."""
+def check_needs() -> None:
+    """Raise LabUnavailable, in one line, unless this machine can run a lab."""
     if os.geteuid() != 0:
         raise LabUnavailable("the lab makes namespaces and mounts: run it as root (sudo)")
-    if missing := missing_programs(slurm):
-        path = environment()["PATH"]
+    path = environment()["PATH"]
+    if missing := [name for name in _PROGRAMS if not shutil.which(name, path=path)]:
         installed = (item for item in _INSTALLERS if shutil.which(item[0], path=path))
         installer, column = next(installed, ("", 0))
-        packages_by_program = {**_PROGRAMS, **_SLURM_PROGRAMS}
-        packages = sorted({packages_by_program[name][column] for name in missing})
+        packages = sorted({_PROGRAMS[name][column] for name in missing})
         how = f"{installer} install" if installer else "install"
         raise LabUnavailable(f"not installed: {', '.join(missing)}; {how} {' '.join(packages)}")
 

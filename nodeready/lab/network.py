@@ -16,7 +16,7 @@ from nodeready.lab.state import ROOT, LabError, locked, write
 # Private (RFC 1918), and none that Docker, libvirt and home routers use by default.
 _RANGE = ipaddress.IPv4Network("10.213.0.0/16")
 
-# 510 addresses: 500 nodes, and room for Slurm's controller.
+# 510 addresses for at most 500 nodes.
 _PREFIX = 23
 _SUBNETS = list(_RANGE.subnets(new_prefix=_PREFIX))
 

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +94,8 @@ def end_all(directory: Path, names: Collection[str] = ()) -> None:
         time.sleep(0.01)
 
 
-def end(pid: int, wait_s: float = DEATH_S, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Kill this process, call `meanwhile`, and wait at most `wait_s` until it has ended."""
+def end(pid: int, wait_s: float = DEATH_S) -> None:
+    """Kill this process, and wait at most `wait_s` until it has ended."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
@@ -103,7 +103,6 @@ def end(pid: int, wait_s: float = DEATH_S, meanwhile: Callable[[], None] = lambd
     try:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)
-        meanwhile()
         if wait_s:
             select.select([handle], [], [], wait_s)
     finally:
@@ -119,9 +118,7 @@ Files = Mapping[str, Content]
 LOG = "boot.log"
 
 
-def spec(
-    index: int, node: NodeState, files: Files, gone: Sequence[str] = (), freezer: str = ""
-) -> dict[str, Any]:
+def spec(index: int, node: NodeState, files: Files, gone: Sequence[str] = ()) -> dict[str, Any]:
     """The helper's plan for a node of lab number `index`, with the files that it has and lacks."""
     contents = {path: encoded(item) for path, item in files.items()}
     return {
@@ -135,7 +132,6 @@ def spec(
             for path, (data, mode) in contents.items()
         },
         "gone": list(gone),
-        "freezer": freezer,
     }
 
 

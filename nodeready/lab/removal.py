@@ -8,7 +8,7 @@ import shutil
 import time
 from pathlib import Path
 
-from nodeready.lab import freezer, network, processes, state, syscalls
+from nodeready.lab import network, processes, state, syscalls
 from nodeready.lab.state import LabError
 
 
@@ -45,19 +45,10 @@ def remove_empty(directory: Path) -> None:
 
 def clean(directory: Path) -> None:
     """End all processes of the lab, and empty its directory."""
-    groups = freezer.group_path(directory.name)
     with contextlib.suppress(LabError):
         if lab := state.load(directory.name):
             network.delete_interface(lab.index)
-        if not lab or not lab.slurm:
-            groups = ""
-    if groups:
-        for pid in processes.of_lab(directory):
-            processes.end(pid, wait_s=0.0)
-        freezer.thaw(groups)
     processes.end_all(directory)
-    if groups:
-        freezer.remove(groups)
     fs = directory / "fs"
     while os.path.ismount(fs):
         _unmount(fs)

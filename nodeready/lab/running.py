@@ -27,9 +27,9 @@ class RunningLab:
 
     def state_of(self, name: str) -> NodeState:
         """The state of this node. Raises LabError."""
-        for machine in self.state.machines():
-            if machine.name == name:
-                return machine
+        for node in self.state.nodes:
+            if node.name == name:
+                return node
         raise LabError(f"the lab {self.name} has no node {name}")
 
     @contextlib.contextmanager

@@ -61,22 +61,6 @@ class NodeState:
 
 
 @dataclass
-class SlurmState:
-    """Slurm on a lab.
-
-    controller: the machine of its controller
-    key:        munge's key, base64
-    freezer:    the nodes have the v1 freezer
-    lines:      the lines that are added to slurm.conf
-    """
-
-    controller: NodeState
-    key: str
-    freezer: bool
-    lines: list[str]
-
-
-@dataclass
 class LabState:
     """One lab. `complete` is false from the first write until `up` has made all of it."""
 
@@ -88,15 +72,6 @@ class LabState:
     switch: int = 0
     switch_started: int = 0
     nodes: list[NodeState] = field(default_factory=list)
-    slurm: SlurmState | None = None
-
-    def controllers(self) -> list[NodeState]:
-        """The machine of Slurm's controller, which is no node; [] without Slurm."""
-        return [self.slurm.controller] if self.slurm else []
-
-    def machines(self) -> list[NodeState]:
-        """The nodes and the controller."""
-        return [*self.nodes, *self.controllers()]
 
     def is_current(self) -> bool:
         """Whether it is a whole lab of this boot of the machine, and not the remains of one."""
@@ -126,9 +101,6 @@ def load(name: str) -> LabState | None:
     try:
         data = json.loads(path.read_text())
         data["nodes"] = [NodeState(**node) for node in data["nodes"]]
-        if slurm := data.get("slurm"):
-            slurm["controller"] = NodeState(**slurm["controller"])
-            data["slurm"] = SlurmState(**slurm)
         return LabState(**data)
     except FileNotFoundError:
         return None
@@ -140,12 +112,11 @@ def load(name: str) -> LabState | None:
 
 
 def taken() -> list[int]:
-    """The numbers of all labs whose state can be read."""
+    """The numbers of all labs, also of those that another version started."""
     numbers = []
     for name in names():
-        with contextlib.suppress(LabError):
-            if lab_state := load(name):
-                numbers.append(lab_state.index)
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            numbers.append(int(json.loads((directory(name) / "state.json").read_text())["index"]))
     return numbers
 
 

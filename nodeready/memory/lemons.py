@@ -155,40 +155,33 @@ def find_lemons(memory: Memory, nodes: Collection[str], since_s: float, until_s:
         if part.node in nodes:
             parts[SuspectUnit(part.serial, part.node)].append(part)
             gpus[part.node].append(part)
-
-    def is_within(time_s: float) -> bool:
-        return since_s <= time_s <= until_s
-
     events: dict[str, list[Event]] = defaultdict(list)
-    for event in events_that_count(e for e in memory.events() if is_within(e.time_s)):
+    for event in events_that_count(e for e in memory.events() if since_s <= e.time_s <= until_s):
         events[event.node].append(event)
-    sections = [
-        ERROR,
-        GATE,
-        *dict.fromkeys(f"{check.partition('.')[0]}{RESULTS}" for check in checks),
+    results = {f"{check.partition('.')[0]}{RESULTS}" for check in checks}
+    incidents = [
+        incident
+        for name, life in memory.lives([ERROR, GATE, *results])
+        if name in nodes
+        for incident in node_incidents(life, gpus[name], events[name], checks)
+        if since_s <= incident.time_s <= until_s
     ]
-    incidents: list[HardwareIncident] = []
-    for name, life in memory.lives(sections):
-        if name in nodes:
-            incidents += node_incidents(life, gpus[name], events[name], checks)
-    incidents = [incident for incident in incidents if is_within(incident.time_s)]
     unshared = own_incidents(incidents, len(nodes))
+    by_gpu = _gpu_incidents(unshared, parts)
 
-    def within(first_s: float, last_s: float) -> float:
+    def observed_s(first_s: float, last_s: float) -> float:
         return max(0.0, min(last_s, until_s) - max(first_s, since_s))
 
-    by_gpu = _gpu_incidents(unshared, parts)
     gpu_s = {
-        unit: sum(within(span.first_s, span.last_s) for span in spans)
+        unit: sum(observed_s(span.first_s, span.last_s) for span in spans)
         for unit, spans in parts.items()
     }
     node_s = {
-        SuspectUnit(name, name): within(*span)
+        SuspectUnit(name, name): observed_s(*span)
         for name, span in memory.spans().items()
         if name in nodes
     }
-    present = {unit for unit, spans in parts.items() if spans[-1].is_there}
-    units = rank(by_gpu, gpu_s, "gpu", present)
+    units = rank(by_gpu, gpu_s, "gpu", {unit for unit in parts if parts[unit][-1].is_there})
     # What a bad GPU did counts for the node that it was in, unless the GPU is the lemon.
     of_lemons = {incident for unit in units if unit.is_lemon for incident in unit.incidents}
     by_node: dict[SuspectUnit, list[HardwareIncident]] = defaultdict(list)
@@ -196,10 +189,14 @@ def find_lemons(memory: Memory, nodes: Collection[str], since_s: float, until_s:
         if incident not in of_lemons:
             by_node[SuspectUnit(incident.node, incident.node)].append(incident)
     units += rank(by_node, node_s, "node", node_s)
-    units.sort(key=lambda unit: (not unit.is_lemon, unit.chance))
-    window = utc_moment(since_s), utc_moment(until_s)
-    shared, serials = len(incidents) - len(unshared), {unit.name for unit in parts}
-    return Lemons(*window, len(node_s), len(serials), tuple(units), shared)
+    return Lemons(
+        utc_moment(since_s),
+        utc_moment(until_s),
+        len(node_s),
+        len({unit.name for unit in parts}),
+        tuple(sorted(units, key=lambda unit: (not unit.is_lemon, unit.chance))),
+        len(incidents) - len(unshared),
+    )
 
 
 def _gpu_incidents(
@@ -287,10 +284,7 @@ def node_incidents(
             if (kind, serial) not in active
         ]
         active = {*failing}
-    incidents += [
-        HardwareIncident(event.time_s, event.node, event.serial, event.kind, event.text)
-        for event in events
-    ]
+    incidents += [HardwareIncident(e.time_s, e.node, e.serial, e.kind, e.text) for e in events]
     return incidents
 
 
@@ -329,14 +323,12 @@ def poisson_tail(mean: float, count: int) -> float:
 
 def own_incidents(incidents: Iterable[HardwareIncident], nodes: int) -> list[HardwareIncident]:
     """The incidents without those that many of ``nodes`` nodes had at the same time."""
-    together: dict[tuple[float, str], set[str]] = defaultdict(set)
     listed = list(incidents)
+    nodes_of: dict[tuple[float, str], set[str]] = defaultdict(set)
     for incident in listed:
-        together[incident.time_s, incident.kind].add(incident.node)
+        nodes_of[incident.time_s, incident.kind].add(incident.node)
     shared = max(MIN_SHARED, SHARED_PART * nodes)
-    return [
-        incident for incident in listed if len(together[incident.time_s, incident.kind]) < shared
-    ]
+    return [i for i in listed if len(nodes_of[i.time_s, i.kind]) < shared]
 
 
 def rank(
@@ -352,47 +344,39 @@ def rank(
     kind:       node or gpu
     present:    the units that are there now
     """
-    days = {
-        unit: len({incident.time_s // DAY_S for incident in unit_incidents})
-        for unit, unit_incidents in incidents.items()
-    }
-    ordered = sorted(days, key=lambda unit: (-days[unit] / max(DAY_S, observed_s[unit]), unit))
+    days = {unit: len({i.time_s // DAY_S for i in incidents[unit]}) for unit in incidents}
     # Each node counts once: its parts weigh together at most as much as those of the median node.
     counts = Counter(unit.node for unit in observed_s)
     median = median_low(counts.values()) if counts else 0
     weights = {unit: min(1.0, median / counts[unit.node]) for unit in observed_s}
     size = sum(weights.values())
-    peers_days = sum(weights[unit] * count for unit, count in days.items())
+    peers_days = sum(weights[unit] * days[unit] for unit in days)
     node_s: dict[str, float] = defaultdict(float)
     for unit, seconds in observed_s.items():
         node_s[unit.node] += weights[unit] * seconds
-    peers_s = sum(node_s.values())
     # One node without incidents, which may lie, makes no lemon of another.
     silent_s = max(node_s.values()) if len(node_s) > 1 else 0.0
-    removed = 0.0
-    expected, chances, lemons = (
-        dict[SuspectUnit, float](),
-        dict[SuspectUnit, float](),
-        set[SuspectUnit](),
-    )
-    for number, unit in enumerate(ordered):
-        may_be_lemon = removed < MAX_PART * size
-        if may_be_lemon:
+    peers_s = sum(node_s.values())
+    removed, lemon_count = 0.0, 0
+    rows: list[tuple[SuspectUnit, float, float]] = []
+    ordered = sorted(days, key=lambda unit: (-days[unit] / max(DAY_S, observed_s[unit]), unit))
+    for number, unit in enumerate(ordered, start=1):
+        if may_be_lemon := removed < MAX_PART * size:
             removed += weights[unit]
             peers_days -= weights[unit] * days[unit]
             peers_s -= weights[unit] * observed_s[unit]
         # Half a day is added: peers without any incident prove no rate of zero.
-        rate = (peers_days + 0.5) / max(DAY_S, peers_s - silent_s)
-        expected[unit] = rate * observed_s[unit]
-        chances[unit] = min(1.0, size * poisson_tail(expected[unit], days[unit]))
-        if may_be_lemon and days[unit] >= MIN_DAYS and chances[unit] < FALSE_ALARM:
+        expected = (peers_days + 0.5) / max(DAY_S, peers_s - silent_s) * observed_s[unit]
+        chance = min(1.0, size * poisson_tail(expected, days[unit]))
+        if may_be_lemon and days[unit] >= MIN_DAYS and chance < FALSE_ALARM:
             # Those before it have a higher rate still, which hid them from each other.
-            lemons = {*ordered[: number + 1]}
-    ranked = []
-    for unit in ordered:
-        newest = sorted(incidents[unit], key=lambda incident: -incident.time_s)
+            lemon_count = number
+        rows.append((unit, expected, chance))
+    lemons = []
+    for index, (unit, expected, chance) in enumerate(rows):
+        newest = tuple(sorted(incidents[unit], key=lambda incident: -incident.time_s))
         nodes = tuple(dict.fromkeys(incident.node for incident in reversed(newest)))
-        figures = days[unit], expected[unit], chances[unit], unit in lemons
+        figures = days[unit], expected, chance, index < lemon_count
         place = unit.node if unit in present else ""
-        ranked.append(Lemon(unit.name, kind, place, nodes, *figures, tuple(newest)))
-    return sorted(ranked, key=lambda lemon: (not lemon.is_lemon, lemon.chance, lemon.unit))
+        lemons.append(Lemon(unit.name, kind, place, nodes, *figures, newest))
+    return sorted(lemons, key=lambda lemon: (not lemon.is_lemon, lemon.chance, lemon.unit))

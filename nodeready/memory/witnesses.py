@@ -20,6 +20,10 @@ USER = "user"
 #: No hardware is to blame, or it is not known which: the event is history alone.
 NOBODY = "nobody"
 
+_SOFTWARE = (
+    *("oom", "exception", "segfault", "storage", "timeout", "limit", "signal", "environment"),
+    "unclear",
+)
 #: Kind of event -> its witness.
 WITNESSES = {
     "smoke-suspect": ROOT,
@@ -30,15 +34,7 @@ WITNESSES = {
     "confirmed-network": ROOT,
     "postmortem-gpu": USER,
     "postmortem-network": USER,
-    "postmortem-oom": NOBODY,
-    "postmortem-exception": NOBODY,
-    "postmortem-segfault": NOBODY,
-    "postmortem-storage": NOBODY,
-    "postmortem-timeout": NOBODY,
-    "postmortem-limit": NOBODY,
-    "postmortem-signal": NOBODY,
-    "postmortem-environment": NOBODY,
-    "postmortem-unclear": NOBODY,
+    **dict.fromkeys((f"postmortem-{cause}" for cause in _SOFTWARE), NOBODY),
 }
 
 

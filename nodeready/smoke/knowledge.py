@@ -197,10 +197,6 @@ class Knowledge:
         pairs = (s.nodes for s in self.suspects if s.kind == PAIR and name in s.nodes)
         return {partner for pair in pairs for partner in pair if partner != name}
 
-    def _is_explained(self, test: Test) -> bool:
-        """Whether a suspect explains why this test failed."""
-        return any(suspect.explains(test) for suspect in self.suspects)
-
     def _unexplained(self) -> list[SmokeSuspect]:
         """A suspect of kind scale for all failures that no suspect explains and that share nodes:
         the nodes of the smallest of them."""
@@ -208,7 +204,7 @@ class Knowledge:
         failed = [
             (test, outcome.cause)
             for test, outcome in self.finished
-            if not outcome.ok and not self._is_explained(test)
+            if not outcome.ok and not any(suspect.explains(test) for suspect in self.suspects)
         ]
         for test, cause in sorted(failed, key=lambda failure: len(failure[0].nodes)):
             nodes, tests, smallest = {*test.nodes}, [test], (test.nodes, cause)

@@ -13,9 +13,9 @@ beside them. Any other failure is reported with all nodes of its test.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
 
 from nodeready.smoke.knowledge import (
     ALONE,
@@ -91,54 +91,48 @@ def _round_robin(nodes: Sequence[str], limit: int) -> Iterable[list[tuple[str, s
         seats = [seats[0], seats[-1], *seats[1:-1]]
 
 
+@dataclass
 class _FaultSearch:
-    """One search.
+    """One search."""
 
-    good:       nodes that passed together; other nodes are tested beside them
-    group_of:   good node -> the number of the group in which it passed
-    group_size: nodes of the largest group
-    usual_gbps, usual_ms: of a good group
-    candidates: nodes that failed beside a good node -> that test; they have to be confirmed
-    retrials:   nodes that were slow or flaky, with the test and the mode; they are retried
-    confirmed:  suspected nodes -> a test beside good nodes that failed
-    set_aside:  the node of each faulty pair that is not tested in larger groups
-    outside:    groups that passed by themselves, and fail with most of the nodes
-    """
-
-    def __init__(
-        self,
-        nodes: Sequence[str],
-        gpus: Mapping[str, Sequence[int]],
-        full: bool,
-        knowledge: Knowledge,
-        tests_alone: bool,
-    ) -> None:
-        self.nodes, self.gpus, self.full, self.knowledge = list(nodes), gpus, full, knowledge
-        self.tests_alone = tests_alone
-        knowledge.positions = {name: position for position, name in enumerate(nodes)}
-        self.lost: set[str] = set()
-        self.good: list[str] = []
-        self.group_of: dict[str, int] = {}
-        self.group_size, self.usual_gbps, self.usual_ms = 2, 0.0, 0.0
-        self.candidates: dict[str, Trial] = {}
-        self.retrials: list[tuple[str, Trial, str]] = []
-        self.confirmed: dict[str, Trial] = {}
-        self.set_aside: set[str] = set()
-        self.outside: list[list[str]] = []
+    nodes: list[str]
+    gpus: Mapping[str, Sequence[int]]
+    full: bool
+    knowledge: Knowledge
+    tests_alone: bool
+    lost: set[str] = field(default_factory=set)
+    # Nodes that passed together; other nodes are tested beside them.
+    good: list[str] = field(default_factory=list)
+    # A good node -> the number of the group in which it passed.
+    group_of: dict[str, int] = field(default_factory=dict)
+    # The nodes of the largest group; the figures of a good group.
+    group_size: int = 2
+    usual_gbps: float = 0.0
+    usual_ms: float = 0.0
+    # Nodes that failed beside a good node -> that test; they have to be confirmed.
+    candidates: dict[str, Trial] = field(default_factory=dict)
+    # Nodes that were slow or flaky, with the test and the mode.
+    retrials: list[tuple[str, Trial, str]] = field(default_factory=list)
+    # Suspected nodes -> a test beside good nodes that failed.
+    confirmed: dict[str, Trial] = field(default_factory=dict)
+    # The node of each faulty pair that is not tested in larger groups.
+    set_aside: set[str] = field(default_factory=set)
+    # Groups that passed by themselves, and fail with most of the nodes.
+    outside: list[list[str]] = field(default_factory=list)
 
     # --- Rounds.
 
     def run(self) -> Search:
         """The whole search."""
+        self.knowledge.positions = {name: index for index, name in enumerate(self.nodes)}
         steps = self._all_steps()
-        trials: Trials | None = None
-        while True:
-            try:
-                requests = next(steps) if trials is None else steps.send(trials)
-            except StopIteration:
-                self.knowledge.is_complete = True
-                return self.knowledge.result()
-            trials = yield from self._rounds(requests)
+        try:
+            requests = next(steps)
+            while True:
+                requests = steps.send((yield from self._rounds(requests)))
+        except StopIteration:
+            self.knowledge.is_complete = True
+            return self.knowledge.result()
 
     def _rounds(
         self, requests: list[TrialRequest]
@@ -216,24 +210,20 @@ class _FaultSearch:
 
     def _together(self, hunts: Iterable[Hunt]) -> Steps[None]:
         """Run hunts in parallel, and the hunts that continue them."""
-        live: list[tuple[Hunt, list[TrialRequest]]] = []
-        for hunt in hunts:
-            self._advance(hunt, None, live)
-        while live:
-            trials = yield [request for _, requests in live for request in requests]
-            previous, live = live, []
-            for hunt, requests in previous:
-                own_trials, trials = trials[: len(requests)], trials[len(requests) :]
-                self._advance(hunt, own_trials, live)
-
-    def _advance(
-        self, hunt: Hunt, trials: Trials | None, live: list[tuple[Hunt, list[TrialRequest]]]
-    ) -> None:
-        try:
-            live.append((hunt, next(hunt) if trials is None else hunt.send(trials)))
-        except StopIteration as end:
-            for following in end.value:
-                self._advance(following, None, live)
+        ready: list[tuple[Hunt, Trials | None]] = [(hunt, None) for hunt in hunts]
+        while ready:
+            live: list[tuple[Hunt, list[TrialRequest]]] = []
+            while ready:
+                hunt, own_trials = ready.pop(0)
+                try:
+                    requests = next(hunt) if own_trials is None else hunt.send(own_trials)
+                except StopIteration as end:
+                    ready[:0] = [(following, None) for following in end.value]
+                else:
+                    live.append((hunt, requests))
+            if live:
+                trials = iter((yield [request for _, requests in live for request in requests]))
+                ready = [(hunt, [*islice(trials, len(requests))]) for hunt, requests in live]
 
     def _all_steps(self) -> Steps[None]:
         trials = yield [TrialRequest(ALONE, (name,)) for name in self.nodes if self.tests_alone]
@@ -260,11 +250,8 @@ class _FaultSearch:
         """Suspect the GPUs of a node that fails alone, or the node."""
         knowledge, numbers = self.knowledge, self.gpus.get(node, ())
         count = len(numbers)
-
-        def request(gpus: Sequence[int]) -> TrialRequest:
-            return TrialRequest(ALONE, (node,), gpus=tuple(gpus))
-
-        trials = yield [request([gpu]) for gpu in numbers] if count > 1 else [request([])]
+        chosen = [(gpu,) for gpu in numbers] if count > 1 else [()]
+        trials = yield [TrialRequest(ALONE, (node,), gpus=gpus) for gpus in chosen]
         failed = [trial for trial in trials if trial and not trial.outcome.ok]
         if node in self.lost or (count < 2 and not failed):
             return []
@@ -281,10 +268,10 @@ class _FaultSearch:
             knowledge.suspect(GPU, [node], evidence + with_cause(trial.outcome.cause), gpus=[gpu])
         good = [t.test.gpus[0][1][0] for t in trials if t and t.outcome.ok]
         if len(good) > 1:
-            (again_trial,) = yield [request(good)]
-            if again_trial is not None and not again_trial.outcome.ok:
+            (group,) = yield [TrialRequest(ALONE, (node,), gpus=tuple(good))]
+            if group and is_failed(group):
                 evidence = f"its GPUs pass alone, and {len(good)} of them together fail "
-                evidence += f"{cite([again_trial.test])}{with_cause(again_trial.outcome.cause)}"
+                evidence += f"{cite([group.test])}{with_cause(group.outcome.cause)}"
                 knowledge.suspect(NODE, [node], evidence)
         return []
 
@@ -386,8 +373,7 @@ class _FaultSearch:
                 continue
             if self._is_bad(trial) and trial.test.nodes not in noise:
                 is_found = True
-                state = _SLOW if trial.outcome.ok else _BROKEN
-                state = _FLAKY if mode == _FLAKY else state
+                state = mode if mode == _FLAKY else _SLOW if trial.outcome.ok else _BROKEN
                 if len(half) > 1:
                     hunts.append(self._halve(half, trial.test, state))
                     continue
@@ -460,10 +446,11 @@ class _FaultSearch:
         and two of them pass together: then the good nodes may be the faulty ones."""
         nodes = self.knowledge.sorted(self.confirmed.keys() - self.lost)
         if len(nodes) >= len(self.good):
-            trials = yield [TrialRequest(CONFIRM, pair) for pair in itertools.pairwise(nodes)]
+            trials = yield [TrialRequest(CONFIRM, pair) for pair in pairwise(nodes)]
             if any(trial and trial.outcome.ok for trial in trials):
-                suspects = [s for s in self.knowledge.suspects if s.kind == NODE]
-                self.knowledge.remove(s for s in suspects if s.nodes[0] in nodes)
+                self.knowledge.remove(
+                    s for s in self.knowledge.suspects if s.kind == NODE and s.nodes[0] in nodes
+                )
                 self.confirmed = {}
 
     def _unconfirmed(self, node: str, first: Trial) -> Hunt:
@@ -512,19 +499,20 @@ class _FaultSearch:
         suspected.
         """
         remaining = groups
-        for _ in range(min(_MAX_BASES, len(groups))):
+        for _ in range(_MAX_BASES):
+            if not remaining:
+                break
             base, *peers = remaining
             trials = yield [
                 TrialRequest(CONFIRM, (base[n % len(base)], *group))
                 for n, group in enumerate(peers)
             ]
-            results = [*zip(peers, trials, strict=True)]
-            side = [base, *(group for group, trial in results if trial and trial.outcome.ok)]
-            if 2 * sum(map(len, side)) > sum(map(len, groups)):
-                return side
-            remaining = [group for group in peers if group not in side]
-            if not remaining:
-                break
+            passed = [
+                g for g, trial in zip(peers, trials, strict=True) if trial and trial.outcome.ok
+            ]
+            if 2 * sum(map(len, [base, *passed])) > sum(map(len, groups)):
+                return [base, *passed]
+            remaining = [group for group in peers if group not in passed]
         return []
 
     def _good_peers(self, first: str, second: str) -> list[str]:
@@ -532,14 +520,15 @@ class _FaultSearch:
         knowledge = self.knowledge
         out = knowledge.excluded() | {first, second}
         out |= knowledge.partners(first) | knowledge.partners(second)
-        able = [name for name in self.good if name not in out]
         groups = {self.group_of.get(first, -1), self.group_of.get(second, -1)}
         peers: list[str] = []
-        while able and len(peers) < 2:
-            peer = min(able, key=lambda name: self.group_of.get(name, -2) in groups)
-            peers.append(peer)
-            groups.add(self.group_of.get(peer, -2))
-            able.remove(peer)
+        for _ in range(2):
+            able = (name for name in self.good if name not in out)
+            peer = min(able, key=lambda name: self.group_of.get(name, -2) in groups, default="")
+            if peer:
+                peers.append(peer)
+                out.add(peer)
+                groups.add(self.group_of.get(peer, -2))
         return peers
 
     def _explain_pair(self, first: str, second: str) -> Steps[bool]:
@@ -563,28 +552,21 @@ class _FaultSearch:
         if pair is None or pair.outcome.ok:
             return False
         failed = {
-            end: [
-                trial for trial in trials if trial and is_failed(trial) and end in trial.test.nodes
-            ]
+            end: [t for t in trials if t and is_failed(t) and end in t.test.nodes]
             for end in (first, second)
         }
+        faulty = [end for end in failed if peers and len(failed[end]) == len(peers)]
         # Both passed in their groups: which of two sets is at fault, most of the nodes decide.
-        is_grouped = {first, second} <= self.group_of.keys()
-        has_sets = any(of and len(of) == len(peers) for of in failed.values())
-        if is_failed(control) or (is_grouped and has_sets):
+        if is_failed(control) or (faulty and {first, second} <= self.group_of.keys()):
             return False
-        for end, end_failed in failed.items():
-            if end_failed and len(end_failed) == len(peers):
-                evidence = " and ".join(trial.peers_of(end) for trial in [pair, *end_failed])
-                evidence = f"fails with {evidence}"
-                self.knowledge.suspect(NODE, [end], evidence, *_passes_without([control]))
-                self.confirmed[end] = end_failed[0]
+        for end in faulty:
+            evidence = " and ".join(trial.peers_of(end) for trial in [pair, *failed[end]])
+            evidence = f"fails with {evidence}"
+            self.knowledge.suspect(NODE, [end], evidence, *_passes_without([control]))
+            self.confirmed[end] = failed[end][0]
         excluded = self.knowledge.excluded()
-        again = [
-            trial.test.nodes
-            for trial in [*failed[first], *failed[second]]
-            if not {*trial.test.nodes} & excluded
-        ]
+        doubted = [trial.test.nodes for trial in [*failed[first], *failed[second]]]
+        again = [nodes for nodes in doubted if not {*nodes} & excluded]
         doubtful = yield [TrialRequest(CONFIRM, nodes) for nodes in again]
         passed = [trial for trial in trials if trial and trial.outcome.ok]
         for trial in [pair, *doubtful]:
@@ -607,9 +589,7 @@ class _FaultSearch:
                 if suspect.kind == PAIR and {*suspect.nodes} <= nodes - aside:
                     aside.add(suspect.nodes[1])
             nodes -= aside
-            groups = [
-                remaining for group in groups if (remaining := [n for n in group if n in nodes])
-            ]
+            groups = [*filter(None, ([n for n in group if n in nodes] for group in groups))]
             self.group_of = {name: n for n, group in enumerate(groups) for name in group}
             self.good = [*knowledge.sorted(self.group_of)]
             if len(groups) < 2:
@@ -662,13 +642,14 @@ class _FaultSearch:
                 return []
             ((gpus, last),) = failed
             passed += [trial for trial in trials if trial and trial.outcome.ok]
-        suspects = self.knowledge.suspects
-        suspects_before = [s for s in suspects if (s.kind, s.nodes) == (NODE, (node,))]
-        if last is not None and suspects_before:
-            self.knowledge.remove(suspects_before)
+        node_suspects = [
+            s for s in self.knowledge.suspects if (s.kind, s.nodes) == (NODE, (node,))
+        ]
+        if last is not None and node_suspects:
+            self.knowledge.remove(node_suspects)
             evidence = f"GPU {gpus[0]} of {node} fails beside {last.peers_of(node)}"
             good = f"its others pass with good nodes {cite_trials(passed)}"
-            earlier = [f"all of them: {text}" for s in suspects_before for text in s.evidence[:1]]
+            earlier = [f"all of them: {text}" for s in node_suspects for text in s.evidence[:1]]
             self.knowledge.suspect(GPU, [node], evidence, good, *earlier, gpus=gpus)
         return []
 
@@ -705,4 +686,4 @@ def search(
     knowledge: filled during the search, for a caller that stops before its end
     tests_alone: whether each node is tested by itself first
     """
-    return _FaultSearch(nodes, gpus, full, knowledge or Knowledge(), tests_alone).run()
+    return _FaultSearch([*nodes], gpus, full, knowledge or Knowledge(), tests_alone).run()

@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from nodeready.lab import Lab
 from tests import cases
 from tests.builders.proof import put_py_spy
 from tests.command import Tool, wait_for
 from tests.hang.play import HERE, free_port
 from tests.hang.pythons import DEBIAN, Python, found, missing, needed
+from tests.slurm_lab import SlurmLab
 
 pytestmark = pytest.mark.nightly
 
@@ -196,7 +196,7 @@ exec srun -n3 /usr/bin/python3 /run/launched/script.py /run/launched
 
 
 def test_srun_with_a_rank_on_each_node(
-    slurm_lab: Lab, tool: Tool, fleet: Callable[..., Path], tmp_path: Path
+    slurm_lab: SlurmLab, tool: Tool, fleet: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Debian's torch: the nodes have it, whatever this machine has beside."""
     if DEBIAN not in found():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,14 +11,15 @@ from typing import TypeVar
 
 import pytest
 
-from nodeready.lab import Lab, LabNode, LabUnavailable, down
+from nodeready.lab import LabNode
 from nodeready.subjects.gate import facts as probe
 from tests.builders.proof import put_py_spy
 from tests.command import wait_for
-from tests.conftest import _lab_name
+from tests.conftest import _lab_name, started_slurm
 from tests.helpers import nodeready
 from tests.lab.targets import WAIT, start
 from tests.lab.test_gate import LOGGER, SETTINGS
+from tests.slurm_lab import SlurmLab
 
 DRAINS = {**SETTINGS, "gate_drain": True, "gate_drain_max": 1, "gate_budget_s": 8}
 T = TypeVar("T")
@@ -35,14 +35,9 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster(lab_machine: None, where: Path) -> Iterator[Lab]:
+def cluster(lab_machine: None, where: Path) -> Iterator[SlurmLab]:
     """Three nodes deployed with the gate, of which one may be drained."""
-    name = _lab_name("gate")
-    try:
-        lab = Lab.up(name, 3, slurm=True)
-    except LabUnavailable as error:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no Slurm here: {error}")
-    try:
+    with started_slurm(_lab_name("gate"), 3) as lab:
         for node in lab.nodes:
             node.write("/usr/local/sbin/logger", LOGGER, mode=0o755)
             node.write("/var/lib/prometheus/node-exporter/other.prom", "")
@@ -51,12 +46,10 @@ def cluster(lab_machine: None, where: Path) -> Iterator[Lab]:
         assert " 0 failed, 0 unreachable" in deployed.stdout, deployed.stdout + deployed.stderr
         lab.slurm_configure(*CONF)
         yield lab
-    finally:
-        down(name)
 
 
 @pytest.fixture
-def all_good(cluster: Lab) -> Iterator[list[LabNode]]:
+def all_good(cluster: SlurmLab) -> Iterator[list[LabNode]]:
     """The nodes, and afterwards as they were."""
     for node in cluster.nodes:
         told(node, "reset")
@@ -72,7 +65,7 @@ def good(all_good: list[LabNode]) -> LabNode:
     return all_good[0]
 
 
-def slurm(lab: Lab, *words: str) -> str:
+def slurm(lab: SlurmLab, *words: str) -> str:
     return lab.slurm_run(*words).stdout
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, LabError, image, network, processes, slurm, state
+from nodeready.lab import Lab, LabError, image, network, processes, state
 from tests.command import wait_for
 from tests.helpers import nodeready
 from tests.lab.rows import rows
@@ -40,8 +40,6 @@ def traces(name: str, index: int | None) -> list[str]:
         with contextlib.suppress(OSError):
             if f"{directory}/" in (process / "mountinfo").read_text():
                 found.append(f"mount in {process}")
-            if f"ClusterName={name}\n" in (process / "root" / slurm.CONF[1:]).read_text():
-                found.append(f"node of {process}")
     return found
 
 

@@ -7,6 +7,7 @@ starts itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -16,11 +17,13 @@ from typing import Any
 
 import pytest
 
-from nodeready.lab import Lab, LabNode, LabUnavailable, down
+from nodeready.lab import Lab, LabNode, down
 from tests.cases import tomllib
 from tests.command import POLICY, ours, wait_for
+from tests.conftest import started_slurm
 from tests.lab.stacks_job import Job
 from tests.paths import ROOT
+from tests.slurm_lab import SlurmLab
 
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))]
 #: page -> its commands in their order: (exit status, or the reason; command).
@@ -197,21 +200,24 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 FILE = re.compile(r"(?:#!.*\n)?# ([\w/]+(?:\.\w+)?)\n")
 
 
+@contextlib.contextmanager
+def started_lab(name: str, nodes: int) -> Iterator[Lab]:
+    """A lab, ended afterwards."""
+    try:
+        yield Lab.up(name, nodes)
+    finally:
+        down(name)
+
+
 @pytest.fixture
 def first_home(page: str, lab_machine: None, tmp_path: Path) -> Iterator[tuple[Path, Lab]]:
     """A home with nothing but ssh's settings, and fresh nodes, with Slurm for Slurm's page."""
-    slurm = "slurm" in page
-    try:
-        lab = Lab.up(LAB, FIRST_HOURS[page], slurm=slurm)
-    except LabUnavailable as error:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no Slurm here: {error}")
-    try:
+    started = started_slurm if "slurm" in page else started_lab
+    with started(LAB, FIRST_HOURS[page]) as lab:
         make_home(tmp_path, lab.nodes)
-        for machine in [lab.controller, *lab.nodes] if lab.controller else lab.nodes:
+        for machine in [lab.controller, *lab.nodes] if isinstance(lab, SlurmLab) else lab.nodes:
             machine.run(f"id ada >/dev/null || useradd -m ada; mkdir -p {tmp_path}")
         yield tmp_path, lab
-    finally:
-        down(LAB)
 
 
 @pytest.mark.parametrize("page", rows_of(FIRST_HOURS))
@@ -234,6 +240,7 @@ def test_a_first_hour_can_be_followed_line_by_line(
                 node.write(str(home / named[1]), text)
         elif block.startswith("Prolog="):
             # The job of the page is 4711.
+            assert isinstance(lab, SlurmLab)
             lab.slurm_configure(*block.splitlines(), "FirstJobId=4711")
         elif language == "sh":
             for _ in block_commands(language, block):

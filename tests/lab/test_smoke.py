@@ -26,6 +26,7 @@ from tests.command import Done, Tool, ours, wait_for, written
 from tests.lab import smoke_faults
 from tests.lab.smoke_faults import PATCHES, Fault
 from tests.lab.test_proof_mesh import listening
+from tests.slurm_lab import SlurmLab
 
 pytestmark = pytest.mark.xdist_group("smoke")
 
@@ -239,7 +240,7 @@ def test_in_a_job_by_its_own_user(slurm_lab, login, tool):
 
 
 @pytest.fixture
-def with_gpus(slurm_lab: Lab) -> Iterator[None]:
+def with_gpus(slurm_lab: SlurmLab) -> Iterator[None]:
     """Slurm gives two GPUs of each node to jobs: device files are all that it asks for."""
     make = "for n in 0 1; do mknod -m 666 /dev/nvidia$n c 195 $n; done; cat >/etc/slurm/gres.conf"
     machines = [*slurm_lab.nodes, slurm_lab.controller]

@@ -7,9 +7,10 @@ import signal
 
 import pytest
 
-from nodeready.lab import Lab, LabNode
+from nodeready.lab import LabNode
 from tests.command import Done, ours, wait_for
 from tests.lab.test_host import END_MOUNT, NAS, dead_mount
+from tests.slurm_lab import SlurmLab
 
 LOGS = "/var/log/train"
 PATTERN = f"{LOGS}/rank_*.log"
@@ -170,7 +171,7 @@ def test_this_machine_alone(tool, tmp_path):
 
 
 @pytest.mark.nightly
-def test_the_ranks_of_a_real_step_of_slurm(slurm_lab: Lab, fleet, tool):
+def test_the_ranks_of_a_real_step_of_slurm(slurm_lab: SlurmLab, fleet, tool):
     node = slurm_lab.nodes[0]
     script = (
         "for step in 1 2 3 4; do echo step $step; sleep 0.2;"

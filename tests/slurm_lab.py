@@ -1,0 +1,264 @@
+"""A lab with a real Slurm: slurmd on its nodes, slurmctld on one more machine.
+
+    lab = start("mine", nodes=3)               # returns when all nodes are registered
+    lab.slurm_run("scontrol", "show", "node")  # from this machine, as root
+    lab.nodes[0].run("srun -N2 hostname", user="ml")
+    lab.slurm_configure("PrologEpilogTimeout=20")
+    end("mine")
+
+Slurm's daemons are this machine's packages, with the lab's own configuration and key: this
+machine's /etc/slurm, /etc/munge and services do not change. A node that restarts has no slurmd.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import secrets
+import shutil
+import subprocess
+import tarfile
+import time
+
+from nodeready.lab import Lab, LabError, LabNode, LabUnavailable, down, image, state
+from nodeready.lab.processes import Files, nsenter
+from nodeready.lab.programs import Done, environment, run
+from nodeready.lab.state import LabState
+
+CONF = "/etc/slurm/slurm.conf"
+PROGRAMS = ("slurmctld", "slurmd", "sinfo", "munged")
+
+# A node registers within a moment; the rest is for a machine that is loaded.
+READY_S = 60.0
+
+# Each daemon, and its port (slurm.conf(5), SlurmctldPort and SlurmdPort) as /proc/net/tcp has it.
+_SLURMCTLD = ("slurmctld", "1AA1")
+_SLURMD = ("slurmd", "1AA2")
+
+# Settings for a lab that differ from Slurm's defaults: few cores, and tests that wait for seconds.
+_SETTINGS = {
+    "SlurmUser": "root",
+    "StateSaveLocation": "/var/lib/slurm/slurmctld",
+    "SlurmdSpoolDir": "/var/lib/slurm/slurmd",
+    "SlurmctldPidFile": "/run/slurmctld.pid",
+    "SlurmdPidFile": "/run/slurmd.pid",
+    "SlurmctldLogFile": "/var/log/slurm/slurmctld.log",
+    "SlurmdLogFile": "/var/log/slurm/slurmd.log",
+    "MailProg": "/bin/true",
+    "MpiDefault": "none",
+    "TaskPlugin": "task/none",
+    "SelectType": "select/cons_tres",
+    "SelectTypeParameters": "CR_CPU",
+    "SlurmdParameters": "config_overrides",
+    "ReturnToService": "2",
+    "SlurmdTimeout": "15",
+    "KillWait": "5",
+    "UnkillableStepTimeout": "20",
+    "SchedulerParameters": "sched_interval=2,bf_interval=2",
+}
+# Jobs use these numbers rather than those of this machine (config_overrides).
+_NODE = "CPUs=4 RealMemory=4096"
+
+# Settings that may have several lines.
+_REPEATED = {"nodename", "partitionname", "downnodes", "nodeset"}
+
+# Starts a daemon, or restarts Slurm's; jobs continue. The node's processes of Slurm are in one
+# group of the freezer (v1), which is the root of the node's own mount and of the paths in /proc
+# (cgroup_namespaces(7)). Slurm kills a whole job by the groups below it. A daemon has neither the
+# capabilities that a node lacks nor the limits and variables of the tests; its limits are those
+# of Debian's slurmd.service.
+_START = """
+tar -x -C /
+cd /
+cgroups=/sys/fs/cgroup/freezer
+if [ -n "$group" ]; then
+    if [ ! -e $cgroups/cgroup.procs ]; then
+        mount -t tmpfs -o mode=755 cgroup /sys/fs/cgroup
+        mkdir $cgroups
+        mount -t cgroup -o freezer freezer $cgroups
+        mkdir -p "$cgroups$group"
+        echo $$ >"$cgroups$group/cgroup.procs"
+        umount $cgroups
+        unshare -C mount -t cgroup -o freezer freezer $cgroups
+    fi
+    echo $$ >$cgroups/cgroup.procs
+fi
+chown munge:munge /etc/munge /etc/munge/munge.key
+if ! munge -n >/dev/null 2>&1; then
+    install -d -o munge -g munge -m 755 /run/munge
+    install -d -o munge -g munge -m 700 /var/lib/munge /var/log/munge
+    install -d -m 755 /var/lib/slurm/slurmctld /var/lib/slurm/slurmd /var/log/slurm
+    setpriv --reuid=munge --regid=munge --clear-groups munged
+fi
+if pid=$(cat /run/$daemon.pid 2>/dev/null) && kill "$pid" 2>/dev/null; then
+    i=0
+    while kill -0 "$pid" 2>/dev/null; do
+        if [ $((i += 1)) = 1500 ]; then echo "$daemon does not end" >&2; exit 1; fi
+        sleep 0.02
+    done
+fi
+ulimit -Sc 0 || :
+ulimit -n 131072 2>/dev/null || :
+ulimit -l unlimited 2>/dev/null || :
+ulimit -s unlimited 2>/dev/null || :
+setpriv --bounding-set=-sys_module,-sys_rawio,-sys_time unshare -C $daemon
+i=0
+while ! grep -q ":$port 00000000:0000 0A" /proc/net/tcp; do
+    if [ $((i += 1)) = 1500 ]; then
+        echo "$daemon does not listen: $(tail -n 1 /var/log/slurm/$daemon.log)" >&2
+        exit 1
+    fi
+    sleep 0.02
+done
+"""
+
+# A lab's group is above those of its nodes. A process that has just ended may be in its group for
+# a moment more.
+_REMOVE_GROUPS = """
+mount -t cgroup -o freezer freezer /mnt || exit 0
+for i in $(seq 100); do
+    [ -d "/mnt$1" ] || exit 0
+    find "/mnt$1" -depth -type d -exec rmdir {} + 2>/dev/null || sleep 0.05
+done
+exit 1
+"""
+
+
+class SlurmLab(Lab):
+    """The nodes of Slurm; the lab's last machine is Slurm's controller, and none of `nodes`."""
+
+    def __init__(self, lab_state: LabState) -> None:
+        super().__init__(lab_state)
+        self.slurm_conf = self.directory / "slurm.conf"
+        self.has_freezer = has_freezer()
+        self._munge_key = secrets.token_bytes(128)
+
+    @property
+    def nodes(self) -> list[LabNode]:
+        return super().nodes[:-1]
+
+    @property
+    def controller(self) -> LabNode:
+        return super().nodes[-1]
+
+    def slurm_run(self, *argv: str) -> Done:
+        """Run one of Slurm's commands of this machine, as root. Raises LabError if it fails."""
+        # Variables of a job or of its user are not about the lab.
+        slurms = ("SLURM", "SBATCH_", "SINFO_", "SQUEUE_", "SALLOC_")
+        env = {k: v for k, v in environment().items() if not k.startswith(slurms)}
+        done = run(argv, env={**env, "SLURM_CONF": str(self.slurm_conf)})
+        if done.returncode:
+            raise LabError(f"{argv[0]}: exit {done.returncode}: {done.stderr.strip()}")
+        return done
+
+    def slurm_configure(self, *lines: str) -> None:
+        """Start Slurm with these lines of slurm.conf, or restart it; jobs continue.
+
+        They replace the lines of the call before, and the lab's settings of the same names.
+        Raises LabError when Slurm does not start.
+        """
+        conf = self._conf(lines)
+        # The commands of this machine use the munged of the controller.
+        socket = f"/proc/{self.controller.pid}/root/run/munge/munge.socket.2"
+        state.write(self.slurm_conf, f"{conf}AuthInfo=socket={socket}\n")
+        files = self._files(conf)
+        for machine in (self.controller, *self.nodes):
+            self._start(machine, files)
+        self._wait_until_known()
+
+    def _conf(self, lines: tuple[str, ...]) -> str:
+        """slurm.conf, one for all machines."""
+        settings = {
+            "ClusterName": self.name,
+            "SlurmctldHost": f"{self.controller.name}({self.controller.address})",
+            "ProctrackType": "proctrack/cgroup" if self.has_freezer else "proctrack/linuxproc",
+            **_SETTINGS,
+        }
+        replaced = {line.partition("=")[0].lower() for line in lines} - _REPEATED
+        rows = [f"{key}={value}" for key, value in settings.items() if key.lower() not in replaced]
+        nodes = [f"NodeName={node.name} NodeAddr={node.address} {_NODE}" for node in self.nodes]
+        return "\n".join([*rows, *lines, *nodes, "PartitionName=batch Nodes=ALL Default=YES", ""])
+
+    def _files(self, conf: str) -> bytes:
+        """A tar archive of a machine's files for Slurm, with the programs that a node lacks."""
+        cgroup_conf = b"CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n"
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            for path in filter(os.path.lexists, image.SLURM):
+                tar.add(path)
+            for path, content, mode in (
+                (CONF, conf.encode(), 0o644),
+                ("/etc/slurm/cgroup.conf", cgroup_conf, 0o644),
+                ("/etc/munge/munge.key", self._munge_key, 0o400),
+            ):
+                entry = tarfile.TarInfo(path[1:])
+                entry.size, entry.mode = len(content), mode
+                tar.addfile(entry, io.BytesIO(content))
+        return archive.getvalue()
+
+    def _start(self, machine: LabNode, files: bytes) -> None:
+        is_controller = machine.name == self.controller.name
+        daemon, port = _SLURMCTLD if is_controller else _SLURMD
+        has_group = self.has_freezer and not is_controller
+        group = f"{group_path(self.name)}/{machine.name}" if has_group else ""
+        variables = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "daemon": daemon,
+            "port": port,
+            "group": group,
+        }
+        words = [f"{key}={value}" for key, value in variables.items()]
+        argv = [*nsenter(machine.pid), "env", "-i", *words, "sh", "-ec", _START]
+        done = subprocess.run(argv, input=files, capture_output=True, timeout=120, check=False)
+        if done.returncode:
+            raise LabError(f"{machine.name}: Slurm does not start: {done.stderr.decode()}")
+
+    def _wait_until_known(self) -> None:
+        """Wait until Slurm knows the state of all nodes. Raises LabError."""
+        waiting = {node.name for node in self.nodes}
+        deadline = time.monotonic() + READY_S
+        while waiting:
+            rows = self.slurm_run("sinfo", "-h", "-a", "-N", "-o", "%N %T").stdout.splitlines()
+            # The asterisk: it does not answer, or has not yet (sinfo(1)).
+            waiting -= {
+                name
+                for name, node_state in map(str.split, rows)
+                if node_state.strip("*") == node_state != "unknown"
+            }
+            if waiting and time.monotonic() > deadline:
+                raise LabError(f"Slurm gets no answer from {min(waiting)}")
+            time.sleep(0.05)
+
+
+def start(name: str, nodes: int, files: Files | None = None) -> SlurmLab:
+    """A lab of this many nodes that Slurm knows. Raises LabUnavailable without Slurm here."""
+    path = environment()["PATH"]
+    if missing := [program for program in PROGRAMS if not shutil.which(program, path=path)]:
+        raise LabUnavailable(f"no Slurm here: not installed: {', '.join(missing)}")
+    try:
+        lab = SlurmLab(Lab.up(name, nodes + 1, files=files).state)
+        lab.slurm_configure()
+    except BaseException:
+        end(name)
+        raise
+    return lab
+
+
+def end(name: str) -> None:
+    """End the lab of this name, with its groups of the freezer. Raises LabError."""
+    down(name)
+    words = ["unshare", "--mount", "sh", "-c", _REMOVE_GROUPS, "sh", group_path(name)]
+    if run(words).returncode:
+        raise LabError(f"the cgroup {group_path(name)} (v1, freezer) cannot be removed")
+
+
+def group_path(name: str) -> str:
+    """The group of the freezer above those of the lab's nodes."""
+    return f"/nodeready-lab-{name}"
+
+
+def has_freezer() -> bool:
+    """Whether nodes can have the v1 freezer here."""
+    mount = "mount -t cgroup -o freezer freezer /mnt"
+    mounted = os.path.isdir("/sys/fs/cgroup") and run(["unshare", "--mount", "sh", "-c", mount])
+    return bool(mounted and mounted.returncode == 0)
