@@ -28,7 +28,7 @@ lab | all)
 esac
 if [ "$what" = all ]; then
     commands="$commands chromium:chromium chromedriver:chromium-driver mpirun:openmpi-bin
-        prometheus:prometheus prometheus-node-exporter:prometheus-node-exporter"
+        prometheus:prometheus"
 fi
 
 missing=

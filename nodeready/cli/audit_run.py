@@ -16,7 +16,7 @@ from nodeready.cli.kept_looks import LookKeeper
 from nodeready.cli.notify import webhook
 from nodeready.cli.options import Refused
 from nodeready.cli.outputs import Outputs, read_outputs
-from nodeready.cli.recorded import recorded_audit, recorded_source
+from nodeready.cli.recorded import check_recorded, recorded_audit
 from nodeready.cli.screen import Screen
 from nodeready.cli.targets import TargetOptions, Targets, select_targets
 from nodeready.exit_codes import INTERRUPTED as INTERRUPTED_CODE
@@ -153,7 +153,6 @@ def run_audit(
     fail_on: str,
     timeout: int,
     recorded: str | None,
-    token_file: str | None,
     every: float | None,
     notify: str | None,
     job: str | None,
@@ -162,7 +161,8 @@ def run_audit(
     """Run `nodeready audit`. Returns the exit code. Raises Refused."""
     options = TargetOptions(**shared)
     inventory = require_inventory(inventory, options)
-    source = recorded_source(recorded, token_file) if recorded else None
+    if recorded:
+        check_recorded(recorded)
 
     def select_checks(policies: Iterable[Policy]) -> CheckSelection:
         try:
@@ -179,10 +179,8 @@ def run_audit(
     checks: frozenset[str] = frozenset()
     workers: AuditWorkers | None = None
     with contextlib.ExitStack() as exit_stack:
-        if source is not None:
-            document, nodes = recorded_audit(
-                inventory, options, source, timeout, select_checks, is_partial=bool(only or skip)
-            )
+        if recorded:
+            document, nodes = recorded_audit(inventory, options, recorded, timeout, select_checks)
         else:
             nodes = select_targets(inventory, options, job=job, tell=screen.note).at(AUDIT)
             selection = select_checks(nodes.policies.values())
