@@ -12,7 +12,6 @@ import click
 from nodeready.cli.options import (
     command,
     inventory_argument,
-    notify_option,
     only_option,
     option,
     report_options,
@@ -50,7 +49,6 @@ from nodeready.cli.options import (
     general=False,
     help="Repeat after this time until Ctrl-C, and print what changes.",
 )
-@notify_option
 @srun_job_option
 @transport_options
 def audit(inventory: str | None, **options: Any) -> int:

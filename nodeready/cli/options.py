@@ -400,12 +400,6 @@ trust_option = option(
     is_flag=True,
     help="Run inventories and group_data that other users can write.",
 )
-#: ``--notify URL``, for `notify`.
-notify_option = option(
-    "--notify",
-    metavar="URL",
-    help="Send the nodes whose status has changed, as JSON, to this web address (POST).",
-)
 color_option = option(
     "--color",
     type=click.Choice(["auto", "always", "never"]),
