@@ -35,7 +35,7 @@ class Refused(click.ClickException):
 #: command ignores those that it does not take.
 FORMS = (
     *("table", "json", "junit", "csv", "prometheus", "nagios"),
-    *("html", "evidence", "speedscope", "sh"),
+    *("html", "evidence", "sh"),
 )
 
 
