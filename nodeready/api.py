@@ -104,7 +104,6 @@ def audit(
     skip: Words | None = None,
     timeout: Span | None = None,
     recorded: str | None = None,
-    token_file: Path | None = None,
     job: str | None = None,
     **transport: Unpack[TransportOptions],
 ) -> Audit:
@@ -112,8 +111,7 @@ def audit(
 
     only, skip: check ids, subjects, globs
     timeout:    maximum time per node, after it is connected
-    recorded:   source of the nodes' last gate verdicts; no node is contacted
-    token_file: with recorded: file with the bearer token for Prometheus
+    recorded:   directory with the nodes' last gate verdicts; no node is contacted
     job:        with via="srun": run inside this Slurm job
     Raises Error.
     """

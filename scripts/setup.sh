@@ -22,13 +22,13 @@ case $what in
 lab | all)
     commands="$commands qemu-system-x86_64:qemu-system-x86 mmdebstrap:mmdebstrap mke2fs:e2fsprogs
         cpio:cpio busybox:busybox-static nft:nftables iptables:iptables
-        fish:fish tcsh:tcsh zsh:zsh ksh:ksh man:man-db jq:jq
+        fish:fish tcsh:tcsh zsh:zsh ksh:ksh man:man-db jq:jq curl:curl
         slurmctld:slurmctld slurmd:slurmd sinfo:slurm-client munged:munge"
     ;;
 esac
 if [ "$what" = all ]; then
     commands="$commands chromium:chromium chromedriver:chromium-driver mpirun:openmpi-bin
-        prometheus:prometheus prometheus-node-exporter:prometheus-node-exporter"
+        prometheus:prometheus"
 fi
 
 missing=

@@ -45,7 +45,6 @@ class NodeReport:
     groups:  of the inventory that it is in
     age_s:   of a recorded verdict, by the clock of the machine that collected it; None: the node
              was probed, or has no verdict
-    counts:  of a recorded verdict: status -> number of further results with only a status
     read_facts: gives the facts as text of the run's format, where a worker made that text
     """
 
@@ -60,7 +59,6 @@ class NodeReport:
     results: tuple[Result, ...] = ()
     snapshot: Snapshot | None = field(default=None, repr=False)
     age_s: float | None = None
-    counts: tuple[tuple[str, int], ...] = ()
     read_facts: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -85,9 +83,7 @@ class NodeReport:
     @property
     def statuses(self) -> Counter[str]:
         """Status -> how many of its results have it."""
-        counts = Counter(result.status for result in self.results)
-        counts.update(dict(self.counts))
-        return counts
+        return Counter(result.status for result in self.results)
 
     @property
     def facts(self) -> _Facts:
@@ -126,8 +122,8 @@ class Outlier:
 class Recorded:
     """The source of the verdicts that the nodes gave themselves, when no node was probed.
 
-    source:   the directory, or the address of Prometheus
-    texts:    whether the results have their texts: metrics have none
+    source:   the directory
+    texts:    true: the results have their texts
     believed: nodes with a verdict that is believed
     stale:    nodes whose verdict is too old, or from the future
     missing:  nodes without a verdict

@@ -1,9 +1,8 @@
 """The nodes' own last verdicts, collected without a connection to any node.
 
-`nodeready audit --recorded SOURCE` reads them (`audit/verdict.py`) from a directory that the nodes
-share, or from Prometheus (`audit/prometheus.py`). A recent verdict is believed; a node without a
-verdict is unknown, never ok. The node is identified by the name of the file, or by the label that
-Prometheus itself gives to the target.
+`nodeready audit --recorded DIRECTORY` reads them (`audit/verdict.py`) from a directory that the
+nodes share. A recent verdict is believed; a node without a verdict is unknown, never ok. The node
+is identified by the name of the file.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ from functools import partial
 from typing import NamedTuple
 
 from nodeready.audit.document import STOPPING, NodeReport, Recorded
-from nodeready.audit.prometheus import prometheus_records
 from nodeready.audit.verdict import NODE, NodeVerdict, Send, gather, parse, read_file
-from nodeready.audit.verdict_source import NO_TEXT, HostRecord, Source
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.subjects.registry import SUBJECTS, CheckSelection, check_ids
@@ -31,6 +28,23 @@ from nodeready.subjects.waivers import waive
 from nodeready.text import sanitise, span, utc_moment
 
 # --- A directory: DIRECTORY/NODE.json, written by the node that has this host name.
+
+
+class HostRecord(NamedTuple):
+    """The record of one host.
+
+    host:    its name in the directory
+    time:    when the node was judged, in seconds since 1970
+    problem: why there is no verdict, in one line; "": there is one
+    """
+
+    host: str
+    time: float = 0.0
+    policy_digest: str = ""
+    version: str = ""
+    results: tuple[Result, ...] = ()
+    problem: str = ""
+
 
 #: Processes that read a directory with many files: a file server answers each in turn.
 _READERS, _FEW = 8, 256
@@ -143,30 +157,9 @@ def owner(names: Names, host: str) -> tuple[str, bool]:
 
 
 def _newest(records: list[HostRecord]) -> HostRecord:
-    """The record with the newest verdict, or with a problem if several targets have one."""
+    """The record with the newest verdict."""
     good = [record for record in records if not record.problem]
-    if len({record.labels for record in good}) > 1:
-        first, *other_labels = [{*record.labels} for record in good]
-        differing = {
-            label for label, _ in first.union(*other_labels) - first.intersection(*other_labels)
-        }
-        label_names = sanitise(", ".join(sorted(differing)), 200)
-        problem = f"several targets may be this node: {label_names} differs"
-        return HostRecord(records[0].host, problem=problem)
     return max(good, key=lambda record: record.time, default=records[0])
-
-
-def collect(
-    source: Source, names: Names, expected: int, limit_s: float
-) -> tuple[list[HostRecord], bool]:
-    """The records in the source, and whether the source says that they are partial.
-
-    expected: the rough number of verdicts
-    Raises SourceError.
-    """
-    if source.directory:
-        return directory_records(source.directory, expected, limit_s), False
-    return prometheus_records(source, lambda host: owner(names, host)[0], limit_s)
 
 
 class RecordedQuestion(NamedTuple):
@@ -174,14 +167,12 @@ class RecordedQuestion(NamedTuple):
 
     policies:   node -> its declared policy
     own_policy: a declared policy -> the policy by which the node judges itself
-    everything: the selection has all checks
     version:    of this nodeready
     """
 
     policies: Mapping[str, Policy]
     own_policy: Callable[[Policy], Policy]
     selection: CheckSelection
-    everything: bool
     version: str
 
 
@@ -189,7 +180,7 @@ def reports(
     records: Mapping[str, HostRecord],
     question: RecordedQuestion,
     groups: Callable[[str], Iterable[str]],
-    source: Source,
+    directory: str,
     moment: float,
 ) -> tuple[tuple[NodeReport, ...], Recorded]:
     digests = {
@@ -202,8 +193,7 @@ def reports(
     for name, policy in question.policies.items():
         record = records.get(name)
         age = None if record is None or record.problem else moment - record.time
-        distrust = _distrust(record, age, policy, source)
-        counts: tuple[tuple[str, int], ...] = ()
+        distrust = _distrust(record, age, policy)
         results: list[Result] = []
         if distrust is not None:
             results = [distrust]
@@ -212,13 +202,12 @@ def reports(
         elif record is not None and age is not None:
             ages.append(max(0.0, age))
             results = _results(record, policy, digests[policy], question, hidden, today=today)
-            counts = record.counts if question.everything else ()
         report = NodeReport.of(name, map(_rated, results), groups=groups(name))
         shown = None if age is None or not math.isfinite(age) else round(age, 1)
-        nodes.append(replace(report, age_s=shown, counts=counts))
+        nodes.append(replace(report, age_s=shown))
     recorded = Recorded(
-        source.shown,
-        texts=bool(source.directory),
+        directory,
+        texts=True,
         believed=len(ages),
         stale=stale,
         missing=missing,
@@ -228,21 +217,16 @@ def reports(
     return tuple(nodes), recorded
 
 
-def _distrust(
-    record: HostRecord | None, age: float | None, policy: Policy, source: Source
-) -> Result | None:
+def _distrust(record: HostRecord | None, age: float | None, policy: Policy) -> Result | None:
     """The result instead of a verdict that is not believed; None: it is believed."""
     max_age_s, fix = policy.gate_max_age_s, _FIX_STALE
     if record is None:
         reason = "no verdict is recorded"
         if not policy.gate:
             reason, fix = f"{reason}: its policy has no gate", "gate = True, then nodeready deploy"
-        elif source.directory and not policy.gate_directory:
+        elif not policy.gate_directory:
             fix = "gate_directory in its policy, then nodeready deploy"
             reason = f"{reason}: its policy has no gate_directory"
-        elif not source.directory and not policy.gate_textfile:
-            fix = "gate_textfile in its policy, then nodeready deploy"
-            reason = f"{reason}: its policy has no gate_textfile"
     elif record.problem:
         reason = record.problem
         fix = "nodeready audit INVENTORY --limit @last-failed asks the node itself"
@@ -266,7 +250,7 @@ _PAGES = {
 
 
 def _rated(result: Result) -> Result:
-    """The result with its severity, which metrics and older verdicts have not."""
+    """The result with its severity, which older verdicts have not."""
     page = _PAGES.get(result.check)
     return result if result.severity or page is None else page.rated(result)
 
@@ -291,15 +275,11 @@ def _results(
     today: str,
 ) -> list[Result]:
     """The results of a believed verdict, and a result for each difference of policy or version."""
-    results = []
-    for result in record.results:
-        if result.check in OF_VERDICTS or result.check in hidden:
-            continue
-        if result.status == "waived" and result.actual == NO_TEXT:
-            (waived,) = waive([replace(result, status="warn")], policy, today)
-            results.append(waived if waived.status == "waived" else replace(result, fix=_WAIVED))
-        else:
-            results.append(result)
+    results = [
+        result
+        for result in record.results
+        if result.check not in OF_VERDICTS and result.check not in hidden
+    ]
     results.append(ok(VERDICT, f"at most {policy.gate_max_age_s} s old"))
     differences = []
     if record.policy_digest != own_digest:
@@ -312,7 +292,3 @@ def _results(
         expected = f"nodeready {question.version}"
         differences.append(fixable(BUNDLE, expected, f"judged by nodeready {judged_by}"))
     return results + waive(differences, policy, today)
-
-
-#: Instead of the reason of a waiver that this inventory does not have.
-_WAIVED = "waived: the node's own policy says why"

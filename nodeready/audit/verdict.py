@@ -197,12 +197,12 @@ def gather(
     works: Iterable[Callable[[Send], None]],
     limit_s: float,
     source: str,
-    keep: Iterable[int] | None = (),
+    keep: Iterable[int] = (),
 ) -> Iterator[Any]:
     """The data that these functions send, each from its own fork (`runtime.ForkedWorker`).
 
     source: begins the errors
-    keep:   file descriptors that stay open in the forks; None: all
+    keep:   file descriptors that stay open in the forks
     Raises SourceError if one fails, or has not ended after limit_s.
     """
     from nodeready.node.runtime import ForkedWorker

@@ -12,7 +12,6 @@ import click
 from nodeready.cli.options import (
     command,
     inventory_argument,
-    notify_option,
     only_option,
     option,
     report_options,
@@ -35,18 +34,11 @@ from nodeready.cli.options import (
     default="fail",
     help="Lowest status that exits with 3; 'warn' includes warnings and outliers.",
 )
-@timeout_option("Maximum time per node, after it is connected; with --recorded, for SOURCE.")
+@timeout_option("Maximum time per node, after it is connected; with --recorded, for DIR.")
 @option(
     "--recorded",
-    metavar="SOURCE",
-    help="Each node's last gate verdict, from Prometheus (a URL) or a directory; no connection.",
-    general=False,
-)
-@option(
-    "--token-file",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False),
-    help="With --recorded: file with the bearer token for Prometheus.",
+    metavar="DIR",
+    help="Each node's last gate verdict, from a directory that the nodes share; no connection.",
     general=False,
 )
 @span_option(
@@ -57,7 +49,6 @@ from nodeready.cli.options import (
     general=False,
     help="Repeat after this time until Ctrl-C, and print what changes.",
 )
-@notify_option
 @srun_job_option
 @transport_options
 def audit(inventory: str | None, **options: Any) -> int:
@@ -72,7 +63,7 @@ def audit(inventory: str | None, **options: Any) -> int:
       nodeready audit inventories/prod.py --format prometheus \\
           -o /var/lib/prometheus/node-exporter/nodeready.prom
       nodeready audit inventories/prod.py --watch 60
-      nodeready audit inventories/prod.py --recorded http://prometheus:9090
+      nodeready audit inventories/prod.py --recorded /shared/nodeready
     """
     from nodeready.cli.audit_run import run_audit
 

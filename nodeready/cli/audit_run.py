@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit, audit_code
@@ -13,10 +13,9 @@ from nodeready.audit.fleet import distinguishing_groups, probed_subjects
 from nodeready.cli.conversations import probe_nodes
 from nodeready.cli.default_inventory import require_inventory
 from nodeready.cli.kept_looks import LookKeeper
-from nodeready.cli.notify import webhook
 from nodeready.cli.options import Refused
 from nodeready.cli.outputs import Outputs, read_outputs
-from nodeready.cli.recorded import recorded_audit, recorded_source
+from nodeready.cli.recorded import check_recorded, recorded_audit
 from nodeready.cli.screen import Screen
 from nodeready.cli.targets import TargetOptions, Targets, select_targets
 from nodeready.exit_codes import INTERRUPTED as INTERRUPTED_CODE
@@ -104,12 +103,8 @@ def _watch(
     keeper: LookKeeper,
     checks: Iterable[str],
     every_s: float,
-    notify: Callable[[Audit], None],
 ) -> int:
-    """Look every ``every_s`` seconds and print what changed, until a signal. Returns the code.
-
-    notify: called with the audit of each look
-    """
+    """Look every ``every_s`` seconds and print what changed, until a signal. Returns the code."""
     from nodeready.audit.workers import AuditWorkers
     from nodeready.reports.audit_changes import changes, findings_of
 
@@ -125,7 +120,6 @@ def _watch(
                 if not audit.complete:
                     return INTERRUPTED_CODE
                 before, findings = findings, findings_of(audit, findings)
-                notify(audit)
                 lines = [*changes(before, findings, audit.finished)]
                 if lines:
                     keeper.keep_audit(audit, audit_code(audit), workers)
@@ -153,16 +147,15 @@ def run_audit(
     fail_on: str,
     timeout: int,
     recorded: str | None,
-    token_file: str | None,
     every: float | None,
-    notify: str | None,
     job: str | None,
     **shared: Any,
 ) -> int:
     """Run `nodeready audit`. Returns the exit code. Raises Refused."""
     options = TargetOptions(**shared)
     inventory = require_inventory(inventory, options)
-    source = recorded_source(recorded, token_file) if recorded else None
+    if recorded:
+        check_recorded(recorded)
 
     def select_checks(policies: Iterable[Policy]) -> CheckSelection:
         try:
@@ -170,7 +163,6 @@ def run_audit(
         except SelectionError as error:
             raise Refused(str(error)) from None
 
-    hook = webhook(notify, "audit", only, skip)
     outputs = read_outputs("audit", format, output)
     if every is not None:
         _refuse_with_watch(outputs, recorded)
@@ -179,10 +171,8 @@ def run_audit(
     checks: frozenset[str] = frozenset()
     workers: AuditWorkers | None = None
     with contextlib.ExitStack() as exit_stack:
-        if source is not None:
-            document, nodes = recorded_audit(
-                inventory, options, source, timeout, select_checks, is_partial=bool(only or skip)
-            )
+        if recorded:
+            document, nodes = recorded_audit(inventory, options, recorded, timeout, select_checks)
         else:
             nodes = select_targets(inventory, options, job=job, tell=screen.note).at(AUDIT)
             selection = select_checks(nodes.policies.values())
@@ -213,12 +203,6 @@ def run_audit(
             ),
         )
         nodes.remember_failed(failing)
-
-        def notify_of(audit: Audit) -> None:
-            if hook is not None:
-                hook.notify(audit, "audit", options.words(inventory), screen)
-
-        notify_of(document)
         if every is not None and document.complete:
             return _watch(
                 nodes,
@@ -229,6 +213,5 @@ def run_audit(
                 keeper=keeper,
                 checks=checks,
                 every_s=every,
-                notify=notify_of,
             )
         return nagios_code(document) if outputs.form == "nagios" else code

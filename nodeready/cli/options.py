@@ -35,7 +35,7 @@ class Refused(click.ClickException):
 #: command ignores those that it does not take.
 FORMS = (
     *("table", "json", "junit", "csv", "prometheus", "nagios"),
-    *("html", "evidence", "speedscope", "sh"),
+    *("html", "evidence", "sh"),
 )
 
 
@@ -399,12 +399,6 @@ trust_option = option(
     "--trust-inventory",
     is_flag=True,
     help="Run inventories and group_data that other users can write.",
-)
-#: ``--notify URL``, for `notify`.
-notify_option = option(
-    "--notify",
-    metavar="URL",
-    help="Send the nodes whose status has changed, as JSON, to this web address (POST).",
 )
 color_option = option(
     "--color",

@@ -14,7 +14,6 @@ from nodeready.cli.options import (
     hostfile_options,
     inventory_argument,
     local_option,
-    notify_option,
     only_option,
     option,
     report_options,
@@ -57,7 +56,6 @@ from nodeready.cli.options import (
 )
 @hostfile_options("ready")
 @option("--full-mesh", is_flag=True, help="Connect every pair of nodes, not a sample of them.")
-@notify_option
 @only_option("Only these checks or subjects: proof,gpus.present.")
 @skip_option
 @report_options("ready")

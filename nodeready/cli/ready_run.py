@@ -14,7 +14,6 @@ from nodeready.cli.audit_run import audit_document
 from nodeready.cli.conversations import ask_password
 from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.kept_looks import LookKeeper, earlier_failures
-from nodeready.cli.notify import webhook
 from nodeready.cli.options import Refused
 from nodeready.cli.outputs import read_outputs
 from nodeready.cli.screen import Screen, refuse_unwritable, write_hostfile
@@ -193,7 +192,6 @@ def run_ready(
     hostfile_out: str | None,
     hostfile_format: str,
     full_mesh: bool,
-    notify: str | None,
     only: str | None,
     skip: str | None,
     format: str,
@@ -209,7 +207,6 @@ def run_ready(
         settings["gpu_count"] = gpus
     if local == (inventory is not None):
         raise Refused("give either an INVENTORY or --local")
-    hook = webhook(notify, "ready", only, skip)
     outputs = read_outputs("ready", format, output)
     refuse_unwritable(hostfile_out, "--hostfile-out")
     screen = options.screen()
@@ -274,6 +271,4 @@ def run_ready(
         silent = screen.quiet and document.enough and not document.no_go
         shown = Options(inventory=options.words(inventory), looks=keeper.looks)
         outputs.show(document, screen, silent=silent, options=shown)
-        if hook is not None:
-            hook.notify(document.audit, "ready", shown.inventory, screen)
         return nagios_code(document.audit) if outputs.form == "nagios" else ready_code(document)

@@ -16,21 +16,19 @@ from nodeready.audit.recorded import (
     OF_VERDICTS,
     RecordedQuestion,
     assign_to_nodes,
-    collect,
+    directory_records,
     reports,
 )
 from nodeready.audit.verdict import SourceError
-from nodeready.audit.verdict_source import NO_TEXT, Source, source
 from nodeready.cli.interrupts import interrupt_on_signals
 from nodeready.cli.options import Refused
 from nodeready.cli.targets import TargetOptions, Targets, load_targets
-from nodeready.files import only_regular
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.policy.site_checks import GATE
 from nodeready.reports.lines import node_set
 from nodeready.subjects.registry import SUBJECTS, CheckSelection
-from nodeready.text import counted, utc_now
+from nodeready.text import counted, sanitise, utc_now
 from nodeready.transport.local import Local
 
 #: The options that say how a node is contacted.
@@ -38,12 +36,10 @@ _CONTACT_OPTIONS = (
     *("sudo", "ssh_user", "ssh_key"),
     *("via", "job", "salloc", "topology", "ssh_processes"),
 )
-#: Maximum bytes of a file with a token.
-_MAX_TOKEN_BYTES = 16384
 
 
-def recorded_source(words: str, token_file: str | None) -> Source:
-    """The source that ``--recorded`` names. Raises Refused, also for options of a connection."""
+def check_recorded(directory: str) -> None:
+    """Raises Refused if ``--recorded`` names no directory, or for options of a connection."""
     context = click.get_current_context()
     options_given = {
         name
@@ -53,47 +49,21 @@ def recorded_source(words: str, token_file: str | None) -> Source:
     for name in _CONTACT_OPTIONS:
         if name in options_given:
             raise Refused(f"--{name.replace('_', '-')}: no node is asked with --recorded")
-    if "recorded" in options_given and re.match(r"[A-Za-z]+://[^/]*@", words):
-        raise Refused(
-            "--recorded: a password on the command line is seen by everybody: put the URL into "
-            "NODEREADY_AUDIT_RECORDED or config.toml, or a token into --token-file"
-        )
-    try:
-        return source(words, _token(token_file))
-    except ValueError as error:
-        raise Refused(f"--recorded: {error}") from None
-
-
-def _token(path: str | None) -> str:
-    """The token in a file, or "". Raises Refused."""
-    if path is None:
-        return ""
-    try:
-        with open(path, "rb", opener=only_regular) as file:
-            token = file.read(_MAX_TOKEN_BYTES + 1).decode("ascii").strip()
-    except OSError as error:
-        raise Refused(f"--token-file {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        token = ""
-    if not re.fullmatch(r"[\x21-\x7e]+", token) or len(token) > _MAX_TOKEN_BYTES:
-        raise Refused(f"--token-file {path}: must contain a token, which is one word")
-    return token
+    # The text is not shown: a URL may hold a password.
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", directory):
+        raise Refused("--recorded: must be a directory, not a URL")
 
 
 def recorded_audit(
     inventory: str,
     options: TargetOptions,
-    verdict_source: Source,
+    directory: str,
     limit_s: int,
     select_checks: Callable[[Iterable[Policy]], CheckSelection],
-    *,
-    is_partial: bool,
 ) -> tuple[Audit, Targets]:
     """The audit from the nodes' last verdicts, and the nodes, which are not contacted.
 
     select_checks: the policies of the nodes -> the selection of --only and --skip
-    is_partial: --only or --skip left checks out
-
     Raises Refused, and ClickException where the verdicts cannot be collected.
     """
     from nodeready.inventory.endpoints import endpoint
@@ -116,12 +86,10 @@ def recorded_audit(
             endpoints[name] = node_endpoint._replace(
                 names=(*node_endpoint.names, os.uname().nodename)
             )
-    question = RecordedQuestion(
-        policies, node_policy, selection, everything=not is_partial, version=__version__
-    )
+    question = RecordedQuestion(policies, node_policy, selection, __version__)
     names, total = Names(endpoints), len(loaded)
     try:
-        recorded_verdicts, partial = collect(verdict_source, names, len(policies), limit_s)
+        recorded_verdicts = directory_records(directory, len(policies), limit_s)
     except SourceError as problem:
         raise click.ClickException(str(problem)) from None
     verdicts, strangers = assign_to_nodes(recorded_verdicts, names)
@@ -129,22 +97,13 @@ def recorded_audit(
         verdicts,
         question,
         lambda name: distinguishing_groups(loaded, name, total),
-        verdict_source,
+        sanitise(directory, 200),
         time.time(),
     )
-    if partial:
-        screen.say(
-            f"{verdict_source.shown}: says that its answer is partial: verdicts may be missing"
-        )
     if strangers:
         screen.note(
             f"verdicts of {counted(len(strangers), 'host')} that are no node of the inventory: "
             f"{node_set(strangers)}"
-        )
-    if any(result.actual == NO_TEXT for node in node_reports for result in node.results):
-        screen.note(
-            f"metrics have no texts: nodeready audit {options.words(inventory)} "
-            "--limit @last-failed has them"
         )
     audit = Audit(started, utc_now(), digest(policies.values()), node_reports, recorded=about)
     return audit, Targets(Local(), policies, loaded)

@@ -37,22 +37,6 @@ def _checked_signal(ctx: click.Context, param: click.Parameter, value: str) -> s
     callback=_checked_signal,
     help="Signal on which each Python process writes its stacks; none: no handler.",
 )
-@option(
-    "--trace-lines",
-    metavar="N",
-    general=False,
-    type=click.IntRange(0, 1000000),
-    default=0,
-    help="Keep the last N executed lines of each thread, written on the signal, on SIGTERM and "
-    "when it fails; makes Python slower.",
-)
-@option(
-    "--trace-package",
-    metavar="NAME",
-    multiple=True,
-    general=False,
-    help="Also trace this installed package; may be repeated.",
-)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 @click.pass_obj
 def run(
@@ -61,8 +45,6 @@ def run(
     *,
     log_dir: str,
     signal: str,
-    trace_lines: int,
-    trace_package: tuple[str, ...],
     command: tuple[str, ...],
 ) -> None:
     """Start COMMAND, one rank of a job, so that its hang can be debugged.
@@ -73,9 +55,7 @@ def run(
     reach COMMAND, and its exit status is returned: 128 plus the number of the signal that ended
     it, 127 if it is not found, 126 if it cannot be run.
     """
-    words = ["--signal", signal, "--trace-lines", str(trace_lines), "--log-dir", log_dir]
-    for name in trace_package:
-        words += ["--trace-package", name]
+    words = ["--signal", signal, "--log-dir", log_dir]
     environment = {**os.environ}
     environment.pop("PATH", None)
     if path is not None:

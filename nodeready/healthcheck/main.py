@@ -51,9 +51,6 @@ COMMANDS = {
         "record, and drain the node in Slurm or take that back",
         *("gate", "healthcheck"),
     ),
-    "nvhcd": PyzCommand(
-        "the prolog's verdict for NVRx's RunHealthCheck, on standard input", "nvhcd", "run"
-    ),
 }
 
 _EXIT = """

@@ -11,8 +11,7 @@ child, and
 
 - writes each line of the child's output whole, after ``[node:rank]``, and unchanged into its log;
 - makes the child write all stacks on SIGURG, even while it hangs in C (Python's faulthandler);
-- raises the limit of core files, and sets unset variables of the flight recorder;
-- keeps the last executed lines of each thread, on request.
+- raises the limit of core files, and sets unset variables of the flight recorder.
 
 SIGURG is harmless: its default action is to be ignored (signal(7)), so it can be sent to a whole
 step (``scancel --signal=23 JOB``) without ending other programs. SIGUSR1 and SIGUSR2 announce
@@ -31,7 +30,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 #: The launchers' variables for the rank, the most reliable first. A Slurm batch script has
@@ -432,13 +431,6 @@ class OutputChannel:
             self._add(data, now_s)
         self._write(self._lines.overdue(now_s))
 
-    def write_notice(self, lines: Sequence[bytes]) -> None:
-        """Write our own lines among the child's lines, and into its log."""
-        self._write(self._lines.flush(time.monotonic()))
-        text = b"".join(line + b"\n" for line in lines)
-        self._log.write(text)
-        self._write(LineCutter(self._lines._prefix, False).add(text, 0.0))
-
     def resize(self) -> None:
         """Give the child's terminal the size of our terminal."""
         if self.source >= 0 and os.isatty(self._target):
@@ -646,22 +638,25 @@ def _chain():
 try:
     if sys.version_info >= (3, 9):
         import nodeready_run
-        nodeready_run.install_hooks(**{settings!r})
+        nodeready_run.install_hooks({number})
 except Exception as error:
     sys.stderr.write("nodeready run: this Python has no signal for its stacks: %r\\n" % (error,))
 _chain()
 '''
 
 
-def prepare(directory: str, settings: Mapping[str, Any]) -> None:
-    """Fill the directory that comes first in the job's PYTHONPATH. Raises OSError."""
+def prepare(directory: str, number: int) -> None:
+    """Fill the directory that comes first in the job's PYTHONPATH. Raises OSError.
+
+    number: the signal for the stacks; 0: none
+    """
     # By the loader, because this file may lie in a bundle, there beside its compiled copy.
     loader: Any = globals()["__loader__"]
     text: bytes = loader.get_data(__file__.removesuffix("c"))
     with open(os.path.join(directory, "nodeready_run.py"), "wb") as module:
         module.write(text)
     with open(os.path.join(directory, "sitecustomize.py"), "w", encoding="utf-8") as site:
-        site.write(_SITE.replace("{settings!r}", repr(dict(settings))))
+        site.write(_SITE.replace("{number}", str(int(number))))
 
 
 def remove_own_rank() -> None:
@@ -692,166 +687,13 @@ def remove_own_rank() -> None:
 
 # --- In the job: the module `nodeready_run`.
 
-#: Bytes of a record: the time, the number of the code object, the line; of a ring's header.
-_RECORD_BYTES, _HEADER_BYTES = 16, 64
 
-
-class LineRing:
-    """The last executed lines of each thread, in files that outlive the process.
-
-    A ring is a mapped file, so the supervisor can read it even if the process hangs in C with the
-    interpreter's lock, and after SIGKILL.
-    """
-
-    def __init__(self, directory: str, size: int, packages: Sequence[str]) -> None:
-        import struct
-        import threading
-
-        self._directory, self._size = directory, size
-        self._packages = tuple(packages)
-        self._record = struct.Struct("<dII").pack_into
-        self._local = threading.local()
-        self._lock = threading.Lock()
-        # The key is the identity of the code object, because equal functions of two files are
-        # equal code objects. The reference keeps the identity valid.
-        self._codes: dict[int, tuple[CodeType, int]] = {}
-        self._traced: dict[int, tuple[CodeType, bool]] = {}
-        self._names_fd = -1
-        self._library = _library_prefixes()
-        os.register_at_fork(after_in_child=self._reset_after_fork)
-
-    def _reset_after_fork(self) -> None:
-        import threading
-
-        self._local = threading.local()
-        self._lock = threading.Lock()
-        self._codes, self._names_fd = {}, -1
-
-    def is_traced(self, code: CodeType) -> bool:
-        """Whether the code is the user's own, or of a requested package."""
-        cached = self._traced.get(id(code))
-        if cached is not None:
-            return cached[1]
-        path = code.co_filename
-        if path.startswith("<"):
-            # Code made at run time is not traced, except the program of `python -c`.
-            return (path, code.co_name) == ("<string>", "<module>")
-        is_traced = not path.startswith(self._library)
-        for part in ("/site-packages/", "/dist-packages/"):
-            if is_traced and part in path:
-                is_traced = path.rpartition(part)[2].partition("/")[0] in self._packages
-        self._traced[id(code)] = code, is_traced
-        return is_traced
-
-    def add(self, code: CodeType, line: int) -> None:
-        """Record that this thread executes the line."""
-        try:
-            ring = self._local.ring
-        except AttributeError:
-            ring = self._local.ring = self._open()
-        cached = self._codes.get(id(code))
-        number = self._write_name(code) if cached is None else cached[1]
-        index = ring[1]
-        self._record(ring[0], _HEADER_BYTES + index * _RECORD_BYTES, time.time(), number, line)
-        ring[1] = (index + 1) % self._size
-
-    def _open(self) -> list[Any]:
-        import mmap
-        import threading
-
-        thread = threading.current_thread().name.encode(errors="replace")[: _HEADER_BYTES - 1]
-        path = os.path.join(self._directory, f"{os.getpid()}.{threading.get_native_id()}.ring")
-        length = _HEADER_BYTES + self._size * _RECORD_BYTES
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(fd, length)
-            memory = mmap.mmap(fd, length)
-        finally:
-            os.close(fd)
-        memory[: len(thread)] = thread
-        return [memory, 0]
-
-    def _write_name(self, code: CodeType) -> int:
-        """Write a new number and the code's name into the file of names. Returns the number."""
-        with self._lock:
-            if self._names_fd < 0:
-                path = os.path.join(self._directory, f"{os.getpid()}.names")
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-                self._names_fd = os.open(path, flags, 0o600)
-            number = self._codes.setdefault(id(code), (code, len(self._codes) + 1))[1]
-            name = getattr(code, "co_qualname", code.co_name)
-            text = f"{number}\t{name}\t{os.path.abspath(code.co_filename)}\n"
-            os.write(self._names_fd, text.encode(errors="surrogateescape"))
-            return number
-
-    def monitor(self) -> bool:
-        """Trace by sys.monitoring, if it is there and has a free tool id. Whether it traces.
-
-        It needs Python 3.12, and checks each line of a library only once.
-        """
-        monitoring = getattr(sys, "monitoring", None)
-        if monitoring is None:
-            return False
-        for tool in (4, 3, 5):
-            try:
-                monitoring.use_tool_id(tool, "nodeready run")
-                break
-            except ValueError:
-                continue
-        else:
-            return False
-
-        def line(code: CodeType, number: int) -> Any:
-            if not self.is_traced(code):
-                return monitoring.DISABLE
-            self.add(code, number)
-            return None
-
-        monitoring.register_callback(tool, monitoring.events.LINE, line)
-        monitoring.set_events(tool, monitoring.events.LINE)
-        return True
-
-    def settrace(self) -> None:
-        """Trace by sys.settrace, which then is not free for a debugger."""
-        import threading
-
-        def trace_line(frame: FrameType, event: str, _: Any) -> Any:
-            if event == "line":
-                self.add(frame.f_code, frame.f_lineno)
-            return trace_line
-
-        def trace_call(frame: FrameType, event: str, _: Any) -> Any:
-            return trace_line if self.is_traced(frame.f_code) else None
-
-        threading.settrace(trace_call)
-        sys.settrace(trace_call)
-
-
-def _library_prefixes() -> tuple[str, ...]:
-    """The directories of code that is not the user's: of the standard library and of this file."""
-    directory = os.path.dirname(os.path.abspath(__file__))
-    standard = os.path.dirname(os.path.abspath(os.__file__))
-    return (directory + os.sep, standard + os.sep, os.path.realpath(standard) + os.sep)
-
-
-def install_hooks(
-    number: int = 0, lines: int = 0, directory: str = "", packages: Sequence[str] = ()
-) -> None:
-    """Prepare a Python of the job, before its program starts.
-
-    number:    the signal on which it writes the stacks of all threads; 0: none
-    lines:     number of executed lines that are kept of each thread; 0: none
-    directory: for these lines
-    packages:  installed packages that are traced, too
-    """
+def install_hooks(number: int) -> None:
+    """Make this Python of the job write the stacks of all threads on a signal; 0: no signal."""
     if number and sys.stderr is not None:
         import faulthandler
 
         faulthandler.register(number, file=sys.stderr, all_threads=True)
-    if lines and directory:
-        ring = LineRing(directory, lines, packages)
-        if not ring.monitor():
-            ring.settrace()
 
 
 def printflock(*values: Any, **options: Any) -> None:
@@ -895,59 +737,6 @@ def _stream_id(fd: int) -> str:
 # --- The supervisor.
 
 
-def _names_by_number(path: str) -> dict[int, tuple[str, str]]:
-    """Number of a code object -> (function, file)."""
-    names = {}
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as rows:
-            for row in rows:
-                number, _, remaining = row.rstrip("\n").partition("\t")
-                function, _, file = remaining.partition("\t")
-                names[int(number)] = (function, file)
-    except (OSError, ValueError):
-        pass
-    return names
-
-
-def _records(ring: bytes) -> list[tuple[float, int, int]]:
-    """The records of a ring, the oldest first."""
-    import struct
-
-    records = struct.iter_unpack("<dII", ring[_HEADER_BYTES:])
-    return sorted((record for record in records if record[1]), key=lambda record: record[0])
-
-
-def trace_lines(directory: str, maximum: int = 64) -> Iterator[str]:
-    """The rings of all processes as text: each thread and its lines, the oldest line first."""
-    import linecache
-
-    rings = sorted(name for name in os.listdir(directory) if name.endswith(".ring"))
-    for name in rings[:maximum]:
-        pid, thread = name.split(".")[:2]
-        names = _names_by_number(os.path.join(directory, f"{pid}.names"))
-        try:
-            with open(os.path.join(directory, name), "rb") as file:
-                ring = file.read()
-        except OSError:
-            continue
-        records = _records(ring)
-        if not records:
-            continue
-        title = ring[:_HEADER_BYTES].partition(b"\0")[0].decode(errors="replace")
-        last = f"the last {len(records)} lines" if len(records) > 1 else "the last line"
-        yield f"trace of process {pid}, thread {thread} ({title}), {last}:"
-        for when, number, line in records:
-            function, path = names.get(number, ("?", "?"))
-            clock = time.strftime("%H:%M:%S", time.localtime(when))
-            source = linecache.getline(path, line).rstrip()
-            yield (
-                f"{clock}.{int(when % 1 * 1000):03} {os.path.basename(path)}:{line} {function}"
-                + (f" | {source}" if source else "")
-            )
-    if len(rings) > maximum:
-        yield f"and {len(rings) - maximum} more threads"
-
-
 class RankSupervisor:
     """One child, its output and its signals."""
 
@@ -963,7 +752,6 @@ class RankSupervisor:
         self._child: Any = None
         self._signal_probe: SignalProbe | None = None
         self._wake = os.pipe()
-        self._trace_requested = self._ending = False
 
     def _complain(self, text: str) -> None:
         line = f"nodeready run: {text}\n".encode(errors="surrogateescape")
@@ -978,26 +766,18 @@ class RankSupervisor:
         try:
             try:
                 directory, lock = private_directory("nodeready-run-")
-                prepare(directory, self._settings(directory))
+                prepare(directory, self._options.signal)
                 path = self._environment.get("PYTHONPATH")
                 self._environment["PYTHONPATH"] = directory + (os.pathsep + path if path else "")
             except OSError as error:
                 self._complain(f"no signal for stacks: {error.strerror}: {error.filename}")
             self._prepare_environment()
-            status = self._supervise(directory)
+            status = self._supervise()
         finally:
             if directory:
                 shutil.rmtree(directory, ignore_errors=True)
                 os.close(lock)
         return status
-
-    def _settings(self, directory: str) -> dict[str, Any]:
-        return {
-            "number": self._options.signal,
-            "lines": self._options.trace_lines,
-            "directory": directory,
-            "packages": tuple(self._options.trace_package),
-        }
 
     def _prepare_environment(self) -> None:
         """Set limits and variables, and open the log."""
@@ -1061,7 +841,7 @@ class RankSupervisor:
         self._environment[_STREAMS] = ",".join(stream_ids)
         return ends[0], ends[1]
 
-    def _supervise(self, directory: str) -> int:
+    def _supervise(self) -> int:
         import subprocess
 
         out, error = self._streams()
@@ -1105,14 +885,12 @@ class RankSupervisor:
         self._signal_probe = SignalProbe()
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         try:
-            status = self._relay(directory)
+            status = self._relay()
         finally:
             self._signal_probe.end()
             # The child has ended: from now on a signal is for us.
             for number in forwarded:
                 signal.signal(number, signal.SIG_DFL)
-        if status and not self._ending:
-            self._write_trace(directory)
         for channel in self._channels:
             channel.end()
         return 128 - status if status < 0 else int(status)
@@ -1123,11 +901,6 @@ class RankSupervisor:
         if self._signal_probe is None or not self._signal_probe.has(number):
             with suppress(OSError):
                 self._child.send_signal(number)
-        # After SIGTERM, launchers send SIGKILL to all: the trace must be written before.
-        self._ending = self._ending or number == signal.SIGTERM
-        if number in (self._options.signal, signal.SIGTERM):
-            self._trace_requested = True
-        self._wake_up(number, None)
 
     def _wake_up(self, _: int, __: FrameType | None) -> None:
         with suppress(OSError):
@@ -1137,22 +910,15 @@ class RankSupervisor:
         for channel in self._channels:
             channel.resize()
 
-    def _write_trace(self, directory: str) -> None:
-        if not directory or not self._options.trace_lines or not self._channels:
-            return
-        lines = [line.encode(errors="surrogateescape") for line in trace_lines(directory)]
-        if lines:
-            self._channels[-1].write_notice(lines)
-
     @property
     def _unfinished(self) -> bool:
         return any(channel.unfinished for channel in self._channels if channel.source >= 0)
 
-    def _relay(self, directory: str) -> int:
+    def _relay(self) -> int:
         """Copy the output until the child has ended. Returns its status in the form of Popen."""
         import select
 
-        quiet_since = ended = requested_since = 0.0
+        quiet_since = ended = 0.0
         expected: dict[OutputChannel, int] = {}
         while True:
             status = self._child.poll()
@@ -1186,13 +952,6 @@ class RankSupervisor:
                     channel.overdue()
             now_s = time.monotonic()
             quiet_since = 0.0 if busy or status is None else quiet_since or now_s
-            # Wait a moment for the end of a line that is being written.
-            requested_since = (requested_since or now_s) if self._trace_requested else 0.0
-            if self._trace_requested and (
-                now_s - requested_since >= UNFINISHED_S or not self._unfinished
-            ):
-                self._trace_requested = False
-                self._write_trace(directory)
 
 
 def _copy_terminal_size(source: int, target: int) -> None:
@@ -1246,29 +1005,12 @@ def arguments(words: Sequence[str] | None = None) -> Any:
         default="URG",
         help="every Python of it writes its stacks on this signal; none: leave all alone (URG)",
     )
-    parser.add_argument(
-        "--trace-lines",
-        metavar="N",
-        type=int,
-        default=0,
-        help="keep the last N executed lines of each thread, written on the signal, on SIGTERM "
-        "and when it fails; makes Python slower",
-    )
-    parser.add_argument(
-        "--trace-package",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="trace this installed package, too; may be repeated",
-    )
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     if options.command[:1] == ["--"]:
         options.command = options.command[1:]
     if not options.command:
         parser.error("no command: nodeready run python train.py")
-    if not 0 <= options.trace_lines <= 1000000:
-        parser.error("--trace-lines takes 0 to 1000000")
     try:
         options.signal = signal_number(options.signal)
     except ValueError as error:

@@ -489,11 +489,11 @@ class ForkedWorker:
     A thread that hangs in the kernel would keep its process from ending; a fork is left behind.
 
     limit_s: seconds after which it certainly ends, unless it hangs in the kernel
-    keep:    descriptors that stay open in addition to the pipe; None: all
+    keep:    descriptors that stay open in addition to the pipe
     """
 
     def __init__(
-        self, work: Callable[[Send], None], limit_s: float, keep: Iterable[int] | None = ()
+        self, work: Callable[[Send], None], limit_s: float, keep: Iterable[int] = ()
     ) -> None:
         self.pipe, write = os.pipe()
         self._partial = b""
@@ -540,9 +540,7 @@ class ForkedWorker:
         os.close(self.pipe)
 
 
-def _work(
-    work: Callable[[Send], None], pipe: int, limit_s: float, keep: Iterable[int] | None
-) -> None:
+def _work(work: Callable[[Send], None], pipe: int, limit_s: float, keep: Iterable[int]) -> None:
     """The fork's process. It closes all inherited files, whose end others may wait for."""
     handle_signals(signal.SIG_DFL)
     for number in (signal.SIGALRM, signal.SIGPIPE):
@@ -551,12 +549,11 @@ def _work(
     null = os.open(os.devnull, os.O_RDWR)
     for stream in {0, 1, 2} - {pipe}:
         os.dup2(null, stream)
-    if keep is not None:
-        begin = 3
-        for open_number in sorted({*keep, pipe}):
-            os.closerange(begin, open_number)
-            begin = max(begin, open_number + 1)
-        os.closerange(begin, max(begin, 1024))
+    begin = 3
+    for open_number in sorted({*keep, pipe}):
+        os.closerange(begin, open_number)
+        begin = max(begin, open_number + 1)
+    os.closerange(begin, max(begin, 1024))
 
     def send(data: Any) -> None:
         text = json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n"

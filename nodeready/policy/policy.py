@@ -205,7 +205,7 @@ class Policy:
         "",
         DIRECTORY,
         "A shared directory into which each node writes its verdict as NODE.json, for "
-        "`audit --recorded`; '': none. It is not needed if Prometheus reads gate_textfile.",
+        "`audit --recorded`; '': none.",
     )
     gate_drain: bool = setting(
         False,

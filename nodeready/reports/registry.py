@@ -155,7 +155,6 @@ _ROWS = (
     Format("stacks", "table", "stacks_table:show", ".txt", styled=True),
     Format("stacks", "json", "json_report:render", ".json"),
     Format("stacks", "html", "stacks_html:render", ".html"),
-    Format("stacks", "speedscope", "speedscope:speedscope", ".speedscope.json"),
     Format("debuggable", "table", "debuggable_table:debuggable", ".txt", styled=True),
     Format("debuggable", "json", "json_report:render", ".json"),
     Format("jobs", "table", "jobs_table:jobs", ".txt", styled=True),

@@ -27,7 +27,6 @@ from nodeready.memory.diff import Diff
 from nodeready.memory.history import History
 from nodeready.memory.lemons import Lemons
 from nodeready.ready.job_env import Environment
-from nodeready.reports.notification import Notification
 from nodeready.smoke.document import SmokeReport
 from nodeready.subjects.json_types import JsonField, json_fields
 from nodeready.triage.cores import Cores
@@ -44,7 +43,7 @@ DOCUMENTS: dict[str, Any] = {
     for kind in (
         *(Audit, Ready, SmokeReport, Deploy, Stacks),
         *(Debuggable, Jobs, Cores, TailDocument, Environment, Incident),
-        *(Postmortem, WaiverList, Notification, Diff, History, Lemons),
+        *(Postmortem, WaiverList, Diff, History, Lemons),
     )
 }
 

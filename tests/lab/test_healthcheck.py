@@ -18,7 +18,6 @@ from nodeready.subjects.judging import judge
 from nodeready.transport import bundle
 from tests.command import ours, wait_for, written
 from tests.helpers import observe, on
-from tests.paths import ROOT
 
 Done = subprocess.CompletedProcess[str]
 
@@ -27,17 +26,6 @@ PLACE = "/opt/site/nodeready.pyz"
 #: What a lab's root can have, and what a lab does not have; a node is fine by it once deployed.
 LAB: dict[str, Any] = {"limit_memlock": 4096, "limit_nofile": 16384, "clock": "any"}
 TEXTFILE = "/var/lib/prometheus/node-exporter/nodeready.prom"
-
-#: Starts the program's `nvhcd` with a connection over which a client has sent these bytes.
-CONNECT = """
-import socket, subprocess, sys
-ours, theirs = socket.socketpair()
-ours.sendall(bytes.fromhex(sys.argv[2]))
-ours.shutdown(socket.SHUT_WR)
-subprocess.run(["python3", "-I", sys.argv[1], "nvhcd"], stdin=theirs, check=True)
-theirs.close()
-print(ours.recv(1 << 16).hex())
-"""
 
 
 @pytest.fixture
@@ -117,11 +105,6 @@ def test_the_prolog_answers_from_the_record(fresh_node, put):
     # A go is believed: a look would say something else.
     fresh_node.write(gate.PATH, replace(kept, go=True, reasons=()).text())
     assert run("prolog").stdout == "nodeready: go\n"
-    # NVRx's client, over a connection as systemd passes it on: the same verdict.
-    program = (PLACE, (ROOT / "tests/unit/healthcheck/data/nvhcd_client.hex").read_text())
-    assert b'{"fail_count": 0, "failed_checks": []}' in bytes.fromhex(
-        fresh_node.enter(["python3", "-c", CONNECT, *program]).stdout
-    )
 
 
 def test_a_node_that_is_fine_gets_its_job_and_several_at_once_leave_one_verdict(fresh_node, put):

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import socket
-import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -136,78 +131,3 @@ def test_a_file_server_that_is_gone_costs_the_directory_alone(gated, tool):
         os.kill(culprit, signal.SIGKILL)
     again = f"umount -l /srv/nodeready; env -i {gate.RECORD} 2>&1"
     wait_for(lambda: "answer" not in node.run(again, check=False).stdout)
-
-
-# --- Prometheus and node_exporter as Debian has them.
-
-
-@pytest.fixture
-def monitored(tmp_path: Path) -> Iterator[Callable[[list[dict[str, Any]]], str]]:
-    """A Prometheus of these targets; its address when it has scraped them."""
-    for program in ("prometheus", "prometheus-node-exporter"):
-        if not shutil.which(program):
-            (pytest.fail if os.environ.get("CI") else pytest.skip)(f"not installed: {program}")
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(targets: list[dict[str, Any]]) -> str:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        jobs = [{"job_name": "node", "static_configs": targets}]
-        often = {"scrape_interval": "1s", "scrape_timeout": "1s"}
-        # JSON is YAML.
-        config = json.dumps({"global": often, "scrape_configs": jobs})
-        (tmp_path / "prometheus.yml").write_text(config)
-        words = ["--config.file=prometheus.yml", "--storage.tsdb.path=tsdb"]
-        words += [f"--web.listen-address=127.0.0.1:{port}"]
-        log = (tmp_path / "prometheus.log").open("wb")
-        how = {"stdout": log, "stderr": log, "cwd": tmp_path}
-        started.append(subprocess.Popen(["prometheus", *words], **how))
-        return f"http://127.0.0.1:{port}"
-
-    yield start
-    for process in started:
-        process.terminate()
-        process.wait()
-
-
-def query(url: str, words: str) -> list[dict[str, Any]]:
-    try:
-        with urllib.request.urlopen(f"{url}/api/v1/query?query={words}", timeout=5) as answer:
-            result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
-            return result
-    except (urllib.error.URLError, OSError):
-        return []
-
-
-@pytest.mark.nightly
-def test_prometheus_tells_it_too(gated, tool, monitored):
-    """What its answers mean, and what it refuses, tests/unit asks."""
-    nodes, where = gated
-    first, second, third = nodes
-    second.run("sysctl -w kernel.yama.ptrace_scope=1")
-    for node in nodes:
-        judge(node)
-    exporter = "prometheus-node-exporter --collector.disable-defaults --collector.textfile "
-    exporter += "--collector.textfile.directory=/var/lib/prometheus/node-exporter"
-    try:
-        for node in (first, second):
-            node.run(
-                f"setsid {exporter} >/run/exporter 2>&1 </dev/null & echo $! >/run/exporter.pid"
-            )
-        places = [f"{node.inventory_data()[1]['ssh_hostname']}:9100" for node in nodes]
-        url = monitored([{"targets": places}])
-        times = "nodeready_audit_timestamp_seconds"
-        wait_for(lambda: len(query(url, times)) == 2 and len(query(url, "up")) == 3)
-        done, told = audit(tool, where, url)
-        assert done.status == 3, done
-        asked = json.loads(tool("audit", where, "--format", "json").out)
-        for node in asked["nodes"][:2]:
-            wanted = {k: v for k, v in found(node).items() if not k.startswith("gate.")}
-            assert found(told[node["name"]]) == wanted
-        (lost,) = told[third.name]["results"]
-        assert (lost["check"], lost["status"]) == ("gate.verdict", "unknown")
-        assert lost["actual"] == f"Prometheus does not reach {places[2]}"
-    finally:
-        for node in (first, second):
-            node.run("kill $(cat /run/exporter.pid)", check=False)

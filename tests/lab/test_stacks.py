@@ -94,7 +94,7 @@ def test_what_is_kept_is_all_of_one_run(job, where, tool, tmp_path):
     ((name, error),) = json.loads(done.out)["errors"].items()
     assert (name, "connection refused" in error) == (away.name, True)
     names = {f"trace-{node.name}.json" for node in job.nodes}
-    forms = {"stacks.json", "stacks.html", "stacks.speedscope.json"}
+    forms = {"stacks.json", "stacks.html"}
     assert {path.name for path in kept.iterdir()} == names | forms
     assert json.loads((kept / "stacks.json").read_text()) == json.loads(done.out)
     # The next run into it: what the first one knew of other nodes does not stay.

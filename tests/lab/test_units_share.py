@@ -37,5 +37,4 @@ def test_promtool_takes_the_expressions_of_the_dashboard(tmp_path):
 def test_systemd_takes_the_units():
     units = SHARE / "systemd"
     service, timer = units / "nodeready-audit.service", units / "nodeready-audit.timer"
-    nvhcd = (units / "nvhcd.socket", units / "nvhcd@.service")
-    run("systemd-analyze", "verify", "--man=no", service, timer, *nvhcd)
+    run("systemd-analyze", "verify", "--man=no", service, timer)

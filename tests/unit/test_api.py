@@ -22,7 +22,7 @@ COMMANDS = ("audit", "ready", "deploy", "stacks")
 #: Options of a command that choose what is shown or asked, or how often: a function does not.
 NOT_IN_PYTHON = {
     *("format", "output", "fail_on", "hostfile_out", "hostfile_format", "diff", "yes"),
-    *("color", "quiet", "verbose", "help", "every", "wait_s", "notify"),
+    *("color", "quiet", "verbose", "help", "every", "wait_s"),
 }
 
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.server
 import json
 import os
-import threading
 import time
 from dataclasses import replace
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import jsonschema
 import pytest
 
 from nodeready import __version__
-from nodeready.audit import prometheus as prometheus_source
 from nodeready.audit import recorded
-from nodeready.audit.recorded import RecordedQuestion
+from nodeready.audit.recorded import HostRecord, RecordedQuestion
 from nodeready.audit.verdict import (
     LEFT_OUT,
     MAX_BYTES,
@@ -30,18 +25,15 @@ from nodeready.audit.verdict import (
     read_file,
     twin,
 )
-from nodeready.audit.verdict_source import HostRecord, source
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.policy.waivers import Waiver
-from nodeready.reports.prometheus import prometheus
 from nodeready.reports.schema import schema
 from nodeready.subjects.gate.files import node_policy
 from nodeready.subjects.registry import page, select
 from nodeready.subjects.result import Result, fail, na, ok, unknown, warn
 from nodeready.subjects.ssh_client.known_hosts import Endpoint, Names
-from tests.builders.fleets import HOSTILE, outcomes
-from tests.cases import cases
+from tests.builders.fleets import HOSTILE
 
 POLICY = Policy(gate=True, gate_directory="/srv/nodeready")
 DIGEST = digest([node_policy(POLICY)])
@@ -61,17 +53,15 @@ def verdict(name: str = "gpu001", results: Any = RESULTS, age_s: float = 12.0) -
 
 def question(policy: Policy = POLICY, only: str | None = None) -> RecordedQuestion:
     return RecordedQuestion(
-        dict.fromkeys(NAMES, policy), node_policy, select((), only), only is None, __version__
+        dict.fromkeys(NAMES, policy), node_policy, select((), only), __version__
     )
 
 
-def judged(
-    records: list[HostRecord], want: RecordedQuestion | None = None, at: str = "/srv/nodeready"
-) -> Any:
+def judged(records: list[HostRecord], want: RecordedQuestion | None = None) -> Any:
     """node -> its report; and about all of them."""
     want = want or question()
     by_node, _ = recorded.assign_to_nodes(records, Names(dict.fromkeys(want.policies, Endpoint())))
-    nodes, about = recorded.reports(by_node, want, lambda _: (), source(at), time.time())
+    nodes, about = recorded.reports(by_node, want, lambda _: (), "/srv/nodeready", time.time())
     return {node.name: node for node in nodes}, about
 
 
@@ -282,262 +272,13 @@ def test_only_leaves_out_other_checks_but_no_unknown_check():
 
 
 def test_a_node_without_a_verdict_says_what_is_missing():
-    for policy, at, reason in (
-        (Policy(), "/srv/x", "its policy has no gate"),
-        (Policy(gate=True), "/srv/x", "its policy has no gate_directory"),
-        (Policy(gate=True, gate_textfile=""), "http://x", "its policy has no gate_textfile"),
-        (Policy(gate=True), "http://x", "recorded"),
+    for policy, reason in (
+        (Policy(), "its policy has no gate"),
+        (Policy(gate=True), "its policy has no gate_directory"),
+        (POLICY, "recorded"),
     ):
-        nodes, _ = judged([], question(policy), at)
+        nodes, _ = judged([], question(policy))
         assert why(nodes["gpu001"]).endswith(reason)
-
-
-# --- Prometheus.
-
-
-def sample(name: str, value: object, **labels: str) -> dict[str, Any]:
-    known = {"job": "node", "instance": "gpu001:9100", **labels}
-    return {"metric": {"__name__": name, **known}, "value": [1.5, str(value)]}
-
-
-def series(age_s: int = 30, **more: str) -> list[dict[str, Any]]:
-    """The metrics of a node with one failure."""
-    known = {"node": "gpu001", **more}
-    target = {key: text for key, text in more.items() if key != "node"}
-    counts = {"fail": 1, "ok": 40, "na": 9}
-    return [
-        sample("nodeready_audit_timestamp_seconds", int(time.time()) - age_s, **target),
-        sample("nodeready_audit_complete", 1, **target),
-        sample("nodeready_audit_info", 1, policy_digest=DIGEST, **target),
-        sample("nodeready_build_info", 1, version=__version__, **target),
-        sample(
-            "nodeready_check_status",
-            1,
-            check="ptrace.scope",
-            status="fail",
-            severity="hides_cause",
-            **known,
-        ),
-        *(
-            sample("nodeready_node_results", n, status=entry, **known)
-            for entry, n in counts.items()
-        ),
-    ]
-
-
-def up(value: int = 1, **labels: str) -> dict[str, Any]:
-    return sample("up", value, **labels)
-
-
-def answer(result: Any, **more: Any) -> bytes:
-    data = {"resultType": "vector", "result": result}
-    return json.dumps({"status": "success", "data": data, **more}).encode()
-
-
-@pytest.fixture
-def serve():
-    """A peer that answers the two queries with these bytes; its address."""
-    servers = []
-
-    def start(metrics: bytes, targets: bytes = answer([]), status: int = 200, **headers: str):
-        class Peer(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                query = parse_qs(urlsplit(self.path).query)["query"][0]
-                start.seen.append((self.path, self.headers.get("Authorization")))
-                self.send_response(status)
-                for key, value in headers.items():
-                    self.send_header(key, value)
-                self.end_headers()
-                with contextlib.suppress(OSError):
-                    self.wfile.write(targets if query.startswith("up") else metrics)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Peer)
-        start.seen = []
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        return f"http://127.0.0.1:{server.server_port}"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-def fetch(url: str) -> list[HostRecord]:
-    names = Names(dict.fromkeys(NAMES, Endpoint()))
-    return prometheus_source.prometheus_records(
-        source(url), lambda host: recorded.owner(names, host)[0], 60
-    )[0]
-
-
-@pytest.fixture
-def nodes_of(serve):
-    """The reports of the nodes by these samples, and by these of `up`."""
-
-    def nodes(metrics: Any, targets: Any = (), want: RecordedQuestion | None = None) -> Any:
-        return judged(fetch(serve(answer(metrics), answer(list(targets)))), want, "http://x")[0]
-
-    return nodes
-
-
-def test_the_metrics_are_the_nodes_row(nodes_of):
-    node = nodes_of(series(), [up()])["gpu001"]
-    assert (node.status, dict(node.counts)) == ("fail", {"ok": 40, "na": 9})
-    results = [(entry.check, entry.status) for entry in node.results]
-    assert results == [("ptrace.scope", "fail"), ("gate.verdict", "ok")]
-    assert 25 < node.age_s < 120
-    assert node.statuses["ok"] == 41
-    node = nodes_of(series(), want=question(only="limits"))["gpu001"]
-    assert (node.status, node.counts) == ("ok", ())
-    # The names of the metrics are those of the report that the gate writes.
-    lines = prometheus(outcomes()["fail"])
-    names = {line.split("{")[0].split()[0] for line in lines if line[0] != "#"}
-    assert {f"nodeready_{name}" for name in (*prometheus_source._METRICS, "node_results")} <= names
-
-
-@pytest.mark.parametrize("case", cases(__file__, "data/metrics.json"))
-def test_incomplete_metrics_are_unknown_never_ok(case, nodes_of):
-    metrics = series()
-    for drop in case.get("drop", ()):
-        left = [entry for entry in metrics if not drop.items() <= entry["metric"].items()]
-        assert len(left) < len(metrics)
-        metrics = left
-    metrics += [sample(name, value, **labels) for name, value, labels in case.get("add", [])]
-    assert why(nodes_of(metrics, [up()])["gpu001"])
-
-
-def test_a_node_has_its_own_row_whatever_its_textfile_says(nodes_of):
-    """`instance` is Prometheus's own; another label names a node only for the target."""
-    liar = [
-        {**entry, "metric": {**entry["metric"], "nodename": "gpu002", "exported_node": "gpu002"}}
-        for entry in series(node="gpu002")
-    ]
-    nodes = nodes_of(liar, [up()])
-    assert nodes["gpu001"].status == "fail"
-    assert why(nodes["gpu002"]) == NOT_RECORDED
-    # Even where its instance is no node of the inventory.
-    stranger = [
-        {**entry, "metric": {**entry["metric"], "instance": "evil:9100"}} for entry in liar
-    ]
-    assert why(nodes_of(stranger, [up(instance="evil:9100")])["gpu002"]) == NOT_RECORDED
-
-
-def test_a_label_of_the_target_names_the_node_where_the_instance_does_not(nodes_of):
-    metrics = series(instance="10.9.9.9:9100", node="gpu003")
-    for entry in metrics:
-        if "check" in entry["metric"] or "status" in entry["metric"]:
-            entry["metric"]["exported_node"] = "whatever"
-    targets = [up(instance="10.9.9.9:9100", node="gpu003"), up(0, instance="gpu002:9100")]
-    nodes = nodes_of(metrics, [*targets, up(0, instance="other:9100")])
-    assert nodes["gpu003"].status == "fail"
-    assert why(nodes["gpu002"]) == "Prometheus does not reach gpu002:9100"
-
-
-def test_replicas_are_one_node_and_clusters_are_several(nodes_of, serve):
-    node = nodes_of([*series(400, replica="a"), *series(replica="b")])["gpu001"]
-    assert (node.status, node.age_s < 200) == ("fail", True)
-    both = [*series(cluster="a"), *series(cluster="b"), *series(cluster="c")]
-    words = "several targets may be this node: cluster differs"
-    assert why(nodes_of(both)["gpu001"]) == words
-    fetch(serve(answer([])) + "/x?cluster=a%22b&job=node")
-    queries = [parse_qs(urlsplit(path).query)["query"][0] for path, _ in serve.seen]
-    labels = r'cluster="a\"b",job="node"'
-    assert queries[0].endswith(f"}} or (nodeready_node_results{{{labels}}} > 0)")
-    assert f",{labels}}} or" in queries[0]
-    assert queries[1].startswith(f"up{{{labels}}} and on")
-
-
-def test_an_answer_is_the_same_however_it_is_cut():
-    text = answer(series(), warnings=["partial"]).replace(b"gpu001", "gpüú001".encode())
-    whole = prometheus_source._PrometheusAnswer("x")
-    wanted = list(whole.samples(text))
-    whole.end()
-    assert (len(wanted), whole.has_warnings) == (len(series()), True)
-    for position in range(0, len(text), 7):
-        cut = prometheus_source._PrometheusAnswer("x")
-        assert [*cut.samples(text[:position]), *cut.samples(text[position:])] == wanted
-        cut.end()
-
-
-def test_an_answer_that_is_none_is_one_line():
-    fine = prometheus_source._PrometheusAnswer("http://x")
-    list(fine.samples(answer([]).replace(b"]", b"]" + b" " * (prometheus_source._MAX_AROUND - 3))))
-    fine.end()
-    for text in (
-        b"",
-        b"<html>no</html>",
-        b"[" * 100_000,
-        answer(series())[:-40],
-        answer(series())[:-2],
-        answer([1]),
-        answer([{"metric": {"a": 1}, "value": [1, "1"]}]),
-        answer([{"metric": {}, "value": [1]}]),
-        answer([{"metric": {}, "value": [1, 1]}]),
-        answer({}),
-        answer(series()).replace(b"vector", b"matrix"),
-        answer(series()).replace(b"success", b"error"),
-        b'{"result":[' + b"1" * 70_000,
-        b'{"result":[' + b'{"a":"' + b"x" * 70_000,
-        b"x" * (prometheus_source._MAX_AROUND + 1),
-        answer([]) + b"x" * (prometheus_source._MAX_AROUND + 1),
-    ):
-        reader = prometheus_source._PrometheusAnswer("http://x")
-        with pytest.raises(SourceError) as error:
-            [*reader.samples(text), reader.end()]
-        assert str(error.value).startswith("http://x: ")
-        assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "words"),
-    [
-        (200, b"<html>no</html>", "not Prometheus's"),
-        (401, b"no", "--token-file"),
-        (404, b"<html>", "prefix"),
-        (422, b'{"status":"error","error":"too \\u001b[31mmany"}', r"too \x1b[31mmany"),
-        (503, b"", "503"),
-    ],
-)
-def test_a_refusal_says_why(status, body, words, serve):
-    with pytest.raises(SourceError) as error:
-        fetch(serve(body, status=status))
-    assert words in str(error.value)
-    assert "\x1b" not in str(error.value)
-
-
-def test_no_other_server_is_asked_and_no_password_is_shown(serve):
-    url = serve(b"", status=302, Location="http://u:secret@127.0.0.1:1/x?token=secret")
-    secured = source(url.replace("//", "//me:pa%24s@"))
-    with pytest.raises(SourceError) as error:
-        prometheus_source.prometheus_records(secured, str, 60)
-    assert "leads to http://" in str(error.value)
-    assert [entry for _, entry in serve.seen] == ["Basic bWU6cGEkcw=="]
-    for text in (str(error.value), repr(secured)):
-        assert not [word for word in ("secret", "pa$s", "pa%24s", "bWU6") if word in text]
-    # A token is sent as it is.
-    prometheus_source.prometheus_records(source(serve(answer([])) + "/prefix/", "abc"), str, 60)
-    (path, token), _ = serve.seen
-    assert token == "Bearer abc"
-    assert path.startswith("/prefix/api/v1/query?query=")
-    with pytest.raises(SourceError, match=r"^http://127\.0\.0\.1:1: Connection refused$"):
-        fetch("http://127.0.0.1:1")
-
-
-def test_an_address_that_is_none_is_refused():
-    for words in (
-        "ftp://x",
-        "http://",
-        "http://x:port",
-        "http://x?1=q",
-        "http://x/#a",
-        "http://a b",
-    ):
-        with pytest.raises(ValueError, match=r"must|has a character"):
-            source(words)
-    assert source("://").directory == "://"
 
 
 # --- The whole way, with the command.
@@ -570,10 +311,8 @@ def test_the_command_says_which_nodes_are_well_and_how_old_that_is(tool, tmp_pat
     [
         ("--sudo", 2, "--sudo: no node is asked with --recorded"),
         ("--only gate.timer", 2, "no node judges its own gate"),
-        ("--recorded http://u:secret@x:9090", 2, "a password on the command line"),
-        ("--token-file nosuch", 2, "nosuch"),
         ("--recorded /nosuch/place", 1, "/nosuch/place"),
-        ("", 1, "Connection refused"),
+        ("", 2, "--recorded: must be a directory, not a URL"),
     ],
 )
 def test_a_bad_source_or_option_is_one_line(words, status, reason, tool, tmp_path):

@@ -48,7 +48,6 @@ READ_FILES = {
     "audit x": "x",
     "audit x.py --": "group_data/all.py",
     "audit x.py --only site": "checks.d/x.toml",
-    "audit x.py --recorded http://127.0.0.1:9 --token-file x": "x",
     "audit @local": "../.config/nodeready/config.toml",
     "diff x.json x.json": "x.json",
 }

@@ -168,7 +168,7 @@ def grouped(text: str) -> None:
     shown = "\n".join(line.plain for line in find_format("stacks", "table").lines(together))
     assert "\x1b" not in shown
     assert "\u202e" not in shown
-    for name in ("json", "html", "speedscope"):
+    for name in ("json", "html"):
         for piece in find_format("stacks", name).render(together):
             piece.encode()
 

@@ -1,4 +1,4 @@
-"""`nodeready run` with real processes: lines, logs, signals, ends, stacks, the last lines."""
+"""`nodeready run` with real processes: lines, logs, signals, ends, stacks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pty
 import re
 import resource
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from nodeready.subjects.debug_tools import rank_program
 from nodeready.transport import bundle
 from tests.cases import cases
 from tests.command import wait_for
+from tests.paths import DOCS
 
 FILE = Path(supervisor.__file__)
 NODE = supervisor.node_name({})
@@ -449,85 +451,40 @@ def test_an_older_torch_has_other_variables(tmp_path, header):
     assert supervisor.recorder_variables(str(tmp_path), {}, "/x") == {}
 
 
-TRACED = """
-import json, os, sys, threading, time
-def step(number):
-    value = json.loads("1")
-    return value + number
-def other():
-    for number in range(3):
-        step(number)
-thread = threading.Thread(target=other, name="loader")
-thread.start()
-thread.join()
-step(9)
-if "hang" in sys.argv:
-    print("hangs", flush=True)
-    time.sleep(60)
-if "kill" in sys.argv:
-    os.kill(os.getpid(), 9)
-raise SystemExit("gone" if "fail" in sys.argv else 0)
-"""
-
-
-@pytest.mark.parametrize(("word", "status"), [("fail", 1), ("kill", 128 + 9), ("fine", 0)])
-def test_the_last_lines_are_written_when_it_fails(script, python, word, status):
-    done = run(python, script(TRACED), word, python=python, options=("--trace-lines", "4"))
-    assert done.returncode == status
-    text = done.stderr.decode()
-    titles = sorted(re.findall(r"\] trace of process \d+.*\((\w+)", text))
-    assert titles == ["MainThread", "loader"] * bool(status)
-    line = rf"(?m)^\[{NODE}:3\] \S+ train.py:5 (step) \|     return value \+ number$"
-    assert bool(re.search(line, text)) == bool(status)
-    assert not re.search(r"(?m)^(?!.*train\.py).*json", text)
-
-
-@pytest.mark.parametrize("number", [signal.SIGURG, signal.SIGTERM])
-def test_the_last_lines_are_written_on_a_signal(script, number):
-    with started(sys.executable, script(TRACED), "hang", options=("--trace-lines", "50")) as job:
-        until(job.stdout, b"hangs")
-        wait_for(lambda: runtime.status(children(job.pid)[0]).state == "S")
-        os.killpg(job.pid, number)
-        text = until(job.stdout, b"time.sleep(60)\n").decode()
-        assert text.count("trace of process") == 2
-
-
-def test_forked_and_spawned_processes_are_traced_apart(script):
+@pytest.mark.parametrize(("word", "status"), [("fine", 0), ("kill", 128 + 9)])
+def test_pythons_own_trace_is_in_the_log_up_to_the_last_line(
+    script, tmp_path, python, word, status
+):
+    """The command of docs/run.md: own lines of all threads, and none of the library."""
     path = script(
         """
-        import multiprocessing as mp, os, sys
-        def work():
-            number = 1
-            number += 1
-        if __name__ == "__main__":
-            for way in ("fork", "spawn"):
-                one = mp.get_context(way).Process(target=work)
-                one.start()
-                one.join()
-            sys.exit(1)
+        import json, os, sys, threading
+        def step(number):
+            return number + json.loads("1")
+        thread = threading.Thread(target=step, args=(1,))
+        thread.start()
+        thread.join()
+        if "kill" in sys.argv:
+            os.kill(os.getpid(), 9)
         """
     )
-    text = run(sys.executable, path, options=("--trace-lines", "3")).stderr.decode()
-    assert text.count("train.py:5 work") == 2
-    assert len(set(re.findall(r"trace of process (\d+)", text))) >= 3
-
-
-@pytest.mark.parametrize(("path", "is_mine"), [
-    ("/v/site-packages/mine/x.py", True),
-    ("/v/site-packages/torch/x.py", False),
-    ("/home/ada/train.py", True),
-    (os.__file__, False),
-    ("<frozen importlib>", False),
-])  # fmt: skip
-def test_a_package_that_is_asked_for_is_traced(path, is_mine):
-    ring = supervisor.LineRing("/nonexistent", 4, ("mine",))
-    assert ring.is_traced(compile("pass", path, "exec")) == is_mine
+    (line,) = re.findall(r"python (-m trace .*) train\.py", (DOCS / "run.md").read_text())
+    log_dir = tmp_path / "logs"
+    done = run(python, *shlex.split(line), path, word, python=python,
+               options=("--log-dir", str(log_dir)))  # fmt: skip
+    assert done.returncode == status
+    (log,) = log_dir.glob("*.log")
+    lines = log.read_text().splitlines()
+    assert any(
+        re.fullmatch(r"\d+\.\d\d train\.py\(4\):     return number .*", row) for row in lines
+    )
+    assert not [row for row in lines if re.search(r" (decoder|threading)\.py\(", row)]
+    assert ("os.kill" in lines[-1]) == bool(status)
 
 
 @pytest.mark.parametrize(
     "line",
-    ["", "--", "--nosuch -- true", "--signal KILL -- true", "--signal nosuch -- true"]
-    + [f"--trace-lines {number} -- true" for number in (-1, 1000001)],
+    ["", "--", "--nosuch -- true", "--signal KILL -- true", "--signal nosuch -- true"],
 )
 def test_a_mistake_is_a_line_and_status_2(capsys, line):
     with pytest.raises(SystemExit) as end:

@@ -1,20 +1,16 @@
-"""What other programs read: lines for a shell to evaluate, and profiles for speedscope."""
+"""Lines for a shell to evaluate."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from nodeready.ready.job_env import Environment, JobVariable
-from nodeready.reports import env_script, json_report, speedscope
+from nodeready.reports import env_script, json_report
 from tests.builders.environments import ENVIRONMENTS
-from tests.builders.stack_fleets import FLEETS
 
-SPEEDSCOPE = json.loads((Path(__file__).parent / "data" / "speedscope.json").read_text())
 EACH = pytest.mark.parametrize("name", ENVIRONMENTS)
 
 
@@ -75,27 +71,3 @@ def test_a_value_that_zsh_would_expand_is_quoted() -> None:
     """Of a bare ``=eth0``, zsh would look for a command eth0."""
     variable = JobVariable("A", "=eth0", "why", True)
     assert "export A='=eth0'\n" in text(Environment("", ("n",), (), (variable,)))
-
-
-@pytest.mark.parametrize("name", FLEETS)
-def test_a_profile_has_one_weighted_sample_per_stack(name: str) -> None:
-    stacks = FLEETS[name]()
-    document = json.loads("".join(speedscope.speedscope(stacks)))
-    jsonschema.validate(document, SPEEDSCOPE)
-    (profile,) = document["profiles"]
-    assert profile["endValue"] - profile["startValue"] == sum(profile["weights"])
-    groups = [group for group in stacks.groups if group.frames]
-    assert profile["weights"] == [group.processes for group in groups]
-    frames = document["shared"]["frames"]
-    for group, sample in zip(groups, profile["samples"], strict=True):
-        *path, label = [frames[index] for index in sample]
-        assert len(path) == len(group.frames)
-        assert label["name"].startswith("[")
-
-
-def test_a_profile_names_the_ranks_of_each_stack() -> None:
-    document = json.loads("".join(speedscope.speedscope(FLEETS["one"]())))
-    assert [frame["name"] for frame in document["shared"]["frames"] if "[" in frame["name"]] == [
-        "[blocked: rank 7]",
-        "[blocked: ranks 0-6,8-511]",
-    ]

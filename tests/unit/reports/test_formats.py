@@ -13,7 +13,6 @@ from nodeready.audit.document import Audit, audit_code, reasons
 from nodeready.audit.verdict import listed_fields
 from nodeready.reports import json_report, junit, nagios, prometheus
 from nodeready.reports.nagios import nagios_code
-from nodeready.reports.notification import notification
 from nodeready.reports.registry import Options, find_format
 from nodeready.subjects.result import fail
 from nodeready.text import sanitise
@@ -139,8 +138,6 @@ def test_every_format_that_has_the_fix_has_its_end():
     shown = {form for form in FORMATS["audit"] if "set it in" in text_of("audit", form, report)}
     whole = {form for form in shown if "then ask the owner" in text_of("audit", form, report)}
     assert whole == shown >= {"table", "json", "junit", "nagios", "body"}
-    (finding,) = notification(report, {}, "audit", "prod.py").findings
-    assert finding.fix == repair
     (row,) = listed_fields(report.nodes[0].results)["results"]
     assert row["fix"] == repair
     assert reasons(report.nodes[0].results)[0].endswith("x" * 3000)

@@ -66,8 +66,7 @@ def test_the_file_is_generated_from_the_dataclasses(document):
 
 def test_every_document_has_a_json_format_and_a_schema():
     with_json = {name for name, rows in FORMATS.items() if "json" in rows}
-    # What `--notify` sends is shown by no command.
-    assert set(schema.DOCUMENTS) == with_json | {"notification"}
+    assert set(schema.DOCUMENTS) == with_json
 
 
 @pytest.mark.parametrize(("document", "name"), CASES)

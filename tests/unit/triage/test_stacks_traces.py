@@ -195,7 +195,7 @@ def test_a_nodes_name_is_never_a_path_and_no_two_share_a_file(tmp_path):
 
 def test_only_a_directory_of_ours_is_written_to_again(tmp_path):
     archive.prepare(new := tmp_path / "new")
-    for name in ("trace-gpu1.json", "stacks.json", "stacks.html", "stacks.speedscope.json"):
+    for name in ("trace-gpu1.json", "stacks.json", "stacks.html"):
         (new / name).touch()
     archive.prepare(new)
     (new / "thesis.tex").touch()
