@@ -43,10 +43,11 @@ from nodeready.policy import Policy
 from nodeready.reports.registry import FORMATS
 from nodeready.subjects import probe_answer, probe_script, snapshot
 from nodeready.subjects.context import context_of
+from nodeready.subjects.outcome import Outcome
 from nodeready.subjects.registry import select
 from nodeready.subjects.ssh_client.known_hosts import Endpoint
-from nodeready.transport.base import Reply, Request
-from nodeready.transport.snapshots import SnapshotQuestion, SnapshotReply
+from nodeready.transport.base import Answer, Request
+from nodeready.transport.snapshots import SnapshotQuestion
 
 NONCE = "0" * 16
 _HOST, _ADDRESS = "thenode", "10.255.255.254"
@@ -390,10 +391,10 @@ def audit_answers(
     replies = []
     for name, (nonce, text) in zip(policies, _answers(place), strict=True):
         question = SnapshotQuestion(Request(name, "", 60), policies[name], chosen, nonce)
-        replies.append(SnapshotReply(name, workers.read(question, Reply(text)), seconds=1.0))
+        replies.append(Outcome(name, workers.read(question, Answer(text)), seconds=1.0))
     replies = workers.settle(replies)
     read = time.perf_counter()
-    snapshots = {reply.name: reply.snapshot for reply in replies if reply.snapshot is not None}
+    snapshots = {reply.node: reply.value for reply in replies if reply.value is not None}
     endpoints = {name: Endpoint() for name in policies}
     context = context_of(policies, snapshots, endpoints, bytes, lambda name: "")
     context = workers.complete(context, {})

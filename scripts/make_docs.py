@@ -26,7 +26,10 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/checks.md": checks_page.page,
     "docs/nodeready.1": man_page.page,
     "docs/schema/facts-1.json": facts_schema.text,
-    **{f"docs/schema/{name}-1.json": partial(schema.text, name) for name in schema.DOCUMENTS},
+    **{
+        f"docs/schema/{schema.file_name(name)}": partial(schema.text, name)
+        for name in schema.DOCUMENTS
+    },
 }
 #: Generated pieces of other pages: the name between the marks -> its text.
 PIECES: dict[str, Callable[[], str]] = {

@@ -7,23 +7,22 @@ raise KeyboardInterrupt, which is an interrupt in the middle of everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from nodeready import shell
+from nodeready.subjects.outcome import HUNG, LATE, Gap
 from nodeready.transport.base import (
-    HUNG,
-    LATE,
     LATE_WORDS,
     Answer,
     Conversation,
     Exchange,
-    Failure,
     Key,
     NodeChannel,
-    Reply,
+    Outcomes,
     Request,
     ResultT,
     Transport,
+    exchanges_of,
     interrupted,
     node_of,
 )
@@ -35,12 +34,12 @@ Does = Callable[[Request], "Answer | None"]
 
 def says(text: str, rc: int = 0, stderr: str = "") -> Does:
     """A node that prints this."""
-    return lambda request: Reply(text, stderr, rc=rc)
+    return lambda request: Answer(text, stderr, rc=rc)
 
 
 def fails(kind: str, error: str, stdout: str = "") -> Does:
     """A node that gives no answer, and why; stdout: what it had said until then."""
-    return lambda request: Failure(stdout, kind=kind, error=error)
+    return lambda request: Answer(stdout, gap=Gap(kind, error))
 
 
 def hangs(request: Request) -> Answer | None:
@@ -90,8 +89,8 @@ class Fake(Transport):
 
     def converse(
         self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
-    ) -> Iterator[tuple[Key, ResultT | Failure]]:
-        exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
+    ) -> Outcomes[ResultT]:
+        exchanges = exchanges_of(conversations)
         order: Sequence[str] = self.nodes
         stopped = False
         try:
@@ -101,12 +100,12 @@ class Fake(Transport):
                 while not one.is_over:
                     assert one.request is not None
                     self._answer(one, one.request, deadline)
-                yield key, exchanges.pop(key).value
+                yield key, exchanges.pop(key).outcome
         except KeyboardInterrupt:
             self.interrupted = stopped = True
             for key, one in exchanges.items():
                 one.end(interrupted())
-                yield key, one.value
+                yield key, one.outcome
         finally:
             if stopped:
                 self.end()
@@ -117,9 +116,9 @@ class Fake(Transport):
         if answer is not None:
             one.answer(answer)
         elif deadline is not None:
-            one.end(Failure(kind=LATE, error=LATE_WORDS))
+            one.end(Answer(gap=Gap(LATE, LATE_WORDS)))
         else:
-            one.answer(Failure(kind=HUNG, error=f"no answer in {request.limit_s} s"))
+            one.answer(Answer(gap=Gap(HUNG, f"no answer in {request.limit_s} s")))
 
     def open(self, request: Request) -> NodeChannel:
         self.asked.append(request)

@@ -15,4 +15,5 @@ SAMPLES = ROOT.parent / "shared" / "samples"
 
 def schema(name: str) -> Any:
     """The published schema of a document, as JSON: `schema("audit")`."""
-    return json.loads((DOCS / "schema" / f"{name}-1.json").read_text(encoding="utf-8"))
+    (path,) = (DOCS / "schema").glob(f"{name}-[0-9].json")
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -13,9 +13,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, TypedDict
 
-from nodeready.exit_codes import exit_code
 from nodeready.subjects.gpus.gpu import Gpus
 from nodeready.subjects.json_types import Count, Moment, Name, Positive
+from nodeready.subjects.outcome import (
+    FAILED_WORD,
+    UNREACHABLE_WORD,
+    Gap,
+    NodeGap,
+    NodeGaps,
+    gaps_code,
+)
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import STATUSES, Result, worst
 from nodeready.subjects.snapshot import Snapshot, shown_facts
@@ -26,7 +33,7 @@ from nodeready.text import sanitise
 
 #: Statuses of a node beside those of its results: it was not reached, or its connection was lost;
 #: it could not be probed for another reason (sudo, an interrupt, a bug).
-UNREACHABLE, FAILED = "unreachable", "failed"
+UNREACHABLE, FAILED = UNREACHABLE_WORD, FAILED_WORD
 #: The statuses of a node, worst first.
 NODE_STATUSES: tuple[str, ...] = (UNREACHABLE, FAILED, *STATUSES)
 
@@ -41,20 +48,20 @@ class NodeReport:
     status:  the worst of its results; unreachable: it was not reached, or the connection was lost;
              failed: it could not be probed for another reason
     seconds: wall time of its probe, connection included; 0: there was none
-    error:   why it could not be probed, one line; empty when it could
+    gap:     why it could not be probed; None: it was probed
     groups:  of the inventory that it is in
     age_s:   of a recorded verdict, by the clock of the machine that collected it; None: the node
              was probed, or has no verdict
     read_facts: gives the facts as text of the run's format, where a worker made that text
     """
 
-    JSON: ClassVar = ("name", "status", "seconds", "error", "age_s?", "facts", "results")
+    JSON: ClassVar = ("name", "status", "seconds", "age_s?", "facts", "results")
     JSON_KEYS: ClassVar = {"age_s": "age_seconds"}
 
     name: Name
     status: Annotated[str, {"enum": NODE_STATUSES}]
     seconds: Annotated[float, {"minimum": 0}] = 0.0
-    error: str = ""
+    gap: Gap | None = None
     groups: tuple[str, ...] = ()
     results: tuple[Result, ...] = ()
     snapshot: Snapshot | None = field(default=None, repr=False)
@@ -69,16 +76,18 @@ class NodeReport:
         *,
         snapshot: Snapshot | None = None,
         seconds: float = 0.0,
-        error: str = "",
-        unreachable: bool = False,
+        gap: Gap | None = None,
         groups: Iterable[str] = (),
     ) -> NodeReport:
-        """The report of a node, with its status: the worst of its results, or the error's."""
+        """The report of a node, with its status: the worst of its results, or the gap's."""
         results = tuple(results)
-        status = worst(results)
-        if error:
-            status = UNREACHABLE if unreachable else FAILED
-        return cls(name, status, seconds, error, tuple(groups), results, snapshot)
+        status = gap.word if gap else worst(results)
+        return cls(name, status, seconds, gap, tuple(groups), results, snapshot)
+
+    @property
+    def error(self) -> str:
+        """Why it could not be probed, one line; "": it was probed."""
+        return self.gap.reason if self.gap else ""
 
     @property
     def statuses(self) -> Counter[str]:
@@ -158,17 +167,18 @@ class Audit:
     started:       when the audit began, UTC
     finished:      when it ended, UTC
     policy_digest: of the nodes' policies: equal digests, equal expectations
-    complete:      False when it was interrupted: some nodes were not probed, and are FAILED with
-                   the error NOT_PROBED
+    complete:      False when it was interrupted: some nodes were not probed
+    gaps:          the nodes that were not probed, each with the reason
     recorded:      the source of the verdicts, of an audit of recorded verdicts; None: the nodes
                    were probed
     outliers:      facts in which some nodes differ from most of their group
     """
 
     SCHEMA: ClassVar = "audit"
+    VERSION: ClassVar = 2
     JSON: ClassVar[tuple[str, ...]] = (
         *("started", "finished", "policy_digest", "complete", "recorded?"),
-        *("nodes", "outliers", "summary"),
+        *("gaps", "nodes", "outliers", "summary"),
     )
 
     started: Moment
@@ -178,6 +188,10 @@ class Audit:
     outliers: tuple[Outlier, ...] = ()
     complete: bool = True
     recorded: Recorded | None = None
+
+    @cached_property
+    def gaps(self) -> NodeGaps:
+        return tuple(NodeGap(node.name, *node.gap) for node in self.nodes if node.gap)
 
     @cached_property
     def summary(self) -> AuditSummary:
@@ -236,6 +250,7 @@ class Ready:
     """
 
     SCHEMA: ClassVar = "ready"
+    VERSION: ClassVar = 2
     JSON: ClassVar = (
         *(f"audit.{name}" for name in Audit.JSON[:5]),
         *("budget_s", "needed", "enough", "go", "no_go"),
@@ -285,26 +300,15 @@ def slots(snapshot: Snapshot | None) -> int:
 
 def audit_code(audit: Audit, fail_on: str = "fail") -> int:
     """The exit code of an audit; ``fail_on="warn"``: a warning or an outlier fails too."""
-    have, results = audit.summary["nodes"], audit.summary["results"]
+    results = audit.summary["results"]
     bad = results["fail"] + results["unknown"]
     if fail_on == "warn":
         bad += results["warn"] + len(audit.outliers)
-    return exit_code(
-        interrupted=not audit.complete,
-        usage=not audit.nodes,
-        failed=have["failed"] > 0,
-        unreachable=have["unreachable"] > 0,
-        check=bad > 0,
-    )
+    return gaps_code(audit.gaps, complete=audit.complete, usage=not audit.nodes, check=bad > 0)
 
 
 def ready_code(ready: Ready) -> int:
     """The exit code of ``ready``: 0 with enough ready nodes (``--nodes-needed``)."""
-    have = ready.audit.summary["nodes"]
-    return exit_code(
-        interrupted=not ready.audit.complete,
-        usage=not ready.audit.nodes,
-        failed=have["failed"] > 0 and not ready.enough,
-        unreachable=have["unreachable"] > 0 and not ready.enough,
-        check=not ready.enough,
-    )
+    audit = ready.audit
+    gaps = () if ready.enough else audit.gaps
+    return gaps_code(gaps, complete=audit.complete, usage=not audit.nodes, check=not ready.enough)

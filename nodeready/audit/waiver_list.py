@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from nodeready.audit.document import Audit
-from nodeready.exit_codes import exit_code
 from nodeready.policy.waivers import ENDING_DAYS, Waiver
 from nodeready.subjects.json_types import Count, Moment, Name, Names
+from nodeready.subjects.outcome import NodeGaps, gaps_code
 from nodeready.subjects.result import STATUSES, Result
 from nodeready.subjects.waivers import WAIVABLE, last_ending
 
@@ -65,17 +65,18 @@ class WaiverList:
     complete: False when it was interrupted
     answered: the number of nodes that were asked and answered; 0 with --offline
     waivers:  the most urgent first
-    errors:   node -> why it gave no answer, one line
+    gaps:     the nodes that gave no answer
     """
 
     SCHEMA: ClassVar = "waivers"
+    VERSION: ClassVar = 2
 
     started: Moment
     finished: Moment
     complete: bool
     answered: Count
     waivers: tuple[ListedWaiver, ...]
-    errors: Mapping[str, str]
+    gaps: NodeGaps
 
 
 def list_waivers(
@@ -144,11 +145,10 @@ def _listed(
     return ListedWaiver(waiver, state, nodes, days_left, tuple(rows))
 
 
-def waivers_code(document: WaiverList, *, unreachable: bool, failed: bool) -> int:
+def waivers_code(document: WaiverList) -> int:
     """The exit code: 3 if a waiver has expired, concerns no node or hides nothing."""
-    return exit_code(
-        interrupted=not document.complete,
-        failed=failed,
-        unreachable=unreachable,
+    return gaps_code(
+        document.gaps,
+        complete=document.complete,
         check=any(row.state in MISTAKES for row in document.waivers),
     )

@@ -56,13 +56,14 @@ from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.subjects import probe_script
 from nodeready.subjects.context import FleetContext, unique_addresses
+from nodeready.subjects.outcome import FAILED, Gap, Outcome
 from nodeready.subjects.registry import CheckSelection
-from nodeready.subjects.result import Result
+from nodeready.subjects.result import Result, worst
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.text import utc_now
-from nodeready.transport.base import FAILED, Answer, SshPeer
+from nodeready.transport.base import Answer, SshPeer
 from nodeready.transport.processes import Frames, close_inherited, frames_to_child
-from nodeready.transport.snapshots import NOT_PROBED, SnapshotQuestion, SnapshotReply
+from nodeready.transport.snapshots import SnapshotQuestion
 
 #: Fewer nodes need no worker: to start one takes longer than to read their answers.
 MIN_NODES = 64
@@ -81,7 +82,7 @@ _MAX_LOCAL = 128 << 10
 #: Orders of a worker between two garbage collections.
 _COLLECT_EVERY = 1000
 
-#: Stands in a SnapshotReply for the snapshot that a worker has.
+#: Stands in an Outcome for the snapshot that a worker has.
 WORKER_HAS_SNAPSHOT = Snapshot()
 
 #: Reads the sections of a node's state.
@@ -183,7 +184,7 @@ class _Row(NamedTuple):
     name: str
     status: str
     seconds: float
-    error: str
+    gap: Gap | None
     groups: tuple[str, ...]
     results: array[int]
     facts: tuple[int, int, int] | None
@@ -214,7 +215,7 @@ class _Rows(Sequence[NodeReport]):
             def read_facts() -> str:
                 return os.pread(self._files[file], size, start).decode("ascii")
 
-        values = (row.name, row.status, row.seconds, row.error, row.groups, results)
+        values = (row.name, row.status, row.seconds, row.gap, row.groups, results)
         return NodeReport(*values, read_facts=read_facts)
 
 
@@ -449,7 +450,7 @@ class AuditWorkers:
         """Submit an answer to the workers; returns `WORKER_HAS_SNAPSHOT`."""
         name = question.request.node
         policy = self._policies[name]
-        if answer.error or probe_script.mark(question.nonce) not in answer.stdout:
+        if answer.gap or probe_script.mark(question.nonce) not in answer.stdout:
             self._open_orders += 1
             self._do_locally(name, ("keep", question.read(answer), policy))
         else:
@@ -457,30 +458,29 @@ class AuditWorkers:
             self._submit(name, ("read", policy, subjects, question.nonce, answer.stdout))
         return WORKER_HAS_SNAPSHOT
 
-    def settle(self, replies: Iterable[SnapshotReply]) -> list[SnapshotReply]:
+    def settle(self, outcomes: Iterable[Outcome[Snapshot]]) -> list[Outcome[Snapshot]]:
         """Wait until all answers are read.
 
-        A reply then has an error, or a snapshot with only the subject that the fleet needs.
+        An outcome then has a gap, or a snapshot with only the subject that the fleet needs.
         """
-        replies = list(replies)
-        for reply in replies:
-            if reply.snapshot is not None and reply.snapshot is not WORKER_HAS_SNAPSHOT:
+        outcomes = list(outcomes)
+        for outcome in outcomes:
+            name, snapshot = outcome.node, outcome.value
+            if snapshot is not None and snapshot is not WORKER_HAS_SNAPSHOT:
                 self._open_orders += 1
-                self._do_locally(reply.name, ("keep", reply.snapshot, self._policies[reply.name]))
+                self._do_locally(name, ("keep", snapshot, self._policies[name]))
         self._finish()
         settled = []
-        for reply in replies:
-            if reply.snapshot is None:
-                settled.append(reply)
-            elif reply.name in self._failures:
-                reason = self._failures.pop(reply.name)
-                settled.append(
-                    SnapshotReply(reply.name, error=reason, kind=FAILED, seconds=reply.seconds)
-                )
+        for outcome in outcomes:
+            if outcome.value is None:
+                settled.append(outcome)
+            elif outcome.node in self._failures:
+                gap = Gap(FAILED, self._failures.pop(outcome.node))
+                settled.append(replace(outcome, value=None, gap=gap))
             else:
-                identity = self._summaries[reply.name][1].identity
+                identity = self._summaries[outcome.node][1].identity
                 subjects = {} if identity is None else {"ssh_client": identity}
-                settled.append(replace(reply, snapshot=Snapshot(subjects)))
+                settled.append(replace(outcome, value=Snapshot(subjects)))
         return settled
 
     def complete(self, context: FleetContext, peers: Mapping[str, SshPeer]) -> FleetContext:
@@ -515,7 +515,7 @@ class AuditWorkers:
 
     def audit(
         self,
-        replies: Sequence[SnapshotReply],
+        outcomes: Sequence[Outcome[Snapshot]],
         context: FleetContext,
         selection: CheckSelection,
         started: str,
@@ -524,35 +524,36 @@ class AuditWorkers:
         complete: bool = True,
         earlier_counters: Callable[[str], str] = lambda name: "",
     ) -> Audit:
-        """The audit of settled replies.
+        """The audit of settled outcomes.
 
         earlier_counters: of a node, as `CounterSample.parse` takes them
         """
         self.moment_s = time.time()
         self._broadcast(("context", context.addresses, self.moment_s))
-        for reply in replies:
-            if reply.snapshot is not None:
-                judge, summary = self._summaries[reply.name]
-                about = context.about(reply.name)
+        for probed in outcomes:
+            if probed.value is not None:
+                name = probed.node
+                judge, summary = self._summaries[name]
+                about = context.about(name)
                 order = NodeOrder(
                     file=judge,
                     place=summary.place,
-                    policy=self._policies[reply.name],
+                    policy=self._policies[name],
                     known_hosts=self._share(about.known_hosts),
                     gate_files=self._share(about.gate_files),
                     host_key=about.host_key,
-                    earlier=earlier_counters(reply.name) if summary.has_counters else "",
+                    earlier=earlier_counters(name) if summary.has_counters else "",
                 )
-                self._submit(reply.name, ("judge", order))
+                self._submit(name, ("judge", order))
         self._finish()
         rows, peers = [], dict[str, dict[str, Any]]()
         checks = {*selection.results}
         subjects = {NUMBER_OF[name] for name in selection.subjects}
-        for reply in replies:
-            row, facts = self._row(reply, groups(reply.name), checks, subjects)
+        for probed in outcomes:
+            row, facts = self._row(probed, groups(probed.node), checks, subjects)
             rows.append(row)
             if facts is not None:
-                peers.setdefault(",".join(row.groups) or ALL, {})[reply.name] = facts
+                peers.setdefault(",".join(row.groups) or ALL, {})[probed.node] = facts
         nodes = _Rows(rows, self._results, self._files)
         return Audit(
             started,
@@ -564,21 +565,21 @@ class AuditWorkers:
         )
 
     def _row(
-        self, reply: SnapshotReply, groups: tuple[str, ...], checks: set[str], subjects: set[int]
+        self,
+        probed: Outcome[Snapshot],
+        groups: tuple[str, ...],
+        checks: set[str],
+        subjects: set[int],
     ) -> tuple[_Row, Any]:
         """The node's row, and its facts to compare with peers; None: it was not judged."""
-        seconds = round(reply.seconds, 3)
-        error = reply.error or ("" if reply.reached else NOT_PROBED)
-        judged = self._outcomes.pop(reply.name, None) if reply.reached else None
+        name, gap, seconds = probed.node, probed.gap, round(probed.seconds, 3)
+        judged = None if probed.value is None else self._outcomes.pop(name, None)
         if judged is None:
-            if reply.reached:
-                error = self._failures.get(reply.name, "it was not judged")
-            report = NodeReport.of(reply.name, error=error, unreachable=reply.unreachable)
-            row = _Row(reply.name, report.status, seconds, error, groups, array("I"), None)
-            return row, None
+            gap = gap or Gap(FAILED, self._failures.get(name, "it was not judged"))
+            return _Row(name, gap.word, seconds, gap, groups, array("I"), None), None
         judge, outcome = judged
         if outcome.state is not None:
-            self._states[reply.name] = judge, outcome.state
+            self._states[name] = judge, outcome.state
         numbers = array("I")
         for numbered_by, _, codes in sorted(outcome.results, key=lambda result: result[1]):
             table = self._tables[numbered_by][0]
@@ -593,9 +594,9 @@ class AuditWorkers:
                     self._facts[self._tables[numbered_by][1][code]] if type(code) is int else code
                 )
         results = [self._results[number] for number in numbers]
-        report = NodeReport.of(reply.name, results, error=error, unreachable=reply.unreachable)
         place = None if outcome.facts is None else (judge, *outcome.facts)
-        return _Row(reply.name, report.status, seconds, error, groups, numbers, place), facts
+        status = gap.word if gap else worst(results)
+        return _Row(name, status, seconds, gap, groups, numbers, place), facts
 
     def state(self, name: str) -> tuple[bytes, tuple[str, ...], StateReader] | None:
         """The state of a judged node for the memory; None: it was not judged, or without memory.

@@ -23,10 +23,10 @@ from nodeready.policy import Policy
 from nodeready.policy.site_checks import AUDIT
 from nodeready.reports.nagios import nagios_code
 from nodeready.reports.registry import Options
+from nodeready.subjects.outcome import Outcome, gaps_of, interrupted_nodes
 from nodeready.subjects.registry import CheckSelection, SelectionError, select
+from nodeready.subjects.snapshot import Snapshot
 from nodeready.text import utc_now
-from nodeready.transport.base import INTERRUPTED
-from nodeready.transport.snapshots import SnapshotReply
 
 if TYPE_CHECKING:
     from nodeready.audit.workers import AuditWorkers
@@ -39,28 +39,28 @@ def audit_document(
     targets: Targets,
     screen: Screen,
     selection: CheckSelection,
-    replies: list[SnapshotReply],
+    outcomes: list[Outcome[Snapshot]],
     *,
     started: str,
     workers: AuditWorkers,
     keeper: LookKeeper | None = None,
 ) -> Audit:
-    """The audit of these replies to a probe of targets with an inventory.
+    """The audit of a probe of targets with an inventory.
 
-    replies: without the snapshots that the workers hold
-    keeper:  has the earlier counters; None: of a look that is not kept
+    outcomes: without the snapshots that the workers hold
+    keeper:   has the earlier counters; None: of a look that is not kept
     """
     from nodeready.subjects.context import FleetContext
     from nodeready.transport.fleet_context import fleet_context
 
     assert targets.inventory is not None
     transport, inventory = targets.transport, targets.inventory
-    replies = workers.settle(replies)
+    outcomes = workers.settle(outcomes)
     context = FleetContext(targets.policies)
-    if all(reply.kind != INTERRUPTED for reply in replies):
-        context = fleet_context(transport, targets.gate_policies, replies, inventory)
+    if not any(outcome.is_interrupted for outcome in outcomes):
+        context = fleet_context(transport, targets.gate_policies, outcomes, inventory)
     return workers.audit(
-        replies,
+        outcomes,
         workers.complete(context, transport.ssh_peers()),
         selection,
         started,
@@ -83,13 +83,11 @@ def look_at_nodes(
     started = utc_now()
     subjects = probed_subjects(selection)
     with nodes.transport:
-        replies = probe_nodes(nodes, screen, subjects, timeout_s, read=workers.read)
+        outcomes = probe_nodes(nodes, screen, subjects, timeout_s, read=workers.read)
         if nodes.transport.interrupted:
-            screen.say_partial(
-                reply.name for reply in replies if not (reply.reached or reply.error)
-            )
+            screen.say_partial(interrupted_nodes(gaps_of(outcomes)))
         return audit_document(
-            nodes, screen, selection, replies, started=started, workers=workers, keeper=keeper
+            nodes, screen, selection, outcomes, started=started, workers=workers, keeper=keeper
         )
 
 

@@ -5,22 +5,30 @@ from __future__ import annotations
 import getpass
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from nodeready.cli.targets import Targets
+from nodeready.subjects.outcome import (
+    SUDO,
+    Gap,
+    NodeGaps,
+    Outcome,
+    failed_nodes,
+    interrupted_nodes,
+    node_gaps,
+)
+from nodeready.subjects.snapshot import Snapshot
 from nodeready.text import counted
 from nodeready.transport.base import (
-    INTERRUPTED,
-    SUDO,
-    UNREACHED,
     Answer,
     Asks,
     Conversation,
-    Failure,
     Key,
     Request,
     ResultT,
     Transport,
+    answer_of,
     collect,
     node_of,
     once,
@@ -29,12 +37,14 @@ from nodeready.transport.snapshots import (
     PROBE_TIMEOUT_S,
     Read,
     SnapshotQuestion,
-    SnapshotReply,
     take_snapshot,
 )
 
 if TYPE_CHECKING:
     from nodeready.cli.screen import Screen
+
+#: No gaps beside those of the outcomes.
+NO_GAPS: Mapping[str, Gap] = MappingProxyType({})
 
 
 def converse(
@@ -45,70 +55,80 @@ def converse(
     names: Iterable[str] | None = None,
     *,
     on_interrupt: str = "",
-) -> dict[str, ResultT | Failure]:
+) -> dict[str, Outcome[ResultT]]:
     """Hold a conversation with each node, with progress; ask once for sudo's password.
 
     activity:     the word beside the progress
     names:        of the nodes; None: all
     on_interrupt: the line that is printed once after an interrupt
     """
-    results: dict[str, ResultT | Failure] = {}
+    outcomes: dict[str, Outcome[ResultT]] = {}
     is_announced = False
 
     def converse_with(chosen: list[str]) -> None:
         with screen.progress(activity, chosen) as done:
 
-            def on_result(key: Key, result: ResultT | Failure) -> None:
+            def on_outcome(key: Key, outcome: Outcome[ResultT]) -> None:
                 nonlocal is_announced
                 if transport.interrupted and on_interrupt and not is_announced:
                     is_announced = True
                     screen.say(on_interrupt)
-                has_failed = isinstance(result, Failure) or bool(getattr(result, "error", ""))
-                done(node_of(key), has_failed)
+                done(node_of(key), gap_of(outcome) is not None)
 
             conversations: dict[Key, Conversation[ResultT]] = {
                 name: conversation(name) for name in chosen
             }
-            for key, result in collect(transport, conversations, on_result).items():
-                results[node_of(key)] = result
+            for key, outcome in collect(transport, conversations, on_outcome).items():
+                outcomes[node_of(key)] = outcome
 
     converse_with(list(transport.nodes if names is None else names))
-    refused = [name for name, result in results.items() if getattr(result, "kind", "") == SUDO]
+    gaps = {name: gap_of(outcome) for name, outcome in outcomes.items()}
+    refused = [name for name, gap in gaps.items() if gap and gap.kind == SUDO]
     if refused and not transport.interrupted and ask_password(transport, refused):
         converse_with(refused)
-    return results
+    return outcomes
 
 
-class NodeResult(Protocol):
-    """The result of a conversation. error: "": the node answered; kind: of the failure"""
-
-    @property
-    def error(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
+def gap_of(outcome: Outcome[Any]) -> Gap | None:
+    """The gap of a conversation, or of the answer that is its value."""
+    return outcome.value.gap if isinstance(outcome.value, Answer) else outcome.gap
 
 
-class NodeErrors(NamedTuple):
-    """Node -> why it gave no answer. unreachable: it could not be reached; failed: all others"""
+def remember_gaps(
+    targets: Targets,
+    screen: Screen,
+    outcomes: Iterable[Outcome[ResultT]],
+    further: Mapping[str, Gap] = NO_GAPS,
+) -> NodeGaps:
+    """The gaps of a run that only collects; see `keep_gaps`.
 
-    unreachable: dict[str, str]
-    failed: dict[str, str]
+    further: gaps that were found in the nodes' values
+    """
+    outcomes = list(outcomes)
+    gaps = {outcome.node: outcome.gap for outcome in outcomes if outcome.gap}
+    rows = node_gaps({**further, **gaps})
+    keep_gaps(targets, screen, rows, complete=not targets.transport.interrupted)
+    return rows
 
 
-def remember_errors(
-    targets: Targets, screen: Screen, results: Mapping[str, NodeResult | Failure]
-) -> NodeErrors:
-    """The nodes without an answer, which ``--limit @last-failed`` then means."""
-    errors = {name: result for name, result in results.items() if result.error}
-    if targets.transport.interrupted:
-        screen.say_partial(errors)
-    names = [name for name, result in results.items() if result.kind != INTERRUPTED]
-    targets.remember_failed([name for name in names if name in errors], lost=True, reached=names)
-    unreachable = {name for name, result in errors.items() if result.kind in UNREACHED}
-    return NodeErrors(
-        {name: result.error for name, result in errors.items() if name in unreachable},
-        {name: result.error for name, result in errors.items() if name not in unreachable},
-    )
+def keep_gaps(
+    targets: Targets,
+    screen: Screen,
+    gaps: NodeGaps,
+    *,
+    complete: bool = True,
+    further: Iterable[str] = (),
+) -> None:
+    """Keep the nodes without an answer for ``--limit @last-failed``; name those of an interrupt.
+
+    complete: False when the run was interrupted
+    further:  more nodes to keep
+    """
+    interrupted = dict.fromkeys(interrupted_nodes(gaps))
+    if not complete:
+        screen.say_partial(interrupted)
+    reached = [name for name in targets.policies if name not in interrupted]
+    targets.remember_failed([*failed_nodes(gaps), *further], lost=True, reached=reached)
 
 
 def ask_password(transport: Transport, names: list[str]) -> bool:
@@ -124,7 +144,10 @@ def ask_with_progress(transport: Transport, screen: Screen) -> Asks:
     """The function that asks each node one question, with progress and sudo's password."""
 
     def ask(activity: str, requests: Mapping[str, Request]) -> Mapping[str, Answer]:
-        return converse(transport, screen, activity, lambda name: once(requests[name]), requests)
+        outcomes = converse(
+            transport, screen, activity, lambda name: once(requests[name]), requests
+        )
+        return {name: answer_of(outcome) for name, outcome in outcomes.items()}
 
     return ask
 
@@ -138,7 +161,7 @@ def probe_nodes(
     *,
     names: Iterable[str] | None = None,
     read: Read = SnapshotQuestion.read,
-) -> list[SnapshotReply]:
+) -> list[Outcome[Snapshot]]:
     """Probe the nodes.
 
     subjects:     to probe; None: all
@@ -149,10 +172,10 @@ def probe_nodes(
     chosen = None if subjects is None else tuple(subjects)
     transport, policies = targets.transport, targets.policies
 
-    def conversation(name: str) -> Conversation[SnapshotReply]:
+    def conversation(name: str) -> Conversation[Snapshot]:
         return take_snapshot(name, policies[name], chosen, limit_s, read, nonce=transport.nonce)
 
-    results = converse(
+    outcomes = converse(
         transport, screen, "probing", conversation, names, on_interrupt=on_interrupt
     )
-    return [SnapshotReply.of(name, result) for name, result in results.items()]
+    return list(outcomes.values())

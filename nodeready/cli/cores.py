@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from nodeready.cli.conversations import ask_with_progress
+from nodeready.cli.conversations import ask_with_progress, keep_gaps
 from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.options import (
     Refused,
@@ -29,13 +29,14 @@ from nodeready.cli.targets import (
     targets_of_ended_job,
 )
 from nodeready.cli.values import past, seconds_ago
+from nodeready.exit_codes import INTERRUPTED as INTERRUPTED_CODE
 from nodeready.exit_codes import OK, exit_code
 from nodeready.files import own_directory, write_atomically
 from nodeready.reports.cores_table import size, summary
 from nodeready.reports.registry import find_format
+from nodeready.subjects.outcome import INTERRUPTED
 from nodeready.text import counted, sanitise
-from nodeready.transport.base import has_failed
-from nodeready.triage.cores import CoreDumper, Cores, DumpError, collect_cores
+from nodeready.triage.cores import CoreDumper, Cores, DumpError, collect_cores, cores_code
 
 #: Mode of every file: gdb's output has arguments of functions.
 _MODE = 0o600
@@ -82,10 +83,12 @@ def _dump(dumper: CoreDumper, screen: Screen, yes: bool) -> int:
             screen.note(f"{text}; the process is paused meanwhile")
         taken = dumper.take(preview)
     except DumpError as problem:
-        if problem.interrupted:
-            return exit_code(interrupted=True)
+        gap = problem.gap
+        if gap and gap.kind == INTERRUPTED:
+            return INTERRUPTED_CODE
         screen.say(f"--gcore {dumper.pid}: {problem}")
-        return exit_code(failed=not problem.unreachable, unreachable=problem.unreachable)
+        is_unreached = gap is not None and gap.is_unreached
+        return exit_code(failed=not is_unreached, unreachable=is_unreached)
     is_running = taken.state not in ("", "T", "t")
     after = (
         "goes on" if is_running else "has ended" if not taken.state else "is stopped: kill -CONT"
@@ -174,22 +177,13 @@ def cores(
         _write(cores, path)
         count = sum(1 for crash in cores.crashes if crash.text)
         screen.note(f"{path}: cores.json, and {counted(count, 'backtrace')}")
-    has_findings = bool(cores.crashes or cores.errors or cores.notes)
+    has_findings = bool(cores.crashes or cores.gaps or cores.notes)
     if find_format("cores", format).styled and not (
         has_findings or cores.unlisted or not cores.complete
     ):
         screen.note(summary(cores))
     else:
         show("cores", format, cores, screen, silent=screen.quiet and not has_findings)
-    if not cores.complete:
-        screen.say_partial(cores.errors)
-    failed = [*cores.errors, *(crash.location.reader for crash in cores.unread)]
-    nodes.remember_failed(failed, lost=True, reached=None if cores.complete else failed)
-    return exit_code(
-        interrupted=not cores.complete,
-        failed=has_failed(
-            reason for name, reason in cores.errors.items() if name not in cores.unreachable
-        ),
-        unreachable=bool(cores.unreachable),
-        check=bool(cores.unread or cores.errors),
-    )
+    unread = (crash.location.reader for crash in cores.unread)
+    keep_gaps(nodes, screen, cores.gaps, complete=cores.complete, further=unread)
+    return cores_code(cores)

@@ -28,7 +28,6 @@ from nodeready.reports.lines import node_set
 from nodeready.reports.registry import Options, find_format
 from nodeready.subjects.registry import CHANGED, SelectionError, select_whole
 from nodeready.text import counted, utc_now
-from nodeready.transport.snapshots import NOT_PROBED
 
 if TYPE_CHECKING:
     from nodeready.deploy.plan import NodePlan, PlanRun
@@ -162,12 +161,12 @@ def _judge(nodes: Targets, report: _Report) -> dict[str, Judged]:
     from nodeready.subjects.context import FleetContext, judge_nodes
     from nodeready.transport.fleet_context import fleet_context
 
-    replies = probe_nodes(nodes, report.screen, report.subjects, on_interrupt=_STOPPING)
+    outcomes = probe_nodes(nodes, report.screen, report.subjects, on_interrupt=_STOPPING)
     context = FleetContext(nodes.policies)
     if not nodes.transport.interrupted:
         assert nodes.inventory is not None
-        context = fleet_context(nodes.transport, nodes.policies, replies, nodes.inventory)
-    return {node.name: node for node in judge_nodes(replies, context)}
+        context = fleet_context(nodes.transport, nodes.policies, outcomes, nodes.inventory)
+    return {node.name: node for node in judge_nodes(outcomes, context)}
 
 
 def _run_plans(
@@ -179,11 +178,11 @@ def _run_plans(
     def conversation(name: str) -> Conversation[PlanRun]:
         return run_plan(judged[name], plans[name], nodes.transport.run, report.subjects)
 
-    results = converse(
+    outcomes = converse(
         *(nodes.transport, report.screen, "changing", conversation, plans), on_interrupt=_STOPPING
     )
     return {
-        name: run_of(judged[name], plan.refused, results[name]) for name, plan in plans.items()
+        name: run_of(judged[name], plan.refused, outcomes[name]) for name, plan in plans.items()
     }
 
 
@@ -194,7 +193,7 @@ def _plans(judged: Mapping[str, Judged], chosen: tuple[str, ...]) -> dict[str, N
     return {
         name: plan(node, chosen)
         for name, node in judged.items()
-        if node.snapshot is not None and not node.error
+        if node.snapshot is not None and not node.gap
     }
 
 
@@ -203,8 +202,7 @@ def _node(node: Judged, plan: NodePlan | None) -> DeployedNode:
     from nodeready.deploy.plan import NodePlan
 
     report = DeployedNode.of(node.name, plan or NodePlan(), node.results)
-    error = node.error or ("" if node.reached else NOT_PROBED)
-    return replace(report, error=error, unreachable=node.unreachable)
+    return replace(report, gap=node.gap)
 
 
 def _with_outcome(node: DeployedNode, run: PlanRun) -> DeployedNode:
@@ -212,9 +210,7 @@ def _with_outcome(node: DeployedNode, run: PlanRun) -> DeployedNode:
     outcome = DeployOutcome(
         run.done, dict(run.failed), run.interrupted_step, run.unrepaired, run.complete
     )
-    last = run.node
-    node = replace(node, outcome=outcome, error=last.error, unreachable=last.unreachable)
-    return node.judged(last.results)
+    return replace(node, outcome=outcome, gap=run.node.gap).judged(run.node.results)
 
 
 def _confirm(screen: Screen, plans: Mapping[str, NodePlan]) -> bool | None:
@@ -255,7 +251,7 @@ def _finish_interrupted(report: _Report, nodes: Sequence[DeployedNode], targets:
 
 def _nodes_to_retry(nodes: Sequence[DeployedNode]) -> list[str]:
     failed = [node.name for node in nodes if node.failed]
-    return failed + [node.name for node in nodes if node.unreachable]
+    return failed + [node.name for node in nodes if node.gap and node.gap.is_unreached]
 
 
 def _finish(report: _Report, nodes: Sequence[DeployedNode], targets: Targets) -> int:

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nodeready.audit.document import UNREACHABLE, audit_code
+from nodeready.audit.document import audit_code
 from nodeready.cli.default_inventory import require_inventory
 from nodeready.cli.kept_looks import LookKeeper, open_memory
 from nodeready.cli.options import Refused
@@ -24,16 +24,17 @@ from nodeready.memory.look import Look
 from nodeready.memory.store import Memory, MemoryUnavailable
 from nodeready.policy.site_checks import AUDIT
 from nodeready.reports.lines import node_set
+from nodeready.subjects.outcome import NodeGaps, gaps_of
 from nodeready.text import counted, utc_moment, utc_now
 
 LAST_GOOD = "last-good"
 _FOREVER = float("inf")
 
 
-class _Outcome(NamedTuple):
-    """The outcome of asking the nodes: how many were unreachable, and whether all were asked."""
+class _Asked(NamedTuple):
+    """The outcome of asking the nodes: who gave no answer, and whether all were asked."""
 
-    unreachable: int = 0
+    gaps: NodeGaps = ()
     complete: bool = True
 
 
@@ -54,7 +55,7 @@ class _Nodes:
         options = replace(self.options, limit=limit)
         return select_targets(self.inventory, options, job=self.job, tell=self.screen.note)
 
-    def ask(self, limit: str | None) -> _Outcome:
+    def ask(self, limit: str | None) -> _Asked:
         """Look at the nodes as an audit does, and keep the look. Raises Refused."""
         from nodeready.audit.workers import AuditWorkers
         from nodeready.cli.audit_run import look_at_nodes
@@ -74,7 +75,7 @@ class _Nodes:
         with open_memory() as memory:
             if not memory.looks(started_s):
                 raise Refused("the look at the nodes was not kept: there is nothing to compare")
-        return _Outcome(audit.summary["nodes"][UNREACHABLE], audit.complete)
+        return _Asked(audit.gaps, audit.complete)
 
 
 def _of_files(before: str, after: str) -> Diff:
@@ -196,14 +197,14 @@ def _of_memory(nodes: _Nodes, since: str | None, until: str | None, against: str
     """The nodes against an earlier time, or against peers. Raises Refused."""
     limit = nodes.options.limit
     names, peers = nodes.names(limit), nodes.names(against) if against else []
-    outcome = _Outcome()
+    asked = _Asked()
     if until is None:
         if since:
             # A mistake is refused before any node is asked.
             with open_memory() as memory:
                 if since != LAST_GOOD:
                     _moment("--since", since, memory)
-        outcome = nodes.ask(f"{limit},{against}" if limit and against else limit)
+        asked = nodes.ask(f"{limit},{against}" if limit and against else limit)
     try:
         with open_memory() as memory:
             until_s = _FOREVER if until is None else _moment("--until", until, memory)
@@ -216,7 +217,7 @@ def _of_memory(nodes: _Nodes, since: str | None, until: str | None, against: str
                 document = _since(memory, names, str(since), until_s, after)
     except MemoryUnavailable as error:
         raise Refused(str(error)) from None
-    return replace(document, unreachable=outcome.unreachable, complete=outcome.complete)
+    return replace(document, gaps=asked.gaps, complete=asked.complete)
 
 
 def _against_settings(nodes: _Nodes, path: Path) -> Diff:
@@ -232,18 +233,18 @@ def _against_settings(nodes: _Nodes, path: Path) -> Diff:
     started = utc_now()
     targets = nodes.targets(nodes.options.limit)
     with targets.transport:
-        replies = probe_nodes(targets, nodes.screen, LEARNED, nodes.timeout_s)
+        outcomes = probe_nodes(targets, nodes.screen, LEARNED, nodes.timeout_s)
     return compare(
         (
-            baselines.setting_differences(reply.name, settings, settings_of(reply.snapshot))
-            for reply in replies
-            if reply.snapshot and not reply.error
+            baselines.setting_differences(probed.node, settings, settings_of(probed.value))
+            for probed in outcomes
+            if probed.value
         ),
         Side(str(path), ""),
         Side("the nodes now", started),
         only_before=(),
         only_after=(),
-        unreachable=sum(reply.unreachable for reply in replies),
+        gaps=gaps_of(outcomes),
         complete=not targets.transport.interrupted,
     )
 

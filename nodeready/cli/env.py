@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from nodeready.cli.conversations import ask_with_progress, probe_nodes
+from nodeready.cli.conversations import ask_with_progress, keep_gaps, probe_nodes
 from nodeready.cli.default_inventory import require_inventory
 from nodeready.cli.options import (
     Refused,
@@ -20,22 +20,22 @@ from nodeready.cli.outputs import read_outputs
 from nodeready.cli.screen import Screen
 from nodeready.cli.targets import TargetOptions, Targets, select_targets
 from nodeready.cli.values import read_ports
-from nodeready.exit_codes import exit_code
+from nodeready.exit_codes import INTERRUPTED
 from nodeready.ready import debug_variables, job_env
 from nodeready.reports import env_script
-from nodeready.reports.deploy_table import show_errors
+from nodeready.reports.table_layout import show_gaps
 from nodeready.subjects.fleet import FleetFacts
+from nodeready.subjects.outcome import Outcome, gaps_code, gaps_of
+from nodeready.subjects.snapshot import Snapshot
 from nodeready.text import utc_now
 from nodeready.transport.base import Request, new_nonce
-from nodeready.transport.snapshots import SnapshotReply
 
 
 def _installed(
-    nodes: Targets, screen: Screen, replies: list[SnapshotReply], python: str
+    nodes: Targets, screen: Screen, names: list[str], python: str
 ) -> dict[str, debug_variables.InstalledTorch]:
     """Node -> what is installed there for jobs, for the nodes that were probed."""
     nonce = new_nonce()
-    names = [reply.name for reply in replies if reply.reached]
     requests = {
         name: Request(name, debug_variables.question(python, nonce), debug_variables.ASK_S + 5)
         for name in names
@@ -50,22 +50,20 @@ def _installed(
 
 
 def _environment(
-    replies: list[SnapshotReply],
+    outcomes: list[Outcome[Snapshot]],
     nodes: Targets,
     taken: str,
     debugging: tuple[job_env.JobVariable, ...],
 ) -> job_env.Environment:
-    snapshots = {
-        reply.name: reply.snapshot for reply in replies if reply.snapshot and not reply.error
-    }
+    snapshots = {outcome.node: outcome.value for outcome in outcomes if outcome.value}
     # Imported only here, because it imports pyinfra, which is slow, and --help must be quick.
-    from nodeready.transport.fleet_context import addresses_of_replies
+    from nodeready.transport.fleet_context import addresses_of_nodes
 
-    fleet = FleetFacts(addresses=addresses_of_replies(replies, nodes.transport.ssh_peers()))
+    fleet = FleetFacts(addresses=addresses_of_nodes(outcomes, nodes.transport.ssh_peers()))
     return job_env.Environment(
         taken,
         tuple(snapshots),
-        job_env.nodes_by_error({reply.name: reply.error for reply in replies if reply.error}),
+        gaps_of(outcomes),
         (*job_env.variables(snapshots, nodes.policies, fleet), *debugging) if snapshots else (),
     )
 
@@ -134,24 +132,25 @@ def env(
     taken = utc_now()
     nodes = select_targets(inventory, options, settings, job=job, tell=screen.note)
     with nodes.transport:
-        replies = probe_nodes(nodes, screen, job_env.SUBJECTS)
+        outcomes = probe_nodes(nodes, screen, job_env.SUBJECTS)
         if nodes.transport.interrupted:
             screen.say("interrupted: nothing is exported")
-            return exit_code(interrupted=True)
+            return INTERRUPTED
         debugging: tuple[job_env.JobVariable, ...] = ()
-        if debug and any(reply.reached for reply in replies):
+        reached = [outcome.node for outcome in outcomes if outcome.value]
+        if debug and reached:
             debugging = debug_variables.debug_variables(
-                _installed(nodes, screen, replies, python), directory
+                _installed(nodes, screen, reached, python), directory
             )
-        environment = _environment(replies, nodes, taken, debugging)
-        screen.show_on_stderr(show_errors(replies))
-        nodes.remember_failed([reply.name for reply in replies if reply.error], lost=True)
+        environment = _environment(outcomes, nodes, taken, debugging)
+        screen.show_on_stderr(show_gaps(environment.gaps))
+        keep_gaps(nodes, screen, environment.gaps)
     if environment.nodes:
         outputs.show(environment, screen)
     for line in env_script.troubles(environment):
         screen.say(line)
-    return exit_code(
-        failed=any(reply.error and not reply.unreachable for reply in replies),
-        unreachable=any(reply.unreachable for reply in replies),
+    return gaps_code(
+        environment.gaps,
+        complete=True,
         check=not all(variable.settled for variable in environment.variables),
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from nodeready.audit.document import Audit, NodeReport
 from nodeready.cli.audit_run import audit_document
-from nodeready.cli.conversations import ask_with_progress, converse, probe_nodes
+from nodeready.cli.conversations import ask_with_progress, converse, keep_gaps, probe_nodes
 from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.jobs import IF_ENDED, running_lines
 from nodeready.cli.options import (
@@ -36,9 +36,10 @@ from nodeready.healthcheck import here
 from nodeready.node.secrets import redact, redacted
 from nodeready.policy.policy import digest
 from nodeready.reports.registry import FORMATS, Options, find_format
+from nodeready.subjects.outcome import Outcome, node_gaps
 from nodeready.subjects.registry import CheckSelection, select
+from nodeready.subjects.snapshot import Snapshot
 from nodeready.text import utc_now
-from nodeready.transport.snapshots import SnapshotReply
 from nodeready.triage.collector import EvidenceCollector
 from nodeready.triage.incident import Directory, ForeignDirectory, incident_code, prepare
 from nodeready.triage.stacks.collect import SearchError, program_config
@@ -54,17 +55,17 @@ def collector(
     def audit_nodes(names: list[str]) -> Iterator[Audit]:
         started = utc_now()
         selection = select(targets.policies.values(), subjects=here.LOCAL_SUBJECTS)
-        replies = probe_nodes(targets, screen, selection.subjects, names=names)
+        outcomes = probe_nodes(targets, screen, selection.subjects, names=names)
         if targets.inventory is not None:
             from nodeready.audit.workers import AuditWorkers
 
             write_facts = find_format("audit", "json").write_facts
             with AuditWorkers(targets.policies, write_facts, 0) as workers:
                 yield audit_document(
-                    targets, screen, selection, replies, started=started, workers=workers
+                    targets, screen, selection, outcomes, started=started, workers=workers
                 )
         else:
-            yield _audit_without_fleet(replies, targets, selection, started)
+            yield _audit_without_fleet(outcomes, targets, selection, started)
 
     return EvidenceCollector(
         transport,
@@ -83,24 +84,23 @@ def collector(
 
 
 def _audit_without_fleet(
-    replies: list[SnapshotReply], targets: Targets, selection: CheckSelection, started: str
+    outcomes: list[Outcome[Snapshot]], targets: Targets, selection: CheckSelection, started: str
 ) -> Audit:
     """The audit of nodes without an inventory: without peers and the fleet's host keys."""
     reports = []
-    for reply in replies:
-        policy = targets.policies[reply.name]
-        results = here.judge_alone(reply.snapshot, policy) if reply.snapshot else []
+    for outcome in outcomes:
+        policy = targets.policies[outcome.node]
+        results = here.judge_alone(outcome.value, policy) if outcome.value else []
         reports.append(
             NodeReport.of(
-                reply.name,
+                outcome.node,
                 selection.of(results),
-                snapshot=reply.snapshot,
-                seconds=round(reply.seconds, 3),
-                error=reply.error,
-                unreachable=reply.unreachable,
+                snapshot=outcome.value,
+                seconds=round(outcome.seconds, 3),
+                gap=outcome.gap,
             )
         )
-    policies = {targets.policies[reply.name] for reply in replies}
+    policies = {targets.policies[outcome.node] for outcome in outcomes}
     complete = not targets.transport.interrupted
     return Audit(started, utc_now(), digest(policies), tuple(reports), complete=complete)
 
@@ -208,8 +208,8 @@ def incident(
         incident, problem = evidence.collect(directory, "taken on request")
         is_empty = incident.complete and evidence.is_empty(incident)
         running = running_lines(nodes, screen) if is_empty else []
-    lost = {node for part in incident.parts for node in part.unreached}
-    nodes.remember_failed(sorted(lost), lost=True, reached=None if incident.complete else lost)
+    gaps = {gap.node: gap.gap for part in incident.parts for gap in part.gaps}
+    keep_gaps(nodes, screen, node_gaps(gaps), complete=incident.complete)
     if is_empty:
         directory.remove()
         stacks = next(part for part in incident.parts if part.name == "stacks")

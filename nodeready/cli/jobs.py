@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeready.cli.conversations import ask_with_progress
+from nodeready.cli.conversations import ask_with_progress, keep_gaps
 from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.options import (
     Refused,
@@ -21,9 +21,10 @@ from nodeready.cli.screen import Screen
 from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
 from nodeready.policy import Policy
 from nodeready.reports.jobs_table import summary
+from nodeready.subjects.outcome import node_gaps
 from nodeready.text import counted, utc_now
 from nodeready.triage.jobs import Jobs, jobs_code, running_jobs
-from nodeready.triage.stacks.collect import Captured, capture, program_config
+from nodeready.triage.stacks.collect import capture, program_config
 
 #: Seconds for one node, after it is connected: no stack is taken.
 _TIMEOUT_S = 30
@@ -33,21 +34,19 @@ IF_ENDED = "if it has ended: nodeready postmortem shows who failed first"
 _MAX_LINES = 5
 
 
-def find_jobs(nodes: Targets, screen: Screen, user: str = "") -> tuple[Jobs, Captured]:
-    """The jobs of the nodes, found as `nodeready stacks` finds them, and the nodes' answers."""
+def find_jobs(nodes: Targets, screen: Screen, user: str = "") -> Jobs:
+    """The jobs of the nodes, found as `nodeready stacks` finds them."""
     started = utc_now()
     config = program_config(_TIMEOUT_S, user=user, samples=0)
     captured = capture(ask_with_progress(nodes.transport, screen), nodes.transport.nodes, config)
     jobs = running_jobs(captured.traces())
-    answered = tuple(name for name in captured.nodes if name not in captured.errors)
-    return Jobs(
-        started, utc_now(), answered, jobs, dict(captured.errors), captured.complete
-    ), captured
+    answered = tuple(name for name in captured.nodes if name not in captured.gaps)
+    return Jobs(started, utc_now(), answered, jobs, node_gaps(captured.gaps), captured.complete)
 
 
 def running_lines(nodes: Targets, screen: Screen) -> list[str]:
     """The jobs that run on the nodes, a line each; []: none, or they could not be asked."""
-    document, _ = find_jobs(nodes, screen)
+    document = find_jobs(nodes, screen)
     lines = [f"running: {summary(job)}" for job in document.jobs[:_MAX_LINES]]
     if len(document.jobs) > len(lines):
         unlisted = counted(len(document.jobs) - len(lines), "more job")
@@ -97,11 +96,8 @@ def jobs(
     else:
         nodes = select_targets(inventory, options, job=job, tell=screen.note)
     with nodes.transport:
-        document, captured = find_jobs(nodes, screen, user or "")
-    if not document.complete:
-        screen.say_partial(name for name in captured.nodes if name not in captured.answers)
+        document = find_jobs(nodes, screen, user or "")
     silent = screen.quiet and not document.jobs
+    keep_gaps(nodes, screen, document.gaps, complete=document.complete)
     outputs.show(document, screen, silent=silent)
-    reached = None if document.complete else captured.answers
-    nodes.remember_failed(document.errors, lost=True, reached=reached)
-    return jobs_code(document, unreachable=bool(captured.unreached), failed=bool(captured.failed))
+    return jobs_code(document)

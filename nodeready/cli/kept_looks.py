@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeready.audit.document import UNREACHABLE, Audit, NodeReport
+from nodeready.audit.document import Audit, NodeReport
 from nodeready.audit.recorded import VERDICT
 from nodeready.cli.config_file import memory_settings
 from nodeready.cli.options import Refused
@@ -33,11 +33,10 @@ from nodeready.memory.sections import (
 from nodeready.memory.store import ControlClock, Memory, MemoryUnavailable
 from nodeready.memory.witnesses import WITNESSES
 from nodeready.smoke.knowledge import PAIR
+from nodeready.subjects.outcome import INTERRUPTED
 from nodeready.subjects.proof.facts import ProvedHistory
 from nodeready.subjects.result import OBSERVED
 from nodeready.text import span
-from nodeready.transport.base import INTERRUPTED
-from nodeready.transport.snapshots import NOT_PROBED
 from nodeready.triage.postmortem.document import KERNEL, LOG
 
 if TYPE_CHECKING:
@@ -294,8 +293,8 @@ def _judged(reports: Iterable[NodeReport], workers: AuditWorkers) -> Iterator[No
         if state is not None:
             digest, counted, read = state
             yield NodeSections(report.name, digest, counted, partial(_sections, read))
-        elif report.error not in (NOT_PROBED, INTERRUPTED):
-            error = error_text(report.error, report.status == UNREACHABLE)
+        elif report.gap and report.gap.kind != INTERRUPTED:
+            error = error_text(report.gap.reason, report.gap.is_unreached)
             yield node_sections(report.name, {ERROR: error})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from nodeready.audit.learned import majority, render
-from nodeready.cli.conversations import probe_nodes
+from nodeready.cli.conversations import keep_gaps, probe_nodes
 from nodeready.cli.default_inventory import require_inventory
 from nodeready.cli.options import (
     Refused,
@@ -20,9 +20,9 @@ from nodeready.cli.options import (
     transport_options,
 )
 from nodeready.cli.targets import TargetOptions, select_targets
-from nodeready.exit_codes import exit_code
 from nodeready.files import write_atomically
-from nodeready.reports.deploy_table import show_errors
+from nodeready.reports.table_layout import show_gaps
+from nodeready.subjects.outcome import gaps_code, gaps_of
 from nodeready.subjects.registry import LEARNED
 from nodeready.text import utc_now
 
@@ -54,14 +54,13 @@ def learn(
     screen = options.screen()
     nodes = select_targets(inventory, options, job=job, tell=screen.note)
     with nodes.transport:
-        replies = probe_nodes(nodes, screen, LEARNED)
+        outcomes = probe_nodes(nodes, screen, LEARNED)
         if nodes.transport.interrupted:
             raise KeyboardInterrupt
-        snapshots = {
-            reply.name: reply.snapshot for reply in replies if reply.snapshot and not reply.error
-        }
-        screen.show_on_stderr(show_errors(replies))
-        nodes.remember_failed([reply.name for reply in replies if reply.error], lost=True)
+        snapshots = {outcome.node: outcome.value for outcome in outcomes if outcome.value}
+        gaps = gaps_of(outcomes)
+        screen.show_on_stderr(show_gaps(gaps))
+        keep_gaps(nodes, screen, gaps)
         if snapshots:
             text = render(majority(snapshots), list(snapshots), utc_now())
             if output is None:
@@ -69,7 +68,4 @@ def learn(
             else:
                 write_atomically(Path(output), [text])
                 screen.note(f"{output}: review it before you use it")
-        return exit_code(
-            failed=any(reply.error and not reply.unreachable for reply in replies),
-            unreachable=any(reply.unreachable for reply in replies),
-        )
+        return gaps_code(gaps, complete=True)

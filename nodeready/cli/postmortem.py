@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from nodeready.cli.conversations import converse, remember_errors
+from nodeready.cli.conversations import converse, remember_gaps
 from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.options import (
     Refused,
@@ -35,10 +35,9 @@ from nodeready.node.postmortem import PostmortemConfig
 from nodeready.policy import Policy
 from nodeready.reports.lines import node_set
 from nodeready.text import utc_now
-from nodeready.transport.base import has_failed, new_nonce
+from nodeready.transport.base import new_nonce
 from nodeready.triage.postmortem.collect import (
     EvidenceBuilder,
-    NodeEvidence,
     fetch_failures,
     postmortem_of,
 )
@@ -69,8 +68,8 @@ def _ask_nodes(
     config: PostmortemConfig,
     job: str,
     records: SlurmRecords,
-) -> tuple[Postmortem, bool]:
-    """The document of all nodes' answers, and whether nodeready failed on a node."""
+) -> Postmortem:
+    """The document of all nodes' answers."""
     evidence = JobEvidence(
         steps=records.steps, sources=records.sources, missing=records.missing, nodes=records.nodes
     )
@@ -80,23 +79,21 @@ def _ask_nodes(
     transport = nodes.transport
     if transport.one_text:
         config = replace(config, nonce=new_nonce())
-    results = converse(
+    outcomes = converse(
         transport, screen, "reading", lambda name: fetch_failures(name, config, transport.tag)
     )
-    for name, result in results.items():
-        if isinstance(result, NodeEvidence):
-            builder.add(name, result)
-    errors = remember_errors(nodes, screen, results)
-    document = postmortem_of(
+    for name, outcome in outcomes.items():
+        if outcome.value is not None:
+            builder.add(name, outcome.value)
+    gaps = remember_gaps(nodes, screen, outcomes.values(), builder.gaps)
+    return postmortem_of(
         builder.complete(),
         started=started,
         job=job,
         source=" ".join(config.patterns),
-        unreachable=errors.unreachable,
-        failed=errors.failed | builder.notes,
+        gaps=gaps,
         complete=not transport.interrupted,
     )
-    return document, has_failed(errors.failed.values())
 
 
 @command()
@@ -209,17 +206,14 @@ def postmortem(
     else:
         nodes = targets_of_ended_job(inventory, options, job, screen)
     with nodes.transport:
-        document, failed = _ask_nodes(nodes, options, config, job or "", records)
-    if not document.logs and not (document.unreachable or document.failed):
+        document = _ask_nodes(nodes, options, config, job or "", records)
+    if not document.logs and not document.gaps:
         raise Refused(f"{document.source}: no file matches, on {node_set(nodes.policies)}")
     keeper = LookKeeper(screen, "postmortem", inventory or "")
-    code = postmortem_code(document, failed=failed)
-    keeper.keep_postmortem(document, code, nodes.policies, records.uid)
-    return _show(outputs, options, document, failed=failed)
+    keeper.keep_postmortem(document, postmortem_code(document), nodes.policies, records.uid)
+    return _show(outputs, options, document)
 
 
-def _show(
-    outputs: Any, options: TargetOptions, document: Postmortem, *, failed: bool = False
-) -> int:
+def _show(outputs: Any, options: TargetOptions, document: Postmortem) -> int:
     outputs.show(document, options.screen(), mode=0o600)
-    return postmortem_code(document, failed=failed)
+    return postmortem_code(document)

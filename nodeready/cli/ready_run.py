@@ -24,10 +24,10 @@ from nodeready.policy.site_checks import READY
 from nodeready.reports.lines import node_set
 from nodeready.reports.nagios import nagios_code
 from nodeready.reports.registry import Options
+from nodeready.subjects.outcome import INTERRUPTED, Outcome
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, SelectionError, select
+from nodeready.subjects.snapshot import Snapshot
 from nodeready.text import counted, span, utc_now
-from nodeready.transport.base import INTERRUPTED
-from nodeready.transport.snapshots import SnapshotReply
 
 if TYPE_CHECKING:
     from nodeready.audit.workers import AuditWorkers
@@ -56,7 +56,7 @@ def _select_checks(
 
 def _prove_fleet(
     nodes: Targets, screen: Screen, subjects: tuple[str, ...], request: WantedProofs, budget_s: int
-) -> list[SnapshotReply]:
+) -> list[Outcome[Snapshot]]:
     """Probe the nodes and prove them, within the budget."""
     from nodeready.inventory.endpoints import given_addresses
     from nodeready.ready.run import ReadyTask, prove
@@ -126,9 +126,9 @@ def _fleet_audit(
         )
     request = WantedProofs.of(selection.checks, full=full_mesh)
     with targets.transport:
-        replies = _prove_fleet(targets, screen, subjects, request, budget_s)
+        outcomes = _prove_fleet(targets, screen, subjects, request, budget_s)
         audit = audit_document(
-            targets, screen, selection, replies, started=started, workers=workers, keeper=keeper
+            targets, screen, selection, outcomes, started=started, workers=workers, keeper=keeper
         )
     if targets.transport.interrupted:
         screen.say_partial(
@@ -136,7 +136,7 @@ def _fleet_audit(
             for node in audit.nodes
             if node.error or any(result.actual == INTERRUPTED for result in node.results)
         )
-    return audit, {reply.name: slots(reply.snapshot) for reply in replies} | targets.slots
+    return audit, {probed.node: slots(probed.value) for probed in outcomes} | targets.slots
 
 
 def _look_until_ready(

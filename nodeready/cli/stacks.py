@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from nodeready.cli.conversations import ask_with_progress
+from nodeready.cli.conversations import ask_with_progress, keep_gaps
 from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.jobs import IF_ENDED, running_lines
 from nodeready.cli.options import (
@@ -66,7 +66,7 @@ def _group_traces(
         traces = archive.keep_traces(directory, traces)
     return group.group(
         traces,
-        captured.errors,
+        captured.gaps,
         all_threads=all_threads,
         started=started,
         finished=utc_now(),
@@ -81,7 +81,7 @@ def _explain_missing_ranks(nodes: Targets, captured: Captured, screen: Screen) -
         captured.instead.clear()
     ended = [IF_ENDED] if captured.config.job and captured.complete else []
     lines = [no_ranks_reason(captured), *running, *ended]
-    if not captured.errors:
+    if not captured.gaps:
         raise Refused("\n".join(lines))
     for line in lines:
         screen.say(line)
@@ -106,13 +106,10 @@ def _capture_stacks(
             screen.say(problem)
         stacks = _group_traces(captured, all_threads, started, directory)
     stacks = with_launchers(stacks, captured)
-    if not captured.complete:
-        screen.say_partial(name for name in captured.nodes if name not in captured.answers)
-    if not stacks.processes and len(captured.errors) < len(captured.nodes):
+    keep_gaps(nodes, screen, stacks.gaps, complete=captured.complete)
+    if not stacks.processes and len(captured.gaps) < len(captured.nodes):
         _explain_missing_ranks(nodes, captured, screen)
-    return stacks, stacks_code(
-        stacks, unreachable=bool(captured.unreached), failed=bool(captured.failed)
-    )
+    return stacks, stacks_code(stacks)
 
 
 def _refuse_with_check(source: str | None, form: str, output: str | None) -> None:
@@ -132,16 +129,15 @@ def _check_job(nodes: Targets, config: StacksConfig, screen: Screen, form: str) 
     captured = _capture(nodes, config, screen)
     document = debuggable.judge(
         captured.traces(),
-        captured.errors,
+        captured.gaps,
         started=started,
         finished=utc_now(),
         complete=captured.complete,
     )
-    if not document.findings and not document.errors:
+    keep_gaps(nodes, screen, document.gaps, complete=captured.complete)
+    if not document.findings and not document.gaps:
         _explain_missing_ranks(nodes, captured, screen)
-    code = debuggable.debuggable_code(
-        document, unreachable=bool(captured.unreached), failed=bool(captured.failed)
-    )
+    code = debuggable.debuggable_code(document)
     show("debuggable", form, document, screen, silent=screen.quiet and not code)
     return code
 
@@ -149,13 +145,13 @@ def _check_job(nodes: Targets, config: StacksConfig, screen: Screen, form: str) 
 def _read_archive(source: str, all_threads: bool, directory: Path | None) -> tuple[Stacks, int]:
     """The stacks of an earlier capture, grouped again; and the exit code."""
     try:
-        traces, errors = archive.read(Path(source))
+        traces, gaps = archive.read(Path(source))
         if directory is not None:
             traces = archive.keep_traces(directory, traces)
-        stacks = group.group(traces, errors, all_threads=all_threads)
+        stacks = group.group(traces, gaps, all_threads=all_threads)
     except TraceError as problem:
         raise Refused(f"--from {problem}") from None
-    if not stacks.processes and not stacks.errors:
+    if not stacks.processes and not stacks.gaps:
         raise Refused(f"--from {source}: no ranks in it")
     return stacks, stacks_code(stacks)
 
@@ -204,18 +200,13 @@ def _targets(
 
 
 def _capture(nodes: Targets, config: StacksConfig, screen: Screen) -> Captured:
-    """Capture the traces of all ranks. Remembers the failed nodes for ``--limit @last-failed``."""
+    """Capture the traces of all ranks."""
     from nodeready.inventory.slurm import job_placement
 
     names = nodes.transport.nodes
     # Slurm's record of the job tells whose ranks they are. --user and --pid already say it.
     placement = None if config.user or config.pids else job_placement(config.job, names)
-    captured = capture(ask_with_progress(nodes.transport, screen), names, config, placement)
-    failed = [*captured.unreached, *captured.failed]
-    nodes.remember_failed(
-        failed, lost=True, reached=None if captured.complete else captured.answers
-    )
-    return captured
+    return capture(ask_with_progress(nodes.transport, screen), names, config, placement)
 
 
 @command()

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from nodeready.cli.conversations import converse, remember_errors
+from nodeready.cli.conversations import converse, remember_gaps
 from nodeready.cli.default_inventory import find_inventory
 from nodeready.cli.options import (
     MAX_SPAN_S,
@@ -31,13 +31,13 @@ from nodeready.cli.values import (
     past,
     read_ranks,
 )
-from nodeready.exit_codes import exit_code
 from nodeready.node.tail import TailConfig
 from nodeready.policy import Policy
 from nodeready.reports.lines import node_set
+from nodeready.subjects.outcome import gaps_code
 from nodeready.text import utc_now
-from nodeready.transport.base import Conversation, has_failed, new_nonce
-from nodeready.triage.logs import Fetched, Grouping, TailDocument, fetch_tail
+from nodeready.transport.base import Conversation, new_nonce
+from nodeready.triage.logs import Grouping, TailDocument, fetch_tail
 
 
 def _fetch(nodes: Targets, options: TargetOptions, config: TailConfig) -> TailDocument:
@@ -47,22 +47,19 @@ def _fetch(nodes: Targets, options: TargetOptions, config: TailConfig) -> TailDo
     if transport.one_text:
         config = replace(config, nonce=new_nonce())
 
-    def converse_with(name: str) -> Conversation[Fetched]:
-        result = yield from fetch_tail(name, config, transport.tag)
-        if result.tail is not None:
-            # Grouped now, so that equal lines of many nodes are in memory only once.
-            grouping.add(name, result.tail)
-        return replace(result, tail=None)
+    def converse_with(name: str) -> Conversation[None]:
+        tail = yield from fetch_tail(name, config, transport.tag)
+        # Grouped now, so that equal lines of many nodes are in memory only once.
+        grouping.add(name, tail)
 
-    results = converse(transport, screen, "reading", converse_with)
-    errors = remember_errors(nodes, screen, results)
+    outcomes = converse(transport, screen, "reading", converse_with)
+    gaps = remember_gaps(nodes, screen, outcomes.values(), grouping.gaps)
     return grouping.document(
         started=started,
         finished=utc_now(),
         pattern=config.pattern,
         grep=config.grep,
-        unreachable=errors.unreachable,
-        failed=errors.failed,
+        gaps=gaps,
         complete=not transport.interrupted,
     )
 
@@ -70,7 +67,7 @@ def _fetch(nodes: Targets, options: TargetOptions, config: TailConfig) -> TailDo
 def _no_file_reason(tail: TailDocument) -> str:
     """One line that says why no node has a file; "" if a node has one, or may have one."""
     kinds = {group.kind for group in tail.groups}
-    if tail.unreachable or tail.failed or tail.notes or not tail.complete:
+    if tail.gaps or not tail.complete:
         return ""
     if kinds & {"lines", "stopped", "unreadable"}:
         return ""
@@ -188,9 +185,4 @@ def tail(
     if reason := _no_file_reason(document):
         raise Refused(reason)
     outputs.show(document, options.screen(), mode=0o600)
-    return exit_code(
-        interrupted=not document.complete,
-        failed=has_failed(document.failed.values()),
-        unreachable=bool(document.unreachable),
-        check=bool(document.failed) or not document.has_all_files,
-    )
+    return gaps_code(document.gaps, complete=document.complete, check=not document.has_all_files)

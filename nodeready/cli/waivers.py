@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from nodeready.audit.document import FAILED, UNREACHABLE, Audit
+from nodeready.audit.document import Audit
 from nodeready.audit.fleet import probed_subjects
 from nodeready.audit.waiver_list import MISTAKES, WaiverList, list_waivers, waivers_code
 from nodeready.cli.default_inventory import require_inventory
@@ -23,6 +23,7 @@ from nodeready.cli.outputs import read_outputs
 from nodeready.cli.screen import Screen
 from nodeready.cli.targets import TargetOptions, Targets, load_targets, select_targets
 from nodeready.policy.site_checks import AUDIT
+from nodeready.subjects.outcome import gaps_of, interrupted_nodes
 from nodeready.subjects.registry import LOOKED_AT, CheckSelection
 from nodeready.text import utc_now
 
@@ -36,12 +37,12 @@ def _audit(nodes: Targets, screen: Screen, selection: CheckSelection, timeout_s:
     nodes = nodes.at(AUDIT).chosen(selection)
     with AuditWorkers(nodes.policies) as workers, nodes.transport:
         started, subjects = utc_now(), probed_subjects(selection)
-        replies = probe_nodes(nodes, screen, subjects, timeout_s, read=workers.read)
+        outcomes = probe_nodes(nodes, screen, subjects, timeout_s, read=workers.read)
         if nodes.transport.interrupted:
-            screen.say_partial(
-                reply.name for reply in replies if not (reply.reached or reply.error)
-            )
-        audit = audit_document(nodes, screen, selection, replies, started=started, workers=workers)
+            screen.say_partial(interrupted_nodes(gaps_of(outcomes)))
+        audit = audit_document(
+            nodes, screen, selection, outcomes, started=started, workers=workers
+        )
         # The workers' files have the nodes.
         return replace(audit, nodes=tuple(audit.nodes))
 
@@ -95,18 +96,15 @@ def waivers(
     )
     if not offline and selection.checks:
         audit = _audit(nodes, screen, selection, timeout)
-    errors = {node.name: node.error for node in audit.nodes if node.error} if audit else {}
+    gaps = audit.gaps if audit else ()
     document = WaiverList(
         started,
         utc_now(),
         audit is None or audit.complete,
-        len(audit.nodes) - len(errors) if audit else 0,
+        len(audit.nodes) - len(gaps) if audit else 0,
         list_waivers(declared, [*policies], audit, started[:10]),
-        errors,
+        gaps,
     )
     is_silent = screen.quiet and not any(row.state in MISTAKES for row in document.waivers)
-    outputs.show(document, screen, silent=is_silent and not errors)
-    statuses = audit.summary["nodes"] if audit else {UNREACHABLE: 0, FAILED: 0}
-    return waivers_code(
-        document, unreachable=statuses[UNREACHABLE] > 0, failed=statuses[FAILED] > 0
-    )
+    outputs.show(document, screen, silent=is_silent and not gaps)
+    return waivers_code(document)

@@ -35,8 +35,9 @@ from nodeready.files import make_directory, state_directory, user_name
 from nodeready.inventory.placement import JobPlacement
 from nodeready.node.witnesses import motion
 from nodeready.reports.lines import node_set
+from nodeready.reports.table_layout import show_gaps
+from nodeready.subjects.outcome import gaps_code, node_gaps
 from nodeready.text import sanitise, utc_now
-from nodeready.transport.base import has_failed
 from nodeready.triage import incident as incidents
 from nodeready.triage.incident import ForeignDirectory, Incident
 from nodeready.triage.watch import LIMIT_S, JobSnapshot, Watch, probe
@@ -306,16 +307,9 @@ def _watch_until_end(watcher: _Watcher, interval_s: float, once: bool) -> int:
             return INTERRUPTED
         if is_first and not snapshot.ranks:
             _refuse_missing_job(watcher, snapshot)
-            others = (
-                reason
-                for name, reason in snapshot.errors.items()
-                if name not in snapshot.unreached
-            )
-            return exit_code(
-                unreachable=bool(snapshot.unreached), failed=has_failed(others), check=True
-            )
+            return gaps_code(node_gaps(snapshot.gaps), complete=True)
         is_first = False
-        if not snapshot.ranks and snapshot.errors and watcher.has_ended():
+        if not snapshot.ranks and snapshot.gaps and watcher.has_ended():
             snapshot = JobSnapshot(snapshot.taken_s)
         judgement = watcher.watch.add(snapshot)
         watcher.print_judgement()
@@ -332,9 +326,8 @@ def _watch_until_end(watcher: _Watcher, interval_s: float, once: bool) -> int:
 
 def _refuse_missing_job(watcher: _Watcher, snapshot: JobSnapshot) -> None:
     """Print why no rank was found. Raises Refused if every node has answered."""
-    for name, reason in list(snapshot.errors.items())[:10]:
-        watcher.screen.say(f"{name}: {reason}")
-    if not snapshot.errors:
+    watcher.screen.show_on_stderr(show_gaps(node_gaps(snapshot.gaps)))
+    if not snapshot.gaps:
         names = node_set(watcher.nodes.transport.nodes)
         job_nodes = watcher.placement.nodes
         advice = "start it when the job runs"

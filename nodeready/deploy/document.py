@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from nodeready.deploy import actions
-from nodeready.exit_codes import exit_code
 from nodeready.subjects.json_types import Count, Moment
+from nodeready.subjects.outcome import Gap, NodeGap, NodeGaps, gaps_code
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import STATUSES as RESULT_STATUSES
 from nodeready.subjects.result import Result
@@ -98,8 +98,7 @@ _Results = Annotated[Mapping[str, Count], {"propertyNames": {"enum": RESULT_STAT
 class DeployedNode:
     """One node of a deploy.
 
-    error:        why it could not be probed, or the connection was lost, one line; else ""
-    unreachable:  the error is that it was not reached, or that the connection was lost
+    gap:          why it could not be probed, or the connection was lost; None: it was probed
     changes:      the plan, in order
     refused:      steps that cannot be planned -> the reason, one line
     outcome:      None: nothing was changed, because there is no plan, or only the plan was wanted
@@ -108,12 +107,11 @@ class DeployedNode:
     """
 
     JSON: ClassVar = (
-        *("name", "status", "error", "changes", "refused", "outcome", "for_a_person", "results"),
+        *("name", "status", "changes", "refused", "outcome", "for_a_person", "results"),
     )
 
     name: str
-    error: str = ""
-    unreachable: bool = False
+    gap: Gap | None = None
     changes: tuple[PlannedChange, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     outcome: DeployOutcome | None = None
@@ -170,7 +168,7 @@ class DeployedNode:
         """Whether something failed that is not the connection."""
         if self.outcome and (self.outcome.failed or self.outcome.unrepaired):
             return True
-        return bool(self.error) and not self.unreachable
+        return self.gap is not None and not self.gap.is_unreached
 
     @property
     def status(self) -> Annotated[str, {"enum": STATUSES}]:
@@ -178,8 +176,8 @@ class DeployedNode:
         reason, or a step failed, or did not repair what it should; to-change: a change is planned
         and was not made; changed: all were made. Where nothing is planned, unknown: a check could
         not be observed; for-a-person: a bad result that no operation repairs; ok: no bad one."""
-        if self.error:
-            return "unreachable" if self.unreachable else "failed"
+        if self.gap:
+            return self.gap.word
         if self.failed:
             return "failed"
         if self.outcome and self.outcome.complete and self.outcome.done:
@@ -202,11 +200,13 @@ class Deploy:
     check:    only the plan: changes were not wanted, or not confirmed
     subjects: the subjects that were chosen
     complete: False when it was interrupted: some nodes were not probed or not completed
+    gaps:     the nodes that were not probed, or whose connection was lost
     """
 
     SCHEMA: ClassVar = "deploy"
+    VERSION: ClassVar = 2
     JSON: ClassVar = (
-        *("started", "finished", "check", "complete", "subjects", "nodes", "summary"),
+        *("started", "finished", "check", "complete", "subjects", "gaps", "nodes", "summary"),
     )
 
     started: Moment
@@ -215,6 +215,10 @@ class Deploy:
     subjects: tuple[str, ...]
     nodes: tuple[DeployedNode, ...]
     complete: bool = True
+
+    @cached_property
+    def gaps(self) -> NodeGaps:
+        return tuple(NodeGap(node.name, *node.gap) for node in self.nodes if node.gap)
 
     @cached_property
     def summary(self) -> Annotated[dict[str, Count], {"keys": STATUSES}]:
@@ -228,9 +232,9 @@ def deploy_code(deploy: Deploy) -> int:
     nodes = deploy.nodes
     planned = any(node.planned and node.outcome is None for node in nodes)
     bad = any(node.results.get(status) for node in nodes for status in ("fail", "unknown"))
-    return exit_code(
-        interrupted=not deploy.complete,
+    return gaps_code(
+        deploy.gaps,
+        complete=deploy.complete,
         failed=any(node.failed for node in nodes),
-        unreachable=any(node.unreachable for node in nodes),
         check=planned or bad,
     )

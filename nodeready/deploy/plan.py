@@ -12,18 +12,10 @@ from dataclasses import dataclass, field, replace
 from nodeready.deploy.actions import PlanError, StepChange
 from nodeready.operations import STEPS
 from nodeready.subjects.context import Judged
+from nodeready.subjects.outcome import HUNG, INTERRUPTED, LOST, OVER, Gap, NoAnswer, Outcome
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
-from nodeready.transport.base import (
-    HUNG,
-    INTERRUPTED,
-    OVER,
-    UNREACHED,
-    Answer,
-    Conversation,
-    Failure,
-    Request,
-)
+from nodeready.transport.base import Answer, Conversation, Request
 from nodeready.transport.snapshots import take_snapshot
 
 
@@ -107,16 +99,14 @@ def run_plan(
             return plan_run
         if not touched:
             break
-        reply = yield from take_snapshot(node.name, node.policy, touched)
-        if reply.kind == INTERRUPTED:
-            return plan_run
-        if reply.snapshot is None or reply.error:
-            return replace(
-                plan_run,
-                node=replace(plan_run.node, error=reply.error, unreachable=reply.unreachable),
-            )
+        try:
+            snapshot = yield from take_snapshot(node.name, node.policy, touched)
+        except NoAnswer as end:
+            if end.gap.kind == INTERRUPTED:
+                return plan_run
+            return replace(plan_run, node=replace(plan_run.node, gap=end.gap))
         assert plan_run.node.snapshot is not None
-        merged = plan_run.node.snapshot.merged(reply.snapshot)
+        merged = plan_run.node.snapshot.merged(snapshot)
         plan_run = replace(plan_run, node=plan_run.node.judged(merged))
         todo = plan(plan_run.node, subjects)
     unrepaired = (
@@ -141,13 +131,11 @@ def _make_changes(
             continue
         answer = yield change.request(node.name, run, node.policy.lock_wait_s)
         touched.update(change.touches)
-        if isinstance(answer, Failure) and answer.kind in OVER:
-            if answer.kind != INTERRUPTED:
-                node = replace(
-                    node,
-                    error=f"{answer.reason()} in {change.step}",
-                    unreachable=answer.kind in (*UNREACHED, HUNG),
-                )
+        if answer.gap and answer.gap.kind in OVER:
+            if answer.gap.kind != INTERRUPTED:
+                # A node that hangs in a change counts as lost.
+                kind = LOST if answer.gap.kind == HUNG else answer.gap.kind
+                node = replace(node, gap=Gap(kind, f"{answer.gap.reason} in {change.step}"))
             return replace(plan_run, node=node, interrupted_step=change.step), touched, False
         if not answer.ok and answer.reason().endswith(_CHANGED) and not is_last:
             continue
@@ -170,13 +158,13 @@ def _is_repaired_by(subjects: tuple[str, ...], check_id: str) -> bool:
     return any(check.fixed_by for check in SUBJECTS[subject].checks if check.id == check_id)
 
 
-def run_of(node: Judged, refused: dict[str, str], outcome: PlanRun | Failure) -> PlanRun:
+def run_of(node: Judged, refused: dict[str, str], outcome: Outcome[PlanRun]) -> PlanRun:
     """The PlanRun of a conversation with this node, also of a conversation that failed.
 
     refused: the steps that could not be planned, with the reasons
     """
-    if isinstance(outcome, PlanRun):
-        return outcome
-    if outcome.kind != INTERRUPTED:
-        node = replace(node, error=outcome.error, unreachable=outcome.kind in UNREACHED)
+    if outcome.value is not None:
+        return outcome.value
+    if not outcome.is_interrupted:
+        node = replace(node, gap=outcome.gap)
     return PlanRun(node, failed=refused)

@@ -32,13 +32,14 @@ from nodeready.policy import Policy
 from nodeready.policy.fields import closest_word, value_text
 from nodeready.policy.policy import PolicyError, key_text
 from nodeready.subjects.context import FleetContext, Judged
+from nodeready.subjects.outcome import Outcome
 from nodeready.subjects.registry import CHANGED
 from nodeready.subjects.result import Result, fix_text, result_text
 from nodeready.subjects.snapshot import Snapshot, differently_probed
 from nodeready.text import sanitise
-from nodeready.transport.base import Conversation, Key, collect, node_of
-from nodeready.transport.fleet_context import addresses_of_replies, fleet_context
-from nodeready.transport.snapshots import SnapshotReply, snapshot_question, take_snapshot
+from nodeready.transport.base import Conversation, Key, collect
+from nodeready.transport.fleet_context import addresses_of_nodes, fleet_context
+from nodeready.transport.snapshots import snapshot_question, take_snapshot
 from nodeready.transport.ssh import ConnectedHosts
 from nodeready.transport.sudo import with_sudo
 
@@ -127,7 +128,7 @@ class _PyinfraRun:
     """One pyinfra run.
 
     settings: each node's settings in the inventory
-    replies:  the first probes of each node, by its policy in the inventory
+    outcomes: the first probes of each node, by its policy in the inventory
     policies: settings of a call -> node -> its policy then
     contexts: settings of a call, subjects -> the context of the fleet
     nodes:    node -> policy -> the node with its latest results
@@ -137,7 +138,7 @@ class _PyinfraRun:
 
     transport: ConnectedHosts
     settings: dict[str, dict[str, Any]]
-    replies: dict[str, SnapshotReply] = field(default_factory=dict)
+    outcomes: dict[str, Outcome[Snapshot]] = field(default_factory=dict)
     policies: dict[CallSettings, dict[str, Policy]] = field(default_factory=dict)
     contexts: dict[tuple[CallSettings, tuple[str, ...]], FleetContext] = field(
         default_factory=dict
@@ -162,11 +163,11 @@ class _PyinfraRun:
         with self.lock:
             if (call, subjects) not in self.contexts:
                 self._probe_all(state, subjects)
-                replies = self.replies.values()
+                outcomes = self.outcomes.values()
                 context = fleet_context(
-                    self.transport, self.policies_of(call), replies, state.inventory
+                    self.transport, self.policies_of(call), outcomes, state.inventory
                 )
-                addresses = addresses_of_replies(replies, self.transport.ssh_peers())
+                addresses = addresses_of_nodes(outcomes, self.transport.ssh_peers())
                 self.contexts[call, subjects] = replace(context, addresses=addresses)
             return self.contexts[call, subjects]
 
@@ -175,24 +176,23 @@ class _PyinfraRun:
         hosts = list(state.inventory.get_active_hosts())
         policies = self.policies_of(CallSettings())
         due = {str(host.name): self._missing(str(host.name), subjects) for host in hosts}
-        conversations: dict[Key, Conversation[SnapshotReply]] = {
+        conversations: dict[Key, Conversation[Snapshot]] = {
             name: take_snapshot(name, policies[name], missing)
             for name, missing in due.items()
             if missing
         }
-        for key, answer in collect(self.transport, conversations).items():
-            name = node_of(key)
-            reply, before = SnapshotReply.of(name, answer), self.replies.get(name)
-            if before and before.snapshot and reply.snapshot:
-                reply = replace(reply, snapshot=before.snapshot.merged(reply.snapshot))
-            self.replies[name] = reply
+        for outcome in collect(self.transport, conversations).values():
+            before, snapshot = self.outcomes.get(outcome.node), outcome.value
+            if before and before.value and snapshot:
+                snapshot = before.value.merged(snapshot)
+            self.outcomes[outcome.node] = replace(outcome, value=snapshot)
 
     def _missing(self, name: str, subjects: Iterable[str]) -> set[str]:
         """Those of the subjects that were not probed. A node that failed is not asked again."""
-        reply = self.replies.get(name)
-        if reply is None:
+        outcome = self.outcomes.get(name)
+        if outcome is None:
             return {*subjects}
-        return {*subjects} - reply.snapshot.subjects.keys() if reply.snapshot else set()
+        return {*subjects} - outcome.value.subjects.keys() if outcome.value else set()
 
     def judged(
         self, host: Host, call: CallSettings, subjects: tuple[str, ...] = CHANGED
@@ -241,7 +241,7 @@ class _PyinfraRun:
         ((_, answer),) = self.transport.ask([probe.request])
         snapshot = snapshot.merged(probe.read(answer))
         if name not in self.nodes:
-            self.replies[name] = SnapshotReply(name, snapshot)
+            self.outcomes[name] = Outcome(name, snapshot)
         elif policy_before == policy:
             self.nodes[name][policy] = self.nodes[name][policy].judged(snapshot)
             stale -= due
@@ -259,11 +259,11 @@ class _PyinfraRun:
 
         subjects: those that have the reason as their observation if the node failed
         """
-        policy, reply = self.policies_of(CallSettings())[name], self.replies.get(name)
-        if reply is None:
+        policy, outcome = self.policies_of(CallSettings())[name], self.outcomes.get(name)
+        if outcome is None:
             return policy, Snapshot()
         probe = snapshot_question(name, policy, subjects)
-        return policy, reply.snapshot or probe.all_unknown(reply.error)
+        return policy, outcome.value or probe.all_unknown(outcome.reason)
 
     def _probe_again(self, node: Judged, subjects: Iterable[str]) -> Judged:
         """The node after another probe of these subjects."""

@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nodeready.node.secrets import redacted
 from nodeready.shell import search_path
@@ -478,20 +478,30 @@ def _stacks_file() -> tuple[str, Iterator[str]]:
     """The name and the content of the file with the stacks of the ranks on this node."""
     from nodeready.node.stacks import program
     from nodeready.subjects.base import ProbeError
-    from nodeready.transport.base import Conversation, Key, collect, new_nonce, once, request
+    from nodeready.transport.base import (
+        Answer,
+        Conversation,
+        Key,
+        answer_of,
+        collect,
+        new_nonce,
+        once,
+        request,
+    )
     from nodeready.transport.local import Local
 
     transport = Local()
     (node,) = transport.nodes
     config = program.StacksConfig(new_nonce(), transport.tag, STACKS_S, samples=1)
-    conversations: dict[Key, Conversation[Any]] = {
+    conversations: dict[Key, Conversation[Answer]] = {
         node: once(request(node, program.__name__, config))
     }
-    answer = collect(transport, conversations, deadline=time.monotonic() + STACKS_S + 1)[node]
+    outcomes = collect(transport, conversations, deadline=time.monotonic() + STACKS_S + 1)
+    answer = answer_of(outcomes[node])
     try:
         trace = program.unpack(answer.stdout, config.nonce)
     except ProbeError as problem:
-        return "no-stacks.txt", iter([f"{answer.error or problem.reason}\n"])
+        return "no-stacks.txt", iter([f"{answer.gap.reason if answer.gap else problem.reason}\n"])
     text = json.dumps(redacted(trace), separators=(",", ":"))
     if len(text) > _TRACE_BYTES:
         return "no-stacks.txt", iter([f"the stacks are too large: {len(text)} bytes\n"])

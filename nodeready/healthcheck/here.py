@@ -28,7 +28,16 @@ from nodeready.subjects.result import Result, na
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client.facts import SshClient
 from nodeready.text import parse_span, utc_now
-from nodeready.transport.base import Answer, Conversation, Key, Request, collect, once, request
+from nodeready.transport.base import (
+    Answer,
+    Conversation,
+    Key,
+    Request,
+    answer_of,
+    collect,
+    once,
+    request,
+)
 from nodeready.transport.local import Local
 from nodeready.transport.snapshots import snapshot_question
 
@@ -80,18 +89,18 @@ def _judged(
     if proofs and "proof" in selection.subjects:
         config = _proof_config(policy, time_s, transport.tag)
         conversations["proofs"] = once(_proof_request(name, config))
-    answers = collect(transport, conversations, deadline=started_s + time_s)
+    outcomes = collect(transport, conversations, deadline=started_s + time_s)
     if transport.interrupted:
         raise KeyboardInterrupt
-    answer = answers["snapshot"]
+    answer = answer_of(outcomes["snapshot"])
     late = f"no answer within {time_s:.0f} s"
     snapshot = (
-        question.all_unknown(late, answer.stdout[:200]) if answer.error else question.read(answer)
+        question.all_unknown(late, answer.stdout[:200]) if answer.gap else question.read(answer)
     )
     if config is not None:
         from nodeready.subjects.proof import facts
 
-        proof = facts.read(answers["proofs"].stdout, config)
+        proof = facts.read(answer_of(outcomes["proofs"]).stdout, config)
         snapshot = replace(snapshot, subjects={**snapshot.subjects, "proof": proof})
     report = NodeReport.of(
         name,

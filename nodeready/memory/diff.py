@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
-from nodeready.exit_codes import exit_code
 from nodeready.memory.changes import KINDS, POLICY, RESULT, Change, is_failing
 from nodeready.memory.look import NodeLook, Value
 from nodeready.subjects.fact_kinds import COUNTER, HARDWARE
 from nodeready.subjects.json_types import Count, MomentOrEmpty, Name, Names
+from nodeready.subjects.outcome import NodeGaps, gaps_code
 from nodeready.subjects.result import STATUSES
 
 _Value = Annotated[Value, {"type": ["string", "number", "boolean", "null"]}]
@@ -98,12 +98,13 @@ class Diff:
                  without any, the nodes that fail after
     only_before: nodes that only the first side has
     only_after:  nodes that only the second side has
-    unreachable: number of nodes that could not be asked for this comparison
+    gaps:        the nodes that gave no answer for this comparison
     complete:    False when it was interrupted
     changes:     suspects first, then results, then other changes
     """
 
     SCHEMA: ClassVar = "diff"
+    VERSION: ClassVar = 2
 
     before: Side
     after: Side
@@ -113,16 +114,16 @@ class Diff:
     only_before: tuple[str, ...]
     only_after: tuple[str, ...]
     changes: tuple[FleetChange, ...]
-    unreachable: Count = 0
+    gaps: NodeGaps = ()
     complete: bool = True
 
 
 def diff_code(diff: Diff, *, is_strict: bool) -> int:
     """The exit code; ``is_strict``: a difference is a finding."""
-    return exit_code(
-        interrupted=not diff.complete,
+    return gaps_code(
+        [gap for gap in diff.gaps if gap.gap.is_unreached],
+        complete=diff.complete,
         usage=not diff.compared,
-        unreachable=diff.unreachable > 0,
         check=is_strict and any(change.kind != POLICY for change in diff.changes),
     )
 

@@ -17,7 +17,7 @@ from nodeready.subjects.result import STATUSES, Result
 _MAX_FILE = 2 << 30
 #: Bytes of memory for a document without a line for each node; a node has another bound.
 _MAX_WHOLE = 1 << 30
-_SCHEMA = re.compile(r"nodeready\.(audit|ready)/1\Z")
+_SCHEMA = re.compile(r"nodeready\.(audit|ready)/[12]\Z")
 #: A node in the layout in which the reports write JSON, and the rows around the nodes.
 _ROW = re.compile(rb'\{"name":("(?:[^"\\]|\\.)*")')
 _FIRST, _LAST = b'"nodes": [', b"],"
@@ -48,6 +48,13 @@ class AuditFile:
         for row in nodes if isinstance(nodes, list) else ():
             if isinstance(row, dict):
                 self._rows[str(row.get("name"))] = row
+        gaps = document.get("gaps")
+        #: Node -> why it gave no answer; a document of version 1 has it in the node's row.
+        self._reasons = {
+            str(gap.get("node")): str(gap.get("reason"))
+            for gap in (gaps if isinstance(gaps, list) else ())
+            if isinstance(gap, dict)
+        }
         self.started = str(document.get("started"))
         self.names = tuple(self._rows)
         try:
@@ -114,5 +121,5 @@ class AuditFile:
         }
         host = facts.get("host")
         boot_id = host.get("boot_id") if isinstance(host, dict) else None
-        error = str(row.get("error", ""))
+        error = self._reasons.get(name) or str(row.get("error", ""))
         return NodeLook(name, self._time_s, str(boot_id or ""), 0, error, stable, totals, by_check)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from nodeready import shell
 from nodeready.inventory.nodeset import fold
 from nodeready.node.stacks.ask_witnesses import RECORDER, RECORDER_ON, RECORDER_RENAMED, release
-from nodeready.ready.job_env import JobVariable, NodesByValue, nodes_by_error
+from nodeready.ready.job_env import JobVariable, NodesByValue, nodes_by_reason
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def debug_variables(
     word = word or os.urandom(4).hex()
     suggested = {node: _debugging(on_node, directory, word) for node, on_node in installed.items()}
     names = dict.fromkeys(name for by_name in suggested.values() for name in by_name)
-    unknown = nodes_by_error(
+    unknown = nodes_by_reason(
         {node: on_node.reason for node, on_node in installed.items() if on_node.reason}
     )
     suggestions = []

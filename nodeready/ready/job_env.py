@@ -1,7 +1,7 @@
 """The variables that the nodes' facts suggest for a job's environment, each with its reason.
 
 Pure: the snapshots of all nodes go in, and the addresses of the nodes
-(`nodeready.transport.fleet_context.addresses_of_replies`).
+(`nodeready.transport.fleet_context.addresses_of_nodes`).
 
 NCCL_SOCKET_IFNAME  ``=eth1``: exactly this interface; without "=" it is a prefix, and eth1 also
                     means eth10 (NCCL user guide, environment variables)
@@ -34,6 +34,7 @@ from nodeready.subjects.base import Unknown
 from nodeready.subjects.fleet import ALONE, FleetFacts
 from nodeready.subjects.json_types import Name, Names, WholeSecond
 from nodeready.subjects.nics.facts import Nics, peer_interfaces, socket_interface
+from nodeready.subjects.outcome import NodeGaps
 from nodeready.subjects.pdsh.facts import Pdsh
 from nodeready.subjects.ports.facts import Ports
 from nodeready.subjects.rdma.facts import Rdma, hcas
@@ -101,13 +102,6 @@ class NodesByReason(NamedTuple):
     nodes: Names
 
 
-class NodesByError(NamedTuple):
-    """Nodes that could not be probed, by the reason."""
-
-    error: Name
-    nodes: Names
-
-
 @dataclass(frozen=True)
 class JobVariable:
     """A variable of a job's environment.
@@ -135,14 +129,15 @@ class Environment:
 
     taken:   when the nodes were probed, UTC
     nodes:   the nodes that were probed
-    missing: the nodes that could not be probed, by the reason
+    gaps:    the nodes that could not be probed
     """
 
     SCHEMA: ClassVar = "env"
+    VERSION: ClassVar = 2
 
     taken: WholeSecond
     nodes: Names
-    missing: tuple[NodesByError, ...]
+    gaps: NodeGaps
     variables: tuple[JobVariable, ...]
 
 
@@ -163,12 +158,8 @@ def _nodes_by_text(texts: Mapping[str, str]) -> list[tuple[str, tuple[str, ...]]
     return [(text, tuple(nodes)) for text, nodes in ranked]
 
 
-def nodes_by_error(errors: Mapping[str, str]) -> tuple[NodesByError, ...]:
-    """Node -> error, as errors with their nodes, the most common error first."""
-    return tuple(NodesByError(*row) for row in _nodes_by_text(errors))
-
-
-def _nodes_by_reason(reasons: Mapping[str, str]) -> tuple[NodesByReason, ...]:
+def nodes_by_reason(reasons: Mapping[str, str]) -> tuple[NodesByReason, ...]:
+    """Node -> reason, as reasons with their nodes, the most common reason first."""
     return tuple(NodesByReason(*row) for row in _nodes_by_text(reasons))
 
 
@@ -229,7 +220,7 @@ def _variable(
     suggestions = {node: ask(snapshot, fleet) for node, snapshot in snapshots.items()}
     known = {node: s.value for node, s in suggestions.items() if s.value is not None}
     values = tuple(NodesByValue(text or None, nodes) for text, nodes in _nodes_by_text(known))
-    unknown = _nodes_by_reason(
+    unknown = nodes_by_reason(
         {node: s.reason for node, s in suggestions.items() if s.value is None}
     )
     needed = [value or "" for value, _ in values if value or not harmless] or [""]
@@ -302,7 +293,7 @@ def _port(snapshots: Mapping[str, Snapshot], policies: Mapping[str, Policy]) -> 
         choice.reason,
         value is not None and not choice.unknown,
         (NodesByValue(value, tested),) if value else (),
-        _nodes_by_reason(choice.unknown),
+        nodes_by_reason(choice.unknown),
         choice.notes,
     )
 

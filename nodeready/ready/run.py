@@ -14,6 +14,7 @@ from nodeready.ready.reach import reach
 from nodeready.subjects import snapshot
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.debug_tools.facts import PY_SPY
+from nodeready.subjects.outcome import INTERRUPTED, LATE, SUDO, UNREACHABLE, Gap, Outcome
 from nodeready.subjects.proof import facts as proof
 from nodeready.subjects.proof.facts import (
     COLLECTIVE,
@@ -28,23 +29,19 @@ from nodeready.subjects.proof.facts import (
 from nodeready.subjects.proof.mesh_facts import Mesh
 from nodeready.subjects.proof.peer_facts import Peers
 from nodeready.subjects.registry import SUBJECTS
+from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import (
-    INTERRUPTED,
-    LATE,
+    INTERRUPT,
     LATE_WORDS,
-    SUDO,
-    UNREACHABLE,
     Answer,
     Conversation,
-    Failure,
     Key,
     Transport,
     collect,
     new_nonce,
-    node_of,
     request,
 )
-from nodeready.transport.snapshots import SnapshotReply, take_snapshot
+from nodeready.transport.snapshots import take_snapshot
 
 #: Peers that a node tries by ssh: a handshake costs both ends 100 ms of CPU.
 MAX_PEERS = 4
@@ -123,7 +120,7 @@ def prove(
     task: ReadyTask,
     on_found: Callable[[str, str], object] = lambda name, part: None,
     password: Callable[[list[str]], bool] = lambda names: False,
-) -> list[SnapshotReply]:
+) -> list[Outcome[Snapshot]]:
     """Probe and prove every node; the proofs are the subject "proof" of each snapshot.
 
     on_found: gets a node's name and "snapshot" or "proofs", as they come
@@ -131,14 +128,14 @@ def prove(
 
     An observation that is missing at the deadline is Unknown.
     """
-    results: dict[Key, SnapshotReply | Proved | Failure] = {}
+    results: dict[Key, Outcome[Any]] = {}
     meshes: dict[str, Mesh | Unknown] = {}
     waiting = set(task.policies)
 
-    def add(key: Key, value: SnapshotReply | Proved | Failure) -> None:
+    def add(key: Key, outcome: Outcome[Any]) -> None:
         nonlocal meshes
         name, part = cast("tuple[str, str]", key)
-        results[key] = value
+        results[key] = outcome
         on_found(name, part)
         if part == _SNAPSHOT:
             waiting.discard(name)
@@ -147,7 +144,11 @@ def prove(
                 meshes = _meshes(task, _reached(task, results))
 
     _round(task, task.policies, add, results)
-    asking = [reply.name for reply in _replies(task, results) if reply.kind == SUDO]
+    asking = [
+        outcome.node
+        for outcome in _snapshots(task, results)
+        if outcome.gap and outcome.gap.kind == SUDO
+    ]
     if asking and not task.transport.interrupted and password(asking):
         waiting |= {*asking}
         _round(task, asking, add, results)
@@ -158,7 +159,7 @@ def _round(
     task: ReadyTask,
     names: Iterable[str],
     add: Callable[[Key, Any], None],
-    results: dict[Key, SnapshotReply | Proved | Failure],
+    results: dict[Key, Outcome[Any]],
 ) -> None:
     peers = task.peers
     conversations: dict[Key, Conversation[Any]] = {}
@@ -190,38 +191,30 @@ def _prove_node(task: ReadyTask, name: str, peers: tuple[str, ...]) -> Conversat
 
 def read_answer(answer: Answer, config: ProofConfig) -> Proved:
     """The proofs in the answer of a node's program."""
-    if answer.kind == LATE and not answer.stdout:
-        return proof.all_unknown(proof.UNFINISHED, config)
-    if answer.error and not answer.stdout:
-        return proof.all_unknown(answer.error, config)
+    if answer.gap and not answer.stdout:
+        is_late = answer.gap.kind == LATE
+        return proof.all_unknown(proof.UNFINISHED if is_late else answer.gap.reason, config)
     return proof.read(answer.stdout, config)
 
 
-def _replies(
-    task: ReadyTask, results: Mapping[Key, SnapshotReply | Proved | Failure]
-) -> list[SnapshotReply]:
+def _snapshots(task: ReadyTask, results: Mapping[Key, Outcome[Any]]) -> list[Outcome[Snapshot]]:
     """The snapshot of every node; without an answer within the budget, that error."""
     reason = f"no answer within the budget of {task.budget_s} s"
-    replies = []
+    outcomes = []
     for name in task.policies:
-        value = results.get((name, _SNAPSHOT))
-        reply = SnapshotReply(name)
-        if value is not None and not isinstance(value, Proved):
-            reply = SnapshotReply.of(name, value)
-        if reply.kind == LATE:
+        outcome = results.get((name, _SNAPSHOT)) or Outcome[Snapshot](name, gap=INTERRUPT)
+        if outcome.gap and outcome.gap.kind == LATE:
             # The node is connected: every subject is unknown.
             unknown = snapshot.unknown_snapshot(reason, snapshot.probes(task.subjects))
-            reply = SnapshotReply(name, unknown)
-        elif reply.kind == UNREACHABLE and reply.error == LATE_WORDS:
-            reply = replace(reply, error=reason)
-        replies.append(reply)
-    return replies
+            outcome = Outcome(name, unknown)
+        elif outcome.gap == Gap(UNREACHABLE, LATE_WORDS):
+            outcome = replace(outcome, gap=Gap(UNREACHABLE, reason))
+        outcomes.append(outcome)
+    return outcomes
 
 
-def _reached(
-    task: ReadyTask, results: Mapping[Key, SnapshotReply | Proved | Failure]
-) -> tuple[str, ...]:
-    return tuple(reply.name for reply in _replies(task, results) if reply.reached)
+def _reached(task: ReadyTask, results: Mapping[Key, Outcome[Any]]) -> tuple[str, ...]:
+    return tuple(outcome.node for outcome in _snapshots(task, results) if outcome.value)
 
 
 def _meshes(task: ReadyTask, reached: Iterable[str]) -> dict[str, Mesh | Unknown]:
@@ -241,7 +234,7 @@ def _meshes(task: ReadyTask, reached: Iterable[str]) -> dict[str, Mesh | Unknown
 
 
 def _collectives(
-    task: ReadyTask, results: Mapping[Key, SnapshotReply | Proved | Failure]
+    task: ReadyTask, results: Mapping[Key, Outcome[Any]]
 ) -> Mapping[str, ProvedCollective]:
     """The collective of each node. It begins after all other proofs, which would slow it down and
     use the same ports."""
@@ -263,36 +256,41 @@ def _ordered_peers(peers: Peers, names: tuple[str, ...]) -> Peers:
 
 def _with_proofs(
     task: ReadyTask,
-    results: Mapping[Key, SnapshotReply | Proved | Failure],
+    results: Mapping[Key, Outcome[Any]],
     meshes: Mapping[str, Mesh | Unknown],
     collectives: Mapping[str, ProvedCollective],
-) -> list[SnapshotReply]:
+) -> list[Outcome[Snapshot]]:
     """The snapshots, each with the subject "proof": the node's proofs, and the proofs between the
     nodes."""
-    replies, session, peers = _replies(task, results), task.proofs.session, task.peers
-    observed = {node_of(key): value for key, value in results.items() if isinstance(value, Proved)}
+    snapshots, session, peers = _snapshots(task, results), task.proofs.session, task.peers
+    observed = {
+        outcome.node: outcome.value
+        for outcome in results.values()
+        if isinstance(outcome.value, Proved)
+    }
     tried = {
         name: _ordered_peers(proved.peers, peers.get(name, ()))
         for name, proved in observed.items()
         if isinstance(proved.peers, Peers)
     }
-    reach_by_node = reach(tried, {reply.name for reply in replies if not reply.reached})
+    reach_by_node = reach(tried, {outcome.node for outcome in snapshots if not outcome.value})
     late = Unknown(INTERRUPTED if task.transport.interrupted else proof.UNFINISHED)
     completed = []
-    for reply in replies:
-        if reply.snapshot is None:
-            completed.append(reply)
+    for outcome in snapshots:
+        if outcome.value is None:
+            completed.append(outcome)
             continue
-        proved = observed.get(reply.name) or Proved(late, **dict.fromkeys(session, late))
+        name = outcome.node
+        proved = observed.get(name) or Proved(late, **dict.fromkeys(session, late))
         if "peers" in session:
             unknown = proved.peers if isinstance(proved.peers, Unknown) else None
-            proved = replace(proved, reach=reach_by_node.get(reply.name, unknown))
+            proved = replace(proved, reach=reach_by_node.get(name, unknown))
         if task.proofs.mesh:
-            proved = replace(proved, mesh=meshes.get(reply.name, late))
+            proved = replace(proved, mesh=meshes.get(name, late))
         if task.proofs.collective:
-            proved = replace(proved, collective=collectives.get(reply.name, late))
+            proved = replace(proved, collective=collectives.get(name, late))
         if task.proofs.history and task.histories is not None:
-            proved = replace(proved, history=task.histories.get(reply.name))
-        subjects = {**reply.snapshot.subjects, "proof": proved}
-        completed.append(replace(reply, snapshot=replace(reply.snapshot, subjects=subjects)))
+            proved = replace(proved, history=task.histories.get(name))
+        subjects = {**outcome.value.subjects, "proof": proved}
+        completed.append(replace(outcome, value=replace(outcome.value, subjects=subjects)))
     return completed

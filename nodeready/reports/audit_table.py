@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from nodeready.audit.document import Audit, NodeReport, Outlier, Recorded
 from nodeready.reports.findings import (
     AuditFinding,
-    errors,
     findings,
     fold_fixes,
     majority,
@@ -70,6 +69,13 @@ class _AuditTable(TableLayout):
         self.is_cut = False
         self.inventory = options.inventory
 
+    def names(self, names: Iterable[str], room: int = 0) -> tuple[str, str]:
+        """As in a `TableLayout`; remembers whether the set was cut."""
+        names = [*names]
+        text, style = super().names(names, room)
+        self.is_cut = self.is_cut or text.endswith(f"({len(names)} nodes)")
+        return text, style
+
     def nodes(self, names: Iterable[str], columns: int) -> str:
         """A node set, cut where it does not fit beside other text of ``columns``."""
         return self.names(names, max(20, self.width - columns))[0]
@@ -126,12 +132,6 @@ class _AuditTable(TableLayout):
             finding.status, finding.title, finding.names, finding.text or f"e.g. {finding.example}"
         )
 
-    def error(self, finding: AuditFinding) -> Iterator[StyledLine]:
-        """Nodes that could not be probed, and why."""
-        word = f"{finding.status:<{_INDENT - 2}}  "
-        yield line((word, STYLES[finding.status]), self.bad_nodes(finding.names, len(word)))
-        yield from self.finding_texts(finding)
-
     def outlier(self, outlier: Outlier) -> Iterator[StyledLine]:
         """An outlier: the fact with the nodes that differ, then the value of most nodes."""
         yield self.named("differs", outlier.fact, list(outlier.nodes), "warn")
@@ -157,11 +157,10 @@ class _AuditTable(TableLayout):
         return super().count_line(count)
 
     def section(self, rows: Sequence[Any], kind: str = "") -> RowSection:
-        """Rows of one kind: findings, errors or outliers."""
+        """Rows of one kind: findings or outliers."""
         if kind == "differs":
             return RowSection(rows, self.outlier, self.brief_outlier, self.count_line)
-        full = self.error if kind == "error" else self.finding
-        return RowSection(rows, full, self.brief, self.count_line)
+        return RowSection(rows, self.finding, self.brief, self.count_line)
 
     def healthy(self, all_nodes: Sequence[NodeReport]) -> Iterator[StyledLine]:
         """One line for the nodes without a finding, one for those to which nothing applies."""
@@ -191,19 +190,16 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[StyledLine]:
     With ``verbose`` nothing is folded by example or cut, and the results ok and na are shown, too.
     """
     is_verbose = options.verbose > 0
-    lost = errors(audit, is_verbose)
     bad = findings(audit, ("fail", "unknown", "warn"), is_verbose)
     bad, repaired = fold_fixes(bad)
     waived = findings(audit, ("waived",), is_verbose)
     healthy = findings(audit, ("na", "ok")) if is_verbose else []
     names = [finding.title for finding in (*bad, *waived, *healthy)]
     table = _AuditTable(audit, [*names, *(outlier.fact for outlier in audit.outliers)], options)
-    tail = [line("")] if names or lost or audit.outliers else []
+    tail = [line("")] if names or audit.gaps or audit.outliers else []
     tail += table.healthy(audit.nodes)
     if not audit.complete:
-        tail.append(
-            line(("partial  ", STYLES["warn"]), "interrupted: not all nodes were looked at")
-        )
+        tail.append(table.partial())
     if audit.recorded is not None:
         tail += _recorded(audit, audit.recorded, options.verbose)
     tail.append(line(_counts("node", audit.summary["nodes"])))
@@ -211,7 +207,7 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[StyledLine]:
     if repaired:
         tail.append(_next_line(repaired, options.inventory))
     sections = [
-        table.section(lost, "error"),
+        *table.gaps(audit.gaps),
         table.section(bad),
         table.section(audit.outliers, "differs"),
         table.section(waived),

@@ -131,15 +131,6 @@ class _CoresTable(TableLayout):
         rows = fold_similar(pairs, NO_LIMIT if self.verbose else 3)
         return RowSection(rows, full, short, self.count_line)
 
-    def lost(self, cores: Cores, kind: str) -> RowSection:
-        """The nodes that gave no answer."""
-        errors = [
-            (node, error)
-            for node, error in cores.errors.items()
-            if (node in cores.unreachable) == (kind == "unreachable")
-        ]
-        return self.by_reason(f"{kind} ", kind, reasons(errors, self.verbose))
-
     def notes(self, cores: Cores) -> RowSection:
         """Directories that a node could not search, and why."""
         notes = ((node, note) for node, notes in cores.notes.items() for note in notes)
@@ -155,8 +146,7 @@ def show(cores: Cores, options: Options = PLAIN) -> Iterator[StyledLine]:
     sections = [
         RowSection(cores.groups, table.group, table.short, table.more_kinds, _GROUPS),
         table.unread(cores.unread),
-        table.lost(cores, "unreachable"),
-        table.lost(cores, "failed"),
+        *table.gaps(cores.gaps),
         table.notes(cores),
     ]
     room = 0 if table.is_whole else options.lines - 3
@@ -166,14 +156,14 @@ def show(cores: Cores, options: Options = PLAIN) -> Iterator[StyledLine]:
         text = f"{counted(older, 'older core')} not read (--since, --limit: fewer at once)"
         yield table.named("more", "warn", text, cores.unlisted)
     if not cores.complete:
-        yield line(("partial  ", STYLES["warn"]), "interrupted: some cores are missing")
+        yield table.partial()
     yield line(summary(cores))
 
 
 def summary(cores: Cores) -> str:
     """``4 cores on 2 nodes: 3 read, of 1 kind; 1 not read``."""
     if not cores.crashes:
-        return f"no core found on {counted(len(cores.nodes) - len(cores.errors), 'node')}"
+        return f"no core found on {counted(len(cores.nodes) - len(cores.gaps), 'node')}"
     node_count = counted(len({crash.node for crash in cores.crashes}), "node")
     text = f"{counted(len(cores.crashes), 'core')} on {node_count}: {len(cores.read)} read"
     if cores.groups:

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from nodeready.reports.lines import STYLES, StyledLine, line, node_set
 from nodeready.reports.rank_groups import ranks
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.similar_texts import reasons
-from nodeready.reports.table_layout import NO_LIMIT
+from nodeready.reports.table_layout import NO_LIMIT, show_gaps
 from nodeready.text import counted, sanitise
 from nodeready.triage.stacks.debuggable import Debuggable
 
-#: Columns of the ranks and of the nodes of an item; of a node set without an answer.
-_MAX_SET, _NODES = 30, 160
+#: Columns of the ranks and of the nodes of an item.
+_MAX_SET = 30
 
 
 def debuggable(document: Debuggable, options: Options = PLAIN) -> Iterator[StyledLine]:
@@ -37,6 +36,4 @@ def debuggable(document: Debuggable, options: Options = PLAIN) -> Iterator[Style
         yield line(result, f"{finding.item:<13}{owner}{finding.found}")
         if finding.fix and finding.result != "ok":
             yield line(" " * 22, finding.fix)
-    for reason, names in reasons(document.errors.items(), options.verbose):
-        names_text = node_set(names, NO_LIMIT if options.verbose or not options.lines else _NODES)
-        yield line(("unknown  ", STYLES["unknown"]), f"{names_text}: {reason}")
+    yield from show_gaps(document.gaps, options)

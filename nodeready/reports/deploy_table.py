@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
 
 from nodeready.deploy.document import Deploy, DeployedNode
 from nodeready.reports.lines import STYLES, StyledLine, line, node_set_or_count, with_inventory
@@ -21,19 +20,6 @@ from nodeready.text import counted
 
 #: Maximum plans, results and errors that are all shown whole.
 _FEW = 10
-
-
-class ProbedNode(Protocol):
-    """A node. error: why it could not be probed; "" if it was"""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def error(self) -> str: ...
-
-    @property
-    def unreachable(self) -> bool: ...
 
 
 #: Kinds of lines in a plan: a step, a check, an action, a difference, a refused step.
@@ -52,6 +38,12 @@ def _plan(node: DeployedNode, options: Options) -> tuple[_Kinds, Texts]:
         rows += [((_DIFF, ""), row) for row in (change.diff if options.diff else ())]
     rows += [((_REFUSED, step), reason) for step, reason in node.refused.items()]
     return tuple(kind for kind, _ in rows), tuple(text for _, text in rows)
+
+
+class _GapTable(TableLayout):
+    """The rows of nodes without an answer, in the columns of `_DeployTable.rows`."""
+
+    indent = 12
 
 
 class _DeployTable(TableLayout):
@@ -157,16 +149,6 @@ class _DeployTable(TableLayout):
         rows = self.similar(pairs, reasons=reasons)
         return RowSection(rows, lambda row: [row_line(row)], row_line, self.count_line)
 
-    def errors(self, nodes: Iterable[ProbedNode]) -> list[RowSection]:
-        """The nodes that could not be probed, a line for each reason."""
-        pairs_of: dict[str, list[tuple[Texts, str]]] = {}
-        for node in nodes:
-            if node.error:
-                word = "unreachable" if node.unreachable else "failed"
-                reason = node.error.removeprefix(f"{node.name}: ")
-                pairs_of.setdefault(word, []).append(((reason,), node.name))
-        return [self.rows(word, "fail", pairs, reasons=True) for word, pairs in pairs_of.items()]
-
     def outcomes(self, nodes: Iterable[DeployedNode]) -> list[RowSection]:
         """The outcomes, node sets folded: failed steps first, each with its reason."""
         done = [(node, node.outcome) for node in nodes if node.outcome is not None]
@@ -178,7 +160,7 @@ class _DeployTable(TableLayout):
         interrupted = [
             ((f"stopped in {outcome.interrupted_step}",), node.name)
             for node, outcome in done
-            if outcome.interrupted_step and not node.error
+            if outcome.interrupted_step and not node.gap
         ]
         unrepaired = [
             ((result.check, result_text(result)), node.name)
@@ -203,15 +185,9 @@ def show_plan(nodes: Iterable[DeployedNode], options: Options = PLAIN) -> Iterat
     return table.fitted([table.plans(nodes)])
 
 
-def show_errors(nodes: Iterable[ProbedNode]) -> Iterator[StyledLine]:
-    """The nodes that could not be probed, a line for each reason."""
-    table = _DeployTable(PLAIN)
-    return table.fitted(table.errors(nodes))
-
-
 def _word(node: DeployedNode) -> str:
     """The word under which a node is counted; "to change" for every node with a plan."""
-    if node.planned and not node.error:
+    if node.planned and not node.gap:
         return "to change"
     return node.status.replace("-", " ")
 
@@ -219,7 +195,8 @@ def _word(node: DeployedNode) -> str:
 def _planned(deploy: Deploy, options: Options) -> Iterator[StyledLine]:
     table = _DeployTable(options)
     nodes = deploy.nodes
-    yield from table.fitted([table.plans(nodes), table.for_a_person(nodes), *table.errors(nodes)])
+    gaps = _GapTable(options).gaps(deploy.gaps)
+    yield from table.fitted([table.plans(nodes), table.for_a_person(nodes), *gaps])
     counts = Counter(map(_word, nodes))
     always = ("to change", "ok", "unknown", "unreachable")
     optional = [word for word in ("failed", "for a person") if counts[word]]
@@ -231,12 +208,13 @@ def _result(deploy: Deploy, options: Options) -> Iterator[StyledLine]:
     table = _DeployTable(options)
     sections = table.outcomes(deploy.nodes)
     if deploy.complete:
-        sections += [*table.errors(deploy.nodes), table.for_a_person(deploy.nodes)]
+        gaps = _GapTable(options).gaps(deploy.gaps)
+        sections += [*gaps, table.for_a_person(deploy.nodes)]
     yield from table.fitted(sections)
     if not deploy.complete or options.quiet:
         return
     failed = sum(node.failed for node in deploy.nodes)
-    lost = sum(node.unreachable for node in deploy.nodes)
+    lost = sum(gap.gap.is_unreached for gap in deploy.gaps)
     done = [node.outcome.done for node in deploy.nodes if node.outcome]
     words = Counter(map(_word, deploy.nodes))
     optional = (f", {words[word]} {word}" for word in ("unknown", "for a person") if words[word])

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from nodeready import shell
-from nodeready.ready.job_env import Environment, JobVariable
+from nodeready.ready.job_env import Environment, JobVariable, nodes_by_reason
 from nodeready.reports.lines import node_set
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.similar_texts import reasons
+from nodeready.subjects.outcome import reasons_of
 from nodeready.text import counted, sanitise
 
 #: Columns of the comments.
@@ -69,7 +70,7 @@ def shell_lines(environment: Environment, options: Options = PLAIN) -> Iterator[
     lines = _comment(
         f"nodeready env, {environment.taken}: {node_set(environment.nodes)} ({count})"
     )
-    for error, names in environment.missing:
+    for error, names in nodes_by_reason(reasons_of(environment.gaps)):
         lines += _comment(f"not among them: {node_set(names)}: {error}")
     for variable in environment.variables:
         lines += ["", *_shown(variable)]

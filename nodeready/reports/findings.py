@@ -160,10 +160,9 @@ def fold_fixes(rows: list[AuditFinding]) -> tuple[list[AuditFinding], list[str]]
 def errors(audit: Audit, every: bool = False) -> list[AuditFinding]:
     """The nodes that could not be probed, by the reason, that of most nodes first."""
     pairs_of: dict[str, list[tuple[Texts, str]]] = {}
-    for node in audit.nodes:
-        if node.error:
-            text = node.error.removeprefix(f"{node.name}: ")
-            pairs_of.setdefault(node.status, []).append(((text, ""), node.name))
+    for gap in audit.gaps:
+        text = gap.reason.removeprefix(f"{gap.node}: ")
+        pairs_of.setdefault(gap.gap.word, []).append(((text, ""), gap.node))
     return [
         _finding_of(status, "", row)
         for status in sorted(pairs_of, reverse=True)

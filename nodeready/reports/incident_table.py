@@ -8,6 +8,7 @@ from nodeready.reports.lines import STYLES, StyledLine, line, node_set, with_inv
 from nodeready.reports.rank_groups import ranks
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.similar_texts import reasons
+from nodeready.subjects.outcome import reasons_of
 from nodeready.text import counted
 from nodeready.triage.incident import Incident, Part
 
@@ -69,5 +70,5 @@ def _part(part: Part, directory: str, options: Options) -> Iterator[StyledLine]:
             ", ".join(name.partition("/")[2] for name in few),
             f" and {counted(hidden, 'more file')}" if hidden else "",
         )
-    for reason, names in reasons(part.errors.items(), options.verbose):
+    for reason, names in reasons(reasons_of(part.gaps).items(), options.verbose):
         yield line(" " * _NAME_WIDTH, (node_set(names), "bold"), f": {reason}")

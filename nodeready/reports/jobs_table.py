@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.reports.lines import STYLES, StyledLine, line, node_set
+from nodeready.reports.lines import StyledLine, line, node_set
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.similar_texts import reasons
-from nodeready.reports.table_layout import MAX_TEXT, NO_LIMIT
+from nodeready.reports.table_layout import MAX_TEXT, NO_LIMIT, show_gaps
 from nodeready.text import counted, sanitise
 from nodeready.triage.jobs import Jobs, RunningJob
 from nodeready.triage.stacks.document import fold_ranks
@@ -61,8 +60,4 @@ def jobs(document: Jobs, options: Options = PLAIN) -> Iterator[StyledLine]:
         yield line(
             "no ranks on ", node_set(document.nodes, limit) if document.nodes else "0 nodes"
         )
-    for reason, names in reasons(document.errors.items(), options.verbose):
-        yield line(
-            ("unknown", STYLES["unknown"]),
-            f"  {node_set(names, limit)}: {sanitise(reason)[:MAX_TEXT]}",
-        )
+    yield from show_gaps(document.gaps, options)

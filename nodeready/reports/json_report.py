@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from nodeready.audit.document import NodeReport
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.subjects.base import Unknown
-from nodeready.subjects.json_types import JsonField, json_fields
+from nodeready.subjects.json_types import JsonField, json_fields, schema_name
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import shown_facts
@@ -190,7 +190,6 @@ def _node(node: NodeReport) -> str:
         "name": node.name,
         "status": node.status,
         "seconds": round(node.seconds, 3),
-        "error": node.error,
         **({} if node.age_s is None else {"age_seconds": node.age_s}),
     }
     return f'{dump(head)[:-1]},"facts":{observed},"results":{_part(node.results)}}}'
@@ -213,7 +212,7 @@ def listed(rows: Iterator[str]) -> Iterator[str]:
 
 def render(document: Any, options: Options = PLAIN) -> Iterator[str]:
     """A document in pieces: a key per line, and an object per line of a list."""
-    yield f'{{\n"schema": "nodeready.{document.SCHEMA}/1"'
+    yield f'{{\n"schema": "{schema_name(type(document))}"'
     for key, path, is_optional in json_fields(type(document)):
         value = attrgetter(path)(document)
         if value is None and is_optional:

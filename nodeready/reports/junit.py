@@ -157,7 +157,7 @@ def smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Iterator[str]:
     for node in smoke_test.nodes:
         suspicions = suspicions_of.get(node.name, [])
         is_untested = node.status in ("unreachable", "untested")
-        reason = (node.reason or node.status) if is_untested else ""
+        reason = (node.absence or node.status) if is_untested else ""
         suites.append(
             _smoke_suite(
                 *(node.name, "smoke.collective", smoke_test, suspicions),

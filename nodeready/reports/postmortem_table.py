@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.reports.lines import STYLES, StyledLine, line
+from nodeready.reports.lines import StyledLine, line
 from nodeready.reports.rank_groups import ranks
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import fitted
-from nodeready.reports.similar_texts import reasons
 from nodeready.reports.table_layout import NO_LIMIT, TableLayout
 from nodeready.text import counted
 from nodeready.triage.postmortem.document import FailureGroup, Postmortem
@@ -63,9 +62,7 @@ class _PostmortemTable(TableLayout):
 def show(document: Postmortem, options: Options = PLAIN) -> Iterator[StyledLine]:
     """The cause with its evidence, all failures, and the sources. -v leaves nothing out."""
     table = _PostmortemTable(options)
-    for word, errors in (("unreachable", document.unreachable), ("failed", document.failed)):
-        section = table.by_reason(f"{word} ", word, reasons(errors.items(), options.verbose))
-        yield from fitted([section], 0, options.width)
+    yield from fitted(table.gaps(document.gaps), 0, options.width)
     yield from table.cause(document)
     yield line("")
     groups = [group for group in document.failures if table.is_whole or group.role != "report"]
@@ -98,6 +95,6 @@ def show(document: Postmortem, options: Options = PLAIN) -> Iterator[StyledLine]
         text = f"{node}'s clock is {clock.offset_s:+.1f} s (±{clock.uncertainty_s:.1f} s)"
         yield table.head("clock", "warn", text)
     if not document.complete:
-        yield line(("partial     ", STYLES["warn"]), "interrupted: not all nodes answered")
+        yield table.partial()
     if document.logs == 0:
         yield line(counted(0, "log"))

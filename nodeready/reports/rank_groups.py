@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from nodeready.subjects.outcome import NodeGap
 from nodeready.text import counted
 from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks, fold_ranks
 
@@ -145,7 +146,7 @@ def _one_group(group: Group, found: int, *, is_complete: bool) -> str:
     return f"{ranks_text} {'stands' if is_single else 'stand'} in {place_text}"
 
 
-def silent(stacks: Stacks) -> Iterator[tuple[str, str]]:
-    """Nodes without an answer that no group names, each with the reason."""
+def silent(stacks: Stacks) -> Iterator[NodeGap]:
+    """The gaps of nodes that no group names."""
     named = {node for group in stacks.groups if group.kind == "no-data" for node in group.nodes}
-    return ((node, reason) for node, reason in stacks.errors.items() if node not in named)
+    return (gap for gap in stacks.gaps if gap.node not in named)

@@ -20,7 +20,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Union, cast
 
-from nodeready.audit.document import FAILED, UNREACHABLE, Audit, NodeReport, Ready
+from nodeready.audit.document import Audit, Ready
 from nodeready.audit.waiver_list import WaiverList
 from nodeready.deploy.document import Deploy
 from nodeready.memory.diff import Diff
@@ -28,7 +28,7 @@ from nodeready.memory.history import History
 from nodeready.memory.lemons import Lemons
 from nodeready.ready.job_env import Environment
 from nodeready.smoke.document import SmokeReport
-from nodeready.subjects.json_types import JsonField, json_fields
+from nodeready.subjects.json_types import JsonField, json_fields, schema_name
 from nodeready.triage.cores import Cores
 from nodeready.triage.incident import Incident
 from nodeready.triage.jobs import Jobs
@@ -55,13 +55,6 @@ def _when(field: str, *values: str) -> dict[str, Any]:
 
 #: The rules between the fields of one object.
 _RULES: dict[type, list[dict[str, Any]]] = {
-    NodeReport: [
-        {
-            "if": _when("status", UNREACHABLE, FAILED),
-            "then": {"properties": {"error": {"minLength": 1}}},
-            "else": {"properties": {"error": {"const": ""}}},
-        }
-    ],
     Group: [
         {
             "if": _when("kind", "stack"),
@@ -221,12 +214,12 @@ class SchemaWriter:
 
 
 def schema(document: str) -> dict[str, Any]:
-    """The JSON Schema of ``nodeready.DOCUMENT/1``. Raises KeyError for an unknown document."""
-    writer, name = SchemaWriter(), f"nodeready.{document}/1"
+    """The JSON Schema of a document. Raises KeyError for an unknown document."""
+    writer, name = SchemaWriter(), schema_name(DOCUMENTS[document])
     fields = writer.object(DOCUMENTS[document], name)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"urn:nodeready:{document}:1",
+        "$id": f"urn:nodeready:{document}:{name.rpartition('/')[2]}",
         "title": name,
         **fields,
         **({"$defs": writer.parts} if writer.parts else {}),
@@ -234,5 +227,10 @@ def schema(document: str) -> dict[str, Any]:
 
 
 def text(document: str) -> str:
-    """The content of the file docs/schema/DOCUMENT-1.json."""
+    """The content of the document's file in docs/schema/."""
     return json.dumps(schema(document), indent=2) + "\n"
+
+
+def file_name(document: str) -> str:
+    """The name of the document's file in docs/schema/, such as ``audit-2.json``."""
+    return f"{schema_name(DOCUMENTS[document]).partition('.')[2].replace('/', '-')}.json"

@@ -175,24 +175,15 @@ class _SmokeTable(TableLayout):
             reasons(pairs, self.verbose), full, short, self.count_line, _MAX_SUSPECTS
         )
 
-    def untested(self, status: str, style: str) -> RowSection:
-        """The nodes of this status, a line for each reason."""
-        word = f"{status}  "
-
-        def row_line(row: tuple[str, list[str]]) -> StyledLine:
-            reason, names = row
-            columns = len(word) + min(len(reason) + 2, self.width // 2)
-            return line(
-                (word, STYLES[style]),
-                self.names_beside(names, columns),
-                f"  {reason}" if reason else "",
-            )
-
-        pairs = [(node.name, node.reason) for node in self.smoke.nodes if node.status == status]
-        rows = reasons(pairs, self.verbose)
-        return RowSection(
-            rows, lambda row: [row_line(row)], row_line, self.count_line, _MAX_REASONS
-        )
+    def untested(self) -> RowSection:
+        """The nodes that answered and were not tested, by their reason."""
+        pairs = [
+            (node.name, node.reason)
+            for node in self.smoke.nodes
+            if node.status == UNTESTED and not node.gap
+        ]
+        section = self.by_reason(UNTESTED, "unknown", reasons(pairs, self.verbose))
+        return section._replace(max_rows=_MAX_REASONS)
 
     def engines(self) -> Iterator[StyledLine]:
         """The engines of the nodes, where they differ; what a pass proves."""
@@ -265,8 +256,8 @@ def show(smoke: SmokeReport, options: Options = PLAIN) -> Iterator[StyledLine]:
     end = [*table.engines(), *table.links(), *table.result()]
     sections = [
         table.suspects(),
-        table.untested(UNREACHABLE, "unreachable"),
-        table.untested(UNTESTED, "unknown"),
+        *table.gaps(smoke.gaps),
+        table.untested(),
         table.warnings(),
     ]
     # At least a line for each shown suspect, and one for the number of hidden ones.

@@ -242,5 +242,5 @@ def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
         hidden_rows=hidden_rows,
         suspect_group=lambda ranks: _suspect_group(stacks, ranks),
         tree=list(_tree(stacks)) if any(group.frames for group in stacks.groups) else (),
-        silent=[f"{node}: {reason}" for node, reason in rank_groups.silent(stacks)],
+        silent=[f"{gap.node}: {gap.reason}" for gap in rank_groups.silent(stacks)],
     )

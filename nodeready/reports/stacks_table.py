@@ -19,7 +19,8 @@ from nodeready.reports.rank_groups import (
     word,
 )
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.similar_texts import fold_similar, reasons
+from nodeready.reports.sections import fitted
+from nodeready.reports.similar_texts import fold_similar
 from nodeready.reports.stack_branches import Branch, branches
 from nodeready.reports.table_layout import MAX_TEXT, NO_LIMIT, TableLayout
 from nodeready.text import counted, sanitise
@@ -304,14 +305,9 @@ def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[StyledLine]:
     yield from _verdict(stacks, table)
     yield line("")
     yield from table.groups(stacks.groups)
-    for reason, names in reasons(silent(stacks), options.verbose):
-        room = max(20, min(options.width, _NODES) - table.indent)
-        shown = node_set(names, NO_LIMIT if table.verbose else room)
-        yield line((f"{'no data':<{table.indent}}", STYLES["no-data"]), (shown, "bold"))
-        yield table.detail(reason)
+    yield from fitted(table.gaps(silent(stacks)), 0, options.width)
     if not stacks.complete:
-        partial = (f"{'partial':<{table.indent}}", STYLES["warn"])
-        yield line(partial, "interrupted: not all nodes were looked at")
+        yield table.partial()
     if sum(group.kind == "stack" for group in stacks.groups) > 1:
         yield line("")
         yield from table.tree(stacks)

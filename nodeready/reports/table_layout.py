@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from nodeready.reports.lines import STYLES, Part, StyledLine, line, node_set, node_set_or_count
-from nodeready.reports.registry import Options
-from nodeready.reports.sections import RowSection
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.sections import RowSection, fitted
+from nodeready.reports.similar_texts import reasons
+from nodeready.subjects.outcome import (
+    FAILED_WORD,
+    INCOMPLETE_WORD,
+    UNREACHABLE_WORD,
+    WORDS,
+    NodeGap,
+)
 
 #: Characters of a node set or of a text that is not cut.
 NO_LIMIT = 1_000_000
@@ -16,6 +24,8 @@ MAX_WIDTH = 160
 MAX_TEXT = 500
 #: Columns of a node set in a short line.
 _SHORT_NODES = 30
+#: Word of a gap -> its style.
+_GAP_STYLES = {UNREACHABLE_WORD: "unreachable", FAILED_WORD: "failed", INCOMPLETE_WORD: "warn"}
 #: A reason, and the nodes that have it.
 Reason = tuple[str, list[str]]
 
@@ -59,12 +69,33 @@ class TableLayout:
     def by_reason(self, word: str, style: str, rows: list[Reason]) -> RowSection:
         """Nodes without a complete answer, a row for each reason."""
 
+        start = f"{word:<{self.indent - 2}}  "
+
         def full(row: Reason) -> Iterable[StyledLine]:
-            return self.head(word, style, self.names(row[1])), self.sentence(row[0])
+            names = self.names(row[1], max(20, self.width - len(start)))
+            return self.head(start, style, names), self.sentence(row[0])
 
         def short(row: Reason) -> StyledLine:
-            return self.head(
-                word, style, (node_set_or_count(row[1], _SHORT_NODES), "bold"), f"  {row[0]}"
-            )
+            names = node_set_or_count(row[1], _SHORT_NODES)
+            return self.head(start, style, (names, "bold"), f"  {row[0]}")
 
         return RowSection(rows, full, short, self.count_line)
+
+    def gaps(self, gaps: Iterable[NodeGap]) -> list[RowSection]:
+        """The nodes without a complete answer: a section for each word, a row for each reason."""
+        reasons_of: dict[str, list[tuple[str, str]]] = {word: [] for word in WORDS}
+        for gap in gaps:
+            reasons_of[gap.gap.word].append((gap.node, gap.reason))
+        return [
+            self.by_reason(word, _GAP_STYLES[word], reasons(pairs, self.verbose))
+            for word, pairs in reasons_of.items()
+        ]
+
+    def partial(self) -> StyledLine:
+        """The line that says that the report was interrupted."""
+        return self.head("partial", "warn", "interrupted: not all nodes answered")
+
+
+def show_gaps(gaps: Iterable[NodeGap], options: Options = PLAIN) -> Iterator[StyledLine]:
+    """The nodes without a complete answer, a row for each reason."""
+    return fitted(TableLayout(options).gaps(gaps), 0, options.width)

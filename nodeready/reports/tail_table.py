@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from nodeready.reports.lines import STYLES, StyledLine, line
+from nodeready.reports.lines import StyledLine, line
 from nodeready.reports.rank_groups import ranks
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
-from nodeready.reports.similar_texts import reasons
 from nodeready.reports.table_layout import NO_LIMIT, TableLayout
 from nodeready.text import counted, span
 from nodeready.triage.logs import BEHIND_S, LogGroup, LogReport, RankFile, TailDocument
@@ -28,10 +27,6 @@ class _TailTable(TableLayout):
     def __init__(self, tail: TailDocument, options: Options) -> None:
         super().__init__(options)
         self.tail = tail
-
-    def failures(self, word: str, style: str, reason_by_node: Mapping[str, str]) -> RowSection:
-        """The nodes without a complete answer, by their reason."""
-        return self.by_reason(word, style, reasons(reason_by_node.items(), self.verbose))
 
     def count_line(self, count: int) -> StyledLine:
         return self.detail((f"and {counted(count, 'more group')} (-v shows them)", "bold"))
@@ -121,6 +116,25 @@ class _TailTable(TableLayout):
         if len(rows) > maximum:
             yield self.detail((f"and {len(rows) - maximum} more (-v shows them)", "bold"))
 
+    def end(self, groups: int) -> Iterator[StyledLine]:
+        """What was left out, and the counts."""
+        tail = self.tail
+        read = [file for g in tail.groups if g.kind in ("stopped", "lines") for file in g.files]
+        names = {file.node for file in read}
+        yield line("")
+        if not tail.complete:
+            yield self.partial()
+        if tail.left_out:
+            files = counted(tail.left_out, "file matches", "files match")
+            yield line(f"{files}, too, and were written before these: --max-files takes more")
+        yield line(
+            f"{_counted_files(read)} on {counted(len(names), 'node')}, {counted(groups, 'group')}"
+        )
+        if groups > _MAX_GROUPS and groups * 2 > tail.files:
+            yield line(
+                "few lines are equal: -n 1 compares only the last one, --grep chooses lines"
+            )
+
     def state(self, group: LogGroup) -> str:
         paths = counted(len({(file.node, file.path) for file in group.files}), "file")
         parts = [f"in {paths}" if any(file.is_mixed for file in group.files) else paths]
@@ -177,11 +191,9 @@ def show(tail: TailDocument, options: Options = PLAIN) -> Iterator[StyledLine]:
     """
     table = _TailTable(tail, options)
     rows = sum(group.kind in ("stopped", "lines") for group in tail.groups)
-    after = [*table.reports(), *_end(tail, rows)]
+    after = [*table.reports(), *table.end(rows)]
     sections = [
-        table.failures("unreachable", "unreachable", tail.unreachable),
-        table.failures("failed", "failed", tail.failed),
-        table.failures("partial", "warn", tail.notes),
+        *table.gaps(tail.gaps),
         *table.groups("no-file", "unreadable"),
         *table.groups("stopped", "lines"),
         *table.groups("skipped"),
@@ -189,19 +201,3 @@ def show(tail: TailDocument, options: Options = PLAIN) -> Iterator[StyledLine]:
     room = 0 if table.is_whole else max(_MAX_GROUPS, options.lines - len(after))
     yield from fitted(sections, room, options.width)
     yield from after
-
-
-def _end(tail: TailDocument, groups: int) -> Iterator[StyledLine]:
-    read = [file for g in tail.groups if g.kind in ("stopped", "lines") for file in g.files]
-    names = {file.node for file in read}
-    yield line("")
-    if not tail.complete:
-        yield line(("partial      ", STYLES["warn"]), "interrupted: not all nodes answered")
-    if tail.left_out:
-        files = counted(tail.left_out, "file matches", "files match")
-        yield line(f"{files}, too, and were written before these: --max-files takes more")
-    yield line(
-        f"{_counted_files(read)} on {counted(len(names), 'node')}, {counted(groups, 'group')}"
-    )
-    if groups > _MAX_GROUPS and groups * 2 > tail.files:
-        yield line("few lines are equal: -n 1 compares only the last one, --grep chooses lines")

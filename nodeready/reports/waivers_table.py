@@ -16,8 +16,7 @@ from nodeready.audit.waiver_list import (
 )
 from nodeready.reports.lines import STYLES, StyledLine, line
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.similar_texts import reasons
-from nodeready.reports.table_layout import TableLayout
+from nodeready.reports.table_layout import TableLayout, show_gaps
 from nodeready.text import counted
 
 #: State -> the style of its word.
@@ -59,9 +58,7 @@ def show(document: WaiverList, options: Options = PLAIN) -> Iterator[StyledLine]
     table = _WaiverTable(options)
     for row in document.waivers:
         yield from table.row(row)
-    for reason, names in reasons(document.errors.items(), options.verbose):
-        yield table.head("unknown", "unknown", table.names(names))
-        yield table.detail(reason)
+    yield from show_gaps(document.gaps, options)
     states = [row.state for row in document.waivers]
     counts = [f"{states.count(state)} {state}" for state in STATES if state in states]
     yield line(f"{counted(len(states), 'waiver')}{': ' if counts else ''}{', '.join(counts)}")

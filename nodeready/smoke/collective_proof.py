@@ -26,7 +26,7 @@ def collective_proofs(smoke: SmokeReport) -> dict[str, ProvedCollective]:
     rows = {}
     for node in smoke.nodes:
         is_out = node.status in (UNTESTED, UNREACHABLE)
-        reason = (node.reason or "not tested") if is_out else smoke.stopped
+        reason = (node.absence or "not tested") if is_out else smoke.stopped
         rows[node.name] = ProvedCollective(
             nodes=len(smoke.nodes),
             engine=smoke.engine,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Annotated, ClassVar
 
-from nodeready.exit_codes import exit_code
 from nodeready.smoke.knowledge import PAIR, SmokeSuspect
 from nodeready.subjects.environment_rules import EnvironmentFinding
 from nodeready.subjects.json_types import Count, Moment, Name, Positive
+from nodeready.subjects.outcome import Gap, NodeGap, NodeGaps, gaps_code
 
 #: The statuses of a node, worst first; see `SmokeNode.status`.
 NODE_STATUSES = ("suspect", "unreachable", "untested", "warned", "passed")
@@ -24,7 +24,7 @@ class SmokeNode:
 
     status:   suspect: a suspect names it; unreachable: it was not reached, or the connection was
               lost; untested: no test could run there; warned: it passed, with ``warnings``
-    reason:   why it was not reached or not tested; "": it was tested
+    reason:   why it was not tested, or what was lost; "": it was tested, or has a gap
     ranks:    number of its ranks in each test
     gpus:     indexes of the GPUs of its ranks
     engine:   such as ``torch 2.13.0 over gloo``; "": none was found
@@ -50,6 +50,12 @@ class SmokeNode:
     interface: str = ""
     hcas: tuple[str, ...] = ()
     gdr: bool | None = None
+    gap: Gap | None = field(default=None, repr=False)
+
+    @property
+    def absence(self) -> str:
+        """Why it was not reached or not tested; "": it was tested."""
+        return self.gap.reason if self.gap else self.reason
 
 
 @dataclass(frozen=True)
@@ -90,13 +96,15 @@ class SmokeReport:
     links:    the bandwidth of each class of links
     stopped:  why it ended early, such as the budget; "": it did not
     environment: what is wrong with the variables of the ranks
+    gaps:     the nodes that were not probed, or were lost
     """
 
     SCHEMA: ClassVar = "smoke"
+    VERSION: ClassVar = 2
     JSON: ClassVar = (
         *("started", "finished", "verdict", "complete", "stopped", "engine", "proves", "control"),
         *("budget_s", "tests", "single_node_tests", "rounds", "go", "exclude"),
-        *("suspects", "nodes", "links", "environment", "summary"),
+        *("suspects", "gaps", "nodes", "links", "environment", "summary"),
     )
     JSON_KEYS: ClassVar = {"single_node_tests": "alone"}
 
@@ -115,6 +123,10 @@ class SmokeReport:
     links: tuple[LinkBandwidth, ...]
     stopped: str = ""
     environment: tuple[EnvironmentFinding, ...] = ()
+
+    @property
+    def gaps(self) -> NodeGaps:
+        return tuple(NodeGap(node.name, *node.gap) for node in self.nodes if node.gap)
 
     @property
     def exclude(self) -> tuple[Name, ...]:
@@ -182,9 +194,10 @@ def _cover(pairs: Iterable[tuple[str, str]], names: list[str]) -> set[str]:
 
 def code(smoke: SmokeReport) -> int:
     """The exit code: 0 GO, 3 NO-GO; see `nodeready.exit_codes`."""
-    return exit_code(
-        interrupted=not smoke.complete,
+    return gaps_code(
+        smoke.gaps,
+        complete=smoke.complete,
         usage=not smoke.nodes,
-        unreachable=any(node.status == UNREACHABLE for node in smoke.nodes),
         check=not smoke.good,
+        failures=frozenset(),
     )

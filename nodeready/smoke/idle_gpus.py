@@ -9,9 +9,10 @@ from types import MappingProxyType
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.gpus import findings
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
+from nodeready.subjects.outcome import Outcome
 from nodeready.subjects.result import join_first
+from nodeready.subjects.snapshot import Snapshot
 from nodeready.text import counted, sanitise
-from nodeready.transport.snapshots import SnapshotReply
 
 #: Above this percentage of used memory without a visible process, a hidden process is assumed (a
 #: container's). The driver of an idle data centre GPU uses less.
@@ -22,7 +23,7 @@ Numbers = tuple[int, ...]
 
 
 def idle_gpus(
-    snapshots: Mapping[str, SnapshotReply],
+    snapshots: Mapping[str, Outcome[Snapshot]],
     gpus: Numbers | int | None = None,
     busy: bool = False,
     counts: Mapping[str, int | None] = MappingProxyType({}),
@@ -37,12 +38,12 @@ def idle_gpus(
     """
     observed_gpus: dict[str, Gpus] = {}
     reasons: dict[str, str] = {}
-    for name, reply in snapshots.items():
-        observed = reply.snapshot.subjects.get("gpus") if reply.snapshot else None
+    for name, outcome in snapshots.items():
+        observed = outcome.value.subjects.get("gpus") if outcome.value else None
         if isinstance(observed, Gpus):
             observed_gpus[name] = observed
         else:
-            error = reply.error or "not probed"
+            error = outcome.reason or "not probed"
             reason = observed.reason if isinstance(observed, Unknown) else error
             reasons[name] = f"its GPUs are not known: {sanitise(reason, 200)}"
     nodes_with_gpus = sum(

@@ -18,11 +18,10 @@ from nodeready.smoke.engine_choice import EngineChoice, Kind, choose, engine_nam
 from nodeready.smoke.idle_gpus import Numbers, idle_gpus
 from nodeready.subjects.environment_rules import EnvironmentFinding, RankEnvironment, judge
 from nodeready.subjects.gpus.gpu import Gpus
+from nodeready.subjects.outcome import SUDO, Outcome
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import (
-    SUDO,
     Conversation,
-    Failure,
     Key,
     Transport,
     collect,
@@ -30,7 +29,7 @@ from nodeready.transport.base import (
     request,
 )
 from nodeready.transport.channels import Channels
-from nodeready.transport.snapshots import SnapshotReply, take_snapshot
+from nodeready.transport.snapshots import take_snapshot
 
 #: The subjects that show idle GPUs and error counters; probed before and after the tests.
 _SUBJECTS = ("gpus", "rdma", "nics", "host")
@@ -109,8 +108,8 @@ class Participants:
     def __init__(self, task: SmokeTask, tell: Callable[[str], object], progress: Progress) -> None:
         self.task, self.tell, self.progress = task, tell, progress
         self.channels = Channels(task.transport, task.deadline)
-        self.before: dict[str, SnapshotReply] = {}
-        self.after: dict[str, SnapshotReply] = {}
+        self.before: dict[str, Outcome[Snapshot]] = {}
+        self.after: dict[str, Outcome[Snapshot]] = {}
         self.hellos: dict[str, Hello] = {}
         self.excluded: dict[str, str] = {}
         self.names: tuple[str, ...] = ()
@@ -132,7 +131,9 @@ class Participants:
             self._starting[name] = time.monotonic(), job
 
         self._probe(self.task.policies, self.before, start)
-        refused = [name for name, reply in self.before.items() if reply.kind == SUDO]
+        refused = [
+            name for name, probed in self.before.items() if probed.gap and probed.gap.kind == SUDO
+        ]
         if refused and password(refused):
             self._probe(refused, self.before, start)
 
@@ -145,12 +146,12 @@ class Participants:
     def _probe(
         self,
         nodes: Iterable[str],
-        results: dict[str, SnapshotReply],
+        results: dict[str, Outcome[Snapshot]],
         reached: Callable[[str], None],
     ) -> None:
         task, names = self.task, list(nodes)
         limit_s = max(1, int(min(_PROBE_S, task.left_s / 2)))
-        probes: dict[Key, Conversation[SnapshotReply]] = {
+        probes: dict[Key, Conversation[Snapshot]] = {
             name: take_snapshot(
                 name, task.policies[name], _SUBJECTS, limit_s, nonce=task.transport.nonce
             )
@@ -158,11 +159,11 @@ class Participants:
         }
         with self.progress("looking", names) as done:
 
-            def receive(key: Key, value: SnapshotReply | Failure) -> None:
+            def receive(key: Key, outcome: Outcome[Snapshot]) -> None:
                 name = node_of(key)
-                results[name] = SnapshotReply.of(name, value)
+                results[name] = outcome
                 done(name)
-                if results[name].reached:
+                if outcome.value:
                     reached(name)
 
             collect(task.transport, probes, receive, task.deadline)
@@ -214,9 +215,9 @@ class Participants:
         self._wait_for_hellos()
         task, lost = self.task, self.channels.lost
         hellos = {name: self.hellos[name] for name in task.policies if name in self.hellos}
-        for name, reply in self.before.items():
-            if not reply.reached:
-                self.excluded[name] = reply.error
+        for name, probed in self.before.items():
+            if not probed.value:
+                self.excluded[name] = probed.reason
             elif name not in hellos:
                 loss = lost.get(name)
                 self.excluded[name] = loss.reason if loss else "did not start in time"
@@ -303,5 +304,5 @@ class Participants:
 
     def snapshots(self, name: str) -> list[Snapshot]:
         """The snapshots of a node, the earlier one first."""
-        replies = (self.before.get(name), self.after.get(name))
-        return [reply.snapshot for reply in replies if reply and reply.snapshot]
+        outcomes = (self.before.get(name), self.after.get(name))
+        return [outcome.value for outcome in outcomes if outcome and outcome.value]

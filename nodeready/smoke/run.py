@@ -28,9 +28,10 @@ from nodeready.smoke.plan import plan
 from nodeready.smoke.regressions import regressions
 from nodeready.smoke.rounds import OutOfTime, TestRounds
 from nodeready.smoke.search import search
+from nodeready.subjects.outcome import LOST, Gap
 from nodeready.subjects.rdma.facts import Rdma
 from nodeready.text import counted, utc_now
-from nodeready.transport.snapshots import NOT_PROBED
+from nodeready.transport.base import INTERRUPT
 
 #: Maximum suspects that are tested with another engine.
 _MAX_CONTROLS = 5
@@ -267,7 +268,7 @@ class _SmokeRun:
     def _node(self, name: str, blamed: set[str], result: SearchResult) -> document.SmokeNode:
         """A node's row of the document."""
         nodes = self.nodes
-        status, reason = self._status(name, blamed, result)
+        status, reason, gap = self._status(name, blamed, result)
         snapshots = nodes.snapshots(name)
         warnings = regressions(*snapshots) if len(snapshots) == 2 else ()
         if name not in blamed:
@@ -283,6 +284,7 @@ class _SmokeRun:
             engine=nodes.engine(name, nodes.choice.kind),
             warnings=warnings, slots=nodes.slots(name), network=network.name,
             interface=network.interface, hcas=network.hcas, gdr=network.gdr,
+            gap=gap,
         )  # fmt: skip
 
     def _hcas(self) -> dict[str, tuple[str, ...]]:
@@ -311,23 +313,25 @@ class _SmokeRun:
         texts = (*lost, *variables, *suspect.evidence, *meanings, *controls)
         return tuple(filter(None, texts))
 
-    def _status(self, name: str, blamed: set[str], result: SearchResult) -> tuple[str, str]:
-        """A node's status; and the reason, if it was not reached or not tested."""
-        reply, lost = self.nodes.before.get(name), self.channels.lost.get(name)
+    def _status(
+        self, name: str, blamed: set[str], result: SearchResult
+    ) -> tuple[str, str, Gap | None]:
+        """A node's status; why it was not tested; its gap, if it gave no answer or was lost."""
+        probed, lost = self.nodes.before.get(name), self.channels.lost.get(name)
         is_out = name in self.nodes.excluded
         takes_part = name in self.nodes.names
-        if reply is None or not reply.reached:
-            is_unreachable = reply is not None and reply.unreachable
-            reason = reply.error if reply and reply.error else NOT_PROBED
-            return document.UNREACHABLE if is_unreachable else document.UNTESTED, reason
+        if probed is None or not probed.value:
+            gap = (probed and probed.gap) or INTERRUPT
+            status = document.UNREACHABLE if gap.is_unreached else document.UNTESTED
+            return status, "", gap
         if name in blamed:
-            return document.SUSPECT, f"lost: {lost.reason}" if lost else ""
+            return document.SUSPECT, f"lost: {lost.reason}" if lost else "", None
         if takes_part and is_out:
-            return document.UNTESTED, self.nodes.excluded[name]
+            return document.UNTESTED, self.nodes.excluded[name], None
         if lost and (takes_part or lost.reason.startswith("connection lost")):
-            return document.UNREACHABLE, f"lost: {lost.reason}"
+            return document.UNREACHABLE, "", Gap(LOST, f"lost: {lost.reason}", lost.evidence)
         if name in result.passed:
-            return document.PASSED, ""
+            return document.PASSED, "", None
         unknown = "its tests failed for an unknown reason"
         reason = self.nodes.excluded.get(name) or self.common_control or self.stopped or unknown
-        return document.UNTESTED, reason
+        return document.UNTESTED, reason, None

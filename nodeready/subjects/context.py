@@ -11,13 +11,13 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from nodeready.policy import Policy
 from nodeready.subjects.access import Access
 from nodeready.subjects.fleet import ALONE, Counters, FleetFacts
 from nodeready.subjects.judging import judge
 from nodeready.subjects.nics.facts import Nics
+from nodeready.subjects.outcome import Gap, Outcome
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client import known_hosts
@@ -92,19 +92,6 @@ def identity_of(snapshot: Snapshot) -> SshClient | None:
 # --- The fleet's context, and the judging of snapshots.
 
 
-class NodeSnapshot(Protocol):
-    """The outcome of probing one node."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def snapshot(self) -> Snapshot | None: ...
-    @property
-    def error(self) -> str: ...
-    @property
-    def unreachable(self) -> bool: ...
-
-
 @dataclass(frozen=True)
 class FleetContext:
     """What all nodes of a run tell about each node."""
@@ -138,8 +125,7 @@ class Judged:
     fleet: FleetFacts = ALONE
     snapshot: Snapshot | None = None
     results: tuple[Result, ...] = ()  # of all checks, from the latest snapshot
-    error: str = ""  # one line when probing the node failed, or did not finish
-    unreachable: bool = False  # the node was not reached, or was lost on the way
+    gap: Gap | None = None  # why the node was not probed, or was lost; None: it was probed
 
     @property
     def reached(self) -> bool:
@@ -151,18 +137,13 @@ class Judged:
         return replace(self, snapshot=snapshot, results=results)
 
 
-def judge_nodes(replies: Iterable[NodeSnapshot], context: FleetContext) -> list[Judged]:
+def judge_nodes(outcomes: Iterable[Outcome[Snapshot]], context: FleetContext) -> list[Judged]:
     """Every node with its results."""
     nodes = []
-    for reply in replies:
-        node = Judged(
-            reply.name,
-            context.policies[reply.name],
-            context.about(reply.name),
-            error=reply.error,
-            unreachable=reply.unreachable,
-        )
-        nodes.append(node if reply.snapshot is None else node.judged(reply.snapshot))
+    for outcome in outcomes:
+        name = outcome.node
+        node = Judged(name, context.policies[name], context.about(name), gap=outcome.gap)
+        nodes.append(node if outcome.value is None else node.judged(outcome.value))
     return nodes
 
 

@@ -7,6 +7,7 @@ made of other fields.
 JSON:      the attributes in order, where these are not the fields. A dotted one is an attribute's
            attribute; one with ``?`` is left out without a value
 JSON_KEYS: attribute -> its key, where they differ: keys are stable, names are not
+SCHEMA:    the name of a document; its VERSION is 1 where it has none
 
 Limits are words of JSON Schema: ``Annotated[int, {"minimum": 0}]``.
 """
@@ -33,6 +34,11 @@ class JsonField(NamedTuple):
     key: str
     path: str
     is_optional: bool
+
+
+def schema_name(kind: Any) -> str:
+    """The value of a document's key ``schema``, such as ``nodeready.audit/2``."""
+    return f"nodeready.{kind.SCHEMA}/{getattr(kind, 'VERSION', 1)}"
 
 
 def json_fields(kind: Any) -> tuple[JsonField, ...]:

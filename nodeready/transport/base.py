@@ -14,26 +14,25 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar, Union
 
 from nodeready import shell
 from nodeready.node import payload
 from nodeready.subjects import wire
+from nodeready.subjects.outcome import (
+    FAILED,
+    INTERRUPTED,
+    INVALID,
+    LATE,
+    NO_PYTHON,
+    UNREACHABLE,
+    Gap,
+    NoAnswer,
+    Outcome,
+)
 
-#: Kinds of failure beside the command's own: no connection; the connection was lost; no answer
-#: within the limit; the limit ended the command; sudo wants a password; sudo refuses; the node
-#: printed too much; an internal error.
-UNREACHABLE, LOST, HUNG, TIMEOUT = "unreachable", "lost", "hung", "timeout"
-SUDO, REFUSED, OUTPUT, FAILED = "sudo", "refused", "output", "failed"
-#: The deadline of all requests came first; the user interrupted the run.
-LATE, INTERRUPTED = "late", "interrupted"
 LATE_WORDS = "no answer in time"
-
-#: The node's own connection is the trouble: exit status 4.
-UNREACHED = frozenset({UNREACHABLE, LOST})
-#: After these, further questions to the node are useless.
-OVER = frozenset({UNREACHABLE, LOST, HUNG, SUDO, REFUSED, LATE, INTERRUPTED})
 
 #: Maximum of an answer: a snapshot is some 20 KB, and at most 8 MB before it is packed.
 ANSWER_BYTES = 16 << 20
@@ -78,42 +77,33 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """A node's answer: a `Reply` or a `Failure`.
+    """A node's answer to one request.
 
-    stdout, stderr: the script's output, decoded without loss; a failure has the output until then
+    stdout, stderr: the script's output, decoded without loss; with a gap, the output until then
     seconds: from the question to the answer, including a new connection
+    rc:      the script's exit status; None: a signal ended it
+    gap:     why the script did not end, as far as is known; None: it ended by itself
     """
 
     stdout: str = ""
     stderr: str = ""
     seconds: float = 0.0
-
-    #: The error in one line when the script did not end by itself, and its kind.
-    error = ""
-    kind = ""
+    rc: int | None = 0
+    gap: Gap | None = None
 
     @property
     def ok(self) -> bool:
         """Whether the script ran and exited 0."""
-        return False
+        return self.gap is None and self.rc == 0
 
-    def reason(self) -> str:
-        """Why it failed, in one line."""
-        return self.error
-
-
-@dataclass(frozen=True)
-class Reply(Answer):
-    """The script came to its end. rc: its exit status; None: a signal ended it."""
-
-    rc: int | None = 0
-
-    @property
-    def ok(self) -> bool:
-        return self.rc == 0
+    def has_gap(self, *kinds: str) -> bool:
+        """Whether the script did not end, for one of these reasons."""
+        return self.gap is not None and self.gap.kind in kinds
 
     def reason(self) -> str:
         """Why it failed, in one line: nodeready's own last error, or the last line of stderr."""
+        if self.gap is not None:
+            return self.gap.reason
         lines = [line.strip() for line in self.stderr.splitlines() if line.strip()]
         own_lines = [line for line in lines if line.startswith("nodeready: ")]
         if own_lines:
@@ -123,22 +113,18 @@ class Reply(Answer):
         return "ended by a signal" if self.rc is None else f"exit status {self.rc}"
 
 
-@dataclass(frozen=True)
-class Failure(Answer):
-    """The script did not end, as far as is known. kind: one of the words above."""
-
-    kind: str = FAILED
-    error: str = ""
+#: The gap of a node that was left out because of an interrupt.
+INTERRUPT = Gap(INTERRUPTED, "no answer: interrupted")
 
 
-def interrupted() -> Failure:
+def interrupted() -> Answer:
     """The answer of a node that was left out because of an interrupt."""
-    return Failure(kind=INTERRUPTED, error="interrupted")
+    return Answer(gap=INTERRUPT)
 
 
-def late(reached: bool = True) -> Failure:
+def late(reached: bool = True) -> Answer:
     """The answer of a node for which the deadline came first. reached: it was connected"""
-    return Failure(kind=LATE if reached else UNREACHABLE, error=LATE_WORDS)
+    return Answer(gap=Gap(LATE if reached else UNREACHABLE, LATE_WORDS))
 
 
 ResultT = TypeVar("ResultT")
@@ -156,22 +142,27 @@ def node_of(key: Key) -> str:
 
 
 def once(request: Request) -> Conversation[Answer]:
-    """A conversation of one question."""
+    """A conversation of one question; its value is the answer, also one with a gap."""
     return (yield request)
 
 
+def answer_of(outcome: Outcome[Answer]) -> Answer:
+    """The answer of a conversation of one question."""
+    return outcome.value or Answer(seconds=outcome.seconds, gap=outcome.gap)
+
+
 class Exchange(Generic[ResultT]):
-    """The state of a conversation. A bug in its code becomes a Failure of its node.
+    """The state of a conversation. A bug in its code becomes a gap of its node.
 
     request: the question that waits for its answer
-    is_over: the conversation has ended, and returned ``value``
+    is_over: the conversation has ended with ``outcome``
     """
 
-    def __init__(self, conversation: Conversation[ResultT]) -> None:
+    def __init__(self, key: Key, conversation: Conversation[ResultT]) -> None:
         self._conversation, self._has_begun = conversation, False
         self.request: Request | None = None
         self.is_over = False
-        self.value: ResultT | Failure = Failure()
+        self.outcome: Outcome[ResultT] = Outcome(node_of(key))
 
     def start(self) -> None:
         """Run the conversation to its first question."""
@@ -180,33 +171,50 @@ class Exchange(Generic[ResultT]):
 
     def answer(self, answer: Answer) -> None:
         """Answer the question: the conversation asks the next one, or ends."""
+        self.outcome = replace(self.outcome, seconds=self.outcome.seconds + answer.seconds)
         self._step(lambda: self._conversation.send(answer))
 
     def _step(self, advance: Callable[[], Request]) -> None:
         try:
             self.request = advance()
         except StopIteration as end:
-            self.is_over, self.value = True, end.value
+            self._end(value=end.value)
+        except NoAnswer as end:
+            self._end(gap=end.gap)
         except Exception as error:  # noqa: BLE001 - our bug fails only this node
-            self.is_over, self.value = True, Failure(kind=FAILED, error=bug_text(error))
+            self._end(gap=Gap(FAILED, bug_text(error)))
 
-    def end(self, failure: Failure) -> None:
-        """Give this failure as the last answer; a conversation that has not begun is over."""
+    def _end(self, value: ResultT | None = None, gap: Gap | None = None) -> None:
+        self.is_over, self.outcome = True, replace(self.outcome, value=value, gap=gap)
+
+    def end(self, last: Answer) -> None:
+        """Give the last answer, which has a gap; a conversation that has not begun is over."""
         if self._has_begun and not self.is_over:
-            self.answer(failure)
+            self.answer(last)
         if not self.is_over:
             self._conversation.close()
-            self.is_over, self.value = True, failure
+            self._end(gap=last.gap)
+
+
+#: What `Transport.converse` yields.
+Outcomes = Iterator[tuple[Key, Outcome[ResultT]]]
+
+
+def exchanges_of(
+    conversations: Mapping[Key, Conversation[ResultT]],
+) -> dict[Key, Exchange[ResultT]]:
+    """An exchange for each conversation."""
+    return {key: Exchange(key, conversation) for key, conversation in conversations.items()}
 
 
 def end_all(
-    exchanges: dict[Key, Exchange[ResultT]], failure: Callable[[Key], Failure]
-) -> Iterator[tuple[Key, ResultT | Failure]]:
-    """Remove and yield these conversations; the last answer of each is this failure."""
+    exchanges: dict[Key, Exchange[ResultT]], last: Callable[[Key], Answer]
+) -> Outcomes[ResultT]:
+    """Remove and yield these conversations; the last answer of each has a gap."""
     for key in list(exchanges):
         exchange = exchanges.pop(key)
-        exchange.end(failure(key))
-        yield key, exchange.value
+        exchange.end(last(key))
+        yield key, exchange.outcome
 
 
 def append_up_to(buffer: bytearray, data: bytes, maximum: int) -> None:
@@ -286,14 +294,14 @@ class Transport(ABC):
     @abstractmethod
     def converse(
         self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
-    ) -> Iterator[tuple[Key, ResultT | Failure]]:
-        """Hold these conversations in parallel, and yield the result of each, as it comes.
+    ) -> Outcomes[ResultT]:
+        """Hold these conversations in parallel, and yield the outcome of each, as it comes.
 
-        deadline: of time.monotonic(): each node without an answer then gets a Failure.
+        deadline: of time.monotonic(): each node without an answer then gets a gap.
                   None: only the requests' own limits
 
         Never raises for a node's fault. An interrupt ends what runs on the nodes, and every
-        conversation that is left gets a Failure of the kind INTERRUPTED.
+        conversation that is left ends with a gap of the kind INTERRUPTED.
         """
 
     def ask(
@@ -303,8 +311,8 @@ class Transport(ABC):
         conversations: dict[Key, Conversation[Answer]] = {
             (request.node, str(number)): once(request) for number, request in enumerate(requests)
         }
-        for key, answer in self.converse(conversations, deadline):
-            yield node_of(key), answer
+        for key, outcome in self.converse(conversations, deadline):
+            yield node_of(key), answer_of(outcome)
 
     @abstractmethod
     def open(self, request: Request) -> NodeChannel:
@@ -332,14 +340,14 @@ class Transport(ABC):
 def collect(
     transport: Transport,
     conversations: Mapping[Key, Conversation[ResultT]],
-    on_found: Callable[[Key, ResultT | Failure], object] = lambda key, value: None,
+    on_found: Callable[[Key, Outcome[ResultT]], object] = lambda key, outcome: None,
     deadline: float | None = None,
-) -> dict[Key, ResultT | Failure]:
-    """The results of all conversations, also after an interrupt.
+) -> dict[Key, Outcome[ResultT]]:
+    """The outcomes of all conversations, also after an interrupt.
 
-    on_found: gets each result as it comes, for the progress
+    on_found: gets each outcome as it comes, for the progress
     """
-    values: dict[Key, ResultT | Failure] = {}
+    outcomes: dict[Key, Outcome[ResultT]] = {}
     stream: Any = None
     stop: KeyboardInterrupt | None = None
     interrupt_is_ours = True
@@ -349,10 +357,10 @@ def collect(
                 stream = transport.converse(conversations, deadline)
             interrupt_is_ours = False
             # An interrupt of our own code is raised in the stream, which ends the nodes' work.
-            key, value = next(stream) if stop is None else stream.throw(stop)
+            key, outcome = next(stream) if stop is None else stream.throw(stop)
             interrupt_is_ours, stop = True, None
-            values[key] = value
-            on_found(key, value)
+            outcomes[key] = outcome
+            on_found(key, outcome)
         except StopIteration:
             break
         except KeyboardInterrupt as interrupt:
@@ -362,7 +370,8 @@ def collect(
                 transport.interrupted = True
                 break
             stop = interrupt
-    return {**dict.fromkeys(conversations, interrupted()), **values}
+    lost = {key: Outcome[ResultT](node_of(key), gap=INTERRUPT) for key in conversations}
+    return {**lost, **outcomes}
 
 
 def end_script(run: str) -> str:
@@ -418,13 +427,8 @@ def rows(
     return decoded
 
 
-def no_answer_reason(answer: Answer, config: Any) -> str:
-    """Why a node's program printed no valid row."""
+def no_answer(answer: Answer, config: Any) -> Gap:
+    """The gap of a node whose program printed no valid row."""
     if f"{config.nonce} {payload.NO_PYTHON}" in answer.stdout:
-        return wire.PYTHON_MISSING
-    return answer.error or "no answer from the node's Python"
-
-
-def has_failed(reasons: Iterable[str]) -> bool:
-    """Whether one of these reasons is a failure of nodeready (exit status 1)."""
-    return any(reason != wire.PYTHON_MISSING for reason in reasons)
+        return Gap(NO_PYTHON, wire.PYTHON_MISSING)
+    return answer.gap or Gap(INVALID, "no answer from the node's Python", answer.stderr[:200])

@@ -15,8 +15,9 @@ from pyinfra.api import Host, Inventory
 from pyinfra.api.exceptions import ConnectError, PyinfraError
 from pyinfra.connectors.ssh import SSHConnector
 
+from nodeready.subjects.outcome import UNREACHABLE, Gap
 from nodeready.transport import connection, logins
-from nodeready.transport.base import CONNECT_TIMEOUT_S, UNREACHABLE, Failure, SshPeer
+from nodeready.transport.base import CONNECT_TIMEOUT_S, SshPeer
 from nodeready.transport.ssh_config import Login, SshConfigError
 
 #: sshd's port (RFC 4253, section 4.1).
@@ -118,7 +119,7 @@ class SshConnector(SSHConnector):
         return self.ssh_logins.failure_text(self.client or logins.Client(), self.login(), text)
 
 
-def connect(host: Host) -> Failure | None:
+def connect(host: Host) -> Gap | None:
     """Connect within CONNECT_TIMEOUT_S, not counting waits for other connections' turns.
 
     Returns the failure, or None. Never raises for a node's fault.
@@ -174,7 +175,7 @@ def _connection_stage(host: Host) -> str:
     return connection.CONNECTING if transport is None else connection.BANNER
 
 
-def _unreachable(host: Host, text: str, error: str = "") -> Failure:
+def _unreachable(host: Host, text: str, error: str = "") -> Gap:
     """Close the failed connection. Returns the failure.
 
     error: its text; "": made of ``text``
@@ -194,4 +195,4 @@ def _unreachable(host: Host, text: str, error: str = "") -> Failure:
         )
     if client is not None:
         client.close()
-    return Failure(kind=UNREACHABLE, error=error)
+    return Gap(UNREACHABLE, error)

@@ -14,16 +14,17 @@ from nodeready.subjects.context import (
     context_of,
     unique_addresses,
 )
+from nodeready.subjects.outcome import Outcome
+from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client import known_hosts
 from nodeready.transport import bundle
 from nodeready.transport.base import Request, SshPeer, Transport
-from nodeready.transport.snapshots import SnapshotReply
 
 
 def fleet_context(
     transport: Transport,
     declared: Mapping[str, Policy],
-    replies: Iterable[SnapshotReply],
+    outcomes: Iterable[Outcome[Snapshot]],
     inventory: Inventory,
 ) -> FleetContext:
     """The context of these snapshots, without the nodes' addresses.
@@ -31,7 +32,7 @@ def fleet_context(
     declared:  the policies of the inventory, which the gate's files have to have
     transport: fetches a block of known hosts that was too large for a snapshot
     """
-    snapshots = {reply.name: reply.snapshot for reply in replies if reply.snapshot is not None}
+    snapshots = {outcome.node: outcome.value for outcome in outcomes if outcome.value is not None}
 
     def read_block(name: str) -> str:
         request = Request(name, known_hosts.READ_BLOCK, 30)
@@ -43,10 +44,10 @@ def fleet_context(
     return context_of(declared, snapshots, endpoints, bundle.program, read_block)
 
 
-def addresses_of_replies(
-    replies: Iterable[SnapshotReply], peers: Mapping[str, SshPeer]
+def addresses_of_nodes(
+    outcomes: Iterable[Outcome[Snapshot]], peers: Mapping[str, SshPeer]
 ) -> tuple[str, ...] | None:
     """The addresses of the nodes that were probed; see `unique_addresses`."""
-    claimed = [addresses_of(reply.snapshot) for reply in replies if reply.snapshot is not None]
+    claimed = [addresses_of(outcome.value) for outcome in outcomes if outcome.value is not None]
     reached = {peer.address for peer in peers.values()}
     return unique_addresses([addresses for addresses in claimed if addresses is not None], reached)

@@ -12,27 +12,25 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from select import PIPE_BUF
 from typing import IO, cast
 
 from nodeready import shell
+from nodeready.subjects.outcome import HUNG, LATE, OUTPUT, Gap
 from nodeready.transport.base import (
     ERROR_BYTES,
-    HUNG,
-    LATE,
-    OUTPUT,
     Answer,
     Conversation,
     Exchange,
-    Failure,
     Key,
-    Reply,
+    Outcomes,
     Request,
     ResultT,
     Transport,
     end_all,
+    exchanges_of,
     interrupted,
 )
 from nodeready.transport.line_channel import READ_BYTES, LineChannel
@@ -129,7 +127,7 @@ class LocalProcess:
         self.is_whole = self.is_whole or self.is_flood
 
     def answer(self) -> Answer:
-        """The command's answer, a Failure if it did not end."""
+        """The command's answer, with a gap if it did not end."""
         seconds = time.monotonic() - self._began
         while not self.is_flood and self._err in self._unfinished:
             if not select.select([self._err], [], [], 0)[0]:
@@ -144,10 +142,11 @@ class LocalProcess:
         if self.is_flood:
             first = bytes((self._stdout or self._stderr)[:40]).decode("utf-8", "replace")
             error = f"too much output, beginning with {first!r}"
-            return Failure("", stderr, seconds, OUTPUT, error)
+            return Answer("", stderr, seconds, gap=Gap(OUTPUT, error))
         if not self.is_whole:
-            return Failure(stdout, stderr, seconds, HUNG, f"no answer in {self.limit_s} s")
-        return Reply(stdout, stderr, seconds, rc if rc is None or rc >= 0 else None)
+            gap = Gap(HUNG, f"no answer in {self.limit_s} s")
+            return Answer(stdout, stderr, seconds, gap=gap)
+        return Answer(stdout, stderr, seconds, rc if rc is None or rc >= 0 else None)
 
     def end(self) -> None:
         """End all processes; one that no signal ends (state D) is not waited for."""
@@ -217,8 +216,8 @@ class Local(Transport):
 
     def converse(
         self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
-    ) -> Iterator[tuple[Key, ResultT | Failure]]:
-        exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
+    ) -> Outcomes[ResultT]:
+        exchanges = exchanges_of(conversations)
         running: dict[Key, LocalProcess] = {}
         try:
             for key, exchange in exchanges.items():
@@ -227,7 +226,7 @@ class Local(Transport):
             while exchanges:
                 over = [key for key, exchange in exchanges.items() if exchange.is_over]
                 for key in over:
-                    yield key, exchanges.pop(key).value
+                    yield key, exchanges.pop(key).outcome
                 if running and not over:
                     self._wait(exchanges, running, deadline)
         except KeyboardInterrupt:
@@ -267,12 +266,12 @@ class Local(Transport):
             if not child.is_whole and not is_late:
                 continue
             answer, exchange = child.answer(), exchanges[key]
-            if isinstance(answer, Reply):
+            if answer.gap is None:
                 answer = judge_reply(answer, child.limit_s, self._sudo)
             del running[key]
             child.end()
-            if is_late and until[key] == deadline and isinstance(answer, Failure):
-                exchange.end(replace(answer, kind=LATE))
+            if is_late and until[key] == deadline and answer.gap:
+                exchange.end(replace(answer, gap=Gap(LATE, answer.gap.reason)))
             else:
                 exchange.answer(answer)
             self._ask(key, exchange, running)

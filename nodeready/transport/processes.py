@@ -31,22 +31,21 @@ from gevent.lock import BoundedSemaphore
 from gevent.queue import Empty, Queue
 
 from nodeready.exit_codes import handle_signals
+from nodeready.subjects.outcome import FAILED, INTERRUPTED, LATE, Gap
 from nodeready.transport.base import (
-    FAILED,
-    INTERRUPTED,
-    LATE,
     Answer,
     Conversation,
     Exchange,
-    Failure,
     Key,
     NodeChannel,
+    Outcomes,
     Request,
     ResultT,
     SshPeer,
     Transport,
     bug_text,
     end_all,
+    exchanges_of,
     interrupted,
     late,
     node_of,
@@ -228,8 +227,8 @@ class WorkerTransport(Transport):
 
     def converse(
         self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
-    ) -> Iterator[tuple[Key, ResultT | Failure]]:
-        exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
+    ) -> Outcomes[ResultT]:
+        exchanges = exchanges_of(conversations)
         stopped = False
         with self.numbered_queue() as (call, frames):
             try:
@@ -249,7 +248,7 @@ class WorkerTransport(Transport):
                     exchange.answer(answer)
                     worker.send("next", call, key, None if exchange.is_over else exchange.request)
                     if exchange.is_over:
-                        yield key, exchanges.pop(key).value
+                        yield key, exchanges.pop(key).outcome
             except Empty:
                 # The children have the same deadline: they do not answer any more.
                 yield from end_all(exchanges, lambda key: late())
@@ -270,13 +269,13 @@ class WorkerTransport(Transport):
 
     def _begin(
         self, call: int, exchanges: dict[Key, Exchange[ResultT]], deadline: float | None
-    ) -> Iterator[tuple[Key, ResultT | Failure]]:
+    ) -> Outcomes[ResultT]:
         """Send every conversation's first question; yields the conversations without one."""
         first_requests: dict[WorkerProcess, list[tuple[Key, Request]]] = {}
         for key, exchange in list(exchanges.items()):
             exchange.start()
             if exchange.is_over:
-                yield key, exchanges.pop(key).value
+                yield key, exchanges.pop(key).outcome
                 continue
             worker = self.worker_of[node_of(key)]
             first_requests.setdefault(worker, []).append((key, cast("Request", exchange.request)))
@@ -287,13 +286,11 @@ class WorkerTransport(Transport):
                 yield from self._gone(worker, exchanges)
 
     @staticmethod
-    def _gone(
-        worker: WorkerProcess, exchanges: dict[Key, Exchange[ResultT]]
-    ) -> Iterator[tuple[Key, ResultT | Failure]]:
+    def _gone(worker: WorkerProcess, exchanges: dict[Key, Exchange[ResultT]]) -> Outcomes[ResultT]:
         """End every conversation of a child that is gone, with the reason."""
         nodes = set(worker.nodes)
         ended = {key: exchanges.pop(key) for key in list(exchanges) if node_of(key) in nodes}
-        yield from end_all(ended, lambda key: Failure(kind=FAILED, error=worker.gone_reason))
+        yield from end_all(ended, lambda key: Answer(gap=Gap(FAILED, worker.gone_reason)))
 
     def open(self, request: Request) -> NodeChannel:
         return _RemoteChannel(self, request)
@@ -467,7 +464,7 @@ class _WorkerServer:
         while request is not None:
             answer: Answer = yield request
             self._send("answer", call, key, answer)
-            if answer.kind in (LATE, INTERRUPTED):
+            if answer.has_gap(LATE, INTERRUPTED):
                 return
             request = self._questions[call, key].get()
 

@@ -12,59 +12,12 @@ from dataclasses import dataclass
 from nodeready.policy import Policy
 from nodeready.subjects import probe_script, snapshot
 from nodeready.subjects.base import Probe
+from nodeready.subjects.outcome import HUNG, LOST, OVER, Gap, NoAnswer
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.transport.base import (
-    HUNG,
-    INTERRUPTED,
-    LOST,
-    OVER,
-    UNREACHED,
-    Answer,
-    Conversation,
-    Failure,
-    Request,
-)
+from nodeready.transport.base import Answer, Conversation, Request
 
 #: Seconds for a whole snapshot on a node; each section has its own, smaller limit.
 PROBE_TIMEOUT_S = 60
-#: The error of a node that an interrupt left out.
-NOT_PROBED = "not looked at: interrupted"
-
-
-@dataclass(frozen=True)
-class SnapshotReply:
-    """The snapshot of one node, or the reason why it is missing.
-
-    snapshot: None where the node could not be asked
-    error:    one line when the node could not be probed, and its kind; "" after an interrupt
-    seconds:  wall time, with the connection
-    """
-
-    name: str
-    snapshot: Snapshot | None = None
-    error: str = ""
-    kind: str = ""
-    seconds: float = 0.0
-
-    @property
-    def reached(self) -> bool:
-        return self.snapshot is not None
-
-    @property
-    def unreachable(self) -> bool:
-        return self.kind in UNREACHED
-
-    @classmethod
-    def of(cls, name: str, value: SnapshotReply | Failure) -> SnapshotReply:
-        """The result of a conversation: its value, or the failure without a snapshot."""
-        return cls.failed(name, value) if isinstance(value, Failure) else value
-
-    @classmethod
-    def failed(cls, name: str, failure: Failure) -> SnapshotReply:
-        if failure.kind == INTERRUPTED:
-            return cls(name, kind=INTERRUPTED)
-        error = f"{failure.error} while looking" if failure.kind == LOST else failure.error
-        return cls(name, error=error, kind=failure.kind)
 
 
 @dataclass(frozen=True)
@@ -82,8 +35,8 @@ class SnapshotQuestion:
 
     def read(self, answer: Answer) -> Snapshot:
         """The snapshot in the answer; everything is Unknown in an answer without one."""
-        if answer.error:
-            return self.all_unknown(answer.error)
+        if answer.gap:
+            return self.all_unknown(answer.gap.reason)
         if probe_script.mark(self.nonce) not in answer.stdout:
             text = f"{answer.stderr}\n{answer.stdout}".strip()
             return self.all_unknown("no answer from the node's shell", text)
@@ -121,13 +74,18 @@ def take_snapshot(
     read: Read = SnapshotQuestion.read,
     *,
     nonce: str = "",
-) -> Conversation[SnapshotReply]:
+) -> Conversation[Snapshot]:
     """The conversation that takes the snapshot of one node; see `snapshot_question`.
 
     read: makes the snapshot of the answer
     """
     question = snapshot_question(node, policy, subjects, limit_s, nonce=nonce)
     answer = yield question.request
-    if isinstance(answer, Failure) and answer.kind in OVER - {HUNG}:
-        return SnapshotReply.failed(node, answer)
-    return SnapshotReply(node, read(question, answer), seconds=answer.seconds)
+    if answer.gap and answer.gap.kind in OVER - {HUNG}:
+        raise NoAnswer(_while_probing(answer.gap))
+    return read(question, answer)
+
+
+def _while_probing(gap: Gap) -> Gap:
+    """The gap, with the words for a connection that was lost during the probe."""
+    return gap._replace(reason=f"{gap.reason} while looking") if gap.kind == LOST else gap

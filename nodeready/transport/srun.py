@@ -14,7 +14,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedIOBase
 from select import PIPE_BUF
@@ -26,28 +26,24 @@ from gevent.queue import Empty, Queue
 
 from nodeready import shell
 from nodeready.inventory.nodeset import fold
+from nodeready.subjects.outcome import FAILED, LOST, OUTPUT, TIMEOUT, UNREACHABLE, Gap
 from nodeready.transport.allocation import RunningJob, allocate, release, unusable_nodes
 from nodeready.transport.base import (
     ANSWER_BYTES,
     ERROR_BYTES,
-    FAILED,
-    LOST,
-    OUTPUT,
-    TIMEOUT,
-    UNREACHABLE,
     Answer,
     Conversation,
     Exchange,
-    Failure,
     Key,
     NodeChannel,
-    Reply,
+    Outcomes,
     Request,
     ResultT,
     Transport,
     append_up_to,
     bug_text,
     end_all,
+    exchanges_of,
     interrupted,
     late,
     new_nonce,
@@ -102,20 +98,20 @@ class Srun(Transport):
 
     def converse(
         self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
-    ) -> Iterator[tuple[Key, ResultT | Failure]]:
+    ) -> Outcomes[ResultT]:
         """See Transport. Nodes with the same question share a step.
 
         An interrupt ends the steps, and nothing else of the job.
         """
-        exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
+        exchanges = exchanges_of(conversations)
         steps = _StepQueue(self)
         try:
             for key, exchange in list(exchanges.items()):
                 exchange.start()
                 if not exchange.is_over and (reason := self.job.refused.get(node_of(key))):
-                    exchange.end(Failure(kind=UNREACHABLE, error=reason))
+                    exchange.end(Answer(gap=Gap(UNREACHABLE, reason)))
                 if exchange.is_over:
-                    yield key, exchanges.pop(key).value
+                    yield key, exchanges.pop(key).outcome
                 else:
                     steps.wait_for(key)
             while exchanges:
@@ -125,7 +121,7 @@ class Srun(Transport):
                 key, answer = answered
                 exchanges[key].answer(answer)
                 if exchanges[key].is_over:
-                    yield key, exchanges.pop(key).value
+                    yield key, exchanges.pop(key).outcome
                 else:
                     steps.wait_for(key)
         except Empty:
@@ -175,7 +171,7 @@ class Srun(Transport):
             self._ask(request, nodes, answer_once)
         except Exception as error:  # noqa: BLE001 - our bug is the answer of these nodes
             for name in unanswered:
-                on_answer(name, Failure(kind=FAILED, error=bug_text(error)))
+                on_answer(name, Answer(gap=Gap(FAILED, bug_text(error))))
 
     def _ask(
         self, request: Request, nodes: Sequence[str], on_answer: Callable[[str, Answer], None]
@@ -650,7 +646,7 @@ class StepOutput:
                 self._begin(task, words[2].decode("utf-8", "replace"))
             elif words[1:] == [b"end"] and task in self.names:
                 text = self._texts.pop(task, bytearray()).decode("utf-8", "surrogateescape")
-                self._answer(self.names[task], Reply(text))
+                self._answer(self.names[task], Answer(text))
             return
         answer_text = self._texts.setdefault(task, bytearray())
         answer_text += line if len(line) == _LINE_BYTES else line + b"\n"
@@ -658,7 +654,7 @@ class StepOutput:
             # The rest of this answer is dropped line by line.
             answer_text.clear()
             if task in self.names:
-                self._answer(self.names[task], Failure(kind=OUTPUT, error="too much output"))
+                self._answer(self.names[task], Answer(gap=Gap(OUTPUT, "too much output")))
 
     def _begin(self, task: bytes, name: str) -> None:
         """Handle the line with which a task names its node."""
@@ -668,7 +664,7 @@ class StepOutput:
         node = self.names[task] = self._node_of[number]
         if name != node:
             error = f"its task answered as {name[:64]!a}: a task may answer only for its own node"
-            self._answer(node, Failure(kind=OUTPUT, error=error))
+            self._answer(node, Answer(gap=Gap(OUTPUT, error)))
 
     def _answer(self, name: str, answer: Answer) -> None:
         if name in self.waiting:
@@ -741,4 +737,4 @@ class StepOutput:
                 words = about[-1] if about else self.last_error(task_rows)
                 late = "" if is_whole else f" gave no answer in {limit_s} s"
                 reason, kind = f"srun{late}: {words}", LOST
-            self._answer(name, Failure(kind=kind, error=reason))
+            self._answer(name, Answer(gap=Gap(kind, reason)))

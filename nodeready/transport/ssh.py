@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -29,20 +29,15 @@ from pyinfra.connectors.ssh import SSHConnector
 from pyinfra.context import ctx_host, ctx_state
 
 from nodeready import shell
+from nodeready.subjects.outcome import FAILED, HUNG, LOST, OUTPUT, UNREACHABLE, Gap
 from nodeready.transport import local, logins
 from nodeready.transport.base import (
     CONNECT_TIMEOUT_S,
-    FAILED,
-    HUNG,
-    LOST,
-    OUTPUT,
-    UNREACHABLE,
     Answer,
     Conversation,
     Exchange,
-    Failure,
     Key,
-    Reply,
+    Outcomes,
     Request,
     ResultT,
     SshPeer,
@@ -50,6 +45,7 @@ from nodeready.transport.base import (
     bug_text,
     end_all,
     end_script,
+    exchanges_of,
     interrupted,
     late,
     node_of,
@@ -102,7 +98,7 @@ def _run(
     ok, output = host.run_shell_command(
         StringCommand(command.line), **{**arguments, "_stdin": command.stdin}
     )
-    return Reply(output.stdout, output.stderr, rc=0 if ok else 1)
+    return Answer(output.stdout, output.stderr, rc=0 if ok else 1)
 
 
 def ask_host(host: Host, request: Request, tag: str, rights: HostRights | None = None) -> Answer:
@@ -118,21 +114,21 @@ def ask_host(host: Host, request: Request, tag: str, rights: HostRights | None =
         with gevent.Timeout(limit_s + 2 * shell.KILL_AFTER_S):
             answer = _run(host, command, request, rights.arguments)
     except (gevent.Timeout, TimeoutError):
-        return Failure(kind=HUNG, error=f"no answer in {limit_s} s")
+        return Answer(gap=Gap(HUNG, f"no answer in {limit_s} s"))
     except OutputTooLarge as problem:
         first = problem.first.decode("utf-8", "replace")
-        return Failure(kind=OUTPUT, error=f"{problem}, beginning with {first!r}")
+        return Answer(gap=Gap(OUTPUT, f"{problem}, beginning with {first!r}"))
     except (PyinfraError, SSHException, OSError, EOFError) as problem:
         reason = _jump_host_error(host) or str(problem) or type(problem).__name__
-        return Failure(kind=LOST, error=f"connection lost ({reason})")
+        return Answer(gap=Gap(LOST, f"connection lost ({reason})"))
     seconds = time.monotonic() - started
-    if not isinstance(answer, Reply):
+    if answer.gap is not None:
         return answer
     if answer.rc is None and _is_connection_lost(host):
         reason = f": {ENDLESS}" if sent_without_end(transport_of(host)) else ""
         if jump_error := _jump_host_error(host):
             reason = f" ({jump_error})"
-        return Failure(answer.stdout, answer.stderr, seconds, LOST, f"connection lost{reason}")
+        return replace(answer, seconds=seconds, gap=Gap(LOST, f"connection lost{reason}"))
     return judge_reply(replace(answer, seconds=seconds), limit_s, rights.sudo)
 
 
@@ -166,12 +162,12 @@ class NodeConnection:
 
     host: Host
     rights: HostRights | None = None
-    failure: Failure | None = None
+    failure: Gap | None = None
     peer: SshPeer | None = None
     users: int = 0
     connect_lock: BoundedSemaphore = field(default_factory=BoundedSemaphore)
 
-    def connect(self, again: bool = True) -> Failure | None:
+    def connect(self, again: bool = True) -> Gap | None:
         """Connect if needed. Never raises for a node's fault.
 
         again: also after an earlier failure
@@ -189,9 +185,9 @@ class NodeConnection:
             return self.failure
 
 
-#: The answer of a node for which this machine has no file descriptor.
-_NO_DESCRIPTOR = Failure(
-    kind=UNREACHABLE, error="too many open files here: raise the limit (ulimit -n), or take fewer"
+#: The gap of a node for which this machine has no file descriptor.
+_NO_DESCRIPTOR = Gap(
+    UNREACHABLE, "too many open files here: raise the limit (ulimit -n), or take fewer"
 )
 
 
@@ -280,8 +276,8 @@ class ConnectedHosts(Transport):
 
     def converse(
         self, conversations: Mapping[Key, Conversation[ResultT]], deadline: float | None = None
-    ) -> Iterator[tuple[Key, ResultT | Failure]]:
-        exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
+    ) -> Outcomes[ResultT]:
+        exchanges = exchanges_of(conversations)
         by_node: dict[str, list[Key]] = {}
         for key in conversations:
             by_node.setdefault(node_of(key), []).append(key)
@@ -304,7 +300,7 @@ class ConnectedHosts(Transport):
             while exchanges:
                 remaining_s = None if deadline is None else max(0.0, deadline - time.monotonic())
                 key = ended_keys.get(timeout=remaining_s)
-                yield key, exchanges.pop(key).value
+                yield key, exchanges.pop(key).outcome
         except Empty:
             gevent.killall(jobs, block=False)
             if any(self._connections[node_of(key)].host.connected for key in exchanges):
@@ -346,21 +342,25 @@ class ConnectedHosts(Transport):
                 is_connected.set()
                 self._answer(node, exchange, began, failure)
             except Exception as error:  # noqa: BLE001 - our bug fails only this node
-                exchange.end(Failure(kind=FAILED, error=bug_text(error)))
+                exchange.end(Answer(gap=Gap(FAILED, bug_text(error))))
 
     def _answer(
         self,
         node: NodeConnection,
         exchange: Exchange[ResultT],
         began: float,
-        failure: Failure | None,
+        failure: Gap | None,
     ) -> None:
         """Answer all questions of the conversation; failure: why the node cannot be asked."""
         with ctx_host.use(node.host):
             exchange.start()
             while not exchange.is_over:
                 assert exchange.request is not None
-                answer = failure or ask_host(node.host, exchange.request, self.tag, node.rights)
+                answer = (
+                    Answer(gap=failure)
+                    if failure
+                    else ask_host(node.host, exchange.request, self.tag, node.rights)
+                )
                 exchange.answer(replace(answer, seconds=time.monotonic() - began))
                 began = time.monotonic()
 
@@ -374,7 +374,7 @@ class ConnectedHosts(Transport):
 
         def open_stream() -> Stream:
             if failure is not None:
-                raise ValueError(failure.error)
+                raise ValueError(failure.reason)
             with ctx_host.use(node.host):
                 words = wrap_command(node.host, command.line, rights.arguments)
             if isinstance(node.host.connector, SshConnector) and node.host.connector.master:

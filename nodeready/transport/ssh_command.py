@@ -14,7 +14,7 @@ from pyinfra.api import Host
 from pyinfra.api.exceptions import ConnectError
 
 from nodeready.transport import connection
-from nodeready.transport.base import ANSWER_BYTES, ERROR_BYTES, Reply
+from nodeready.transport.base import ANSWER_BYTES, ERROR_BYTES, Answer
 from nodeready.transport.connector import SshConnector, transport_of
 from nodeready.transport.line_channel import READ_BYTES, SEND_S
 from nodeready.transport.local import Pipes, read_piece
@@ -65,7 +65,7 @@ class RunningCommand(Protocol):
         """The exit status, negative for a signal. Raises EOFError when the connection ended."""
 
 
-def reply_of(command: RunningCommand, stdin: bytes, mark: bytes, max_bytes: int) -> Reply:
+def reply_of(command: RunningCommand, stdin: bytes, mark: bytes, max_bytes: int) -> Answer:
     """Wait for the command to end. Raises OutputTooLarge, and what its methods raise.
 
     mark:      the bytes with which the answer begins
@@ -97,7 +97,7 @@ def reply_of(command: RunningCommand, stdin: bytes, mark: bytes, max_bytes: int)
     finally:
         gevent.killall(helpers, block=False)
     stdout = buffer.data.decode("utf-8", "surrogateescape")
-    return Reply(stdout, stderr, rc=status if status >= 0 else None)
+    return Answer(stdout, stderr, rc=status if status >= 0 else None)
 
 
 @contextlib.contextmanager
@@ -151,7 +151,7 @@ class _ChannelCommand:
         self._channel.close()
 
 
-def run_over_ssh(host: Host, command: str, stdin: bytes, mark: bytes, max_bytes: int) -> Reply:
+def run_over_ssh(host: Host, command: str, stdin: bytes, mark: bytes, max_bytes: int) -> Answer:
     """Run a command over a node's paramiko connection; see `reply_of`."""
     with session(host) as channel:
         return reply_of(_ChannelCommand(channel, command, max_bytes), stdin, mark, max_bytes)
@@ -231,7 +231,7 @@ _SSH_FAILED = 255
 
 def run_over_master(
     connector: SshConnector, command: str, stdin: bytes, mark: bytes, max_bytes: int
-) -> Reply:
+) -> Answer:
     """As `run_over_ssh`. Raises EOFError when the master ends, MasterUnavailable."""
     stream = MasterStream(connector, command, separate_errors=True)
     try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from nodeready import shell
-from nodeready.transport.base import REFUSED, SUDO, TIMED_OUT, TIMEOUT, Answer, Failure, Reply
+from nodeready.subjects.outcome import REFUSED, SUDO, TIMEOUT, Gap
+from nodeready.transport.base import TIMED_OUT, Answer
 
 
 def with_sudo(command: str, password: str) -> str:
@@ -30,13 +32,12 @@ def as_root(command: shell.ShellCommand, password: str) -> shell.ShellCommand:
     return shell.ShellCommand(with_sudo(command.line, password), stdin)
 
 
-def judge_reply(reply: Reply, limit_s: float, sudo: bool) -> Answer:
-    """The reply, or a Failure if its limit ended the script or (``sudo``) sudo refused it."""
-    output = (reply.stdout, reply.stderr, reply.seconds)
+def judge_reply(reply: Answer, limit_s: float, sudo: bool) -> Answer:
+    """The reply, with a gap if its limit ended the script or (``sudo``) sudo refused it."""
     if reply.rc in TIMED_OUT and reply.seconds >= limit_s:
-        return Failure(*output, TIMEOUT, f"ended after {limit_s:.0f} s")
+        return replace(reply, gap=Gap(TIMEOUT, f"ended after {limit_s:.0f} s"))
     error, kind = sudo_error(reply.stderr) if sudo and reply.rc else ("", "")
-    return Failure(*output, kind, error) if error else reply
+    return replace(reply, gap=Gap(kind, error)) if error else reply
 
 
 def sudo_error(stderr: str) -> tuple[str, str]:

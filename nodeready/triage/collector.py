@@ -15,22 +15,22 @@ from nodeready.node.log_ranks import host_node
 from nodeready.node.secrets import redacted
 from nodeready.node.tail import NodeTail, TailConfig
 from nodeready.policy import Policy
-from nodeready.text import counted, sanitise, utc_now
-from nodeready.transport.base import (
+from nodeready.subjects.outcome import (
+    FAILED,
     HUNG,
+    INCOMPLETE,
     OVER,
-    UNREACHED,
-    Answer,
-    Asks,
-    Conversation,
-    Failure,
-    Request,
-    Transport,
+    Gap,
+    NoAnswer,
+    Outcome,
+    node_gaps,
 )
+from nodeready.text import counted, sanitise, utc_now
+from nodeready.transport.base import Answer, Asks, Conversation, Request, Transport
 from nodeready.triage import incident
 from nodeready.triage.cores import collect_cores
 from nodeready.triage.incident import Directory, Incident, Interrupted, Part
-from nodeready.triage.logs import Fetched, fetch_tail
+from nodeready.triage.logs import fetch_tail
 from nodeready.triage.stacks import archive, group
 from nodeready.triage.stacks.collect import capture, no_ranks_reason, program_config
 from nodeready.triage.stacks.document import Stacks, fold_ranks
@@ -153,7 +153,7 @@ class EvidenceCollector:
         new_requests = {name: request for name, request in requests.items() if name not in answers}
         if new_requests:
             answers |= self.ask(activity, new_requests)
-        self.hung |= {name: answer for name, answer in answers.items() if answer.kind == HUNG}
+        self.hung |= {name: answer for name, answer in answers.items() if answer.has_gap(HUNG)}
         return answers
 
     def _unless_interrupted(self, part: Part) -> Part:
@@ -165,10 +165,10 @@ class EvidenceCollector:
 
     def is_empty(self, taken: Incident) -> bool:
         """Whether every node has answered and none knows the job."""
-        if self.stacks is None or self.stacks.processes or self.stacks.errors:
+        if self.stacks is None or self.stacks.processes or self.stacks.gaps:
             return False
         parts = [part for part in taken.parts if part.name in ("logs", "cores")]
-        return all(part.status == "empty" and not part.errors for part in parts)
+        return all(part.status == "empty" and not part.gaps for part in parts)
 
     @property
     def _job_nodes(self) -> list[str]:
@@ -176,7 +176,8 @@ class EvidenceCollector:
         stacks = self.stacks
         if stacks is None or not stacks.processes:
             return list(self.transport.nodes)
-        names = {process.node for process in stacks.processes} | stacks.errors.keys()
+        names = {process.node for process in stacks.processes}
+        names |= {gap.node for gap in stacks.gaps}
         return [name for name in self.transport.nodes if name in names]
 
     # --- Stacks, and all witnesses.
@@ -197,7 +198,7 @@ class EvidenceCollector:
         stacks = redacted(
             group.group(
                 archive.keep_traces(path, self._redact_traces(captured.traces())),
-                captured.errors,
+                captured.gaps,
                 started=started,
                 finished=utc_now(),
                 complete=captured.complete,
@@ -207,13 +208,12 @@ class EvidenceCollector:
         forms = self.render("stacks", stacks).items()
         archive.write(path, stacks, {f"stacks{extension}": text for extension, text in forms})
         ranks = counted(len(stacks.processes), "process", "processes")
-        unreached = tuple(captured.unreached)
         if not stacks.processes:
             reason = "no node answered"
-            if len(captured.errors) < len(captured.nodes):
+            if len(captured.gaps) < len(captured.nodes):
                 reason = no_ranks_reason(captured)
             return self._unless_interrupted(
-                Part("stacks", "missing", reason=reason, errors=stacks.errors, unreached=unreached)
+                Part("stacks", "missing", reason=reason, gaps=stacks.gaps)
             )
         summary = f"{ranks} in {counted(len(stacks.groups), 'group')}"
         unread = [group for group in stacks.groups if group.processes and not group.frames]
@@ -222,12 +222,11 @@ class EvidenceCollector:
         return self._unless_interrupted(
             Part(
                 "stacks",
-                "partial" if stacks.errors or unread else "kept",
+                "partial" if stacks.gaps or unread else "kept",
                 summary,
                 reason,
-                errors=dict(stacks.errors),
-                unreached=unreached,
-                failed=bool(captured.failed),
+                gaps=stacks.gaps,
+                failed=any(gap.kind == FAILED for gap in stacks.gaps),
             )
         )
 
@@ -254,7 +253,7 @@ class EvidenceCollector:
     def _first_logs(self, node: str) -> Iterable[tuple[str, list[LogWriter]]]:
         return itertools.islice(self.logs[node].items(), _MAX_LOGS)
 
-    def _read_tails(self, node: str) -> Conversation[list[tuple[str, Fetched]]]:
+    def _read_tails(self, node: str) -> Conversation[list[tuple[str, Outcome[NodeTail]]]]:
         """The conversation with one node: path -> its last lines."""
         tails = []
         for path, writers in self._first_logs(node):
@@ -262,12 +261,16 @@ class EvidenceCollector:
             config = TailConfig(
                 "", "", "", _MAX_LINES, limit_s=_LOGS_TIMEOUT_S, processes=processes
             )
-            result = yield from fetch_tail(node, config, self.transport.tag)
-            tails.append((path, result))
-            if result.kind in OVER:
-                # Each further log would cost the same time.
-                self.hung[node] = Failure(kind=result.kind, error=result.error)
-                break
+            try:
+                tail = yield from fetch_tail(node, config, self.transport.tag)
+            except NoAnswer as end:
+                tails.append((path, Outcome[NodeTail](node, gap=end.gap)))
+                if end.gap.kind in OVER:
+                    # Each further log would cost the same time.
+                    self.hung[node] = Answer(gap=end.gap)
+                    break
+            else:
+                tails.append((path, Outcome(node, tail)))
         return tails
 
     def take_logs(self, directory: Directory) -> Part:
@@ -277,23 +280,21 @@ class EvidenceCollector:
         if not self.logs:
             return Part("logs", "empty", reason="no rank is known to write into a file")
         directory.make_part("logs")
-        errors: dict[str, str] = {}
-        written, lost = 0, set[str]()
-        for name, answer in self.converse("logs", self._read_tails, self.logs).items():
-            tails = {}
-            if isinstance(answer, list):
-                tails = dict(answer)
-            else:
-                errors[name] = answer.error
-                lost |= {name} if answer.kind in UNREACHED else set()
+        gaps: dict[str, Gap] = {}
+        written = 0
+        for name, outcome in self.converse("logs", self._read_tails, self.logs).items():
+            tails = dict(outcome.value or ())
+            if outcome.gap:
+                gaps[name] = outcome.gap
             number = 0
             for path, writers in self._first_logs(name):
-                result = tails.get(path, Fetched())
-                tail = result.tail
+                fetched = tails.get(path, Outcome(name))
+                tail = fetched.value
                 files = own_files(tail, writers) if tail else []
                 if tail is None or tail.unread:
                     reason = tail.unread[0].reason if tail else "not read"
-                    errors.setdefault(name, result.error or f"{path}: {reason}")
+                    gap = fetched.gap or Gap(INCOMPLETE, f"{path}: {reason}")
+                    gaps.setdefault(name, gap)
                 if not files:
                     # Use the lines that the stacks have.
                     writer = writers[0]
@@ -308,12 +309,9 @@ class EvidenceCollector:
                         target = f"logs/{incident.log_name(name, ranks, number)}"
                         directory.write(target, (f"{line}\n" for line in text))
                         written += 1
-        errors = {name: reason for name, reason in errors.items() if reason}
-        status = "partial" if errors else "kept" if written else "empty"
+        status = "partial" if gaps else "kept" if written else "empty"
         summary = f"the last lines of {counted(written, 'log')}"
-        return self._unless_interrupted(
-            Part("logs", status, summary, errors=errors, unreached=tuple(lost))
-        )
+        return self._unless_interrupted(Part("logs", status, summary, gaps=node_gaps(gaps)))
 
     # --- Cores.
 
@@ -321,13 +319,9 @@ class EvidenceCollector:
         """Backtraces of the job's cores."""
         policies = {name: self.policies[name] for name in self._job_nodes}
         cores = collect_cores(self._ask, self.transport.tag, policies, 0, self.job)
-        errors = {name: error for name, error in cores.errors.items() if error}
-        lost = tuple(cores.unreachable)
         if not cores.crashes:
-            status, summary = ("partial", "") if errors else ("empty", "no core of the job")
-            return self._unless_interrupted(
-                Part("cores", status, summary, errors=errors, unreached=lost)
-            )
+            status, summary = ("partial", "") if cores.gaps else ("empty", "no core of the job")
+            return self._unless_interrupted(Part("cores", status, summary, gaps=cores.gaps))
         cores = redacted(cores)
         directory.make_part("cores")
         for crash, name in zip(cores.crashes, cores.file_names, strict=True):
@@ -337,29 +331,24 @@ class EvidenceCollector:
             directory.write(f"cores/cores{extension}", text)
         summary = f"{counted(len(cores.crashes), 'core')} of {counted(len(cores.groups), 'crash')}"
         unread = f"{len(cores.unread)} without a backtrace" if cores.unread else ""
-        status = "partial" if errors or unread else "kept"
-        return self._unless_interrupted(
-            Part("cores", status, summary, unread, errors, unreached=lost)
-        )
+        status = "partial" if cores.gaps or unread else "kept"
+        return self._unless_interrupted(Part("cores", status, summary, unread, cores.gaps))
 
     # --- The audit.
 
     def take_audit(self, directory: Directory) -> Part:
         """The differences from the policy on the job's nodes."""
-        hung = {name: self.hung[name].error for name in self._job_nodes if name in self.hung}
-        names = [name for name in self._job_nodes if name not in hung]
+        answers = {name: self.hung[name] for name in self._job_nodes if name in self.hung}
+        hung = node_gaps({name: answer.gap for name, answer in answers.items() if answer.gap})
+        names = [name for name in self._job_nodes if name not in answers]
         if not names:
-            return Part("audit", "missing", reason="no node answered", errors=hung)
+            return Part("audit", "missing", reason="no node answered", gaps=hung)
         with self.audit_nodes(names) as audit:
             directory.make_part("audit")
             for extension, texts in self.render("audit", audit).items():
                 directory.write(f"audit/audit{extension}", texts)
-        unread = {node.name: node.error for node in audit.nodes if node.error}
-        unreached = tuple(node.name for node in audit.nodes if node.status == "unreachable")
         failing = sum(node.status == "fail" for node in audit.nodes)
-        probed, errors = counted(len(audit.nodes) - len(unread), "node"), {**hung, **unread}
+        probed, gaps = counted(len(audit.nodes) - len(audit.gaps), "node"), (*hung, *audit.gaps)
         summary = f"{probed} probed, {failing} with a finding"
-        status = "partial" if errors else "kept"
-        return self._unless_interrupted(
-            Part("audit", status, summary, errors=errors, unreached=unreached)
-        )
+        status = "partial" if gaps else "kept"
+        return self._unless_interrupted(Part("audit", status, summary, gaps=gaps))

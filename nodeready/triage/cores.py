@@ -23,17 +23,22 @@ from nodeready.policy import Policy
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
 from nodeready.subjects.json_types import Count
+from nodeready.subjects.outcome import (
+    INTERRUPTED,
+    INVALID,
+    Gap,
+    NodeGaps,
+    gaps_code,
+    node_gaps,
+)
 from nodeready.text import counted, utc_now
 from nodeready.transport.base import (
-    INTERRUPTED,
-    UNREACHED,
     Answer,
     Asks,
-    Failure,
     Request,
     interrupted,
     new_nonce,
-    no_answer_reason,
+    no_answer,
     request,
     rows,
 )
@@ -410,16 +415,16 @@ class Cores:
     started:  ISO 8601, UTC
     finished: ISO 8601, UTC
     nodes:    all nodes that were asked
-    errors:   node -> why it gave no answer
-    unreachable: the nodes among these that could not be reached
+    gaps:     the nodes that gave no answer
     notes:    node -> the places that it could not search, and why
     unlisted: node -> number of older cores that were not read
     complete: False when it was interrupted
     """
 
     SCHEMA: ClassVar = "cores"
+    VERSION: ClassVar = 2
     JSON: ClassVar = (
-        *("started", "finished", "complete", "groups", "cores", "errors", "notes", "unlisted"),
+        *("started", "finished", "complete", "groups", "cores", "gaps", "notes", "unlisted"),
     )
     JSON_KEYS: ClassVar = {"unlisted": "more"}
 
@@ -427,8 +432,7 @@ class Cores:
     finished: str
     nodes: tuple[str, ...]
     crashes: tuple[Crash, ...]
-    errors: Mapping[str, str] = field(default_factory=dict)
-    unreachable: frozenset[str] = frozenset()
+    gaps: NodeGaps = ()
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unlisted: Mapping[str, int] = field(default_factory=dict)
     complete: bool = True
@@ -457,6 +461,11 @@ class Cores:
     def file_names(self) -> tuple[str, ...]:
         """For each crash the name of the file of its text; see the function `file_names`."""
         return tuple(file_names(self.crashes))
+
+
+def cores_code(cores: Cores) -> int:
+    """The exit code of ``cores``: success needs every node's answer and every core's backtrace."""
+    return gaps_code(cores.gaps, complete=cores.complete, check=bool(cores.unread))
 
 
 def signal_name(number: int | None) -> str:
@@ -567,7 +576,7 @@ def collect_cores(
     job:     only cores of this job; "": all
     """
     started = utc_now()
-    errors: dict[str, str] = {}
+    gaps: dict[str, Gap] = {}
     nonce = new_nonce()
     requests = {
         name: _list_config(nonce, tag, policy, since_s) for name, policy in policies.items()
@@ -578,36 +587,31 @@ def collect_cores(
         try:
             received = rows(answer, requests[name], {"listing": Listing})
         except ProbeError as problem:
-            errors[name] = problem.reason
+            gaps[name] = Gap(INVALID, problem.reason, problem.evidence)
             continue
         if received:
             listings[name] = received[0]
         else:
-            errors[name] = no_answer_reason(answer, requests[name])
+            gaps[name] = no_answer(answer, requests[name])
     unlisted = {name: listing.unlisted_count for name, listing in listings.items()}
     notes = {name: list(listing.notes) for name, listing in listings.items()}
-    lost = {
-        name for name, answer in answers.items() if answer.kind in UNREACHED and name in errors
-    }
     by_reader: dict[str, list[CrashFile]] = {}
     for crash_file in deduplicate(listings):
         by_reader.setdefault(crash_file.reader, []).append(crash_file)
     crashes: list[Crash] = []
-    complete = not any(answer.kind == INTERRUPTED for answer in answers.values())
+    complete = not any(answer.has_gap(INTERRUPTED) for answer in answers.values())
     if by_reader:
         # After an interrupt, the cores are listed as unread.
-        crashes, lost_readers, complete = _read(
+        crashes, lost, complete = _read(
             ask if complete else _ask_nothing, tag, by_reader, job, unlisted=unlisted, notes=notes
         )
-        errors |= lost_readers
-        lost |= lost_readers.keys()
+        gaps |= lost
     return Cores(
         started=started,
         finished=utc_now(),
         nodes=tuple(policies),
         crashes=tuple(crashes),
-        errors=errors,
-        unreachable=frozenset(lost),
+        gaps=node_gaps(gaps),
         notes={name: tuple(lines) for name, lines in notes.items() if lines},
         unlisted={name: number for name, number in unlisted.items() if number},
         complete=complete,
@@ -639,8 +643,8 @@ def _read(
     *,
     unlisted: dict[str, int],
     notes: dict[str, list[str]],
-) -> tuple[list[Crash], dict[str, str], bool]:
-    """Every core with its backtrace; the nodes that were lost meanwhile, each with the reason; and
+) -> tuple[list[Crash], dict[str, Gap], bool]:
+    """Every core with its backtrace; the gaps of the nodes that were lost meanwhile; and
     whether it was not interrupted.
 
     Adds to ``unlisted`` the number of cores that were not read, and to ``notes``.
@@ -670,11 +674,11 @@ def _read(
                 answer, requests[name], {"core": CoreSummary, "done": ReadTotals}, refused
             )
         except ProbeError as problem:
-            received, answer = [], Failure(error=problem.reason)
+            received, answer = [], Answer(gap=Gap(INVALID, problem.reason))
         cores = {core.number: core for core in received if isinstance(core, CoreSummary)}
         end = next((row for row in received if isinstance(row, ReadTotals)), None)
         if end is None:
-            refused.append(f"no answer: {no_answer_reason(answer, requests[name])}")
+            refused.append(f"no answer: {no_answer(answer, requests[name]).reason}")
         else:
             unlisted[name] += end.unread_count
             if end.unknown_job_count:
@@ -687,8 +691,12 @@ def _read(
         for number, core in cores.items():
             if 0 <= number < len(files):
                 crashes.append(Crash(files[number], core, _unpacked(core.text)))
-    lost = {name: answer.error for name, answer in answers.items() if answer.kind in UNREACHED}
-    return crashes, lost, not any(answer.kind == INTERRUPTED for answer in answers.values())
+    lost = {
+        name: answer.gap
+        for name, answer in answers.items()
+        if answer.gap and answer.gap.is_unreached
+    }
+    return crashes, lost, not any(answer.has_gap(INTERRUPTED) for answer in answers.values())
 
 
 def _unpacked(text: str) -> str:
@@ -708,15 +716,11 @@ _MAX_TAKE_S, _SLOW_DISK = 3600, 50_000_000
 
 
 class DumpError(Exception):
-    """No core was taken: the reason, one line.
+    """No core was taken: the reason, one line. gap: of the node; None: it answered"""
 
-    kind: of the node's failure; "": it answered
-    """
-
-    def __init__(self, reason: str, kind: str = "") -> None:
+    def __init__(self, reason: str, gap: Gap | None = None) -> None:
         super().__init__(reason)
-        self.unreachable = kind in UNREACHED
-        self.interrupted = kind == INTERRUPTED
+        self.gap = gap
 
 
 @dataclass(frozen=True)
@@ -752,14 +756,14 @@ class CoreDumper:
             started,
         )
         answer = self.ask("gcore", {name: request(name, gcore.__name__, config)})[name]
-        if answer.kind == INTERRUPTED:
-            raise DumpError(f"{name}: {answer.error}", answer.kind)
+        if answer.has_gap(INTERRUPTED):
+            raise DumpError(f"{name}: {answer.reason()}", answer.gap)
         try:
             received = rows(answer, config, kinds)
         except ProbeError as problem:
             raise DumpError(f"{name}: {problem.reason}") from None
         if not received:
-            raise DumpError(f"{name}: {no_answer_reason(answer, config)}", answer.kind)
+            raise DumpError(f"{name}: {no_answer(answer, config).reason}", answer.gap)
         return received[0]
 
     def preview(self) -> gcore.Preview:

@@ -20,10 +20,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from nodeready.exit_codes import exit_code
 from nodeready.files import make_directory, own_directory, write_atomically
 from nodeready.node.secrets import redacted
 from nodeready.subjects.json_types import Moment
+from nodeready.subjects.outcome import NodeGaps, gaps_code
 from nodeready.text import utc_now
 from nodeready.triage.stacks.document import Verdict
 
@@ -44,10 +44,9 @@ class Part:
     status:  see STATUSES
     content: summary, one line
     reason:  why it is incomplete; "": it is complete
-    errors:  node -> why it gave nothing, one line
+    gaps:    the nodes that gave nothing, or only a part of it
     files:   in the directory of the incident, sorted
     seconds: duration
-    unreached: the nodes that could not be reached
     failed:  it is missing by an error of nodeready or of this machine
     """
 
@@ -57,10 +56,9 @@ class Part:
     status: Annotated[str, {"enum": STATUSES}]
     content: str = ""
     reason: str = ""
-    errors: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    gaps: NodeGaps = ()
     files: tuple[str, ...] = ()
     seconds: Annotated[float, {"minimum": 0}] = 0.0
-    unreached: tuple[str, ...] = ()
     failed: bool = False
 
 
@@ -82,6 +80,7 @@ class Incident:
     """
 
     SCHEMA: ClassVar = "incident"
+    VERSION: ClassVar = 2
     JSON: ClassVar = (
         *("started", "finished", "job", "user", "reason", "complete", "verdict", "advice"),
         *("archive", "parts"),
@@ -102,11 +101,12 @@ class Incident:
 def incident_code(incident: Incident) -> int:
     """The exit code of ``incident``: 0 for an archive with every part complete."""
     parts = incident.parts
-    return exit_code(
-        interrupted=not incident.complete,
+    return gaps_code(
+        [gap for part in parts for gap in part.gaps],
+        complete=incident.complete,
         failed=not incident.archive or any(part.failed for part in parts),
-        unreachable=any(part.unreached for part in parts),
         check=any(part.status in ("partial", "missing") for part in parts),
+        failures=frozenset(),
     )
 
 

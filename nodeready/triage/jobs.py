@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from nodeready.exit_codes import exit_code
 from nodeready.inventory.nodeset import natural
 from nodeready.node.stacks.ranks import CLAIMS, LAUNCHER
 from nodeready.subjects.json_types import Count, Moment, MomentOrEmpty, Name, Names
+from nodeready.subjects.outcome import NodeGaps, gaps_code
+from nodeready.triage.stacks.document import STACKS_FAILURES
 from nodeready.triage.stacks.trace import Trace
 
 #: The format of a trace's `started`.
@@ -51,32 +52,25 @@ class Jobs:
     finished: when the last answer came, UTC
     nodes:    the nodes that answered
     jobs:     by user and name
-    errors:   node -> why it gave no answer, one line
+    gaps:     the nodes that gave no answer
     complete: False when it was interrupted
     """
 
     SCHEMA: ClassVar = "jobs"
-    JSON: ClassVar = ("started", "finished", "complete", "nodes", "jobs", "errors")
+    VERSION: ClassVar = 2
+    JSON: ClassVar = ("started", "finished", "complete", "nodes", "jobs", "gaps")
 
     started: Moment
     finished: Moment
     nodes: tuple[Name, ...]
     jobs: tuple[RunningJob, ...]
-    errors: Mapping[str, str]
+    gaps: NodeGaps
     complete: bool = True
 
 
-def jobs_code(document: Jobs, *, unreachable: bool = False, failed: bool = False) -> int:
-    """The exit code: 3 if a node's processes could not be read.
-
-    unreachable: a node was not reached, or got lost; failed: nodeready failed on a node
-    """
-    return exit_code(
-        interrupted=not document.complete,
-        failed=failed,
-        unreachable=unreachable,
-        check=bool(document.errors),
-    )
+def jobs_code(document: Jobs) -> int:
+    """The exit code: 3 if a node's processes could not be read."""
+    return gaps_code(document.gaps, complete=document.complete, failures=STACKS_FAILURES)
 
 
 @dataclass

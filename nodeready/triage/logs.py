@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
@@ -20,7 +20,15 @@ from nodeready.node.witnesses import logs as witness
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
 from nodeready.subjects.json_types import Count
-from nodeready.transport.base import FAILED, Conversation, new_nonce, request
+from nodeready.subjects.outcome import (
+    INCOMPLETE,
+    INVALID,
+    NO_PYTHON,
+    Gap,
+    NoAnswer,
+    NodeGaps,
+)
+from nodeready.transport.base import Conversation, new_nonce, no_answer, request
 
 # --- Log lines without the values that always differ between ranks: times, processes, the file's
 # own rank and node. Informative values stay: steps, sequence numbers, losses, sizes, other nodes,
@@ -265,17 +273,16 @@ class TailDocument:
     grep:        the regular expression, or empty
     groups:      by kind, within a kind the smallest first
     left_out:    matching files beyond --max-files of their node
-    notes:       node -> the defect of its answer
-    unreachable: node -> why it could not be reached
-    failed:      node -> why it gave no answer although it was reached
+    gaps:        the nodes that gave no answer, or only a part of it
     complete:    False when it was interrupted
     reports:     of PyTorch's watchdogs: of each process group the slowest rank first
     """
 
     SCHEMA: ClassVar = "tail"
+    VERSION: ClassVar = 2
     JSON: ClassVar = (
         *("started", "finished", "pattern", "grep", "complete", "left_out"),
-        *("groups", "reports", "notes", "unreachable", "failed"),
+        *("groups", "reports", "gaps"),
     )
 
     started: str
@@ -284,9 +291,7 @@ class TailDocument:
     grep: str
     groups: tuple[LogGroup, ...]
     left_out: Count
-    notes: Mapping[str, str]
-    unreachable: Mapping[str, str]
-    failed: Mapping[str, str]
+    gaps: NodeGaps
     complete: bool = True
     reports: tuple[LogReport, ...] = ()
 
@@ -298,8 +303,8 @@ class TailDocument:
 
     @property
     def has_all_files(self) -> bool:
-        """Whether every node has a file, and all could be read."""
-        return not self.notes and not any(g.kind in ("no-file", "unreadable") for g in self.groups)
+        """Whether every node that answered has a file, and all could be read."""
+        return not any(group.kind in ("no-file", "unreadable") for group in self.groups)
 
 
 @dataclass
@@ -330,13 +335,14 @@ class Grouping:
         self._lines_after: dict[tuple[str, str], list[int]] = {}
         self._left_out = 0
         self._reports: dict[witness.WatchdogReport, str] = {}
-        self._notes: dict[str, str] = {}
+        #: Of the answers that are not complete.
+        self.gaps: dict[str, Gap] = {}
 
     def add(self, node: str, tail: NodeTail) -> None:
         """Add one node's answer."""
         names = {"": node_names(node, tail.host)}
         if tail.error:
-            self._notes[node] = tail.error
+            self.gaps[node] = Gap(INCOMPLETE, tail.error)
         for log in tail.files:
             ranks = file_ranks(log.path, log.lines)
             if log.is_mixed:
@@ -380,8 +386,7 @@ class Grouping:
         finished: str,
         pattern: str,
         grep: str = "",
-        unreachable: Mapping[str, str],
-        failed: Mapping[str, str],
+        gaps: NodeGaps,
         complete: bool = True,
     ) -> TailDocument:
         """The document: within each kind, the smallest group first."""
@@ -406,9 +411,7 @@ class Grouping:
         groups.sort(key=order)
         return TailDocument(
             *(started, finished, pattern, grep, tuple(groups), self._left_out),
-            notes=self._notes,
-            unreachable=unreachable,
-            failed=failed,
+            gaps=gaps,
             complete=complete,
             reports=self._sorted_reports(),
         )
@@ -482,26 +485,20 @@ def parse_tail(text: str, nonce: str) -> NodeTail:
     raise ProbeError("the node gave no answer", text[:200])
 
 
-@dataclass(frozen=True)
-class Fetched:
-    """The tail of one node. error: one line, if the tail is missing; kind: of the failure"""
-
-    tail: NodeTail | None = None
-    error: str = ""
-    kind: str = ""
-
-
-def fetch_tail(node: str, config: TailConfig, tag: str) -> Conversation[Fetched]:
+def fetch_tail(node: str, config: TailConfig, tag: str) -> Conversation[NodeTail]:
     """The conversation with one node.
 
     config: its tag is set here, and its nonce if it has none
     """
     with_nonce = replace(config, nonce=config.nonce or new_nonce(), tag=tag)
     answer = yield request(node, "nodeready.node.tail", with_nonce)
-    if answer.error:
-        return Fetched(error=answer.error, kind=answer.kind)
+    if answer.gap:
+        raise NoAnswer(answer.gap)
     try:
-        return Fetched(parse_tail(answer.stdout, with_nonce.nonce))
+        return parse_tail(answer.stdout, with_nonce.nonce)
     except ProbeError as error:
         reason = "" if answer.ok else f": {answer.reason()}"
-        return Fetched(error=f"{error}{reason}", kind=FAILED)
+        gap = no_answer(answer, with_nonce)
+        if gap.kind != NO_PYTHON:
+            gap = Gap(INVALID, f"{error}{reason}", error.evidence)
+        raise NoAnswer(gap) from None

@@ -19,16 +19,9 @@ from nodeready.inventory.nodeset import folded
 from nodeready.node.witnesses import motion
 from nodeready.node.witnesses.motion import Motion, MotionEnd, PortBytes
 from nodeready.subjects.base import ProbeError
+from nodeready.subjects.outcome import INTERRUPTED, INVALID, Gap
 from nodeready.text import counted
-from nodeready.transport.base import (
-    INTERRUPTED,
-    UNREACHED,
-    Asks,
-    new_nonce,
-    no_answer_reason,
-    request,
-    rows,
-)
+from nodeready.transport.base import Asks, new_nonce, no_answer, request, rows
 
 # --- One snapshot, and what happened between two.
 
@@ -71,16 +64,14 @@ class JobSnapshot:
     taken_s: by this machine's monotonic clock
     ranks:  by their process
     ports:  node -> the counters of its ports
-    errors: node -> why it gave no answer, one line
-    unreached: the nodes among these that could not be reached
+    gaps:   node -> why it gave no answer, or only a part of it
     interrupted: some nodes were not asked
     """
 
     taken_s: float
     ranks: Mapping[RankKey, Motion] = field(default_factory=dict)
     ports: Mapping[str, PortBytes] = field(default_factory=dict)
-    errors: Mapping[str, str] = field(default_factory=dict)
-    unreached: frozenset[str] = frozenset()
+    gaps: Mapping[str, Gap] = field(default_factory=dict)
     interrupted: bool = False
 
     @property
@@ -209,7 +200,7 @@ def _step(before: Motion, after: Motion, seconds: float) -> _RankStep | None:
 def interval(before: JobSnapshot, after: JobSnapshot) -> Interval:
     """What happened between two snapshots."""
     seconds = max(0.001, after.taken_s - before.taken_s)
-    if not after.ranks and not (set(before.nodes) & after.errors.keys()):
+    if not after.ranks and not (set(before.nodes) & after.gaps.keys()):
         return Interval(seconds, 0, (), gone=True)
     return Interval(seconds, len(after.ranks), signs(before, after, seconds))
 
@@ -388,7 +379,7 @@ class Watch:
             return "the job has ended (if it died: nodeready postmortem)"
         count = len(snapshot.ranks)
         ranks = f"{counted(count, 'rank')} on {folded(snapshot.nodes)}" if count else "no rank"
-        lost = f"; no answer of {folded(snapshot.errors)}" if snapshot.errors else ""
+        lost = f"; no answer of {folded(snapshot.gaps)}" if snapshot.gaps else ""
         if judgement.kind == "new":
             return f"{ranks}{lost}"
         signs = self.intervals[-1].signs
@@ -422,30 +413,29 @@ def probe(
     answers = ask("watch", {name: request(name, motion.__name__, with_nonce) for name in names})
     ranks: dict[RankKey, Motion] = {}
     ports: dict[str, PortBytes] = {}
-    errors: dict[str, str] = {}
-    unreached, interrupted = set(), False
+    gaps: dict[str, Gap] = {}
+    interrupted = False
     for name, answer in answers.items():
-        if answer.kind == INTERRUPTED:
+        if answer.has_gap(INTERRUPTED):
             interrupted = True
             continue
         refused: list[str] = []
         try:
             received = rows(answer, with_nonce, motion.kinds(), refused)
         except ProbeError as problem:
-            errors[name] = problem.reason
+            gaps[name] = Gap(INVALID, problem.reason, problem.evidence)
             continue
         ends = [row for row in received if isinstance(row, MotionEnd)]
         if not ends:
-            reason = no_answer_reason(answer, with_nonce)
-            errors[name] = refused[0] if refused else reason
-            if answer.kind in UNREACHED:
-                unreached.add(name)
+            gap = no_answer(answer, with_nonce)
+            is_refused = refused and not gap.is_unreached
+            gaps[name] = Gap(INVALID, refused[0]) if is_refused else gap
             continue
         if ends[0].error or refused:
-            errors[name] = ends[0].error or refused[0]
+            gaps[name] = Gap(INVALID, ends[0].error or refused[0])
         for row in received:
             if isinstance(row, Motion):
                 ranks[RankKey(name, row.pid, row.start)] = row
             elif isinstance(row, PortBytes):
                 ports[name] = row
-    return JobSnapshot(taken_s, ranks, ports, errors, frozenset(unreached), interrupted)
+    return JobSnapshot(taken_s, ranks, ports, gaps, interrupted)

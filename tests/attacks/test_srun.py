@@ -39,7 +39,7 @@ def test_a_hostile_node_of_a_job_changes_no_answer_of_another(slurm_lab):
             for _ in range(2):
                 answers = dict(transport.ask(asks))
                 own = answers.pop(evil.name)
-                assert "a task may answer only for its own node" in own.error
+                assert "a task may answer only for its own node" in own.gap.reason
                 assert {name: one.stdout.strip() for name, one in answers.items()} == {
                     node.name: node.name for node in (first, last)
                 }

@@ -14,6 +14,7 @@ from nodeready.deploy.actions import (
 )
 from nodeready.deploy.document import Deploy, DeployedNode, DeployOutcome
 from nodeready.deploy.plan import NodePlan
+from nodeready.subjects.outcome import FAILED, LOST, SUDO, UNREACHABLE, Gap
 from nodeready.subjects.result import Result, fail, ok, unknown
 from tests.builders.fleets import FINISHED, HOSTILE, SCOPE, STARTED
 
@@ -52,8 +53,8 @@ def planned() -> tuple[DeployedNode, ...]:
         node("gpu004"),
         node("gpu005", NodePlan(), MUTE),
         node("gpu006", NodePlan(), IOMMU),
-        DeployedNode("gpu007", "10.1.0.7: no answer in 15 s", True),
-        DeployedNode("gpu008", "sudo wants a password"),
+        DeployedNode("gpu007", Gap(UNREACHABLE, "10.1.0.7: no answer in 15 s")),
+        DeployedNode("gpu008", Gap(SUDO, "sudo wants a password")),
     )
 
 
@@ -70,7 +71,7 @@ def result() -> Deploy:
     not_fixed = DeployOutcome(unrepaired=(SCOPE,), complete=True)
     nodes = (
         replace(done, outcome=DeployOutcome(("ptrace.sysctl",), complete=True)).judged([IOMMU]),
-        replace(lost, error="lost in ptrace.sysctl", unreachable=True, outcome=cut),
+        replace(lost, gap=Gap(LOST, "lost in ptrace.sysctl"), outcome=cut),
         replace(failed, outcome=some).judged([*left]),
         *others,
         replace(node("gpu009", PTRACE, SCOPE), outcome=not_fixed).judged([SCOPE]),
@@ -99,7 +100,9 @@ def hostile() -> Deploy:
         outcome=DeployOutcome((HOSTILE,), {HOSTILE: HOSTILE}, HOSTILE, (bad,), True),
         for_a_person=(replace(bad, owner="admin"),),
     )
-    return Deploy(STARTED, FINISHED, False, ("ptrace",), (one, DeployedNode(HOSTILE, HOSTILE)))
+    return Deploy(
+        STARTED, FINISHED, False, ("ptrace",), (one, DeployedNode(HOSTILE, Gap(FAILED, HOSTILE)))
+    )
 
 
 DEPLOYS = {

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from nodeready.ready import debug_variables, job_env
 from nodeready.ready.job_env import Environment
 from nodeready.subjects.base import Unknown
+from nodeready.subjects.outcome import INVALID, UNREACHABLE, NodeGap
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders.job_env import FLEET, POLICY, nics, node, ports, rdma, socket
 
@@ -15,12 +16,10 @@ WHEN = "2026-03-01T12:00:00Z"
 EVIL = "x'; touch pwned; $(touch pwned)`touch pwned`\ntouch pwned\r\x85\u2028touch pwned\x1b[2J"
 
 
-def environment(
-    nodes: Iterable[Snapshot], missing: tuple[job_env.NodesByError, ...] = ()
-) -> Environment:
+def environment(nodes: Iterable[Snapshot], gaps: tuple[NodeGap, ...] = ()) -> Environment:
     snapshots = {f"gpu{number:03}": each for number, each in enumerate(nodes, 1)}
     variables = job_env.variables(snapshots, dict.fromkeys(snapshots, POLICY), FLEET)
-    return Environment(WHEN, tuple(snapshots), missing, variables)
+    return Environment(WHEN, tuple(snapshots), gaps, variables)
 
 
 ENVIRONMENTS = {
@@ -29,8 +28,8 @@ ENVIRONMENTS = {
     "differs": environment(
         [*[node()] * 63, node(nics=nics("eth1"), rdma=rdma(), ports=ports(socket(29500)))],
         (
-            job_env.NodesByError("no answer in 15 s", ("gpu065",)),
-            job_env.NodesByError(EVIL, ("gpu066",)),
+            NodeGap("gpu065", UNREACHABLE, "no answer in 15 s"),
+            NodeGap("gpu066", INVALID, EVIL),
         ),
     ),
     "halves": environment([node(), node(nics=nics("eth1", "eth0"))]),

@@ -10,11 +10,12 @@ from nodeready.audit.document import Audit, NodeReport, Outlier
 from nodeready.policy import Policy
 from nodeready.policy.waivers import Waiver
 from nodeready.subjects.base import Unknown
+from nodeready.subjects.outcome import SUDO, UNREACHABLE, Gap
 from nodeready.subjects.registry import page
 from nodeready.subjects.result import Result, fail, fixable, na, ok, unknown, warn
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.waivers import waive
-from nodeready.transport.snapshots import NOT_PROBED
+from nodeready.transport.base import INTERRUPT
 
 STARTED, FINISHED = "2030-01-02T03:04:05Z", "2030-01-02T03:04:17Z"
 DIGEST = "0123456789abcdef"
@@ -77,7 +78,7 @@ def node(name: str, *others: Result, **more: Any) -> NodeReport:
 
 def lost(name: str, why: str = "") -> NodeReport:
     why = why or f"{name}: connection refused: is sshd running?"
-    return NodeReport.of(name, error=why, unreachable=True, groups=("gpu",))
+    return NodeReport.of(name, gap=Gap(UNREACHABLE, why), groups=("gpu",))
 
 
 def audit(*nodes: NodeReport, outliers: tuple[Outlier, ...] = (), complete: bool = True) -> Audit:
@@ -125,8 +126,10 @@ def _mixed() -> Audit:
         _waived("gpu008"),
         lost("gpu009"),
         lost("gpu010"),
-        NodeReport.of("gpu011", error="sudo wants a password: run on a terminal to be asked"),
-        NodeReport.of("gpu012", error=NOT_PROBED),
+        NodeReport.of(
+            "gpu011", gap=Gap(SUDO, "sudo wants a password: run on a terminal to be asked")
+        ),
+        NodeReport.of("gpu012", gap=INTERRUPT),
         *hostile.nodes,
         outliers=(_DRIVER, _MTU, *hostile.outliers),
         complete=False,
@@ -136,8 +139,10 @@ def _mixed() -> Audit:
 def outcomes() -> dict[str, Audit]:
     """One audit per outcome, and `mixed`: all of them in one document."""
     well = [node(f"gpu{number:03}") for number in range(1, 4)]
-    left = NodeReport.of("gpu004", error=NOT_PROBED)
-    sudo = NodeReport.of("gpu004", error="sudo wants a password: run on a terminal to be asked")
+    left = NodeReport.of("gpu004", gap=INTERRUPT)
+    sudo = NodeReport.of(
+        "gpu004", gap=Gap(SUDO, "sudo wants a password: run on a terminal to be asked")
+    )
     return {
         "ok": audit(*well),
         "warn": audit(*well, node("gpu004", MEMLOCK)),

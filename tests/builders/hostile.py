@@ -16,7 +16,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from nodeready.subjects.debug_tools import rank_program
-from nodeready.transport.base import Answer, Reply, Request
+from nodeready.transport.base import Answer, Request
 from tests.fake import Does
 
 _DATA = Path(__file__).parent.parent / "unit" / "fuzz" / "data"
@@ -73,7 +73,7 @@ def shows(sections: dict[str, str]) -> Does:
     """A node whose look is this."""
 
     def does(request: Request) -> Answer:
-        return Reply(look(sections, request.mark.rpartition(" ")[2]))
+        return Answer(look(sections, request.mark.rpartition(" ")[2]))
 
     return does
 

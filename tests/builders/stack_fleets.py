@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nodeready.subjects.outcome import UNREACHABLE, NodeGap
 from nodeready.triage.stacks import document
 from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks
 from tests.builders.fleets import FINISHED, HOSTILE, STARTED
@@ -43,7 +44,7 @@ def job(*groups: tuple[Group, str], size: int | None, **more: object) -> Stacks:
         for rank in group.ranks
     ]  # fmt: skip
     whole = Stacks(
-        STARTED, FINISHED, "88", size, tuple(group for group, _ in groups), tuple(processes), {}
+        STARTED, FINISHED, "88", size, tuple(group for group, _ in groups), tuple(processes), ()
     )
     return replace(whole, **more)  # type: ignore[arg-type]
 
@@ -96,7 +97,7 @@ def missing() -> Stacks:
     return job(
         (gone, ""), (away, ""), (dead, ""), (stuck, "D"), (stack(REDUCE, rest, hint=WAITS), "S"),
         size=64,
-        errors={"gpu006": "10.1.0.6: no answer in 15 s"},
+        gaps=(NodeGap("gpu006", UNREACHABLE, "10.1.0.6: no answer in 15 s"),),
         advice=(
             "2 ranks have no process: look for a core or an OOM kill on gpu002: dmesg",
             "nodeready cores shows what crashed",
@@ -202,7 +203,7 @@ def nobody() -> Stacks:
         ),
         size=None,
         job="",
-        errors={"gpu002": "connection refused: is sshd running?"},
+        gaps=(NodeGap("gpu002", UNREACHABLE, "connection refused: is sshd running?"),),
         advice=("gpu001: no rank; the busiest: python3 serve.py (pid 77, user bob)",),
     )
 
@@ -215,7 +216,16 @@ def hostile() -> Stacks:
     away = Group("no-data", None, (), (bad, "gpu002"), no_stack_reason=bad)
     process = Rank(bad, 7, 0, 0, bad, bad, 0.5, 1, bad)
     normal = stack(REDUCE, [1, 2])
-    return Stacks(STARTED, FINISHED, bad, 3, (away, group, normal), (process,), {bad: bad}, (bad,))
+    return Stacks(
+        STARTED,
+        FINISHED,
+        bad,
+        3,
+        (away, group, normal),
+        (process,),
+        (NodeGap(bad, UNREACHABLE, bad),),
+        (bad,),
+    )
 
 
 FLEETS = {

@@ -20,7 +20,7 @@ from pyinfra.api import Config
 from nodeready.inventory import load as inventory_load
 from nodeready.lab import Lab, LabNode, programs
 from nodeready.lab.processes import nsenter
-from nodeready.transport.base import Answer, Failure, Reply, Request, Transport, once
+from nodeready.transport.base import Answer, Request, Transport, once
 from nodeready.transport.clush.transport import Clush
 from tests.command import ours, wait_for
 from tests.conftest import _lab_name, down
@@ -143,7 +143,7 @@ def test_every_byte_goes_there_and_comes_back(cluster: Cluster) -> None:
     gateways = set(cluster.addresses[:GATEWAYS])
     with cluster.transport() as transport:
         for answer in asked(transport, script).values():
-            assert isinstance(answer, Reply)
+            assert answer.gap is None
             assert answer.stdout.encode("utf-8", "surrogateescape") == bytes(range(1, 256))
             assert answer.stderr.endswith("no end of line\n")
             assert (answer.rc, answer.seconds > 0) == (7, True)
@@ -208,8 +208,8 @@ def test_nodes_without_a_connection_are_named_with_their_cause(cluster: Cluster)
             undo(node)
     for node, (_, _, words) in zip(troubled, TROUBLES, strict=True):
         answer = answers.pop(node.name)
-        assert isinstance(answer, Failure)
-        assert re.search(words, answer.error), answer
+        assert answer.gap
+        assert re.search(words, answer.gap.reason), answer
     assert {answer.stdout for answer in answers.values()} == {"well\n"}
     assert cluster.told == []
 
@@ -301,7 +301,9 @@ def test_a_gateway_and_a_node_that_die_in_the_middle_cost_what_they_had(
         deaths = (lambda: DEATHS[how](first), cluster.node(victim).kill)
         once_all_run(cluster, transport.nodes, lambda: [death() for death in deaths])
         answers = asked(transport, f"echo ran >>/root/ran; {HELD}", 60)
-        lost = {name: (one.kind, one.error) for name, one in answers.items() if not one.ok}
+        lost = {
+            name: (one.gap.kind, one.gap.reason) for name, one in answers.items() if not one.ok
+        }
         assert lost == {
             **dict.fromkeys(mine, ("lost", f"gateway {first.name}: connection lost")),
             victim: ("lost", "connection lost"),
@@ -330,8 +332,8 @@ def test_a_node_that_hangs_is_late(cluster: Cluster) -> None:
         finally:
             last.thaw()
     late = found.pop(last.name)
-    assert isinstance(late, Failure)
-    assert (late.kind, late.error) == ("unreachable", "no answer in time")
+    assert late.gap
+    assert (late.gap.kind, late.gap.reason) == ("unreachable", "no answer in time")
     assert {str(getattr(answer, "stdout", "")) for answer in found.values()} == {"well\n"}
 
 
@@ -351,7 +353,7 @@ def test_an_interrupt_ends_what_runs_on_the_nodes(cluster: Cluster) -> None:
         found = [stream.throw(KeyboardInterrupt()), *stream]
         assert time.monotonic() - began < 25
         assert sleeping() == []
-        kinds = sorted((name, answer.kind) for name, answer in found)
+        kinds = sorted((name, answer.gap.kind) for name, answer in found)
         assert kinds == [(name, "interrupted") for name in sorted(others)]
 
 
@@ -363,7 +365,7 @@ def test_sudo_without_a_password_goes_through_gateways(cluster: Cluster) -> None
     with cluster.transport(sudo=True, ssh_user="ml") as transport:
         answers = asked(transport, "id -u")
     for name, answer in answers.items():
-        assert answer.kind == ("refused" if name in cluster.behind else "sudo")
+        assert answer.gap.kind == ("refused" if name in cluster.behind else "sudo")
         assert name not in cluster.behind or "which goes through no gateway" in answer.reason()
     for node in cluster.nodes:
         node.run("echo 'ml ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/ml")
@@ -379,7 +381,7 @@ def test_a_process_of_clustershells_that_dies_names_every_node(cluster: Cluster)
         asked(transport, "true")
         gevent.spawn_later(1, os.kill, transport._workers[0].pid, 9)
         found = asked(transport, "sleep 5")
-    (said,) = {answer.error for answer in found.values()}
+    (said,) = {answer.gap.reason for answer in found.values()}
     # With no signal where gevent took the child's status, for a subprocess of its own had been.
     assert re.fullmatch(r"ClusterShell's process (was ended by signal 9|ended)", said)
 

@@ -58,7 +58,7 @@ def test_it_judges_as_an_audit_from_outside_does_and_writes_nothing(fresh_node, 
     done = run("audit --local --format json")
     assert (written(fresh_node), ours(fresh_node)) == (before, [])
     document = json.loads(done.stdout)
-    assert document["schema"] == "nodeready.audit/1"
+    assert document["schema"] == "nodeready.audit/2"
     assert document["nodes"][0]["name"] == fresh_node.name
     policy = make_policy(LAB)
     outside = {r.check: r.status for r in judge(observe(on(fresh_node), policy), policy)}

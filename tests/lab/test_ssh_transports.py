@@ -494,7 +494,7 @@ def test_a_masters_connection_is_used_instead_of_a_login(site, fleet, short, aud
             master.wait()
             said += running.communicate("\n")[0]
         words = (
-            "Reply(stdout='one\\n'",
+            "Answer(stdout='one\\n'",
             "rc=7",
             "None connection lost (the master of ssh has ended)",
         )

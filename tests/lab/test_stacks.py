@@ -91,7 +91,8 @@ def test_what_is_kept_is_all_of_one_run(job, where, tool, tmp_path):
         away.resume_sshd()
     assert done.status == 4, done
     assert groups(done)[-2:] == [("stack", [1]), ("stack", [0, 2, 3, 4, 5])]
-    ((name, error),) = json.loads(done.out)["errors"].items()
+    (gap,) = json.loads(done.out)["gaps"]
+    name, error = gap["node"], gap["reason"]
     assert (name, "connection refused" in error) == (away.name, True)
     names = {f"trace-{node.name}.json" for node in job.nodes}
     forms = {"stacks.json", "stacks.html"}
@@ -203,7 +204,9 @@ def test_an_interrupt_shows_what_is_there_and_leaves_nothing(job, where, tool):
     assert done.status == 130, done
     assert f"interrupted: the results are partial; not {slow.name}" in done.err
     assert json.loads(done.out)["complete"] is False
-    assert json.loads(done.out)["errors"] == {slow.name: "no answer: interrupted"}
+    assert [(gap["node"], gap["kind"]) for gap in json.loads(done.out)["gaps"]] == [
+        (slow.name, "interrupted")
+    ]
     assert groups(done)[-1] == ("stack", [0, 1, 2, 3, 4, 5])
 
 

@@ -15,7 +15,8 @@ import time
 import gevent
 import pytest
 
-from nodeready.transport.base import UNREACHABLE, Request
+from nodeready.subjects.outcome import UNREACHABLE
+from nodeready.transport.base import Request
 from nodeready.transport.srun import OwnJob
 from tests.command import ours, wait_for
 
@@ -130,7 +131,7 @@ def test_a_slurm_that_hangs_is_named_for_every_node(slurm_lab, root_slurm, fleet
             assert time.monotonic() - began < 60
         finally:
             slurm_lab.controller.run(f"kill -CONT {controller}")
-    assert {one.error for one in said.values()} == {
+    assert {one.gap.reason for one in said.values()} == {
         "squeue -h -a gave no answer in 15 s: is slurmctld up? (scontrol ping)"
     }
     wait_for(lambda: root_slurm("squeue", "-h") == "")

@@ -24,7 +24,7 @@ def test_every_node_is_named_once_with_its_cause():
         channel = transport.open(Request("n1", "cat <&3", 9, payload="", mark="mark"))
         assert channel.read_line(20) is None
     refused = "[127.0.0.1]:1: connection refused: is sshd running?"
-    assert sorted((name, answer.kind, answer.error) for name, answer in rows) == [
+    assert sorted((name, answer.gap.kind, answer.gap.reason) for name, answer in rows) == [
         ("@local", "refused", "@local is a connector of pyinfra's: ask with --via ssh"),
         ("n1", "unreachable", refused),
         ("n2", "unreachable", refused),
@@ -38,7 +38,7 @@ def test_a_process_that_hangs_is_ended(monkeypatch):
         os.kill(transport._workers[0].pid, signal.SIGSTOP)
         rows = dict(transport.ask([Request(name, "true", 90) for name in transport.nodes]))
     error = "ClusterShell's process gave no sign for 3 s, and was ended"
-    assert {name: answer.error for name, answer in rows.items()} == {"n1": error, "n2": error}
+    assert {name: answer.gap.reason for name, answer in rows.items()} == {"n1": error, "n2": error}
 
 
 def test_a_topology_that_is_no_tree_is_told_and_done_without(tmp_path):
@@ -47,7 +47,7 @@ def test_a_topology_that_is_no_tree_is_told_and_done_without(tmp_path):
     told: list[str] = []
     with Clush(closed("n1"), topology=str(path), notify=told.append) as transport:
         ((_, answer),) = transport.ask([Request("n1", "true", 9)])
-    assert answer.kind == "unreachable"
+    assert answer.gap.kind == "unreachable"
     (line,) = told
     assert re.fullmatch(rf"{path}: .*is not a valid root node!: asking every node directly", line)
     with pytest.raises(ClushError, match="nowhere: No such file or directory"):

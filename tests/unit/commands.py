@@ -13,7 +13,8 @@ import pytest
 from nodeready.cli import cli, targets
 from nodeready.inventory import load as inventory
 from nodeready.policy import Policy
-from nodeready.transport.base import LOST, UNREACHABLE, Answer, Reply, Request
+from nodeready.subjects.outcome import LOST, UNREACHABLE
+from nodeready.transport.base import Answer, Request
 from tests.builders.hostile import recorded, shows
 from tests.fake import Does, Fake, fails
 
@@ -53,7 +54,7 @@ def program(answer: Callable[[str], str]) -> Does:
 
     def does(request: Request) -> Answer:
         _, _, rest = (request.payload or "").partition("'nonce': '")
-        return Reply(answer(rest.partition("'")[0]))
+        return Answer(answer(rest.partition("'")[0]))
 
     return does
 

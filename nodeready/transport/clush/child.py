@@ -21,12 +21,11 @@ from ClusterShell.Event import EventHandler
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, set_std_group_resolver
 from ClusterShell.Task import task_self
 
+from nodeready.subjects.outcome import REFUSED, Gap
 from nodeready.text import sanitise
 from nodeready.transport.base import (
     CONNECT_TIMEOUT_S,
-    REFUSED,
     Answer,
-    Failure,
     Key,
     Request,
     bug_text,
@@ -231,7 +230,7 @@ class ClushProcess:
         target = self._targets[node_of(key)]
         question = questions[key] = Question(request, target, self.tag, on_answer)
         if target.refused:
-            question.answer(Failure(kind=REFUSED, error=target.refused))
+            question.answer(Answer(gap=Gap(REFUSED, target.refused)))
         elif deadline is not None and time.monotonic() > deadline:
             question.answer(late())
         else:
@@ -245,7 +244,7 @@ class ClushProcess:
         self._give_up(questions.values(), lambda question: late())
 
     def _give_up(
-        self, questions: Iterable[Question], failure: Callable[[Question], Failure]
+        self, questions: Iterable[Question], failure: Callable[[Question], Answer]
     ) -> None:
         by_batch: dict[Batch | None, list[Question]] = defaultdict(list)
         for question in questions:

@@ -16,19 +16,11 @@ from ClusterShell.Worker.Worker import FANOUT_UNLIMITED
 
 from nodeready import shell
 from nodeready.shell import KILL_AFTER_S, quote
+from nodeready.subjects.outcome import FAILED, HUNG, LOST, OUTPUT, REFUSED, SUDO, UNREACHABLE, Gap
 from nodeready.transport.base import (
     CONNECT_TIMEOUT_S,
     ERROR_BYTES,
-    FAILED,
-    HUNG,
-    LOST,
-    OUTPUT,
-    REFUSED,
-    SUDO,
-    UNREACHABLE,
     Answer,
-    Failure,
-    Reply,
     Request,
     append_up_to,
     new_nonce,
@@ -156,33 +148,36 @@ class NodeOutput:
         if not self.began:
             if status == 255:
                 error = target.failure_text(self.stderr, gateway)
-                return Failure("", "", seconds, UNREACHABLE, error)
+                return Answer(seconds=seconds, gap=Gap(UNREACHABLE, error))
             # A login that runs no command: its output is the answer.
-            return Reply(self.noise.lstrip("\n"), self.stderr, seconds, status)
+            return Answer(self.noise.lstrip("\n"), self.stderr, seconds, status)
         if not self.is_whole:
-            return Failure("", self.stderr, seconds, LOST, "connection lost")
+            return self._without_end(seconds, LOST, "connection lost")
         try:
             data = self.stdout()
         except ValueError:
             error = "the answer cannot be read: something else was written into it"
-            return Failure("", self.stderr, seconds, FAILED, error)
+            return self._without_end(seconds, FAILED, error)
         if len(data) > request.max_bytes:
             return self._too_much(data, seconds)
         text = data.decode("utf-8", "surrogateescape")
-        reply = Reply(text, self.stderr, seconds, self.status)
+        reply = Answer(text, self.stderr, seconds, self.status)
         answer = judge_reply(reply, request.limit_s, target.sudo)
-        if isinstance(answer, Failure) and answer.kind == SUDO and gateway:
+        if answer.has_gap(SUDO) and gateway:
             error = (
                 f"sudo wants a password, which goes through no gateway ({gateway}): "
                 "allow NOPASSWD, or ask with --via ssh"
             )
-            return replace(answer, kind=REFUSED, error=error)
+            return replace(answer, gap=Gap(REFUSED, error))
         return answer
 
-    def _too_much(self, data: bytes, seconds: float) -> Failure:
+    def _without_end(self, seconds: float, kind: str, reason: str) -> Answer:
+        return Answer("", self.stderr, seconds, gap=Gap(kind, reason))
+
+    def _too_much(self, data: bytes, seconds: float) -> Answer:
         first = data.lstrip(b"\n")[:40].decode("utf-8", "replace")
         error = f"too much output, beginning with {first!r}"
-        return Failure("", self.stderr, seconds, OUTPUT, error)
+        return self._without_end(seconds, OUTPUT, error)
 
 
 # --- ClusterShell's workers, and their event handlers.
@@ -370,7 +365,7 @@ class Batch(EventHandler):  # type: ignore[misc]
         seconds = time.monotonic() - question.started
         if question.gateway_name and rc == GATEWAY_GONE and not output.is_whole:
             error = gateway_error(self._process, question.gateway_name)
-            self._finish(node, Failure("", output.stderr, seconds, LOST, error))
+            self._finish(node, Answer("", output.stderr, seconds, gap=Gap(LOST, error)))
         else:
             self._finish(node, self._answer(node, rc))
 
@@ -384,14 +379,14 @@ class Batch(EventHandler):  # type: ignore[misc]
         if node in self.outputs:
             self._finish(node, self._hung(node))
 
-    def _hung(self, node: str) -> Failure:
+    def _hung(self, node: str) -> Answer:
         question, output = self.questions[node], self.outputs[node]
         seconds = time.monotonic() - question.started
         if output.began:
             error = f"no answer in {question.request.limit_s} s"
-            return Failure("", output.stderr, seconds, HUNG, error)
+            return Answer("", output.stderr, seconds, gap=Gap(HUNG, error))
         error = question.target.failure_text("timed out", question.gateway_name)
-        return Failure("", "", seconds, UNREACHABLE, error)
+        return Answer(seconds=seconds, gap=Gap(UNREACHABLE, error))
 
     def _finish(self, node: str, answer: Answer) -> None:
         question = self.questions[node]
@@ -419,13 +414,13 @@ class Batch(EventHandler):  # type: ignore[misc]
             elif question.gateway_name and not output.began and now_s > question.until:
                 waited_s = question.until - question.started
                 error = f"gateway {question.gateway_name}: no answer in {waited_s:.0f} s"
-                late.append((name, Failure(kind=LOST, error=error)))
+                late.append((name, Answer(gap=Gap(LOST, error))))
         for name, answer in late:
             self._finish(name, answer)
         if late:
             self.worker.end([name for name, _ in late])
 
-    def end(self, questions: Iterable[Question], failure: Callable[[Question], Failure]) -> None:
+    def end(self, questions: Iterable[Question], failure: Callable[[Question], Answer]) -> None:
         """Give up these questions."""
         names = [
             name

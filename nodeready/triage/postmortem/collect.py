@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from nodeready.inventory.nodeset import fold
@@ -13,14 +12,9 @@ from nodeready.node.job_node import JobNode
 from nodeready.node.postmortem import NodeFailures, PostmortemConfig
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
+from nodeready.subjects.outcome import INCOMPLETE, INVALID, Gap, NoAnswer, NodeGaps
 from nodeready.text import counted, utc_now
-from nodeready.transport.base import (
-    FAILED,
-    Conversation,
-    new_nonce,
-    no_answer_reason,
-    request,
-)
+from nodeready.transport.base import Conversation, new_nonce, no_answer, request
 from nodeready.triage.postmortem.document import ClockOffset, Postmortem
 from nodeready.triage.postmortem.evidence import (
     JobEvidence,
@@ -45,12 +39,10 @@ _AFTER_S = {"kernel": 120, "core": 900, "gate": 3600}
 
 @dataclass(frozen=True)
 class NodeEvidence:
-    """One node's answer. error: why there are no failures and no clock; kind: of the failure"""
+    """One node's answer."""
 
-    failures: NodeFailures | None = None
-    clock: NodeClock | None = None
-    error: str = ""
-    kind: str = ""
+    failures: NodeFailures
+    clock: NodeClock
 
 
 def fetch_failures(node: str, config: PostmortemConfig, tag: str) -> Conversation[NodeEvidence]:
@@ -61,17 +53,17 @@ def fetch_failures(node: str, config: PostmortemConfig, tag: str) -> Conversatio
     config = replace(config, nonce=config.nonce or new_nonce(), tag=tag)
     answer = yield request(node, "nodeready.node.postmortem", config)
     received_s = time.time()
-    if answer.error:
-        return NodeEvidence(error=answer.error, kind=answer.kind)
+    if answer.gap:
+        raise NoAnswer(answer.gap)
     try:
         failures = wire.packed_answer(
             NodeFailures, answer.stdout, config.nonce, "job", _MAX_UNPACKED
         )
-        if failures is not None:
-            return NodeEvidence(failures, _clock(failures, received_s, answer.seconds))
-        raise ProbeError(no_answer_reason(answer, config))
     except ProbeError as error:
-        return NodeEvidence(error=str(error), kind=FAILED)
+        raise NoAnswer(Gap(INVALID, str(error), error.evidence)) from None
+    if failures is None:
+        raise NoAnswer(no_answer(answer, config))
+    return NodeEvidence(failures, _clock(failures, received_s, answer.seconds))
 
 
 def _clock(failures: NodeFailures, received_s: float, seconds: float) -> NodeClock:
@@ -87,25 +79,22 @@ def _clock(failures: NodeFailures, received_s: float, seconds: float) -> NodeClo
 class EvidenceBuilder:
     """Takes the nodes' answers one at a time.
 
-    notes: node -> the defect of its answer
+    gaps: of the answers that are not complete
     """
 
     evidence: JobEvidence = field(default_factory=JobEvidence)
-    notes: dict[str, str] = field(default_factory=dict)
+    gaps: dict[str, Gap] = field(default_factory=dict)
     #: why a source gave nothing -> nodes
     _absent: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     _kernels: dict[str, tuple[NodeFailures, NodeClock]] = field(default_factory=dict)
 
     def add(self, node: str, answer: NodeEvidence) -> None:
         """Add one node's answer."""
-        failures, clock = answer.failures, answer.clock
-        if failures is None or clock is None:
-            return
-        evidence = self.evidence
+        failures, clock, evidence = answer.failures, answer.clock, self.evidence
         evidence.clocks[node] = clock
         evidence.files += [JobFile(node, failures) for failures in failures.files]
         if failures.error:
-            self.notes[node] = failures.error
+            self.gaps[node] = Gap(INCOMPLETE, failures.error)
         for file in failures.unread:
             if file.fault:
                 evidence.missing[f"{node}:{file.path}"] = file.reason
@@ -194,8 +183,7 @@ def postmortem_of(
     started: str,
     job: str = "",
     source: str,
-    unreachable: Mapping[str, str] | None = None,
-    failed: Mapping[str, str] | None = None,
+    gaps: NodeGaps = (),
     complete: bool = True,
 ) -> Postmortem:
     """The document of this evidence."""
@@ -211,8 +199,7 @@ def postmortem_of(
         missing={**evidence.missing, **left_out(evidence.files)},
         nodes=finder.node_events(),
         clocks=clocks,
-        unreachable=unreachable or {},
-        failed=failed or {},
+        gaps=gaps,
         complete=complete,
         witnesses=finder.witnesses(cause),
     )

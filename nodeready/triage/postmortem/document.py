@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, NamedTuple
 
-from nodeready.exit_codes import exit_code
 from nodeready.node.failure_rules import KINDS, ROLES
 from nodeready.subjects.json_types import Count, Moment, MomentOrEmpty
+from nodeready.subjects.outcome import NodeGaps, gaps_code
 from nodeready.triage.stacks.document import Suspect
 
 #: Kinds of a cause; `environment`: a variable of the job keeps its ranks apart; `unclear`: the
@@ -101,16 +101,16 @@ class Postmortem:
     missing:     source of evidence -> why it gave nothing
     nodes:       cores and no-gos of the nodes in the job's time
     clocks:      node -> its clock; only where it was measured
-    unreachable: node -> why it could not be reached
-    failed:      node -> why it gave no answer although it was reached
+    gaps:        the nodes that gave no answer, or only a part of it
     complete:    False when it was interrupted
     witnesses:   node of the cause -> KERNEL or LOG; a node without a witness was named elsewhere
     """
 
     SCHEMA: ClassVar = "postmortem"
+    VERSION: ClassVar = 2
     JSON: ClassVar = (
         *("started", "finished", "job", "source", "complete", "cause", "failures", "logs"),
-        *("sources", "missing", "nodes", "clocks", "unreachable", "failed"),
+        *("sources", "missing", "nodes", "clocks", "gaps"),
     )
 
     started: Moment
@@ -124,20 +124,13 @@ class Postmortem:
     missing: Mapping[str, str]
     nodes: tuple[NodeEvent, ...]
     clocks: Mapping[str, ClockOffset]
-    unreachable: Mapping[str, str]
-    failed: Mapping[str, str]
+    gaps: NodeGaps
     complete: bool = True
     witnesses: Mapping[str, str] = field(default_factory=dict)
 
 
-def postmortem_code(document: Postmortem, *, failed: bool = False) -> int:
-    """The exit code: 0 if a cause is named and no node's answer is missing.
-
-    failed: nodeready failed on a node
-    """
-    return exit_code(
-        interrupted=not document.complete,
-        failed=failed,
-        unreachable=bool(document.unreachable),
-        check=document.cause.kind == "unclear" or bool(document.failed),
+def postmortem_code(document: Postmortem) -> int:
+    """The exit code: 0 if a cause is named and no node's answer is missing."""
+    return gaps_code(
+        document.gaps, complete=document.complete, check=document.cause.kind == "unclear"
     )

@@ -581,7 +581,7 @@ def _other_processes_advice(stacks: Stacks, disputed: bool) -> Iterator[str]:
             f"on {fold(nodes)}"
         )
     silent = {node for group in stacks.groups if group.kind == "no-data" for node in group.nodes}
-    failed_nodes = {node: error for node, error in stacks.errors.items() if node not in silent}
+    failed_nodes = {gap.node: gap.reason for gap in stacks.gaps if gap.node not in silent}
     if failed_nodes:
         node = min(failed_nodes, key=natural)
         yield f"{fold(failed_nodes)}: a part of the answer is missing: {failed_nodes[node]}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeready.files import only_regular, own_directory, remove, write_atomically
+from nodeready.subjects.outcome import INVALID, Gap
 from nodeready.text import sanitise
 from nodeready.triage.stacks.document import Stacks
 from nodeready.triage.stacks.trace import (
@@ -299,8 +300,8 @@ def write(directory: Path, stacks: Stacks, texts: Mapping[str, Iterable[str]]) -
     texts: ``stacks.EXTENSION`` -> contents of that file, in parts
     Raises OSError.
     """
-    for node, error in stacks.errors.items():
-        _keep(directory, empty_trace(node, error, stacks.started))
+    for gap in stacks.gaps:
+        _keep(directory, empty_trace(gap.node, gap.reason, stacks.started))
     for name, text in texts.items():
         write_atomically(directory / name, text, _MODE)
 
@@ -314,33 +315,33 @@ def empty_trace(node: str, error: str, started: str) -> Trace:
     }  # fmt: skip
 
 
-def read(path: Path) -> tuple[Iterator[Trace], dict[str, str]]:
-    """The traces of a directory, or of texts of ``py-spy dump``, and the errors of the rest.
+def read(path: Path) -> tuple[Iterator[Trace], dict[str, Gap]]:
+    """The traces of a directory, or of texts of ``py-spy dump``, and the gaps of the other nodes.
 
     path: a directory, or one file
-    As in `trace.load`, the errors are complete when the traces have been iterated over.
+    As in `trace.load`, the gaps are complete when the traces have been iterated over.
     Raises TraceError, also while iterating, when nothing can be read.
     """
     if not path.is_dir():
-        errors: dict[str, str] = {}
-        return _from_texts([path], errors, is_single=True), errors
+        gaps: dict[str, Gap] = {}
+        return _from_texts([path], gaps, is_single=True), gaps
     entries = _listed(path)
     if any(_OWN_FILES.fullmatch(entry.name) for entry in entries):
-        traces, errors = load(path)
-        return _without_errors(traces, errors), errors
+        traces, gaps = load(path)
+        return _without_gaps(traces, gaps), gaps
     texts = sorted(entry for entry in entries if entry.suffix in _TEXTS and entry.is_file())
     if not texts:
         raise TraceError(
             f"{path}: there is no trace-NODE.json of -o and no text of py-spy dump (*.txt, *.out)"
         )
-    errors = {}
-    return _from_texts(texts, errors, is_single=False), errors
+    gaps = {}
+    return _from_texts(texts, gaps, is_single=False), gaps
 
 
-def _without_errors(traces: Iterable[Trace], errors: dict[str, str]) -> Iterator[Trace]:
+def _without_gaps(traces: Iterable[Trace], gaps: dict[str, Gap]) -> Iterator[Trace]:
     for trace in traces:
         if trace["error"] and not trace["processes"]:
-            errors[trace["node"]] = trace["error"]
+            gaps[trace["node"]] = Gap(INVALID, trace["error"])
         else:
             yield trace
 
@@ -352,7 +353,7 @@ def _listed(path: Path) -> list[Path]:
         raise TraceError(f"{path}: {problem.strerror}") from None
 
 
-def _from_texts(texts: Iterable[Path], errors: dict[str, str], is_single: bool) -> Iterator[Trace]:
+def _from_texts(texts: Iterable[Path], gaps: dict[str, Gap], is_single: bool) -> Iterator[Trace]:
     """The traces in texts of py-spy. is_single: raise the error of the only file"""
     for path in texts:
         # As `srun --output=trace-%N.out` names it, or like a trace of nodeready.
@@ -367,7 +368,7 @@ def _from_texts(texts: Iterable[Path], errors: dict[str, str], is_single: bool) 
         except TraceError as problem:
             if is_single:
                 raise
-            errors[node] = str(problem)
+            gaps[node] = Gap(INVALID, str(problem))
 
 
 def _content(path: Path) -> bytes:

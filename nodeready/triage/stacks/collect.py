@@ -21,19 +21,19 @@ from nodeready.node.stacks.py_spy import ENDED_INTERPRETER, NATIVE_LIMIT_S, NO_C
 from nodeready.node.stacks.ranks import CLAIMS, LAUNCHER, claim_note
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
-from nodeready.text import counted
-from nodeready.transport.base import (
+from nodeready.subjects.outcome import (
     FAILED,
     HUNG,
+    INCOMPLETE,
     INTERRUPTED,
+    INVALID,
+    NO_PYTHON,
     TIMEOUT,
-    UNREACHED,
-    Answer,
-    Asks,
-    Request,
-    new_nonce,
-    request,
+    Gap,
+    NoAnswer,
 )
+from nodeready.text import counted
+from nodeready.transport.base import INTERRUPT, Answer, Asks, Request, new_nonce, request
 from nodeready.triage.stacks.document import Group, Stacks
 from nodeready.triage.stacks.trace import Trace, TraceError, read
 
@@ -49,7 +49,7 @@ class Captured:
 
     nodes:     all nodes to which the request went
     answers:   node -> its answer, unparsed
-    errors:    node -> why there is no trace of it, one line; complete after `traces`
+    gaps:      node -> why there is no trace of it; complete after `traces`
     corrected: node -> its trace with additions, such as native stacks
     instead:   (node, program) of processes on nodes without a rank; after `traces`
     complete:  False when it was interrupted
@@ -60,42 +60,32 @@ class Captured:
     config: StacksConfig
     nodes: list[str]
     answers: dict[str, Answer] = field(default_factory=dict)
-    errors: dict[str, str] = field(default_factory=dict)
+    gaps: dict[str, Gap] = field(default_factory=dict)
     corrected: dict[str, Trace] = field(default_factory=dict)
     instead: list[tuple[str, str]] = field(default_factory=list)
     complete: bool = True
     placement: JobPlacement = field(default_factory=JobPlacement)
     claimants: list[str] = field(default_factory=list)
 
-    @property
-    def unreached(self) -> list[str]:
-        """Nodes that were unreachable, or whose connection was lost."""
-        return [name for name, answer in self.answers.items() if answer.kind in UNREACHED]
-
-    @property
-    def failed(self) -> list[str]:
-        """Nodes that failed by an error of nodeready."""
-        return [name for name, answer in self.answers.items() if answer.kind == FAILED]
-
     def traces(self) -> Iterator[Trace]:
         """Every node's trace, one at a time, under its name in the inventory."""
-        self.errors.clear()
+        self.gaps.clear()
         self.instead.clear()
         self.claimants.clear()
         for name in self.nodes:
             if name not in self.answers:
-                self.errors[name] = "no answer: interrupted" if not self.complete else "no answer"
+                self.gaps[name] = Gap(FAILED, "no answer") if self.complete else INTERRUPT
                 continue
             try:
                 trace = self.corrected.get(name) or trace_of(
                     name, self.answers[name], self.config.nonce
                 )
-            except TraceError as problem:
-                self.errors[name] = str(problem)
+            except NoAnswer as end:
+                self.gaps[name] = end.gap
                 continue
             if not trace["processes"]:
                 if trace["error"]:
-                    self.errors[name] = trace["error"]
+                    self.gaps[name] = Gap(INCOMPLETE, trace["error"])
                     continue
                 room = MAX_LISTED_PROCESSES - len(self.instead)
                 self.instead += [(name, words) for words in trace["instead"][:room]]
@@ -120,17 +110,20 @@ def _with_claims(trace: Trace, job: str) -> Trace:
 
 
 def trace_of(name: str, answer: Answer, nonce: str) -> Trace:
-    """The trace in a node's answer. Raises TraceError with the reason if it has none."""
-    if answer.error and answer.kind not in (TIMEOUT, HUNG):
-        raise TraceError(answer.error)
+    """The trace in a node's answer. Raises NoAnswer if it has none."""
+    if answer.gap and answer.gap.kind not in (TIMEOUT, HUNG):
+        raise NoAnswer(answer.gap)
     if f"{nonce} {payload.NO_PYTHON}" in answer.stdout:
-        raise TraceError(wire.PYTHON_MISSING)
+        raise NoAnswer(Gap(NO_PYTHON, wire.PYTHON_MISSING))
     try:
         data = program.unpack(answer.stdout, nonce)
+        # The name of a node comes from the inventory, not from its answer.
+        return read({**data, "node": name} if isinstance(data, dict) else data, name)
     except ProbeError as problem:
-        raise TraceError(problem.reason if answer.ok else answer.reason()) from None
-    # The name of a node comes from the inventory, not from its answer.
-    return read({**data, "node": name} if isinstance(data, dict) else data, name)
+        reason = problem.reason if answer.ok else answer.reason()
+        raise NoAnswer(answer.gap or Gap(INVALID, reason, answer.stdout[:200])) from None
+    except TraceError as problem:
+        raise NoAnswer(Gap(INVALID, str(problem))) from None
 
 
 def capture(
@@ -158,7 +151,7 @@ def add_answers(
 ) -> Captured:
     """Add the answers of these nodes to those of the fleet."""
     for name, answer in ask(activity, requests).items():
-        if answer.kind == INTERRUPTED:
+        if answer.has_gap(INTERRUPTED):
             captured.complete = False
         else:
             captured.answers[name] = answer
@@ -178,9 +171,7 @@ def with_launchers(stacks: Stacks, captured: Captured) -> Stacks:
     if not notes or len(notes) < len(stacks.processes):
         return stacks
     nodes = {process.node for process in stacks.processes}
-    without = [
-        name for name in captured.nodes if name not in nodes and name not in captured.errors
-    ]
+    without = [name for name in captured.nodes if name not in nodes and name not in captured.gaps]
     has = "has" if len(nodes) == 1 else "have"
     text = (
         f"no rank has been started: {counted(len(nodes), 'node')} ({folded(sorted(nodes))}) {has} "
@@ -264,7 +255,7 @@ def unwind(captured: Captured, ask: Asks, stacks: Stacks) -> list[str]:
         problems += [
             f"{name}: no native stack of process {pid}: {reason}" for pid, reason in missing
         ]
-    problems += [f"{name}: no native stacks: {reason}" for name, reason in second.errors.items()]
+    problems += [f"{name}: no native stacks: {gap.reason}" for name, gap in second.gaps.items()]
     return problems
 
 
@@ -382,7 +373,7 @@ def _unmet_condition(config: StacksConfig) -> str:
 
 def no_ranks_reason(captured: Captured) -> str:
     """The message where no node has a rank: the conditions, and the programs that run."""
-    answered = [name for name in captured.nodes if name not in captured.errors]
+    answered = [name for name in captured.nodes if name not in captured.gaps]
     text = f"no ranks on {folded(answered)}: {_unmet_condition(captured.config)}"
     if captured.placement.nodes:
         text += f". Slurm runs the job on {folded(captured.placement.nodes)}"

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from nodeready.exit_codes import exit_code
 from nodeready.node.stacks.ask_witnesses import RECORDER, RECORDER_ON, buffer_variable, release
 from nodeready.node.stacks.ranks import CLAIMS
 from nodeready.node.witnesses.nccl_ras import SAFE, numbers
 from nodeready.subjects.json_types import MomentOrEmpty
+from nodeready.subjects.outcome import Gap, NodeGaps, gaps_code, node_gaps
+from nodeready.triage.stacks.document import STACKS_FAILURES
 from nodeready.triage.stacks.evidence import Evidence
 from nodeready.triage.stacks.statements import RankPlace
 from nodeready.triage.stacks.trace import Trace
@@ -57,35 +58,30 @@ class Debuggable:
     finished: when it ended, UTC
     job:      the job; empty: not known, or several
     findings: by item, the worst of each first
-    errors:   node -> why it gave no answer, one line
+    gaps:     the nodes that gave no answer
     complete: False when it was interrupted
     """
 
     SCHEMA: ClassVar = "debuggable"
-    JSON: ClassVar = ("started", "finished", "job", "complete", "findings", "errors")
+    VERSION: ClassVar = 2
+    JSON: ClassVar = ("started", "finished", "job", "complete", "findings", "gaps")
 
     started: MomentOrEmpty
     finished: MomentOrEmpty
     job: str
     findings: tuple[DebugFinding, ...]
-    errors: Mapping[str, str]
+    gaps: NodeGaps
     complete: bool = True
 
 
-def debuggable_code(
-    document: Debuggable, *, unreachable: bool = False, failed: bool = False
-) -> int:
-    """The exit code: 3 if an item fails, or is not readable.
-
-    unreachable: a node was not reached, or got lost; failed: nodeready failed on a node
-    """
-    bad = any(finding.result in ("fail", "unknown") for finding in document.findings)
-    return exit_code(
-        interrupted=not document.complete,
-        usage=not document.findings and not document.errors,
-        failed=failed,
-        unreachable=unreachable,
-        check=bad or bool(document.errors),
+def debuggable_code(document: Debuggable) -> int:
+    """The exit code: 3 if an item fails, or is not readable."""
+    return gaps_code(
+        document.gaps,
+        complete=document.complete,
+        usage=not document.findings and not document.gaps,
+        check=any(finding.result in ("fail", "unknown") for finding in document.findings),
+        failures=STACKS_FAILURES,
     )
 
 
@@ -268,13 +264,13 @@ _NO_FINDING: Judged = ("ok", "no variable is known to keep its ranks apart", "")
 
 def judge(
     traces: Iterable[Trace],
-    errors: Mapping[str, str],
+    gaps: Mapping[str, Gap],
     *,
     started: str = "",
     finished: str = "",
     complete: bool = True,
 ) -> Debuggable:
-    """How the job of these traces can be debugged. errors: complete after all traces are read."""
+    """How the job of these traces can be debugged. gaps: complete after all traces are read."""
     places_of: dict[tuple[str, Judged], list[tuple[int | None, str]]] = {}
     jobs: dict[str, None] = {}
     evidence, places = Evidence(), list[RankPlace]()
@@ -308,4 +304,4 @@ def judge(
         )
     )
     job = next(iter(jobs), "") if len(jobs) == 1 else ""
-    return Debuggable(started, finished, job, tuple(findings), dict(errors), complete)
+    return Debuggable(started, finished, job, tuple(findings), node_gaps(gaps), complete)

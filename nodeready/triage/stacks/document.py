@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
-from nodeready.exit_codes import exit_code
 from nodeready.subjects.json_types import MomentOrEmpty
+from nodeready.subjects.outcome import FAILED, NodeGaps, gaps_code
 
 #: Kinds of groups. `stack`: ranks with the same stack; all further kinds have no stack: ranks that
 #: WORLD_SIZE counts and no node has; processes that ended during the capture; nodes or processes
@@ -258,7 +258,7 @@ class Stacks:
     finished:   UTC
     job:        "": the processes name none
     world_size: WORLD_SIZE of the ranks; None: missing, or different
-    errors:     node -> why it gave no answer, or only a part of it, one line
+    gaps:       the nodes that gave no answer, or only a part of it
     advice:     what to look at next, one line each
     complete:   False when it was interrupted; ranks that were not found do not count as missing
     user:       the owner of the job; "": not known
@@ -268,9 +268,10 @@ class Stacks:
     """
 
     SCHEMA: ClassVar = "stacks"
+    VERSION: ClassVar = 2
     JSON: ClassVar = (
         *("started", "finished", "job", "user", "world_size", "complete", "verdict"),
-        *("groups", "witnesses", "processes", "errors", "other_jobs", "advice"),
+        *("groups", "witnesses", "processes", "gaps", "other_jobs", "advice"),
     )
     JSON_KEYS: ClassVar = {"other_jobs": "others"}
 
@@ -280,7 +281,7 @@ class Stacks:
     world_size: int | None
     groups: tuple[Group, ...]
     processes: tuple[Rank, ...]
-    errors: Mapping[str, str]
+    gaps: NodeGaps
     advice: tuple[str, ...] = ()
     complete: bool = True
     user: str = ""
@@ -309,17 +310,18 @@ def fold_ranks(ranks: Iterable[int]) -> str:
     return ",".join(parts)
 
 
-def stacks_code(stacks: Stacks, *, unreachable: bool = False, failed: bool = False) -> int:
-    """The exit code of ``stacks``: success needs every rank's stack and every node's answer.
+#: A node without stacks is a finding about the job; only an internal error is a failure.
+STACKS_FAILURES = frozenset({FAILED})
 
-    unreachable: a node was not reached, or got lost; failed: nodeready failed on a node
-    """
-    return exit_code(
-        interrupted=not stacks.complete,
-        usage=not stacks.groups and not stacks.errors,
-        failed=failed,
-        unreachable=unreachable,
-        check=bool(stacks.errors) or not all(group.frames for group in stacks.groups),
+
+def stacks_code(stacks: Stacks) -> int:
+    """The exit code of ``stacks``: success needs every rank's stack and every node's answer."""
+    return gaps_code(
+        stacks.gaps,
+        complete=stacks.complete,
+        usage=not stacks.groups and not stacks.gaps,
+        check=not all(group.frames for group in stacks.groups),
+        failures=STACKS_FAILURES,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import natural
 from nodeready.node.stacks.ranks import CLAIMS, ELSEWHERE, claimed_job
+from nodeready.subjects.outcome import INCOMPLETE, Gap, node_gaps
 from nodeready.text import sanitise
 from nodeready.triage.stacks import (
     advise,
@@ -294,7 +295,7 @@ class TraceCollector:
         self.answered: set[str] = set()
         #: Nodes on which Slurm does not run the job, and that have processes which claim it.
         self.elsewhere: set[str] = set()
-        self.errors: dict[str, str] = {}
+        self.gaps: dict[str, Gap] = {}
         self.instead: dict[str, Sequence[str]] = {}
         self.started: list[str] = []
         #: Why only a part of the job was requested.
@@ -309,7 +310,7 @@ class TraceCollector:
         self.started.append(trace["started"])
         self.part = self.part or trace.get("part", "")
         if trace["error"]:
-            self.errors[node] = trace["error"]
+            self.gaps[node] = Gap(INCOMPLETE, trace["error"])
         if trace["processes"]:
             self.answered.add(node)
         elif trace["instead"]:
@@ -685,18 +686,18 @@ def _child_rows(bucket: Bucket, table: StackNumbers) -> tuple[ChildProcess, ...]
     return tuple(child for _, child in sorted(ordered, key=lambda pair: pair[0]))
 
 
-def _silent_groups(errors: Mapping[str, str]) -> list[Group]:
+def _silent_groups(gaps: Mapping[str, Gap]) -> list[Group]:
     """The nodes without an answer, grouped by reason."""
     reasons: dict[str, list[str]] = {}
-    for node in sorted(errors, key=natural):
-        reasons.setdefault(errors[node].replace(node, "NODE"), []).append(node)
+    for node in sorted(gaps, key=natural):
+        reasons.setdefault(gaps[node].reason.replace(node, "NODE"), []).append(node)
     return [
         Group(
             "no-data",
             None,
             (),
             tuple(nodes),
-            no_stack_reason=reason if len(nodes) > 1 else errors[nodes[0]],
+            no_stack_reason=reason if len(nodes) > 1 else gaps[nodes[0]].reason,
         )
         for reason, nodes in reasons.items()
     ]
@@ -820,7 +821,7 @@ def _odd_world(job: TracedJob) -> tuple[tuple[int, ...], str]:
 
 def group(
     traces: Iterable[Mapping[str, Any]],
-    errors: Mapping[str, str],
+    gaps: Mapping[str, Gap],
     *,
     all_threads: bool = False,
     started: str = "",
@@ -831,7 +832,7 @@ def group(
 
     traces: checked by `trace.read`. Of several jobs the first of `TraceCollector.each_job` is
         grouped, and the advice names the rest
-    errors: node -> why it gave no answer; read after all traces (see `trace.load`)
+    gaps:   node -> why it gave no answer; read after all traces (see `trace.load`)
     all_threads: group ranks only if their further threads stand at the same places too
     started, finished: "": the times of the first and the last trace
     complete: False: no rank counts as missing, because not all nodes were asked
@@ -841,7 +842,7 @@ def group(
         for trace in traces:
             reader.read(trace)
             reader.evidence.read(trace)
-        return _grouped(reader, errors, started, finished, complete)
+        return _grouped(reader, gaps, started, finished, complete)
 
 
 def _ranks_by_node(buckets: Iterable[Bucket]) -> dict[str, set[int]]:
@@ -868,9 +869,9 @@ def _other_jobs(job: TracedJob, other_jobs: Iterable[TracedJob]) -> tuple[OtherJ
 
 
 def _grouped(
-    reader: TraceCollector, errors: Mapping[str, str], started: str, finished: str, complete: bool
+    reader: TraceCollector, gaps: Mapping[str, Gap], started: str, finished: str, complete: bool
 ) -> Stacks:
-    all_errors = {**errors, **reader.errors}
+    all_gaps = {**gaps, **reader.gaps}
     order = {node: at for at, node in enumerate(sorted(reader.nodes, key=natural))}
     jobs = reader.each_job()
     if not jobs or jobs[0].is_claim:
@@ -882,11 +883,11 @@ def _grouped(
     pairs: list[tuple[Group, Bucket | None]] = [
         (_group(bucket, reader.stacks, order), bucket) for bucket in buckets
     ]
-    silent = {node: reason for node, reason in all_errors.items() if node not in reader.answered}
+    silent = {node: gap for node, gap in all_gaps.items() if node not in reader.answered}
     # The WORLD_SIZE of all ranks that have one; None: none, or different ones.
     world = next(iter(job.worlds)) if len(job.worlds) == 1 else None
     if world is not None and len(job.ranks) == world:
-        # Every rank was found, so no rank is on these nodes. The errors name them.
+        # Every rank was found, so no rank is on these nodes. The gaps name them.
         silent = {}
     pairs += [(silent_group, None) for silent_group in _silent_groups(silent)]
     by_node = _ranks_by_node(buckets)
@@ -931,7 +932,7 @@ def _grouped(
         world,
         tuple(member for member, _ in pairs),
         tuple(ranks),
-        all_errors,
+        node_gaps(all_gaps),
         (),
         complete,
         ", ".join(sorted(job.users - {""}, key=natural)),

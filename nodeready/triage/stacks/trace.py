@@ -13,6 +13,7 @@ from nodeready.files import only_regular
 from nodeready.inventory.nodeset import MAX_NAME, natural
 from nodeready.node.stacks.program import MAX_COST
 from nodeready.subjects import wire
+from nodeready.subjects.outcome import INVALID, Gap
 
 SCHEMA = "nodeready.trace/1"
 
@@ -331,11 +332,11 @@ def _json_problem(text: str | bytes, problem: wire.DecodeError) -> str:
     return "it is no JSON"
 
 
-def load(directory: Path) -> tuple[Iterator[Trace], dict[str, str]]:
-    """The traces of ``trace-NODE.json``, node names in natural order, and the errors.
+def load(directory: Path) -> tuple[Iterator[Trace], dict[str, Gap]]:
+    """The traces of ``trace-NODE.json``, node names in natural order, and the gaps.
 
     Files are read one at a time while the traces are iterated over, so that a large fleet fits in
-    memory; the errors, node -> one line, are complete after that.
+    memory; the gaps, by node, are complete after that.
     Raises TraceError when the directory cannot be read or holds no trace.
     """
     try:
@@ -348,11 +349,11 @@ def load(directory: Path) -> tuple[Iterator[Trace], dict[str, str]]:
         raise TraceError(f"{directory}: {problem.strerror}") from None
     if not paths:
         raise TraceError(f"{directory}: there is no trace-NODE.json: was it written by -o?")
-    errors: dict[str, str] = {}
-    return _load_each(sorted(paths, key=lambda path: natural(path.name)), errors), errors
+    gaps: dict[str, Gap] = {}
+    return _load_each(sorted(paths, key=lambda path: natural(path.name)), gaps), gaps
 
 
-def _load_each(paths: list[Path], errors: dict[str, str]) -> Iterator[Trace]:
+def _load_each(paths: list[Path], gaps: dict[str, Gap]) -> Iterator[Trace]:
     names: dict[str, str] = {}
     for path in paths:
         try:
@@ -367,11 +368,11 @@ def _load_each(paths: list[Path], errors: dict[str, str]) -> Iterator[Trace]:
             if first != path.name:
                 raise TraceError(f"{path.name}: it is of {_shown(trace['node'])}, as {first} is")
         except UnicodeDecodeError:
-            errors[_node_of(path)] = f"{path.name}: it is no JSON"
+            gaps[_node_of(path)] = Gap(INVALID, f"{path.name}: it is no JSON")
         except OSError as problem:
-            errors[_node_of(path)] = f"{path.name}: {problem.strerror}"
+            gaps[_node_of(path)] = Gap(INVALID, f"{path.name}: {problem.strerror}")
         except TraceError as problem:
-            errors[_node_of(path)] = str(problem)
+            gaps[_node_of(path)] = Gap(INVALID, str(problem))
         else:
             yield trace
 

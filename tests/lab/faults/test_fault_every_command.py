@@ -80,5 +80,5 @@ def test_a_node_that_stalls_costs_an_incident_its_time_once(job, fleet, tool, tm
     assert done.status == 3, done
     for name in ("stacks", "cores", "audit"):
         assert parts[name]["status"] == "partial", parts[name]
-        assert list(parts[name]["errors"]) == [slow.name], parts[name]
+        assert [gap["node"] for gap in parts[name]["gaps"]] == [slow.name], parts[name]
     assert parts["audit"]["found"].startswith("1 node probed")

@@ -14,10 +14,10 @@ from nodeready.subjects import registry
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.fleet import ALONE
 from nodeready.subjects.nics.facts import Nics
+from nodeready.subjects.outcome import Outcome
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import SshPeer
-from nodeready.transport.fleet_context import addresses_of_replies
-from nodeready.transport.snapshots import SnapshotReply
+from nodeready.transport.fleet_context import addresses_of_nodes
 
 
 @pytest.fixture
@@ -164,12 +164,12 @@ def reply(name, *addresses):
     nics = object.__new__(Nics)
     shown = SimpleNamespace(addresses=tuple(f"{address}/24" for address in addresses))
     object.__setattr__(nics, "interfaces", {"eth0": shown})
-    return SnapshotReply(name, Snapshot({"nics": nics}))
+    return Outcome(name, Snapshot({"nics": nics}))
 
 
 def addresses(*replies, reached=None):
     peers_met = {name: SshPeer(address, "") for name, address in (reached or {}).items()}
-    return addresses_of_replies(replies, peers_met)
+    return addresses_of_nodes(replies, peers_met)
 
 
 def test_an_address_of_several_nodes_leads_to_none():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nodeready.audit.document import Audit, NodeReport
 from nodeready.audit.waiver_list import WaiverList, list_waivers, waivers_code
 from nodeready.policy.waivers import Waiver
 from nodeready.reports.registry import find_format
+from nodeready.subjects.outcome import UNREACHABLE, NodeGap
 from nodeready.subjects.result import Result, fail, ok, unknown
 
 DAY, MOMENT = "2027-01-20", "2027-01-20T08:00:00Z"
@@ -33,10 +36,8 @@ DECLARED = {
 def document(selected=("gpu1", "gpu2", "gpu3"), audited=True) -> WaiverList:
     nodes = tuple(NodeReport.of(name, results) for name, results in NODES.items())
     audit = Audit(MOMENT, MOMENT, "", nodes) if audited else None
-    errors = {"gpu9": "connection refused"}
-    return WaiverList(
-        MOMENT, MOMENT, True, 3, list_waivers(DECLARED, selected, audit, DAY), errors
-    )
+    gaps = (NodeGap("gpu9", UNREACHABLE, "connection refused"),)
+    return WaiverList(MOMENT, MOMENT, True, 3, list_waivers(DECLARED, selected, audit, DAY), gaps)
 
 
 TABLE = """\
@@ -60,7 +61,7 @@ holds    nics.mtu  gpu[1-3]
          waived  gpu[1-2]  1500
 holds    proof.core  gpu3
          until 2027-02-04, 15 days left: shared
-unknown  gpu9
+unreachable  gpu9
          connection refused
 7 waivers: 1 expired, 1 no node, 2 unused, 1 ends, 2 holds
 """
@@ -68,7 +69,8 @@ unknown  gpu9
 
 def test_each_waiver_is_listed_with_its_state_and_what_it_hides():
     assert "".join(find_format("waivers", "table").render(document())) == TABLE
-    assert waivers_code(document(), unreachable=False, failed=False) == 3
+    assert waivers_code(replace(document(), gaps=())) == 3
+    assert waivers_code(document()) == 4
 
 
 def test_a_selection_and_an_unasked_node_accuse_no_waiver():

@@ -20,7 +20,7 @@ from nodeready.policy import Policy
 from nodeready.reports.registry import format_names
 from nodeready.subjects import snapshot
 from nodeready.subjects.registry import NEEDS_FLEET
-from nodeready.transport.base import Answer, Reply, Request
+from nodeready.transport.base import Answer, Request
 from tests.builders.hostile import PIECES, look, recorded, shows
 from tests.fake import Does, hangs, interrupts, says
 from tests.unit.commands import AWAY, DIES
@@ -63,7 +63,7 @@ def mad(number: int) -> dict[str, str]:
 
 def half(request: Request) -> Answer:
     text = look(own("h100", 5), request.mark.rpartition(" ")[2])
-    return Reply(text[: len(text) // 2])
+    return Answer(text[: len(text) // 2])
 
 
 def healthy(count: int) -> dict[str, Does]:

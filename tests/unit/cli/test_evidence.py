@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from nodeready.cli.options import Refused
 from nodeready.node.cores.program import CoreSummary, ReadTotals
 from nodeready.node.tail import LogTail, NodeTail
-from nodeready.transport.base import LATE, LATE_WORDS, Answer, Request
+from nodeready.subjects.outcome import LATE
+from nodeready.transport.base import LATE_WORDS, Answer, Request
 from tests.builders.proof import WELL
 from tests.fake import Does, fails, hangs, interrupts
 from tests.unit.cli.test_troubled_nodes import MAD, core, cores, packed, rank
@@ -69,7 +70,7 @@ def nodes_with(*statuses: str) -> Callable[[Document], set[str]]:
 
 def answering(found: Document) -> set[str]:
     """The nodes of which nothing is missing."""
-    return {"a", "b", "c"} - {*found["errors"]}
+    return {"a", "b", "c"} - {gap["node"] for gap in found["gaps"]}
 
 
 COMMANDS = {
@@ -99,7 +100,7 @@ COMMANDS = {
     "tail": Command(
         "tail /log/* --format json",
         LOGS,
-        lambda found: {"a", "b", "c"} - {*found["unreachable"], *found["failed"]},
+        lambda found: {"a", "b", "c"} - {gap["node"] for gap in found["gaps"]},
     ),
 }
 

@@ -18,8 +18,9 @@ from nodeready.node.cores.listing import CoreFile
 from nodeready.node.stacks import program as stacks
 from nodeready.node.tail import NodeTail
 from nodeready.policy import Policy
+from nodeready.subjects.outcome import TIMEOUT, Gap
 from nodeready.subjects.wire import PYTHON_MISSING
-from nodeready.transport.base import TIMEOUT, Failure
+from nodeready.transport.base import Answer
 from tests.builders.traces import process, trace
 from tests.cases import cases
 from tests.fake import Does, hangs, interrupts, one_by_one, says
@@ -57,7 +58,7 @@ def rank(number: int, main: str = "main train.py 9", **changes: object) -> Does:
 
 def late(request):
     """A node that has said all when its time is over."""
-    return Failure(rank(1)(request).stdout, kind=TIMEOUT, error="ended after 63 s")
+    return Answer(rank(1)(request).stdout, gap=Gap(TIMEOUT, "ended after 63 s"))
 
 
 NODES: dict[str, Does] = {
@@ -210,8 +211,11 @@ def test_an_incident_names_each_troubled_node(incident, tmp_path):
     assert done.code == 4
     stacks_part, *others = kept["parts"]
     assert stacks_part["status"] == "partial"
-    assert stacks_part["errors"].keys() == {"away", "dead", "hung"}
-    assert sorted(stacks_part["unreached"]) == ["away", "dead"]
+    assert {gap["node"] for gap in stacks_part["gaps"]} == {"away", "dead", "hung"}
+    assert [gap["node"] for gap in stacks_part["gaps"] if gap["kind"] != "hung"] == [
+        "away",
+        "dead",
+    ]
     assert [part["name"] for part in others] == ["logs", "cores", "audit"]
     assert done.out.startswith("job 4711")
     readme = (tmp_path / "kept" / "README.txt").read_text()

@@ -30,7 +30,7 @@ site_pages = _hook()
         ("docs/lab.md", "[a](../CONTRIBUTING.md#rules)", "[a](contributing.md#rules)"),
         ("docs/lab.md", "[a](../README.md)", "[a](index.md)"),
         ("docs/lab.md", "[a](README.md)", "[a](overview.md)"),
-        ("docs/lab.md", "[a](schema/audit-1.json)", "[a](schema/audit-1.json)"),
+        ("docs/lab.md", "[a](schema/audit-2.json)", "[a](schema/audit-2.json)"),
         ("docs/lab.md", "[a](#here)", "[a](#here)"),
         ("README.md", "[a](https://pyinfra.com/docs)", "[a](https://pyinfra.com/docs)"),
         ("README.md", "```sh\n[a](docs/b)\n```", "```sh\n[a](docs/b)\n```"),

@@ -35,7 +35,7 @@ from nodeready.subjects.proof.session_facts import (
     User,
 )
 from nodeready.subjects.registry import SUBJECTS
-from nodeready.transport.base import Reply, rows
+from nodeready.transport.base import Answer, rows
 from nodeready.triage.logs import Grouping, parse_tail
 from nodeready.triage.stacks import group, trace
 from tests.builders import proof as proved
@@ -106,7 +106,7 @@ class RowConfig:
 
 def read_row(text: str, name: str) -> None:
     try:
-        rows(Reply(text), RowConfig, {name: type(KINDS[name])})
+        rows(Answer(text), RowConfig, {name: type(KINDS[name])})
     except ProbeError as problem:
         one_line(problem.reason)
     config = proved.configured()

@@ -28,7 +28,7 @@ from nodeready.node.witnesses.logs import WatchdogReport
 from nodeready.ready.mesh_run import run_mesh
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof.mesh_facts import Mesh
-from nodeready.transport.base import Answer, NodeChannel, Reply, Request
+from nodeready.transport.base import Answer, NodeChannel, Request
 from tests.builders.hostile import envelope, look, recorded
 from tests.builders.traces import LOAD, REDUCE, process, trace
 from tests.fake import Does, Fake
@@ -216,8 +216,8 @@ def liar(change: Callable[[str], str]) -> Does:
     def does(request: Request) -> Answer:
         nonce = request.mark.rpartition(" ")[2]
         if request.mark:
-            return Reply(look({name: change(text) for name, text in SECTIONS.items()}, nonce))
-        return Reply(change("a=1\n"), change("nodeready: no\n"), rc=1)
+            return Answer(look({name: change(text) for name, text in SECTIONS.items()}, nonce))
+        return Answer(change("a=1\n"), change("nodeready: no\n"), rc=1)
 
     return does
 
@@ -248,11 +248,11 @@ def results(out: str) -> dict[str, list[str]]:
 
 def bomb(request: Request) -> Answer:
     text = base64.b64encode(b"A" * (12 << 20)).decode()
-    return Reply(envelope(text, request.mark.rpartition(" ")[2]))
+    return Answer(envelope(text, request.mark.rpartition(" ")[2]))
 
 
 def zeros(request: Request) -> Answer:
-    return Reply(look({"host": "\0" * (64 << 20)}, request.mark.rpartition(" ")[2]))
+    return Answer(look({"host": "\0" * (64 << 20)}, request.mark.rpartition(" ")[2]))
 
 
 BOMBS = {"noise": bomb, "zeros": zeros}

@@ -56,12 +56,13 @@ def read(document: str, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("document", schema.DOCUMENTS)
 def test_the_file_is_generated_from_the_dataclasses(document):
-    path = DOCS / "schema" / f"{document}-1.json"
+    name = schema.file_name(document)
+    path, version = DOCS / "schema" / name, name[-6]
     assert path.read_text() == schema.text(document), "run scripts/make_docs.py"
     made = json.loads(path.read_text())
     jsonschema.Draft202012Validator.check_schema(made)
-    assert made["$id"] == f"urn:nodeready:{document}:1"
-    assert made["properties"]["schema"] == {"const": f"nodeready.{document}/1"}
+    assert made["$id"] == f"urn:nodeready:{document}:{version}"
+    assert made["properties"]["schema"] == {"const": f"nodeready.{document}/{version}"}
 
 
 def test_every_document_has_a_json_format_and_a_schema():

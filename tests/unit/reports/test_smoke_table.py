@@ -27,6 +27,7 @@ from nodeready.smoke.document import (
     code,
 )
 from nodeready.smoke.knowledge import SmokeSuspect
+from nodeready.subjects.outcome import LOST, Gap
 from tests.builders.fleets import HOSTILE
 from tests.paths import DOCS
 
@@ -133,7 +134,7 @@ def mixed() -> SmokeReport:
         busy = "GPU 0 is busy (python, pid 4711); --busy tests beside them"
         nodes[name] = SmokeNode(name, UNTESTED, busy)
     away = "node12: connection refused: is sshd running?"
-    nodes["node12"] = SmokeNode("node12", UNREACHABLE, away)
+    nodes["node12"] = SmokeNode("node12", UNREACHABLE, gap=Gap(LOST, away))
     return made(
         0, GPU, PAIR, pair, engine=engine, proves=NCCL,
         links=(LinkBandwidth("between", 16, 371.2, 344.0, ("node05", "node06"), 300.0),),
@@ -224,7 +225,7 @@ def hostile() -> SmokeReport:
         found,
         {
             "node02": SmokeNode("node02", UNTESTED, HOSTILE, engine=HOSTILE, warnings=(HOSTILE,)),
-            "node03": SmokeNode("node03", UNREACHABLE, HOSTILE * 40),
+            "node03": SmokeNode("node03", UNREACHABLE, gap=Gap(LOST, HOSTILE * 40)),
         },
     )
 
@@ -309,7 +310,7 @@ def test_no_pair_is_left_whatever_the_pairs(broken):
 def test_what_needs_no_further_node_excluded():
     """A pair with a node that is out anyway; a number of nodes."""
     assert made(9, NODE, replace(PAIR, nodes=("node02", "node07"))).exclude == ("node07",)
-    lost = {"node09": SmokeNode("node09", UNREACHABLE, "connection lost")}
+    lost = {"node09": SmokeNode("node09", UNREACHABLE, gap=Gap(LOST, "connection lost"))}
     assert other(made(9, PAIR), lost).exclude == ("node09",)
     number = made(8, replace(SCALE, nodes=tuple(names(8))))
     assert (number.exclude, number.verdict, code(number)) == ((), "NO-GO", 3)

@@ -32,6 +32,7 @@ from nodeready.smoke.document import (
     SmokeReport,
 )
 from nodeready.smoke.knowledge import SmokeSuspect
+from nodeready.subjects.outcome import LOST, NO_PYTHON, Gap, node_gaps
 from nodeready.subjects.result import fail, fixable, unknown, warn
 from nodeready.triage.cores import Cores, Crash, CrashFile
 from nodeready.triage.logs import Grouping
@@ -287,12 +288,12 @@ def test_unknown_ranks_above_warn_and_the_severity_above_the_number_of_nodes(sho
 
 
 def away(numbers):
-    return {gpu(number): no_answer(number) for number in numbers}
+    return {gpu(number): Gap(LOST, no_answer(number)) for number in numbers}
 
 
 def deployed(count):
     """Plans, outcomes and errors that differ by a number on each node."""
-    errors = away(range(0, count, 50))
+    gaps = away(range(0, count, 50))
     nodes = []
     for n in range(count):
         left = fixable("limits.nofile", "1048576", str(n), "/etc/x.conf:3")
@@ -304,7 +305,7 @@ def deployed(count):
         failed = {} if n % 3 else {"limits.logins": f"no space left on /etc: {n} bytes"}
         outcome = DeployOutcome(done, failed, "", (left,) if n % 7 == 1 else (), True)
         nodes.append(
-            DeployNode(gpu(n), errors.get(gpu(n), ""), gpu(n) in errors, (change,),
+            DeployNode(gpu(n), gaps.get(gpu(n)), (change,),
                        outcome=outcome, for_a_person=(hot,))
         )  # fmt: skip
     return Deploy("s", "f", False, ("limits",), tuple(nodes))
@@ -319,9 +320,9 @@ def smoked(count):
     """Suspects, warnings, busy and unreachable nodes."""
     nodes, suspects = [], []
     for n in range(count):
-        status, why, warnings = PASSED, "", ()
+        status, why, warnings, gap = PASSED, "", (), None
         if n % 40 == 0:
-            status, why = UNREACHABLE, no_answer(n)
+            status, gap = UNREACHABLE, Gap(LOST, no_answer(n))
         elif n % 41 == 0:
             status, why = UNTESTED, f"GPU {n % 8} is busy (python, pid {n})"
         elif n % 37 == 0:
@@ -333,7 +334,7 @@ def smoked(count):
                 "without it [26] pass",
             )
             suspects.append(SmokeSuspect("node", (gpu(n),), (), reasons))
-        nodes.append(SmokeNode(gpu(n), status, why, 8, (), "torch 2.1", warnings))
+        nodes.append(SmokeNode(gpu(n), status, why, 8, (), "torch 2.1", warnings, gap=gap))
     return SmokeReport(
         started="2030-01-02T03:04:05Z", finished="2030-01-02T03:04:46Z", complete=True,
         engine="torch 2.1", proves="all_reduce", control="pairs over tcp", budget_s=300, tests=19,
@@ -352,8 +353,11 @@ def logs(count):
         grouping.add(gpu(n), NodeTail("x", (file,), unread, 0, 0, ""))
     return grouping.document(
         pattern="/log/*", started="s", finished="f",
-        unreachable=away(range(good, count * 9 // 10)),
-        failed={gpu(n): f"no Python 3.9 on {gpu(n)}" for n in range(count * 9 // 10, count)},
+        gaps=node_gaps({
+            **away(range(good, count * 9 // 10)),
+            **{gpu(n): Gap(NO_PYTHON, f"no Python 3.9 on {gpu(n)}")
+               for n in range(count * 9 // 10, count)},
+        }),
     )  # fmt: skip
 
 
@@ -367,23 +371,23 @@ def crashed(count):
         text = f"== the thread of the signal\n#0 0x1 in f{n} (x=1) at a.c:{n}\n#1 0x2 in main ()"
         core = CoreSummary(0, signal=11, program="/usr/bin/python3", unread=unread)
         crashes.append(Crash(file, core, text))
-    errors = away(range(good, count))
+    gaps = node_gaps(away(range(good, count)))
     return Cores(
         "2030-01-02T03:04:05Z", "2030-01-02T03:04:05Z", tuple(map(gpu, range(count))),
-        tuple(crashes), errors, frozenset(errors),
+        tuple(crashes), gaps,
         {gpu(n): (f"{gpu(n)}: core_pattern is |/x {n}",) for n in range(count // 20)},
     )  # fmt: skip
 
 
 def silent(count):
     """A hung job, and nodes without an answer, half of them in groups of their own."""
-    hung, errors = stack_fleets.FLEETS["hung"](), away(range(count))
+    hung, gaps = stack_fleets.FLEETS["hung"](), away(range(count))
     groups = tuple(
-        Group("no-data", None, (), (gpu(n),), no_stack_reason=errors[gpu(n)])
+        Group("no-data", None, (), (gpu(n),), no_stack_reason=gaps[gpu(n)].reason)
         for n in range(count // 2)
     )
     processes = tuple(p._replace(group=p.group + len(groups)) for p in hung.processes)
-    return replace(hung, groups=groups + hung.groups, processes=processes, errors=errors)
+    return replace(hung, groups=groups + hung.groups, processes=processes, gaps=node_gaps(gaps))
 
 
 #: name -> document, how it is report, words of one row

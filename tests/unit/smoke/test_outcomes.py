@@ -30,10 +30,10 @@ from nodeready.subjects.base import Unknown
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Gpus, KernelFault, PciGpu, Tool
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.nics.nic import Nic
+from nodeready.subjects.outcome import FAILED, Gap, Outcome
 from nodeready.subjects.rdma.device import RdmaDevice, RdmaPort
 from nodeready.subjects.rdma.facts import Rdma
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.transport.snapshots import SnapshotReply
 from tests.cases import cases
 
 
@@ -308,8 +308,8 @@ def gpus(changed: dict[str, dict[str, Any]] | None = None, case: Any = (), count
     return Gpus(pci=tuple(bus), nvidia=tuple(shown), nvidia_tool=tool)
 
 
-def replies(**nodes: Any) -> dict[str, SnapshotReply]:
-    return {name: SnapshotReply(name, Snapshot({"gpus": seen})) for name, seen in nodes.items()}
+def replies(**nodes: Any) -> dict[str, Outcome[Snapshot]]:
+    return {name: Outcome(name, Snapshot({"gpus": seen})) for name, seen in nodes.items()}
 
 
 ALL = tuple(range(8))
@@ -357,7 +357,7 @@ def test_without_gpus_the_ranks_have_none():
 
 def test_a_node_without_a_snapshot_says_why():
     free, why = idle_gpus(
-        {**replies(a=gpus(), b=Unknown("timed out")), "c": SnapshotReply("c", error="gone")}
+        {**replies(a=gpus(), b=Unknown("timed out")), "c": Outcome("c", gap=Gap(FAILED, "gone"))}
     )
     assert free == {"a": ALL}
     text = "its GPUs are not known: "

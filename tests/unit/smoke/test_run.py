@@ -34,9 +34,9 @@ from nodeready.smoke import document, participants, rounds
 from nodeready.smoke.participants import SmokeTask
 from nodeready.smoke.run import smoke
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Gpus, Tool
+from nodeready.subjects.outcome import LOST, SUDO, UNREACHABLE, Gap, NoAnswer
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.transport.base import LOST, SUDO, UNREACHABLE, Conversation, NodeChannel, Request
-from nodeready.transport.snapshots import SnapshotReply
+from nodeready.transport.base import Conversation, NodeChannel, Request
 from tests.fake import Fake, says
 from tests.unit.smoke.simulated_time import Clock, simulated_time
 
@@ -240,7 +240,7 @@ class Run:
 
     def of(self, *status: str) -> dict[str, str]:
         """The nodes of this status, with why."""
-        return {node.name: node.reason for node in self.found.nodes if node.status in status}
+        return {node.name: node.absence for node in self.found.nodes if node.status in status}
 
 
 @pytest.fixture(autouse=True)
@@ -257,11 +257,13 @@ def replies(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """node -> the look at it, or the looks; without one, it shows no GPUs."""
     replies: dict[str, Any] = {}
 
-    def take_snapshot(name: str, *_: Any, **how: Any) -> Conversation[SnapshotReply]:
+    def take_snapshot(name: str, *_: Any, **how: Any) -> Conversation[Snapshot]:
         reply = replies.get(name, Snapshot({"gpus": Gpus()}))
         if isinstance(reply, list):
             reply = reply.pop(0)
-        return reply if isinstance(reply, SnapshotReply) else SnapshotReply(name, reply)
+        if isinstance(reply, Gap):
+            raise NoAnswer(reply)
+        return reply
         yield  # type: ignore[unreachable]
 
     monkeypatch.setattr(participants, "take_snapshot", take_snapshot)
@@ -497,9 +499,9 @@ def test_an_interrupt_ends_what_runs_and_keeps_what_is_known(clock, after_s):
 
 def test_nodes_that_cannot_take_part_are_named_with_a_line_each(clock, replies):
     names = named(9)
-    replies["n01"] = SnapshotReply("n01", error="timed out", kind=UNREACHABLE)
-    replies["n02"] = SnapshotReply("n02", error="connection lost while looking", kind=LOST)
-    replies["n03"] = SnapshotReply("n03", error="sudo wants a password", kind=SUDO)
+    replies["n01"] = Gap(UNREACHABLE, "timed out")
+    replies["n02"] = Gap(LOST, "connection lost while looking")
+    replies["n03"] = Gap(SUDO, "sudo wants a password")
     cluster = Cluster(
         names,
         hellos={
@@ -533,8 +535,8 @@ def test_no_node_can_take_part(clock):
 
 
 def test_a_password_is_asked_for_once(clock, replies):
-    fine = SnapshotReply("n02", Snapshot({"gpus": Gpus()}))
-    replies["n02"] = [SnapshotReply("n02", error="sudo wants a password", kind=SUDO), fine, fine]
+    fine = Snapshot({"gpus": Gpus()})
+    replies["n02"] = [Gap(SUDO, "sudo wants a password"), fine, fine]
     asked: list[list[str]] = []
     done = Run(clock, Cluster(named(3)), password=lambda names: not asked.append(names))
     assert asked == [["n02"]]

@@ -16,12 +16,12 @@ from nodeready.smoke.collective_proof import collective_proofs
 from nodeready.smoke.document import SmokeNode, SmokeReport
 from nodeready.smoke.knowledge import SmokeSuspect
 from nodeready.subjects.base import Unknown
+from nodeready.subjects.outcome import UNREACHABLE, Gap, Outcome
 from nodeready.subjects.proof import checks, facts
 from nodeready.subjects.proof.facts import Proved, ProvedCollective
 from nodeready.subjects.proof.session_facts import User
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.transport.base import UNREACHABLE, Failure, Key
-from nodeready.transport.snapshots import SnapshotReply
+from nodeready.transport.base import Key
 from tests.builders.judging import by_name
 from tests.cases import cases
 
@@ -122,20 +122,18 @@ def task(
 
 
 def replies(names: str) -> dict[Key, Any]:
-    found: dict[Key, Any] = {
-        (name, "snapshot"): SnapshotReply(name, Snapshot({})) for name in names
-    }
-    return {**found, **{(name, "proofs"): Proved(USER) for name in names}}
+    found: dict[Key, Any] = {(name, "snapshot"): Outcome(name, Snapshot({})) for name in names}
+    return {**found, **{(name, "proofs"): Outcome(name, Proved(USER)) for name in names}}
 
 
 def proofs_of(of: ready.ReadyTask, observed: dict[Key, Any]) -> dict[str, Any]:
     proved = ready._with_proofs(of, observed, {}, ready._collectives(of, observed))
-    return {reply.name: reply.snapshot["proof"].collective for reply in proved if reply.snapshot}
+    return {node.node: node.value["proof"].collective for node in proved if node.value}
 
 
 def test_it_is_made_over_the_nodes_that_were_reached_and_only_when_it_is_wanted():
     asked: list[tuple[str, ...]] = []
-    observed = {**replies("ab"), ("c", "snapshot"): Failure(kind=UNREACHABLE, error="refused")}
+    observed = {**replies("ab"), ("c", "snapshot"): Outcome("c", gap=Gap(UNREACHABLE, "refused"))}
     assert proofs_of(task(asked), observed) == {"a": GOOD, "b": GOOD}
     assert proofs_of(task(asked, ready.WantedProofs()), observed) == {"a": None, "b": None}
     assert asked == [("a", "b")]

@@ -12,19 +12,8 @@ from pathlib import Path
 import pytest
 
 from nodeready import shell
-from nodeready.transport.base import (
-    FAILED,
-    HUNG,
-    INTERRUPTED,
-    LATE,
-    LOST,
-    OUTPUT,
-    TIMEOUT,
-    Failure,
-    Reply,
-    Request,
-    collect,
-)
+from nodeready.subjects.outcome import FAILED, HUNG, INTERRUPTED, LATE, LOST, OUTPUT, TIMEOUT
+from nodeready.transport.base import Request, collect
 from nodeready.transport.local import Local
 from tests.command import wait_for
 from tests.fake import Fake, fails, hangs, interrupts, one_by_one, says
@@ -32,19 +21,23 @@ from tests.fake import Fake, fails, hangs, interrupts, one_by_one, says
 
 def twice(node):
     first = yield Request(node, "first", 5)
-    if not first.ok:
-        return first.kind
+    if first.gap:
+        return first.gap.kind
     second = yield Request(node, f"second after {first.stdout}", 5)
-    return second.stdout or second.kind
+    return second.stdout or (second.gap.kind if second.gap else "")
+
+
+def values(outcomes):
+    return {name: outcome.value for name, outcome in outcomes.items()}
 
 
 def test_a_conversation_goes_on_with_the_nodes_own_answer():
     transport = Fake({"a": one_by_one(says("1"), says("2")), "b": fails(LOST, "gone"), "c": hangs})
-    answers = collect(transport, {name: twice(name) for name in "abc"})
+    answers = values(collect(transport, {name: twice(name) for name in "abc"}))
     assert answers == {"a": "2", "b": LOST, "c": HUNG}
     scripts = [request.script for request in transport.asked]
     assert scripts == ["first", "second after 1", "first", "first"]
-    answers = collect(Fake({"a": hangs}), {"a": twice("a")}, deadline=time.monotonic())
+    answers = values(collect(Fake({"a": hangs}), {"a": twice("a")}, deadline=time.monotonic()))
     assert answers == {"a": LATE}
 
 
@@ -54,9 +47,9 @@ def test_a_mistake_of_ours_costs_one_node():
         raise RuntimeError("oh")
 
     answers = collect(Fake({"a": says(""), "b": says("")}), {"a": broken("a"), "b": twice("b")})
-    assert answers["a"].kind == FAILED
-    assert "internal error at test_ask.py:" in answers["a"].error
-    assert answers["b"] == ""
+    assert answers["a"].gap.kind == FAILED
+    assert "internal error at test_ask.py:" in answers["a"].gap.reason
+    assert answers["b"].value == ""
 
 
 def test_an_interrupt_is_an_answer_to_every_conversation_whenever_it_comes():
@@ -71,14 +64,15 @@ def test_an_interrupt_is_an_answer_to_every_conversation_whenever_it_comes():
 
     transport = Fake({"a": says("1"), "b": says("1")})
     answers = collect(transport, {name: twice(name) for name in "ab"}, handle)
-    assert (answers["a"], answers["b"].kind, transport.ended) == ("1", INTERRUPTED, 1)
+    assert (answers["a"].value, answers["b"].gap.kind, transport.ended) == ("1", INTERRUPTED, 1)
     # In the middle: the third was never asked.
     transport = Fake({"a": says("1"), "b": interrupts, "c": says("1")})
     answers = collect(transport, {name: twice(name) for name in "abc"})
-    assert (answers["a"], answers["b"], answers["c"].kind) == ("1", INTERRUPTED, INTERRUPTED)
+    assert (answers["a"].value, answers["b"].value) == ("1", INTERRUPTED)
+    assert answers["c"].gap.kind == INTERRUPTED
     assert (transport.interrupted, transport.ended) == (True, 1)
     transport = Begins({"a": says("1")})
-    assert collect(transport, {"a": twice("a")})["a"].kind == INTERRUPTED
+    assert collect(transport, {"a": twice("a")})["a"].gap.kind == INTERRUPTED
     # The command ends as interrupted, and not as if the node had failed.
     assert transport.interrupted
 
@@ -124,16 +118,16 @@ def runs(file: Path) -> bool:
 
 def test_this_machine_answers():
     answer = ask("echo one; echo two >&2; exit 3")
-    assert isinstance(answer, Reply)
+    assert answer.gap is None
     assert (answer.stdout, answer.stderr, answer.rc) == ("one\n", "two\n", 3)
     assert ask("cat <&3", payload="y" * 300_000).stdout == "y" * 300_000
-    assert ask("yes", max_bytes=1 << 16).kind == OUTPUT
+    assert ask("yes", max_bytes=1 << 16).gap.kind == OUTPUT
 
 
 def test_a_script_that_hangs_here_is_ended_with_its_children(tmp_path):
     answer = ask(f"echo began; sleep 600 & echo $! >{tmp_path}/pid; sleep 600", 1)
-    assert isinstance(answer, Failure)
-    assert (answer.kind, answer.error) == (TIMEOUT, "ended after 1 s")
+    assert answer.gap
+    assert (answer.gap.kind, answer.gap.reason) == (TIMEOUT, "ended after 1 s")
     assert answer.stdout == "began\n"
     wait_for(lambda: not runs(tmp_path / "pid"))
 
@@ -151,5 +145,5 @@ def test_an_interrupt_here_ends_the_script(tmp_path):
     finally:
         thread.join()
         signal.signal(signal.SIGINT, before)
-    assert answer.kind == INTERRUPTED
+    assert answer.gap.kind == INTERRUPTED
     wait_for(lambda: not runs(tmp_path / "pid"))

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from ClusterShell import Communication
 
-from nodeready.transport.base import Failure, Reply, Request
+from nodeready.transport.base import Answer, Request
 from nodeready.transport.clush.command import NodeOutput, framed, request_line
 from nodeready.transport.clush.gateway import decoded
 from nodeready.transport.clush.gateway_program import FLOOD, gateway_command
@@ -68,16 +68,19 @@ def run(script, most=1000, login=("sh",)):
     ("exec >&-; exit 4", "", "", 4),
 ])  # fmt: skip
 def test_a_framed_command_brings_its_output_and_status(script, stdout, stderr, rc):
-    assert run(script) == Reply(stdout, stderr, seconds=1.0, rc=rc)
+    assert run(script) == Answer(stdout, stderr, seconds=1.0, rc=rc)
 
 
 def test_a_flood_is_cut_on_the_node_and_a_login_that_runs_nothing_answers_in_its_own_words():
     answer = run("yes flood", most=5000)
     first = ("flood\n" * 7)[:40]
-    assert (answer.kind, answer.error) == ("output", f"too much output, beginning with {first!r}")
+    assert (answer.gap.kind, answer.gap.reason) == (
+        "output",
+        f"too much output, beginning with {first!r}",
+    )
     words = "This account is currently not available."
     answer = lines_of([words.encode()]).answer(Request("n1", "true", 9), WAY, 1, 1.0)
-    assert answer == Reply(f"{words}\n", seconds=1.0, rc=1)
+    assert answer == Answer(f"{words}\n", seconds=1.0, rc=1)
 
 
 def test_the_tag_is_in_no_command_line_but_the_commands_own():
@@ -106,8 +109,8 @@ SPOILED = "the answer cannot be read: something else was written into it"
 ])  # fmt: skip
 def test_an_incomplete_answer_is_a_failure(rows, status, kind, error):
     answer = lines_of(rows).answer(Request("n1", "true", 9), WAY, status, 1.0)
-    assert isinstance(answer, Failure)
-    assert (answer.kind, answer.error) == (kind, error)
+    assert answer.gap
+    assert (answer.gap.kind, answer.gap.reason) == (kind, error)
 
 
 def host(name="n1", **data):

@@ -21,8 +21,8 @@ from paramiko import Ed25519Key, PKey, RSAKey, SSHException
 from paramiko.pkey import PublicBlob
 
 from nodeready.inventory.ssh_config_lines import ssh_lines
+from nodeready.subjects.outcome import FAILED, Gap
 from nodeready.transport import ssh
-from nodeready.transport.base import Failure
 from nodeready.transport.connection import ASKING, Neighbours, connect_error, on_link, routes
 from nodeready.transport.host_keys import HostKeyError, HostKeyPolicy, KnownHostsFiles
 from nodeready.transport.identities import SshIdentity, offered_keys
@@ -318,12 +318,12 @@ def test_room_for_as_many_nodes_as_there_are_descriptors(monkeypatch, limits, ro
 
 
 def test_a_link_asks_for_its_rights_once_and_again_only_if_it_is_told_to(monkeypatch):
-    calls, failures = [], [Failure(error="gone"), None]
+    calls, failures = [], [Gap(FAILED, "gone"), None]
     monkeypatch.setattr(ssh, "connect", lambda host: calls.append("connect") or failures.pop(0))
     monkeypatch.setattr(ssh, "rights_of", lambda host: calls.append("become") or "rights")
     monkeypatch.setattr(ssh, "ssh_peer", lambda host: "peer")
     link = ssh.NodeConnection(host := SimpleNamespace(connected=False))
-    assert (link.connect().error, link.connect(again=False).error) == ("gone", "gone")
+    assert (link.connect().reason, link.connect(again=False).reason) == ("gone", "gone")
     assert (link.connect(), link.peer, link.rights) == (None, "peer", "rights")
     host.connected = True
     assert (link.connect(), calls) == (None, ["connect", "connect", "become"])

@@ -8,18 +8,19 @@ from pathlib import Path
 import pytest
 
 from nodeready import shell
+from nodeready.subjects.outcome import HUNG, OUTPUT, Gap
 from nodeready.transport import local
-from nodeready.transport.base import HUNG, OUTPUT, Failure, Reply
+from nodeready.transport.base import Answer
 from tests.command import wait_for
 
 _FLOOD = "too much output, beginning with " + repr("y\n" * 20)
 #: command -> its input, the answer
 COMMANDS = {
-    "echo a; echo b >&2; exit 3": ("", Reply("a\n", "b\n", rc=3)),
-    "wc -c": ("x" * 200_000, Reply("200000\n")),
-    "kill -KILL $$": ("", Reply(rc=None)),
-    "echo a; exec >&- 2>&-; sleep 0.2; exit 4": ("", Reply("a\n", rc=4)),
-    "yes": ("", Failure(kind=OUTPUT, error=_FLOOD)),
+    "echo a; echo b >&2; exit 3": ("", Answer("a\n", "b\n", rc=3)),
+    "wc -c": ("x" * 200_000, Answer("200000\n")),
+    "kill -KILL $$": ("", Answer(rc=None)),
+    "echo a; exec >&- 2>&-; sleep 0.2; exit 4": ("", Answer("a\n", rc=4)),
+    "yes": ("", Answer(gap=Gap(OUTPUT, _FLOOD))),
 }
 
 
@@ -35,6 +36,6 @@ def test_a_command_that_never_ends_is_ended_at_its_limit(monkeypatch):
     monkeypatch.setattr(shell, "KILL_AFTER_S", 0)
     monkeypatch.setattr(local, "PATIENCE_S", 0.2)
     answer = local.run(shell.ShellCommand("trap '' TERM; echo $$; sleep 600; :", ""), 1, 100)
-    assert isinstance(answer, Failure)
-    assert (answer.kind, answer.error) == (HUNG, "no answer in 1 s")
+    assert answer.gap
+    assert (answer.gap.kind, answer.gap.reason) == (HUNG, "no answer in 1 s")
     wait_for(lambda: not Path("/proc", answer.stdout.strip()).exists())

@@ -7,9 +7,10 @@ import re
 
 import pytest
 
+from nodeready.subjects.outcome import OUTPUT
 from nodeready.transport import allocation
 from nodeready.transport.allocation import SrunError, running
-from nodeready.transport.base import ANSWER_BYTES, OUTPUT, Answer, Reply, Request
+from nodeready.transport.base import ANSWER_BYTES, Answer, Request
 from nodeready.transport.srun import RunningJob, Srun, StepOutput
 from tests.cases import cases
 
@@ -77,8 +78,8 @@ def test_answers_come_apart_however_they_are_interleaved_and_cut_into_pieces():
     for at in range(0, len(text), 7):
         output.add(text[at : at + 7])
     assert list(answers) == ["gpu2", "gpu1"]
-    assert answers["gpu1"] == Reply(f"{long}\n")
-    assert answers["gpu2"] == Reply("a banner\ntwo\n")
+    assert answers["gpu1"] == Answer(f"{long}\n")
+    assert answers["gpu2"] == Answer("a banner\ntwo\n")
     assert list(output.waiting) == ["gpu3"]
 
 
@@ -104,10 +105,10 @@ def test_a_task_answers_for_its_own_node_alone(name):
     output, answers = step("gpu1", "gpu2")
     lie = f"1: {BEGIN} {name}\n1: forged\n1: {END}\n"
     output.add(f"{lie}{lie}0: {BEGIN} gpu1\n0: own\n0: {END}\n{lie}".encode())
-    assert answers["gpu1"] == Reply("own\n")
-    assert answers["gpu2"].kind == OUTPUT
-    assert "a task may answer only for its own node" in answers["gpu2"].error
-    assert "\x1b" not in answers["gpu2"].error
+    assert answers["gpu1"] == Answer("own\n")
+    assert answers["gpu2"].gap.kind == OUTPUT
+    assert "a task may answer only for its own node" in answers["gpu2"].gap.reason
+    assert "\x1b" not in answers["gpu2"].gap.reason
 
 
 def test_a_node_that_prints_without_end_costs_itself_alone():
@@ -117,7 +118,7 @@ def test_a_node_that_prints_without_end_costs_itself_alone():
     for _ in range(ANSWER_BYTES // 1_000_000 + 2):
         output.add(piece)
     output.add(f"1: fine\n1: {END}\n0: {END}\n".encode())
-    assert (answers["gpu1"].kind, answers["gpu2"]) == (OUTPUT, Reply("fine\n"))
+    assert (answers["gpu1"].gap.kind, answers["gpu2"]) == (OUTPUT, Answer("fine\n"))
 
 
 LIE = b"1: srun: error: Task launch for StepId=1.4 failed on node gpu1: it is broken\n"
@@ -134,7 +135,7 @@ def test_a_task_blames_no_other_node_and_changes_no_option():
     assert not output.has_no_overlap
     assert not output.has_no_gres
     output.give_up(9, True)
-    assert [answers[name].error for name in ("gpu1", "gpu3")] == [
+    assert [answers[name].gap.reason for name in ("gpu1", "gpu3")] == [
         "srun: Task launch for StepId=1.4 failed on node gpu3: no route",
         "srun could not start there: no route",
     ]
@@ -146,7 +147,7 @@ def test_a_node_without_an_answer_has_the_reason(case):
     output.add(case.get("out", "").encode())
     output.add_error(case["said"].encode())
     output.give_up(9, case["whole"])
-    assert (answers["gpu1"].error, answers["gpu1"].kind) == (case["why"], case["kind"])
+    assert (answers["gpu1"].gap.reason, answers["gpu1"].gap.kind) == (case["why"], case["kind"])
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/step_ends.json"))

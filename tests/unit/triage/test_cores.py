@@ -14,6 +14,7 @@ from nodeready.node.cores.listing import CoreFile, Listing, listing
 from nodeready.node.cores.program import CoreSummary
 from nodeready.reports import cores_table, json_report
 from nodeready.reports.registry import Options
+from nodeready.subjects.outcome import UNREACHABLE, NodeGap
 from nodeready.triage import cores as backtraces
 from nodeready.triage.cores import (
     CoreFrame,
@@ -148,8 +149,7 @@ FULL = Cores(
     *("2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z"),
     nodes=("gpu1", "gpu2", "gpu3", "gpu4", "gpu5"),
     crashes=CRASHES,
-    errors={"gpu5": "no route to the node"},
-    unreachable=frozenset({"gpu5"}),
+    gaps=(NodeGap("gpu5", UNREACHABLE, "no route to the node"),),
     notes={"gpu1": ("core_pattern is core",)},
     unlisted={"gpu1": 3},
 )
@@ -164,7 +164,7 @@ def test_the_table_says_what_crashed_first_and_where_and_what_could_not_be_read(
         "2 cores, ranks 0-1, job 88; first 1970-01-01T00:01:43Z on gpu1",
         "it is cut off at 100 of 200 bytes",
         "unread   1 core  gpu4",
-        "unreachable gpu5",
+        "unreachable  gpu5",
         "3 older cores not read",
         "4 cores on 4 nodes: 3 read, of 2 kinds; 1 not read",
     ):

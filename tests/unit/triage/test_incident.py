@@ -13,10 +13,10 @@ import pytest
 
 from nodeready.node.tail import LogTail, NodeTail, UnreadFile
 from nodeready.reports.registry import find_format
+from nodeready.subjects.outcome import LATE, LOST, NodeGap, Outcome
 from nodeready.triage import incident as incidents
 from nodeready.triage.collector import EvidenceCollector, LogWriter, own_files
 from nodeready.triage.incident import Part
-from nodeready.triage.logs import Fetched
 from nodeready.triage.stacks.document import Suspect, Verdict
 
 STARTED = "2026-11-21T03:00:00Z"
@@ -150,10 +150,8 @@ def test_nothing_that_is_there_is_written_over(tmp_path, name, problem):
 
 def test_the_index_has_no_secret(tmp_path):
     directory = incidents.prepare(tmp_path / "hang")
-    errors = {"gpu001": f"no answer: --token {SECRET}"}
-    parts, _ = take_all(
-        directory, cores=writes("cores", errors=errors, reason=f"HF_TOKEN={SECRET}")
-    )
+    gaps = (NodeGap("gpu001", LATE, f"no answer: --token {SECRET}"),)
+    parts, _ = take_all(directory, cores=writes("cores", gaps=gaps, reason=f"HF_TOKEN={SECRET}"))
     whole = incident(*parts, advice=(f"look at https://ada:{SECRET}@gpu001/",))
     incidents.finish(directory, whole, FORMS)
     for name in FORMS:
@@ -177,7 +175,7 @@ def test_the_index_begins_with_the_verdict():
     ((Part("stacks", "kept"), Part("cores", "empty")), {}, 0),
     ((Part("stacks", "partial"),), {}, 3),
     ((Part("stacks", "missing"),), {}, 3),
-    ((Part("stacks", "partial", unreached=("gpu001",)),), {}, 4),
+    ((Part("stacks", "partial", gaps=(NodeGap("gpu001", LOST, "gone"),)),), {}, 4),
     ((Part("stacks", "missing", failed=True),), {}, 1),
     ((Part("stacks", "kept"),), {"archive": ""}, 1),
     ((Part("stacks", "kept"),), {"complete": False}, 130),
@@ -200,7 +198,7 @@ def test_a_log_that_cannot_be_read_costs_no_other_log(tmp_path):
     collector = EvidenceCollector(
         SimpleNamespace(interrupted=False),
         *({}, "4711", "", 30, None),
-        converse=lambda *given: {"gpu1": [("/a.log", Fetched(unread)), ("/b.log", Fetched())]},
+        converse=lambda *given: {"gpu1": Outcome("gpu1", [("/a.log", Outcome("gpu1", unread))])},
         render=None,
         audit_nodes=None,
         stacks=SimpleNamespace(),
@@ -213,7 +211,10 @@ def test_a_log_that_cannot_be_read_costs_no_other_log(tmp_path):
     )
     directory = incidents.prepare(tmp_path / "incident")
     part = collector.take_logs(directory)
-    assert (part.status, part.errors) == ("partial", {"gpu1": "/a.log: is no text"})
+    assert (part.status, part.gaps) == (
+        "partial",
+        (NodeGap("gpu1", "incomplete", "/a.log: is no text"),),
+    )
     texts = [(directory.path / name).read_text() for name in directory.files("logs")]
     assert sorted(texts) == ["gpu1:/a.log (ranks 0)\nstep 1\n", "gpu1:/b.log (ranks 1)\nstep 2\n"]
 

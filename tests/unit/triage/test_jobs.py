@@ -8,6 +8,7 @@ from nodeready.cli.options import Refused
 from nodeready.node.stacks import program as stacks
 from nodeready.node.stacks.ranks import LAUNCHER, claim_note
 from nodeready.reports.registry import Options, find_format
+from nodeready.subjects.outcome import NO_PYTHON, NodeGap
 from nodeready.triage.jobs import Jobs, jobs_code, running_jobs
 from tests.builders.traces import process, trace
 from tests.fake import Does
@@ -33,13 +34,13 @@ def document() -> Jobs:
         ),
         trace("gpu3", found(0, job="9", user="bob", world_size=1)),
     ]
-    errors = {"gpu4": "no Python 3.9 or newer", "gpu5": "no Python 3.9 or newer"}
+    gaps = tuple(NodeGap(name, NO_PYTHON, "no Python 3.9 or newer") for name in ("gpu4", "gpu5"))
     return Jobs(
         "2026-01-02T03:04:05Z",
         "2026-01-02T03:04:06Z",
         ("gpu1", "gpu2", "gpu3", "gpu10"),
         running_jobs(traces),
-        errors,
+        gaps,
     )
 
 
@@ -49,7 +50,8 @@ JOB         USER  RANKS       SINCE (UTC)       NODES
 gpu1:29500  ada   1 launcher  2026-01-02 03:03  gpu1
 9           bob   1           -                 gpu3
 -           eve   1 process   2026-01-02 03:03  gpu2
-unknown  gpu[4-5]: no Python 3.9 or newer
+failed   gpu[4-5]
+         no Python 3.9 or newer
 """
 
 

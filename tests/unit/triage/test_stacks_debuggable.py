@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from nodeready.subjects.job_environment import RankVariables
+from nodeready.subjects.outcome import LATE, UNREACHABLE, Gap
 from nodeready.subjects.wire import plain
 from nodeready.triage.stacks import debuggable
 from nodeready.triage.stacks.debuggable import DebugFinding, Debuggable, debuggable_code, judge
@@ -51,12 +52,11 @@ def test_a_job_that_has_everything():
     assert {finding.ranks for finding in report.findings} == {(0, 1)}
     assert (report.job, debuggable_code(report)) == ("88", 0)
     # A node without an answer is no good news.
-    silent = judge([trace("gpu1", rank(0))], {"gpu2": "no answer"})
-    codes = (
-        debuggable_code(silent),
-        debuggable_code(silent, unreachable=True),
-        debuggable_code(judge([], {})),
+    silent, away = (
+        judge([trace("gpu1", rank(0))], {"gpu2": Gap(kind, "no answer")})
+        for kind in (LATE, UNREACHABLE)
     )
+    codes = tuple(map(debuggable_code, (silent, away, judge([], {}))))
     assert codes == (3, 4, 2)
 
 

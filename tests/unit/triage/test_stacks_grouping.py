@@ -13,7 +13,20 @@ from nodeready.inventory.placement import JobPlacement
 from nodeready.node.stacks import program as answer
 from nodeready.node.stacks.ranks import claim_note
 from nodeready.reports import json_report
-from nodeready.transport.base import Reply
+from nodeready.subjects.outcome import (
+    FAILED,
+    HUNG,
+    INCOMPLETE,
+    LATE,
+    LOST,
+    NO_PYTHON,
+    UNREACHABLE,
+    Gap,
+    NodeGap,
+    node_gaps,
+    reasons_of,
+)
+from nodeready.transport.base import Answer
 from nodeready.triage.stacks import group as grouping
 from nodeready.triage.stacks.collect import (
     MAX_UNWOUND,
@@ -48,9 +61,9 @@ def fleet(*odd: dict[str, Any], ranks: int = 8, size: int = 4, **more: Any) -> l
     return [trace(f"gpu{at // size + 1}", *rows[at : at + size]) for at in range(0, ranks, size)]
 
 
-def group(traces: Any, errors: dict[str, str] | None = None, **more: Any) -> Stacks:
+def group(traces: Any, gaps: dict[str, Gap] | None = None, **more: Any) -> Stacks:
     """Grouped; what is promised of every document is checked each time."""
-    made = grouping.group(traces, errors or {}, **more)
+    made = grouping.group(traces, gaps or {}, **more)
     VALID.validate(json.loads("".join(json_report.render(made))))
     for index, one in enumerate(made.groups):
         mine = [process for process in made.processes if process.group == index]
@@ -128,7 +141,7 @@ def test_the_kinds_have_an_order():
     assert "--only ptrace" in advice(made)
     # Slurm, and no kernel, refused this.
     denied = "srun: Unable to create step for job 1: Access/permission denied"
-    assert "--only ptrace" not in advice(group([], errors={"a": denied}))
+    assert "--only ptrace" not in advice(group([], {"a": Gap(LATE, denied)}))
 
 
 C10D_LATER = REDUCE.replace(f"{C10D} 2806", f"{C10D} 2811")
@@ -207,10 +220,10 @@ def test_missing_ranks_are_expected_where_they_should_be(nodes, errors, more, ex
         trace(f"n{node}", *(process(rank, *TWICE, world_size=8) for rank in pair))
         for node, pair in ranks.items()
     ]
-    made = group(traces, errors, **more)
+    made = group(traces, {node: Gap(LATE, reason) for node, reason in errors.items()}, **more)
     missing = [one for one in made.groups if one.kind == "missing"]
     assert [one.kind for one in made.groups].count("no-data") == len(set(errors.values()))
-    assert (made.errors, made.world_size) == (errors, 8)
+    assert (reasons_of(made.gaps), made.world_size) == (errors, 8)
     assert bool(missing) == bool(reason)
     for one in missing:
         assert one.nodes == expected
@@ -259,9 +272,10 @@ def fakes(count: int, **more: Any) -> list[Any]:
 
 
 def test_a_node_without_an_answer_is_no_suspect_where_every_rank_was_found():
-    refused = {"gpu9": "10.0.0.9 refused user root"}
-    made, alone = (group(fleet(world_size=8), errors) for errors in (refused, {}))
-    assert (brief(made), made.verdict, dict(made.errors)) == (ALL, alone.verdict, refused)
+    refused = {"gpu9": Gap(UNREACHABLE, "10.0.0.9 refused user root")}
+    made, alone = (group(fleet(world_size=8), gaps) for gaps in (refused, {}))
+    assert (brief(made), made.verdict) == (ALL, alone.verdict)
+    assert made.gaps == node_gaps(refused)
     lacking = group(fleet(ranks=7, world_size=8), refused)
     assert "gpu9" in {node for one in lacking.groups for node in one.nodes}
 
@@ -313,7 +327,7 @@ def test_a_node_on_which_slurm_does_not_run_the_job_can_only_claim_it():
     def ask(_: str, requests: Any) -> Any:
         asked.update(requests)
         return {
-            name: Reply(stdout=f"{config.nonce} {answer.pack(traces[name])}\n")
+            name: Answer(stdout=f"{config.nonce} {answer.pack(traces[name])}\n")
             for name in requests
         }
 
@@ -321,7 +335,7 @@ def test_a_node_on_which_slurm_does_not_run_the_job_can_only_claim_it():
     captured = capture(ask, traces, config, placement)
     told = {name: "'is_elsewhere': True" in request.payload for name, request in asked.items()}
     assert told == {"gpu1": False, "gpu2": False, "gpu8": True, "gpu9": True}
-    made = group(captured.traces(), captured.errors)
+    made = group(captured.traces(), captured.gaps)
     assert (brief(made), {row.node for row in made.processes}) == (ALL, {"gpu1", "gpu2"})
     assert [tuple(other) for other in made.other_jobs] == [("88", "ada", 8, True, ("gpu9",))]
     words = "Slurm runs the job on n[1-2]. Processes on gpu9 claim the job"
@@ -348,11 +362,13 @@ def test_a_node_that_makes_up_a_job_hides_no_other_node_s(lie):
 
 
 def test_nodes_without_an_answer_are_together_by_their_reason():
-    errors = {"gpu7": "gpu7: refused", "gpu10": "gpu10: refused", "gpu8": "timed out"}
+    reasons = {"gpu7": "gpu7: refused", "gpu10": "gpu10: refused", "gpu8": "timed out"}
+    gaps = {node: Gap(LATE, reason) for node, reason in reasons.items()}
     part = trace("a", process(8, *TWICE), error="the native round: connection lost")
-    made = group([*fleet(), part], errors)
+    made = group([*fleet(), part], gaps)
     # A node with a part of an answer is not silent.
-    assert made.errors == {**errors, "a": "the native round: connection lost"}
+    gaps["a"] = Gap(INCOMPLETE, "the native round: connection lost")
+    assert made.gaps == node_gaps(gaps)
     assert "a: a part of the answer" in advice(made)
     rows = [
         (one.ranks, one.nodes, one.no_stack_reason) for one in made.groups if one.kind == "no-data"
@@ -402,7 +418,7 @@ def stacks(*groups: Group, state: str = "S", **more: Any) -> Stacks:
         Rank(f"gpu{pid // 2}", pid, pid, None, state, "", None, index)
         for pid, index in enumerate(indexes)
     )
-    return Stacks("", "", "", None, groups, ranks, **{"errors": {}, **more})
+    return Stacks("", "", "", None, groups, ranks, **{"gaps": (), **more})
 
 
 def test_a_process_of_each_group_gives_its_native_stack_and_all_odd_ones_do():
@@ -429,19 +445,24 @@ def test_native_stacks_go_into_the_first_trace_and_a_process_without_is_named():
     assert first["stacks"] == [[0, 1]]
 
 
-@pytest.mark.parametrize(("document", "how", "code"), [
-    (stacks(bare("stack", 2), bare("stack", 1)), {}, 0),
-    (stacks(bare("uninterruptible", 1), bare("stack", 1)), {}, 0),
-    (stacks(bare("missing", 0, ()), bare("stack", 1)), {}, 3),
-    (stacks(bare("stopped", 1, ()), bare("stack", 1)), {}, 3),
-    (stacks(bare("stack", 1), errors={"gpu1": "no Python"}), {}, 3),
-    (stacks(bare("no-data", 0, ()), errors={"gpu1": "away"}), {"unreachable": True}, 4),
-    (stacks(bare("stack", 1)), {"unreachable": True, "failed": True}, 1),
-    (stacks(), {}, 2),
-    (stacks(complete=False), {}, 130),
+def silent(*kinds: str) -> dict[str, Any]:
+    return {"gaps": tuple(NodeGap(f"gpu{n}", kind, "why") for n, kind in enumerate(kinds))}
+
+
+@pytest.mark.parametrize(("document", "code"), [
+    (stacks(bare("stack", 2), bare("stack", 1)), 0),
+    (stacks(bare("uninterruptible", 1), bare("stack", 1)), 0),
+    (stacks(bare("missing", 0, ()), bare("stack", 1)), 3),
+    (stacks(bare("stopped", 1, ()), bare("stack", 1)), 3),
+    (stacks(bare("stack", 1), **silent(NO_PYTHON)), 3),
+    (stacks(bare("stack", 1), **silent(HUNG)), 3),
+    (stacks(bare("no-data", 0, ()), **silent(UNREACHABLE)), 4),
+    (stacks(bare("stack", 1), **silent(LOST, FAILED)), 1),
+    (stacks(), 2),
+    (stacks(complete=False), 130),
 ])  # fmt: skip
-def test_the_exit_code(document, how, code):
-    assert stacks_code(document, **how) == code
+def test_the_exit_code(document, code):
+    assert stacks_code(document) == code
 
 
 @pytest.mark.parametrize(("ranks", "text"), [

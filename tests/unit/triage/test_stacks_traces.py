@@ -15,6 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from nodeready.subjects.outcome import node_gaps, reasons_of
 from nodeready.triage.stacks import archive
 from nodeready.triage.stacks import group as grouping
 from nodeready.triage.stacks import trace as traces
@@ -148,7 +149,7 @@ def test_a_directory_is_read_in_natural_order_and_a_broken_file_costs_itself(tmp
     (tmp_path / "notes.txt").write_text("x")
     found, errors = archive.read(tmp_path)
     made = grouping.group(found, errors)
-    assert made.errors == errors == {
+    assert reasons_of(made.gaps) == reasons_of(node_gaps(errors)) == {
         "n9": "trace-n9.json: it is cut off (half-written?)",
         "n11": "trace-n11.json: it is of 'n1', as trace-n1.json is",
         "n12": "trace-n12.json: Is a directory",
@@ -173,7 +174,7 @@ def test_a_file_that_is_too_large_is_not_read_whole(tmp_path, monkeypatch):
     os.truncate(tmp_path / "trace-n2.json", 1 << 40)
     found, errors = traces.load(tmp_path)
     assert [trace["node"] for trace in found] == ["n1"]
-    assert errors == {"n2": "trace-n2.json: it is larger than 1 MiB"}
+    assert reasons_of(node_gaps(errors)) == {"n2": "trace-n2.json: it is larger than 1 MiB"}
 
 
 NAMES = (

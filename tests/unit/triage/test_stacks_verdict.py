@@ -16,6 +16,7 @@ from nodeready.node.witnesses.flight_recorder import parse
 from nodeready.node.witnesses.logs import WatchdogReport
 from nodeready.node.witnesses.nccl_log import NcclError, NcclRank
 from nodeready.reports import json_report
+from nodeready.subjects.outcome import Gap
 from nodeready.subjects.wire import plain
 from nodeready.triage.stacks import group as grouping
 from nodeready.triage.stacks.document import VERDICT_KINDS, Stacks
@@ -90,8 +91,8 @@ def job(
     return traces
 
 
-def judged(traces: Any, errors: Mapping[str, str] | None = None) -> Stacks:
-    made = grouping.group(traces, errors or {})
+def judged(traces: Any, gaps: Mapping[str, Gap] | None = None) -> Stacks:
+    made = grouping.group(traces, gaps or {})
     VALID.validate(json.loads("".join(json_report.render(made))))
     assert made.verdict.kind in VERDICT_KINDS
     assert "..." not in made.verdict.text

@@ -24,6 +24,7 @@ from nodeready.node.witnesses.logs import WatchdogReport
 from nodeready.reports import json_report, tail_table
 from nodeready.reports.registry import Options
 from nodeready.subjects.base import ProbeError
+from nodeready.subjects.outcome import UNREACHABLE, NodeGap, node_gaps
 from nodeready.text import parse_span
 from nodeready.triage.logs import Grouping, node_names, normalise, parse_tail
 from tests.cases import cases
@@ -187,8 +188,9 @@ def grouped(nodes: dict[str, NodeTail], **more: object):
     grouping = Grouping()
     for name, answer in nodes.items():
         grouping.add(name, answer)
-    how = {"pattern": "/log/*", "unreachable": {}, "failed": {}, "started": "s", "finished": "f"}
-    return grouping.document(**{**how, **more})
+    how = {"pattern": "/log/*", "gaps": (), "started": "s", "finished": "f", **more}
+    how["gaps"] += node_gaps(grouping.gaps)
+    return grouping.document(**how)
 
 
 def table(tail, verbose: int = 0) -> str:
@@ -270,7 +272,7 @@ def test_what_is_missing_stands_by_itself():
     late = node(error="not done within 30 s")
     told = (node(log(0, "x")), node(), node(older=2), node(unread=(fault,)), node(unread=(pipe,)))
     nodes = {f"n{at}": one for at, one in enumerate((*told, late, node(log(1), left_out=3)), 1)}
-    tail = grouped(nodes, unreachable={"n8": "no route to the node"})
+    tail = grouped(nodes, gaps=(NodeGap("n8", UNREACHABLE, "no route to the node"),))
     assert [(group.kind, group.nodes) for group in tail.groups] == [
         ("no-file", ("n3",)),
         ("no-file", ("n2", "n5")),
@@ -280,7 +282,10 @@ def test_what_is_missing_stands_by_itself():
         ("skipped", ("n5",)),
     ]
     assert not tail.has_all_files
-    assert tail.notes == {"n6": "not done within 30 s"}
+    assert [gap[:3] for gap in tail.gaps] == [
+        ("n8", "unreachable", "no route to the node"),
+        ("n6", "incomplete", "not done within 30 s"),
+    ]
     text = table(tail)
     assert text.startswith("unreachable  n8\n             no route to the node\n")
     for words in ("no file matches", "n4:/log/a: permission denied", "empty", "is a FIFO",

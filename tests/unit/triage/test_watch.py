@@ -10,7 +10,8 @@ import pytest
 from nodeready.node.witnesses import motion
 from nodeready.node.witnesses.motion import Motion, MotionEnd, PortBytes
 from nodeready.subjects import wire
-from nodeready.transport.base import UNREACHABLE, Failure, Reply
+from nodeready.subjects.outcome import INVALID, LOST, UNREACHABLE, Gap
+from nodeready.transport.base import Answer
 from nodeready.triage.watch import (
     Interval,
     JobSnapshot,
@@ -182,7 +183,7 @@ def test_a_hang_fires_once_and_a_second_one_again():
 
 
 def test_a_node_that_is_lost_does_not_hide_that_the_others_wait():
-    trouble = {"errors": {"gpu7": "no answer"}, "unreached": frozenset({"gpu7"})}
+    trouble = {"gaps": {"gpu7": Gap(UNREACHABLE, "no answer")}}
     lost = [replace(snapshot, **trouble) for snapshot in minutes(*[NOTHING] * 4)]
     words, fired, _ = watched(lost)
     assert fired == [3]
@@ -191,7 +192,7 @@ def test_a_node_that_is_lost_does_not_hide_that_the_others_wait():
 
 def test_a_node_without_an_answer_is_not_the_end_of_the_job():
     first, *_ = minutes(NOTHING)
-    silent = [JobSnapshot(MINUTE * n, errors={"gpu0": "no answer"}) for n in (1, 2, 3)]
+    silent = [JobSnapshot(MINUTE * n, gaps={"gpu0": Gap(LOST, "no answer")}) for n in (1, 2, 3)]
     _, fired, watch = watched([first, *silent])
     assert (watch.judgement.kind, fired) == ("unclear", [])
     _, _, watch = watched([first, JobSnapshot(MINUTE), JobSnapshot(2 * MINUTE)])
@@ -210,7 +211,7 @@ def answering(*rows: object, text: str = ""):
     def answer(request):
         nonce = request.script.partition("nodeready-")[2][:16]
         lines = (wire.line(f"nodeready-{nonce}", kind, row) + "\n" for kind, row in rows)
-        return Reply(stdout=text or "".join(lines))
+        return Answer(stdout=text or "".join(lines))
 
     def ask(what, asked):
         assert what == "watch"
@@ -224,10 +225,10 @@ def test_a_snapshot_has_every_rank_of_every_node():
     snapshot = probe(ask, ["gpu0", "gpu1"], CONFIG, 3.0)
     assert snapshot.ranks == {RankKey("gpu0", 100, 5.0): REST, RankKey("gpu1", 100, 5.0): REST}
     assert snapshot.ports == {"gpu0": PortBytes(7, None), "gpu1": PortBytes(7, None)}
-    assert (snapshot.taken_s, snapshot.errors) == (3.0, {})
+    assert (snapshot.taken_s, snapshot.gaps) == (3.0, {})
 
 
-AWAY = {"gpu0": Failure(kind=UNREACHABLE, error="connection refused")}
+AWAY = {"gpu0": Answer(gap=Gap(UNREACHABLE, "connection refused"))}
 
 
 @pytest.mark.parametrize(("rows", "users", "own"), [
@@ -246,12 +247,12 @@ def test_a_job_has_one_user(rows, users, own):
     assert (snapshot.users, len(snapshot.of_user(1).ranks)) == (users, own)
 
 
-@pytest.mark.parametrize(("ask", "unreached"), [
-    (answering(("motion", REST)), []),  # It is cut off.
-    (answering(text="Welcome!\n"), []),
-    (answering(("motion", replace(REST, cpu_s="much")), ("found", MotionEnd(1))), []),
-    (lambda what, asked: AWAY, ["gpu0"]),
+@pytest.mark.parametrize(("ask", "kind"), [
+    (answering(("motion", REST)), INVALID),  # It is cut off.
+    (answering(text="Welcome!\n"), INVALID),
+    (answering(("motion", replace(REST, cpu_s="much")), ("found", MotionEnd(1))), INVALID),
+    (lambda what, asked: AWAY, UNREACHABLE),
 ])  # fmt: skip
-def test_what_makes_no_sense_costs_its_node_alone(ask, unreached):
+def test_what_makes_no_sense_costs_its_node_alone(ask, kind):
     snapshot = probe(ask, ["gpu0"], CONFIG, 0)
-    assert ([*snapshot.errors], [*snapshot.unreached]) == (["gpu0"], unreached)
+    assert {node: gap.kind for node, gap in snapshot.gaps.items()} == {"gpu0": kind}
