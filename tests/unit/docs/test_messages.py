@@ -12,7 +12,7 @@ PAGE = (DOCS / "troubleshooting.md").read_text().replace("\\|", "|")
 
 #: What these are given is shown to a user as it is.
 SHOWN = {
-    "Answer", "DrainError", "InventoryError", "LabError", "LabUnavailable", "NodeSetError",
+    "Answer", "DrainError", "Gap", "InventoryError", "LabError", "LabUnavailable", "NodeSetError",
     "PlanError", "ProbeError", "PySpyError", "SourceError", "UsageError", "_Wrong",
 }  # fmt: skip
 #: Not for users: what needs a programming mistake, or is told in other words on its way.
