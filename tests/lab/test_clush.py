@@ -250,7 +250,9 @@ def test_without_any_gateway_a_node_is_asked_directly_or_unreachable(
         for node in (first, second, away):
             node.resume_sshd()
     assert done.status == 4, done
-    errors = {one["name"]: one["error"] or "" for one in json.loads(done.out)["nodes"]}
+    made = json.loads(done.out)
+    errors = dict.fromkeys((node["name"] for node in made["nodes"]), "")
+    errors |= {gap["node"]: gap["reason"] for gap in made["gaps"]}
     refused = f"{away.address}: connection refused: is sshd running?"
     assert errors == {**dict.fromkeys(cluster.behind, ""), away.name: refused}
     for gateway in (first, second):

@@ -28,7 +28,9 @@ AUDIT = ("--only", "ptrace", "--format", "json")
 
 def reached(done: Done) -> dict[str, str]:
     """Each node of an audit: "" when it was reached, else why not."""
-    return {one["name"]: one["error"] or "" for one in json.loads(done.out)["nodes"]}
+    made = json.loads(done.out)
+    reasons = {gap["node"]: gap["reason"] for gap in made["gaps"]}
+    return {node["name"]: reasons.get(node["name"], "") for node in made["nodes"]}
 
 
 class Logins:

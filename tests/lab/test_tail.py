@@ -75,7 +75,7 @@ def test_what_is_no_log_is_named_and_costs_itself_alone(fresh_nodes, fleet, tool
     done = tool("tail", where, PATTERN, "-n", "2", "--format", "json")
     assert done.status == 4, done
     made = json.loads(done.out)
-    assert list(made["unreachable"]) == [away.name]
+    assert [gap["node"] for gap in made["gaps"]] == [away.name]
     why = {
         file["path"].removeprefix(f"{LOGS}/rank_"): (group["kind"], group["why"], group["lines"])
         for group in made["groups"]

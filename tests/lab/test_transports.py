@@ -54,8 +54,9 @@ def _results(done):
 
 
 def statuses(done):
-    """Node -> (status, error) of an audit's document."""
-    return {name: (one["status"], one["error"] or "") for name, one in _results(done).items()}
+    """Node -> its status, and the reason of its gap, in an audit's document."""
+    reasons = {gap["node"]: gap["reason"] for gap in json.loads(done.out)["gaps"]}
+    return {name: (one["status"], reasons.get(name, "")) for name, one in _results(done).items()}
 
 
 def test_an_allocation_of_ones_own_names_who_cannot_be_had(slurm_lab, root_slurm, fleet, tool):

@@ -98,7 +98,7 @@ def test_node_unreachable(fresh_nodes, fleet, tool):
         "punished": r"its sshd closed the connection before the login \(PerSourcePenalties\)",
     }
     for name, reason in expected.items():
-        assert re.search(rf"^unreachable +{name}: .*{reason}", done.out, re.M), (name, done)
+        assert re.search(rf"^unreachable +{name}\n +.*{reason}", done.out, re.M), (name, done)
     assert re.search("^2 changed", done.out, re.M)
     assert "0 failed, 8 unreachable" in done.out
     assert not re.search("^unreachable +busy", done.out, re.M)
@@ -179,7 +179,7 @@ def test_dies_in_the_middle(deaths, fresh_nodes, fleet, tool):
     if "cable" in deaths:
         dying[0].thaw()
     assert done.status == 4, done
-    said = r"^unreachable +(\S+): connection lost.* in core_dumps\.pattern$"
+    said = r"^unreachable +(\S+)\n +connection lost.* in core_dumps\.pattern$"
     lost = {name for part in re.findall(said, done.out, re.M) for name in nodes(part)}
     assert lost == {node.name for node in dying}, done
     assert f"0 failed, {len(dying)} unreachable" in done.out

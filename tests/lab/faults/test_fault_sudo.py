@@ -25,7 +25,9 @@ def test_sudo_wants_a_password(fresh_nodes, fleet, tool):
     words = ("deploy", where, "--yes", "--only", "ptrace")
     done = tool(*words, "--sudo")
     assert (done.status, done.out.count(WANTS)) == (1, 1), done
-    assert f"failed      {fold(node.name for node in nodes[1:])}: {WANTS}\n" in done.out, done
+    assert (
+        f"failed      {fold(node.name for node in nodes[1:])}\n            {WANTS}\n" in done.out
+    ), done
     assert f"changed     {free.name}: ptrace.scope\n" in done.out, done
     without = tool(*words, "--limit", first.name)
     assert (
@@ -42,10 +44,10 @@ def test_sudo_wants_a_password(fresh_nodes, fleet, tool):
         return done.out
 
     said = answered("wrong", "1 node", "--limit", first.name)
-    assert f"failed      {first.name}: sudo refused the password\n" in said
+    assert f"failed      {first.name}\n            sudo refused the password\n" in said
     assert [written(node) for node in nodes[1:]] == before
     said = answered(password, "3 nodes", "--diff", "-v")
-    assert f"failed      {stranger.name}: sudo: ml is not in the sudoers file" in said
+    assert f"failed      {stranger.name}\n            sudo: ml is not in the sudoers file" in said
     assert f"changed     {fold([first.name, second.name])}: ptrace.scope\n" in said
     for node in (first, second):
         assert node.run("sysctl -n kernel.yama.ptrace_scope").stdout == "0\n"

@@ -114,7 +114,7 @@ def test_a_node_without_python_is_a_finding(words, run, tmp_path, monkeypatch):
 def test_a_look_that_never_ends_costs_the_budget_of_its_node(run):
     done = run({"slow": looks(says(""), look=hangs), "mad": looks(says(""))}, *READY)
     nodes = {node["name"]: node for node in json.loads(done.out)["nodes"]}
-    assert (done.code, nodes["slow"]["error"]) == (3, "")
+    assert (done.code, nodes["slow"]["status"]) == (3, "unknown")
     # Whatever could not be observed is a fact, too: the document is the audit's.
     assert set(nodes["mad"]["facts"]) == {"proof"}
 
@@ -184,7 +184,7 @@ def test_a_check_of_stacks_says_what_the_next_hang_would_lack(run):
     assert done.code == 3
     assert "fail     core         the limit of its cores is 0\n" in done.out
     document = json.loads(run({"n0": node}, "stacks", "--check", "--format", "json").out)
-    assert document["schema"] == "nodeready.debuggable/1"
+    assert document["schema"] == "nodeready.debuggable/2"
     assert {row["nodes"][0] for row in document["findings"]} == {"n0"}
     for words in (("--format", "html"), ("-o", "x")):
         with pytest.raises(Refused, match="--check: "):
